@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _run_processes import command_line, of_folder, of_run, parent
+from traceproof.run.cache import FILE
 from traceproof.run.entry import FINDINGS, UNFINISHED
 from traceproof.stacks import MAIN
 
@@ -41,8 +42,9 @@ NAMES = ("rmsnorm/rmsnorm_h96", "gemm/gemm_n96_k160")
 WRONG = ("* weight.float()", "* weight.float() * 1.02")  # in a copy of the first, whose rows fail
 HALF = 0.5
 DISK_BYTES = 256 << 20  # of a file system that is made full: the copy's code takes a tenth of it
+LONGEST_WAIT = 2.0  # seconds before a process is killed
 LEAVE_SECONDS = 15.0  # that processes of a run may take to end
-KEPT = {"cache.sqlite", "cases", "history", "stacks", "summary.json", "verdicts"}  # what is damaged
+KEPT = {FILE, "cases", "history", "stacks", "summary.json", "verdicts"}  # what is damaged
 # What a process is called by: a word of its command line. The first that fits.
 KINDS = {"traceproof.sandbox": "sandbox", "scripts/": "job", "snakemake": "Snakemake", "traceproof": "command"}
 Verdicts = Mapping[str, list[str]]  # rows by op_type
@@ -170,20 +172,14 @@ def kind(pid: int) -> str:
     return "worker" if forked else name
 
 
-def kill_one(run: subprocess.Popen[bytes], draw: random.Random) -> str:
-    """Kill a process of a run, of a kind drawn first, and say of which; empty: there was none."""
-    kinds: dict[str, list[int]] = {}
-    for pid in of_run(run.pid):
-        kinds.setdefault(kind(pid), []).append(pid)
-    kinds.pop("", None)
-    if not kinds:
-        return ""
-    name = draw.choice(sorted(kinds))
+def kill_one(run: subprocess.Popen[bytes], name: str, draw: random.Random) -> bool:
+    """Kill one of a run's processes of some kind. False: there is none."""
+    found = [pid for pid in of_run(run.pid) if kind(pid) == name]
     try:
-        os.kill(draw.choice(kinds[name]), signal.SIGKILL)
-    except ProcessLookupError:
-        return ""
-    return name
+        os.kill(draw.choice(found), signal.SIGKILL)
+    except (IndexError, ProcessLookupError):
+        return False
+    return True
 
 
 def disturbed(copy: Copy, kills: int, draw: random.Random) -> tuple[list[str], str]:
@@ -192,9 +188,12 @@ def disturbed(copy: Copy, kills: int, draw: random.Random) -> tuple[list[str], s
     killed: list[str] = []
     run = copy.start()
     while len(killed) < kills:
-        time.sleep(draw.uniform(0.1, 0.25 * copy.seconds))
-        if run.poll() is None and (name := kill_one(run, draw)):
-            killed.append(name)
+        name = draw.choice([*KINDS.values(), "worker"])
+        while run.poll() is None:
+            time.sleep(draw.uniform(0.0, LONGEST_WAIT))
+            if kill_one(run, name, draw):
+                killed.append(name)
+                break
         if run.poll() == FINDINGS:  # all done before the next kill
             copy.clear()
         if run.poll() is not None and len(killed) < kills:
@@ -216,7 +215,7 @@ def damaged(copy: Copy, draw: random.Random) -> tuple[str, str]:
         del data[draw.randrange(len(data)) if damage == "cut" else 0 :]
     path.write_bytes(data)
     wrong = copy.after()
-    if wrong:  # the next damage is to find everything whole
+    if wrong or path.name == FILE:  # the next damage is to find everything whole
         copy.clear()
         copy.start().wait()
     return f"{damage} {path.relative_to(copy.results)}", wrong

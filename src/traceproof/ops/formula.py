@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from traceproof.lazy import torch
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
 
@@ -105,7 +105,7 @@ class Wanted:
         return self.definition.shape_of(self.definition.inputs[name], self.case.axes) or ()
 
 
-DrawInput = Callable[["Draw", Wanted], "torch.Tensor"]
+DrawInput = Callable[["Draw", Wanted], "torch.Tensor | None"]  # None: normal values, as without it
 Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
 
 
@@ -204,6 +204,7 @@ class FormulaOp(Op):
         sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
         adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
+        extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
         data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
         draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
         # changes inputs once they are drawn, as the case's params say
@@ -226,7 +227,7 @@ class FormulaOp(Op):
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
-        self.draws, self.requires = draws, requires
+        self.draws, self.requires, self.extremes = draws, requires, extremes
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
@@ -284,6 +285,13 @@ class FormulaOp(Op):
         for turn, (name, params) in enumerate(self.adversarial.items(), 2):
             yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
 
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Far rows, where rows are computed by themselves, and `extremes`, of a medium case's sizes."""
+        yield from super().stress(definition, seed=seed)
+        plain = next(iter(self.cases(definition, sizes=("medium",), seed=seed)))
+        for name, params in self.extremes.items():
+            yield Case(f"stress-{name}", STRESS, plain.axes, seed, dict(params))
+
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; see `value`."""
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
@@ -296,8 +304,10 @@ class FormulaOp(Op):
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
             return self.scalars.get(name, 1.0)
-        if name in self.draws:
-            return self.draws[name](draw, Wanted(definition, case, name, shape, dtype_of(spec)))
+        own = self.draws.get(name)
+        drawn = None if own is None else own(draw, Wanted(definition, case, name, shape, dtype_of(spec)))
+        if drawn is not None:
+            return drawn
         dtype = dtype_of(spec)
         plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
         befallen = name in self.data if self.data else len(shape) > 1
