@@ -47,7 +47,7 @@ def step(wide: Wide) -> Tensors:
 
 
 def grouped(definition: Definition) -> str | None:
-    """Why heads do not share B and C in groups, another axis than rows and slots is var, or an output is missing."""
+    """Why it is no step: an output is missing, heads are not in groups, an axis of a state is var."""
     if list(definition.outputs) != ["output", "new_state"]:
         return f"outputs are {list(definition.outputs)}"
     slots, heads, *_ = definition.inputs["state"].shape or ()
