@@ -616,6 +616,7 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = {
     "sampling": SAMPLING,
     "single_decode": SINGLE,
     "single_prefill": SINGLE,
+    "softcap": (*BATCH, Relation("sign", negated("logits"), exact=True)),
 }
 
 
