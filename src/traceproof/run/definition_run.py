@@ -229,7 +229,11 @@ class DefinitionRun:
         if planned is self.entry.cases[0] and REFERENCE in names and not self.entry.twin:
             self.disagreements = judged.disagreements()
         for name in names:
-            self.settings.progress(name, self.definition.name, planned.id, _word(judged.rows[name]))
+            verdicts = {row.verdict for row in judged.rows[name]}
+            worst = next(
+                one for one in (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP) if one in verdicts
+            )
+            self.settings.progress(name, self.definition.name, planned.id, str(worst))
 
     def _large(self, drawn: Drawn) -> dict[str, Rulings]:
         """Rulings on a case that is too large to be solved at once."""
@@ -453,7 +457,7 @@ def _handed_over(definition: Definition, op: Op, planned: PlannedCase) -> int:
 def raised(error: Exception) -> ItemOutcome:
     """The outcome of a call that our own code could not make."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return ItemOutcome(index=0, status=Status.MEMORY if short else Status.ERROR, message=describe(error))
+    return ItemOutcome(status=Status.MEMORY if short else Status.ERROR, message=describe(error))
 
 
 def _drawn_fill() -> float:
@@ -473,9 +477,3 @@ def _no_space(folder: Path) -> TraceproofError:
     return TraceproofError(
         f"no space left while handing tensors over in {folder} ({free:.0f} MiB free)", todo=todo
     )
-
-
-def _word(rows: Rows) -> str:
-    """What came of a case of an implementation, in one word: the worst of its rows."""
-    found = {row.verdict for row in rows}
-    return str(next(word for word in (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP) if word in found))

@@ -43,10 +43,6 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, as a folder
 ROOM = GIB  # that is left free there
 
 
-def _silent(*_: str) -> None:
-    """Tell nobody."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What is run with."""
@@ -63,7 +59,7 @@ class Settings:
     tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
     weak: bool = False  # whether untrusted code may run where isolation is not whole
     # told of each (implementation, definition, case, status) that is finished; called from any thread
-    progress: Callable[[str, str, str, str], None] = _silent
+    progress: Callable[[str, str, str, str], object] = lambda *_: None
 
 
 class Engine:

@@ -8,7 +8,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -28,7 +28,7 @@ from traceproof.run.definition_run import DefinitionRun, Drawn, shadowed
 from traceproof.run.engine import Engine
 from traceproof.run.engine import Settings as EngineSettings
 from traceproof.run.inputs import make_inputs
-from traceproof.run.judging import Result, Right, rulings
+from traceproof.run.judging import REASONS, Result, Right, rulings
 from traceproof.run.records import WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, strangers
 from traceproof.run.transfer import Layout, Taken
@@ -36,13 +36,13 @@ from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.records import Row, Settings, Trial
-from traceproof.solutions.rows import bad, refused, row_of
+from traceproof.solutions.records import PrecisionResult, PropertyResult, Row, Settings, SpeedResult, Trial
 from traceproof.stacks import MAIN
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
 SEED_BITS = 30
+UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
 DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
 SOLUTION = "solution"  # what it is called among implementations
 
@@ -76,24 +76,27 @@ def tried(evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool
 
     What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
     """
-    from traceproof.solutions.precision import precision
-    from traceproof.solutions.properties import measure
+    from traceproof.solutions.properties import measure, precision
     from traceproof.solutions.speed import measure_speed
 
+    properties: tuple[PropertyResult, ...] = ()
+    seen: tuple[PrecisionResult, ...] = ()
+    speed: tuple[SpeedResult, ...] = ()
     with evaluation.prepared() as ready:
         failed = ready.compile(cases)
-        if failed is not None:
-            return Trial(rows=(failed,), properties=(), precision=())
-        rows = list(ready.rows(cases) if whole else _until_bad(ready.rows(cases)))
+        made = ready.rows(cases) if failed is None else iter([failed])
+        rows = list(made if whole else _until_bad(made))
         wrong = bad(rows)
-        if wrong and not whole:
-            return Trial(rows=tuple(rows), properties=(), precision=())
-        seen = tuple(precision(ready, cases)) if all(row.reason == Failure.NUMERICS for row in wrong) else ()
-        if wrong:
-            return Trial(rows=tuple(rows), properties=(), precision=seen)
-        properties, further = measure(ready, cases)
-        speed, late = measure_speed(ready, cases) if evaluation.settings.timed and not bad(further) else ((), [])
-    return Trial(rows=(*rows, *further, *late), properties=properties, precision=seen, speed=speed)
+        if (whole or not wrong) and all(row.reason == Failure.NUMERICS for row in wrong):
+            seen = tuple(precision(ready, cases))
+        if not wrong:
+            properties, further = measure(ready, cases)
+            rows += further
+            if evaluation.settings.timed and not bad(further):
+                speed, late = measure_speed(ready, cases)
+                rows += late
+    reach = ", ".join(sorted(ready.reached - {""}))
+    return Trial(rows=tuple(rows), properties=properties, precision=seen, speed=speed, isolation=reach)
 
 
 def _until_bad(rows: Iterable[Row]) -> Iterator[Row]:
@@ -116,6 +119,7 @@ class Evaluation:
     engine: Engine | None = None
     reference: Source | None = None
     compiled: CompiledFiles | None = None
+    reached: set[str] = field(default_factory=set)  # what it could reach where isolation was not whole
 
     @classmethod
     def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> "Evaluation":
@@ -228,6 +232,7 @@ class Evaluation:
                 why = why or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
                 if why:
                     raise RuntimeError(f"{drawn.planned.id} can not be judged: {why}")
+                self.reached.add(drawn.results[SOLUTION].isolation)
                 for output, ruling in run.judged(drawn).rulings(SOLUTION):
                     yield row_of(drawn.planned.case, output, ruling)
 
@@ -301,3 +306,42 @@ class Evaluation:
         """Rows of what one further call left."""
         for output, ruling in rulings(subject, Result.taken(taken), tolerance=self.settings.tolerance):
             yield row_of(subject.case, output, ruling, variant)
+
+
+def refused(case: Case, error: CallError, variant: str = "") -> Row:
+    """The row of a call that left no outputs."""
+    ruling = Ruling(Verdict.ERROR, REASONS[error.outcome.status], error.outcome.message, {})
+    return row_of(case, WHOLE, ruling, variant)
+
+
+def left_behind(case: Case, error: CallError, variant: str) -> Row | None:
+    """The row of a call whose capture CUDA refused since it left work on another stream; None: another failure."""
+    if UNJOINED not in error.outcome.message:
+        return None
+    message = f"work is left on a stream that nothing waits for: {error.told}"
+    return row_of(case, WHOLE, Ruling(Verdict.FAIL, Failure.LATE, message, {}), variant)
+
+
+def bad(rows: Iterable[Row]) -> list[Row]:
+    """Failures and errors."""
+    return [row for row in rows if row.bad]
+
+
+def row_of(case: Case, output: str, ruling: Ruling, variant: str = "") -> Row:
+    """The row of a ruling on one output, or on a case as a whole."""
+    gate = ruling.details.get("gate") or {}
+    failed = ruling.details if ruling.verdict is Verdict.FAIL else {}
+    return Row(
+        case=case.id,
+        size=case.size,
+        seed=case.seed,
+        axes=dict(case.axes),
+        variant=variant,
+        output=output,
+        verdict=ruling.verdict,
+        reason=ruling.reason,
+        message=ruling.message,
+        margin=gate.get("margin"),
+        worst=tuple(failed.get("worst", ())),
+        metrics=failed.get("metrics", {}),
+    )
