@@ -68,7 +68,7 @@ class Engine:
     def __init__(self, settings: Settings, untrusted: Pool | None = None) -> None:
         """With workers for untrusted code of somebody else's; None: its own."""
         self.settings = settings
-        here = {} if MAIN in settings.environments else {MAIN: _this_interpreter()}
+        here = {} if MAIN in settings.environments else {MAIN: this_interpreter(on_gpu=torch.cuda.is_available())}
         self.environments = {**here, **settings.environments}
         self.device = torch.device("cuda" if self.environments[MAIN].on_gpu else "cpu")
         self._lost = False
@@ -244,8 +244,7 @@ class Engine:
         return self.settings.scratch
 
 
-def _this_interpreter() -> Environment:
-    on_gpu = torch.cuda.is_available()
-    return Environment(
-        name=MAIN, python=sys.executable, record={"device_type": "cuda" if on_gpu else "cpu", "digest": ""}
-    )
+def this_interpreter(*, on_gpu: bool) -> Environment:
+    """The environment that this process runs in."""
+    record = {"device_type": "cuda" if on_gpu else "cpu", "digest": ""}
+    return Environment(name=MAIN, python=sys.executable, record=record)

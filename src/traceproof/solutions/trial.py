@@ -5,7 +5,6 @@ the inputs of one call at a time as a file, and nothing that is expected.
 """
 
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,14 +24,13 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Failure, Verdict
 from traceproof.run.case import CPU, Subject
 from traceproof.run.definition_run import DefinitionRun, Drawn, shadowed
-from traceproof.run.engine import Engine
+from traceproof.run.engine import Engine, this_interpreter
 from traceproof.run.engine import Settings as EngineSettings
 from traceproof.run.inputs import make_inputs
 from traceproof.run.judging import REASONS, Result, Right, rulings
-from traceproof.run.records import WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.records import WHOLE, PlannedCase
 from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, strangers
 from traceproof.run.transfer import Layout, Taken
-from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
@@ -174,9 +172,9 @@ class Evaluation:
     def prepared(self) -> Iterator[Self]:
         """The evaluation with an engine, a place for compiled files, and without an oracle the reference."""
         with ExitStack() as stack:
-            here = Environment(name=MAIN, python=sys.executable, record={"device_type": "cpu", "digest": ""})
             settings = EngineSettings(
-                environments={MAIN: here},  # it draws and solves without a GPU, which is the solution's
+                # It draws and solves without a GPU, which is the solution's.
+                environments={MAIN: this_interpreter(on_gpu=False)},
                 limits=self.limits,
                 dataset=Path(self.settings.dataset),
                 tolerance=self.settings.tolerance,
@@ -216,16 +214,8 @@ class Evaluation:
         for case in cases:
             if case.skip is not None:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
-        entry = PlannedDefinition(
-            path="",
-            digest=self.definition.digest,
-            no_oracle=self.unknown,
-            nonce=self.settings.hidden_seed,
-            definition=self.definition.as_json(),
-            cases=tuple(order),
-        )
         assert self.engine is not None
-        run = DefinitionRun(self.engine, entry, [])
+        run = DefinitionRun.of_cases(self.engine, self.definition, order, no_oracle=self.unknown)
         with self.source() as source:
             for drawn in run.each(order, partial(self._called, source), SOLUTION):
                 why = drawn.problem.message if drawn.problem is not None else ""
@@ -236,20 +226,15 @@ class Evaluation:
                 for output, ruling in run.judged(drawn).rulings(SOLUTION):
                     yield row_of(drawn.planned.case, output, ruling)
 
-    def _called(self, source: Source, drawn: Drawn) -> Result:
+    def _called(self, source: Source, drawn: Drawn) -> Taken:
         """What a call of the solution leaves in a case."""
-        if drawn.inputs is None:
-            return Result(status="error")
         case, order = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
-        subject = self._subject(case, drawn.inputs)
+        subject = self._subject(case, drawn.inputs or {})
         if self.unknown is not None:
             drawn.right = Right(oracle=self._shadow(subject))
         # A slow sampler draws longer than a reference does, for it is one alone.
         further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
-        try:
-            return Result.taken(self.call(source, subject, further=further), drawn.digest)
-        except CallError as error:
-            return Result.failed(error.outcome)
+        return self.call(source, subject, further=further)
 
     def subject(self, case: Case) -> Subject:
         """A case drawn and solved; by the reference's shadow where there is no oracle."""
