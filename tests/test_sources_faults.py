@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -15,10 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from source_remotes import Upstream
+from source_remotes import Upstream, git
 from test_sources_checkout import clone, fill, same, want
 
-from traceproof.checkouts.checkout import BUSY, State, Wanted, changes
+from traceproof.checkouts.checkout import BUSY, MOVING, State, Wanted, changes
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.errors import TraceproofError
 
@@ -120,6 +121,14 @@ def test_a_remote_that_stalls_is_given_up(tmp_path: Path, silent: int) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_an_interrupt_of_git_is_one_of_ours_and_no_second_attempt_follows(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    counted = "!echo x >> counted; kill -INT $PPID; sleep 5"
+    with pytest.raises(KeyboardInterrupt):
+        Git(tmp_path).network("-c", f"alias.stop={counted}", "stop")
+    assert (tmp_path / "counted").read_text() == "x\n"
+
+
 def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, upstream: Upstream) -> None:
     """A limit on the size of files stands for the disk: git meets it in the same call."""
     commit = fill(upstream)
@@ -156,6 +165,30 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(
         assert same(target, upstream, second)
     clone(target, want(upstream, second))
     assert same(target, upstream, second)
+    assert not changes(Git(target))
+
+
+@pytest.mark.parametrize("wanted", [0, 1], ids=["back", "on"])
+@pytest.mark.parametrize("written", ["index", "files", "both"])
+def test_whatever_a_killed_update_had_written_is_put_right(
+    tmp_path: Path, upstream: Upstream, written: str, wanted: int
+) -> None:
+    commits = [upstream.commit({"a": "1", "gone": "x"}), upstream.commit({"a": "2", "gone": None, "new [n]": "n"})]
+    target = tmp_path / "out"
+    clone(target, want(upstream, commits[0]))
+    git(target, "fetch", "--quiet", "--depth=1", "origin", commits[1])
+    if written == "index":
+        git(target, "read-tree", commits[1])
+    elif written == "files":
+        git(target, "restore", f"--source={commits[1]}", "--worktree", ".")
+    else:
+        git(target, "reset", "--quiet", "--hard", commits[1])
+        git(target, "update-ref", "--no-deref", "HEAD", commits[0])
+    (target / ".git" / MOVING).write_text(json.dumps({"from": commits[0], "to": commits[1]}))
+    (target / ".git" / BUSY).touch()
+    (target / ".git" / "index.lock").touch()
+    clone(target, want(upstream, commits[wanted]))
+    assert same(target, upstream, commits[wanted])
     assert not changes(Git(target))
 
 

@@ -296,20 +296,14 @@ def _recover(target: Path, moving: dict[str, str], git: Git) -> None:
             kept = target / ".git" / SAVED / name
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, kept)
-    head = git.commit("HEAD")
-    for name in sorted(touched):
-        _restore(target, head, name, git)
+    if touched:
+        what = ("--source=HEAD", "--staged", "--worktree", "--pathspec-from-file=-", "--pathspec-file-nul")
+        git.local(
+            "--literal-pathspecs", "restore", *what, data="\0".join(touched).encode(errors="surrogateescape")
+        )
     untracked = git.local("ls-files", "--others", "-z").split("\0")
     for name in (set(untracked) & set(between)) - {""}:  # files that only the other commit has
         (target / name).unlink()
-
-
-def _restore(target: Path, head: str, name: str, git: Git) -> None:
-    if git.local("ls-tree", "--name-only", head, "--", name).strip():
-        git.network("checkout", "--quiet", "--force", head, "--", name)
-    else:
-        git.local("rm", "--quiet", "--cached", "--ignore-unmatch", "--", name)
-        (target / name).unlink(missing_ok=True)
 
 
 def _no_loose_commits(target: Path, head: str, git: Git) -> None:

@@ -176,53 +176,37 @@ class Link:
     sha256: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where pip looks: indexes, folders or pages with links, and a file of certificates."""
-
-    indexes: tuple[str, ...]
-    links: tuple[str, ...]
-    certificates: str | None
-
-    def of(self, package: str) -> tuple[str, ...]:
-        """Where links to a package's files are."""
-        name = canonicalize_name(package)
-        return (*self.links, *(f"{index.rstrip('/')}/{name}/" for index in self.indexes))
-
-    @classmethod
-    def of_pip(cls) -> "Places":
-        """As pip's configuration and its environment variables say. Raises TraceproofError: pip can not tell."""
-        found = _pip_options()
-        indexes = [found.get("index-url", PUBLIC), *found.get("extra-index-url", "").split()]
-        if found.get("no-index", "0").lower() in {"1", "true", "yes", "on"}:
-            indexes = []
-        return cls(tuple(indexes), tuple(found.get("find-links", "").split()), found.get("cert"))
-
-
 def download_sdist(package: str, version: str, folder: Path, *, sha256: str | None = None) -> Path:
     """Fetch the source package of a version into a new folder; the file.
 
     Raises TraceproofError: there is none, it can not be fetched, or it is not the file of the digest.
     """
-    places, what = Places.of_pip(), f"{package}=={version}"
+    options, name = _pip_options(), canonicalize_name(package)
+    indexes = [options.get("index-url", PUBLIC), *options.get("extra-index-url", "").split()]
+    if options.get("no-index", "0").lower() in {"1", "true", "yes", "on"}:
+        indexes = []
+    places = [*options.get("find-links", "").split(), *(f"{index.rstrip('/')}/{name}/" for index in indexes)]
+    certificates = options.get("cert")
     problems: list[str] = []
-    for place in places.of(package):
+    for place in places:
         try:
-            for link in _links(place, places):
+            for link in _links(place, certificates):
                 if _is_sdist(link.name, package, version):
                     folder.mkdir(parents=True, exist_ok=True)
-                    return _fetched(link, folder / Path(link.name).name, sha256, places)
+                    return _fetched(link, folder / Path(link.name).name, sha256, certificates)
         except (OSError, ValueError) as error:  # of requests, too: the next place may have it
             problems.append(f"{place}: {' '.join(str(error).split())[:300]}")
         else:
             problems.append(f"{place}: no source package of this version")
-    raise TraceproofError(f"pip's indexes have no source package {what}", problems=problems, todo=TODO)
+    raise TraceproofError(
+        f"pip's indexes have no source package {package}=={version}", problems=problems, todo=TODO
+    )
 
 
-def _fetched(link: Link, target: Path, sha256: str | None, places: Places) -> Path:
+def _fetched(link: Link, target: Path, sha256: str | None, certificates: str | None) -> Path:
     digest = hashlib.sha256()
     with target.open("wb") as file:
-        for piece in _content(link.url, places, most=FILE_BYTES, seconds=FILE_SECONDS):
+        for piece in _content(link.url, certificates, most=FILE_BYTES, seconds=FILE_SECONDS):
             digest.update(piece)
             file.write(piece)
     for wanted in (sha256, link.sha256):
@@ -258,14 +242,14 @@ def _pip_options() -> dict[str, str]:
     return {option: found[order, option] for order, option in sorted(found)}
 
 
-def _links(place: str, places: Places) -> Iterator[Link]:
+def _links(place: str, certificates: str | None) -> Iterator[Link]:
     """Links of a folder, or of a page."""
     path = _path(place)
     if path is not None and path.is_dir() and not (path / "index.html").is_file():
         yield from (Link(file.name, file.as_uri(), None) for file in sorted(path.absolute().iterdir()))
         return
     base = place if path is None else (path / "index.html" if path.is_dir() else path).absolute().as_uri()
-    page = b"".join(_content(base, places, most=PAGE_BYTES, seconds=PAGE_SECONDS))
+    page = b"".join(_content(base, certificates, most=PAGE_BYTES, seconds=PAGE_SECONDS))
     yield from _json_links(page, base) if page.lstrip().startswith(b"{") else _html_links(page, base)
 
 
@@ -318,7 +302,7 @@ def _path(place: str) -> Path | None:
     return Path(place).expanduser() if not parts.scheme else None
 
 
-def _content(url: str, places: Places, *, most: int, seconds: float) -> Iterator[bytes]:
+def _content(url: str, certificates: str | None, *, most: int, seconds: float) -> Iterator[bytes]:
     """The content of a URL, piece by piece.
 
     Raises:
@@ -326,7 +310,7 @@ def _content(url: str, places: Places, *, most: int, seconds: float) -> Iterator
         ValueError: it is larger than `most`, or of a kind that is not read.
     """
     path = _path(url)
-    pieces = _file_pieces(path) if path is not None else _pieces(url, places)
+    pieces = _file_pieces(path) if path is not None else _pieces(url, certificates)
     size, end = 0, time.monotonic() + seconds
     for piece in pieces:
         size += len(piece)
@@ -345,10 +329,10 @@ def _file_pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _pieces(url: str, places: Places) -> Iterator[bytes]:
+def _pieces(url: str, certificates: str | None) -> Iterator[bytes]:
     if urlsplit(url).scheme not in {"http", "https"}:
         raise ValueError(f"{urlsplit(url).scheme}: addresses are not read")
-    verify, headers = places.certificates or True, {"Accept": ACCEPT}
+    verify, headers = certificates or True, {"Accept": ACCEPT}
     try:
         with requests.get(url, headers=headers, stream=True, timeout=SECONDS, verify=verify) as answer:
             answer.raise_for_status()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from traceproof.lazy import torch
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
 
@@ -105,7 +105,7 @@ class Wanted:
         return self.definition.shape_of(self.definition.inputs[name], self.case.axes) or ()
 
 
-DrawInput = Callable[["Draw", Wanted], "torch.Tensor"]
+DrawInput = Callable[["Draw", Wanted], "torch.Tensor | None"]  # None: normal values, as without it
 Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
 
 
@@ -123,11 +123,12 @@ class Variant:
         *,
         applies: Callable[[Wide], bool] = lambda _: True,  # elsewhere it says nothing
         inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},  # those that are replaced
+        outputs: Callable[[Wide, Tensors], Tensors] = lambda _, __: {},  # likewise, of what the formula gives
         precision: str = "float32",
         **changes: Any,  # noqa: ANN401 - the formula's own parameters
     ) -> None:
-        self.name, self.applies, self.inputs, self.precision = name, applies, inputs, precision
-        self.changes = changes
+        self.name, self.applies, self.inputs, self.outputs = name, applies, inputs, outputs
+        self.precision, self.changes = precision, changes
 
 
 class Mutant(Variant):
@@ -204,12 +205,14 @@ class FormulaOp(Op):
         sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
         adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
+        extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
         data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
         draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
         # changes inputs once they are drawn, as the case's params say
         adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
         gates: Mapping[str, Comparison] = NOTHING,
+        wide_gate: Comparison = WIDE,  # how float32 outputs are compared that `gates` does not name
         # float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively often
         # none is lost, and right ways lose some. A function of the row's width, or their number
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
@@ -226,7 +229,8 @@ class FormulaOp(Op):
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
-        self.draws, self.requires = draws, requires
+        self.wide_gate = wide_gate
+        self.draws, self.requires, self.extremes = draws, requires, extremes
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
@@ -284,6 +288,13 @@ class FormulaOp(Op):
         for turn, (name, params) in enumerate(self.adversarial.items(), 2):
             yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
 
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Far rows, where rows are computed by themselves, and `extremes`, of a medium case's sizes."""
+        yield from super().stress(definition, seed=seed)
+        plain = next(iter(self.cases(definition, sizes=("medium",), seed=seed)))
+        for name, params in self.extremes.items():
+            yield Case(f"stress-{name}", STRESS, plain.axes, seed, dict(params))
+
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; see `value`."""
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
@@ -296,8 +307,10 @@ class FormulaOp(Op):
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
             return self.scalars.get(name, 1.0)
-        if name in self.draws:
-            return self.draws[name](draw, Wanted(definition, case, name, shape, dtype_of(spec)))
+        own = self.draws.get(name)
+        drawn = None if own is None else own(draw, Wanted(definition, case, name, shape, dtype_of(spec)))
+        if drawn is not None:
+            return drawn
         dtype = dtype_of(spec)
         plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
         befallen = name in self.data if self.data else len(shape) > 1
@@ -343,7 +356,7 @@ class FormulaOp(Op):
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: one rounding of the output is the whole floor, but of a float32 one."""
         return {
-            name: self.gates.get(name, WIDE if spec.dtype == "float32" else Close())
+            name: self.gates.get(name, self.wide_gate if spec.dtype == "float32" else Close())
             for name, spec in definition.outputs.items()
         }
 
@@ -368,8 +381,8 @@ class FormulaOp(Op):
             wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
             if not variant.applies(wide):
                 return None
-            wide = wide.changed(**variant.inputs(wide))
-            found = self.form(definition).formula(wide, **variant.changes)
+            found = self.form(definition).formula(wide.changed(**variant.inputs(wide)), **variant.changes)
+            found |= variant.outputs(wide, found)
             return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
 
         return Answer(variant.name, make)

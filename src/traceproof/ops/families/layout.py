@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Values, ordered, specified
-from traceproof.ops.cases import STRESS, Case
+from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
 
@@ -314,12 +314,6 @@ def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
 class CascadeMerge(FormulaOp):
     """States of one row, judged by what the largest logarithm among them loses."""
 
-    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """Far rows; rows of which no state has seen a key, which not every reference has an answer for."""
-        yield from super().stress(definition, seed=seed)
-        plain = next(iter(self.cases(definition, sizes=("medium",), seed=seed)))
-        yield Case("stress-empty", STRESS, plain.axes, seed, {"nothing": True})
-
     def floor(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float32; of a logarithm, 8 roundings of the largest one that is merged.
 
@@ -350,6 +344,9 @@ CASCADE_MERGE = CascadeMerge(
         "high": {"level": 300.0},  # above what 2^s holds in float32
         "empty": {"empty": 1.0},
     },
+    extremes={
+        "empty": {"nothing": True}
+    },  # rows of which no state has seen a key: not every reference has an answer
     variants=(
         Variant("float32 throughout"),
         Variant("one state after the other", merge=in_turn),

@@ -1,4 +1,4 @@
-"""Against a hub over real HTTP: one pull request, read back, found again, whatever goes wrong on the way."""
+"""Against a hub over real HTTP and a git remote: one pull request or branch, whatever goes wrong on the way."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ import hashlib
 import json
 import os
 import random
+import re
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fuzzing import repeatedly
 from hub_repository import Repository
 from hub_server import READER, TOKENS, WRITER, Fault, HubServer, serving
-from publish_support import REPOSITORY, of_alpha, path_of, start_push, with_piece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from publish_support import REPOSITORY, of_alpha, parts_made_here, path_of, start_push, with_piece
 
+from traceproof.cli import publish as command
 from traceproof.errors import TraceproofError
+from traceproof.publish import push as pushing
 from traceproof.publish.prepare import Prepared, dry_run
-from traceproof.publish.push import Hub, Pushed
+from traceproof.publish.push import Hub, Pushed, Remote
 
 # The hub's own library uploads LFS objects with an argument that its HTTP client is about to rename.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -292,6 +302,245 @@ def test_the_token_is_written_nowhere(
     assert not [text for text in texts for token in TOKENS if token.encode() in text]
 
 
+def test_the_command_tells_what_it_pushed(
+    hub: HubServer, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_source", lambda *_, **__: prepared.source)
+    told = []
+    for push in (False, True, True):
+        with parts_made_here():
+            command.publish(
+                definition_name=["alpha"],
+                push=push,
+                repository=REPOSITORY,
+                endpoint=hub.endpoint,
+                out=tmp_path / "dry",
+                json_file=tmp_path / "told.json",
+            )
+        told.append(json.loads((tmp_path / "told.json").read_text())["pushed"])
+        assert push or hub.log == []
+    where = f"{hub.endpoint}/datasets/{REPOSITORY}/discussions/1"
+    pushed = {"bundle": "definition-alpha", "where": where}
+    assert told == [[], [pushed | {"committed": True}], [pushed | {"committed": False}]]
+    is_whole(hub, prepared)
+
+
 def test_a_dry_run_asks_no_server(hub: HubServer, prepared: Prepared, tmp_path: Path) -> None:
     dry_run(prepared, tmp_path / "dry", allow_changes=False)
     assert hub.log == []
+
+
+PLACES = [r"GET /api/whoami", r"GET .*/tree/", r"GET .*/discussions", r"GET .*/revision/"]
+TEXTS = [
+    b"",
+    b"{",
+    b"<html>",
+    b"null",
+    b"[]",
+    b"{}",
+    b"1",
+    b'"x"',
+    b"[" * 100_000,
+    b"\xff\xfe",
+    b'{"sha": "../../x"}',
+]
+
+
+def refused(hub: HubServer, prepared: Prepared) -> str:
+    """What a push ended with."""
+    with pytest.raises(TraceproofError) as caught:
+        push(hub, prepared, allow_changes=True)
+    assert WRITER not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_what_is_no_answer_is_one_message(hub: HubServer, prepared: Prepared, place: str, text: bytes) -> None:
+    hub.faults.append(Fault(place, 200, body=text))
+    assert refused(hub, prepared)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("place", [*PLACES, r"(GET|HEAD) .*/resolve/"])
+def test_no_token_follows_a_redirect_to_another_host(
+    hub: HubServer, prepared: Prepared, place: str, status: int
+) -> None:
+    other = {"Location": f"http://localhost:{hub.server_port}/elsewhere", "X-Linked-Size": "1"}
+    other |= {"X-Repo-Commit": "a" * 40, "ETag": '"b"'}
+    hub.faults.append(Fault(place, status, headers=other))
+    assert refused(hub, prepared)
+    asked = [item["authorized"] for item in hub.log if "/elsewhere" in item["request"]]
+    assert set(asked) == {False}
+
+
+def test_a_slow_answer_is_not_waited_for(
+    hub: HubServer, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "READ_SECONDS", 0.2)
+    hub.faults.append(Fault("GET .*/revision/", 200, seconds=1.0))
+    began = time.monotonic()
+    assert "attempts failed" in refused(hub, prepared)
+    assert time.monotonic() - began < 15
+
+
+def test_a_hub_that_can_not_be_reached_is_given_up_on(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    assert pushing.UNREACHED_SECONDS <= 12.0
+    monkeypatch.setattr(pushing, "UNREACHED_SECONDS", 2.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        hub = Hub(REPOSITORY, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(TraceproofError, match="cannot be reached"):
+            hub.push(prepared.bundle, prepared.describe, allow_changes=False)
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://me:s3cret@example.org",
+        "https://s3cret@example.org",
+        "https://x/?token=s3cret",
+        "ftp://x",
+        "x",
+        "http://[",
+        "http://x:y",
+    ],
+)
+def test_an_endpoint_with_a_token_in_it_is_refused_and_not_printed(endpoint: str) -> None:
+    with pytest.raises(TraceproofError, match="no address of a hub") as caught:
+        Hub(REPOSITORY, endpoint=endpoint)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_wait_that_is_no_number_is_no_traceback(hub: HubServer, prepared: Prepared) -> None:
+    hub.faults.append(Fault("HEAD .*/resolve/", 429, headers={"Retry-After": "\N{SUPERSCRIPT TWO}"}))
+    assert refused(hub, prepared)
+
+
+STATUSES = [200, 200, 200, 204, 206, 302, 400, 418, 599]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["discussions", "count", "start", "sha", "name", "path", "oid", "size", "type", "id", "lfs"]
+            )
+            | st.text(max_size=5),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+def test_no_answer_is_a_traceback(hub: HubServer, prepared: Prepared) -> None:
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(place=st.sampled_from(PLACES), value=JSON, status=st.sampled_from(STATUSES))
+    def fuzz(place: str, value: Any, status: int) -> None:  # noqa: ANN401 - JSON
+        hub.faults[:] = [Fault(place, status, body=json.dumps(value).encode())]
+        began = time.monotonic()
+        with suppress(TraceproofError):  # some answers are as good as the right one
+            push(hub, prepared, allow_changes=True)
+        assert time.monotonic() - began < 60
+
+    repeatedly(fuzz)
+
+
+BRANCH = "traceproof/definition-alpha"
+
+
+@pytest.fixture
+def person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who commits, on a machine whose git was told nothing."""
+    for what in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{what}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{what}_EMAIL", "somebody@example.org")
+
+
+@pytest.fixture
+def remote(tmp_path: Path, prepared: Prepared, person: None) -> Repository:
+    del person
+    found = Repository(tmp_path / "remote")
+    found.seed(prepared.source.dataset)
+    return found
+
+
+def push_branch(remote: Repository, prepared: Prepared) -> bool:
+    target = Remote(f"file://{remote.git_dir}")
+    return target.push(prepared.bundle, prepared.describe, allow_changes=False).committed
+
+
+def test_the_bundle_is_a_branch_byte_for_byte(remote: Repository, prepared: Prepared) -> None:
+    main = remote.head("main")
+    assert push_branch(remote, prepared)
+    for piece in prepared.bundle.pieces:
+        assert remote.git("cat-file", "blob", f"{BRANCH}:{piece.path}") == piece.data
+    assert remote.head("main") == main
+    assert remote.git("rev-list", f"main..{BRANCH}").count(b"\n") == 1
+
+
+def test_a_second_push_commits_nothing(remote: Repository, prepared: Prepared) -> None:
+    assert push_branch(remote, prepared)
+    tip = remote.head(BRANCH)
+    assert not push_branch(remote, prepared)
+    assert remote.head(BRANCH) == tip
+
+
+def test_a_changed_bundle_and_a_moved_base_go_on_top(remote: Repository, prepared: Prepared) -> None:
+    push_branch(remote, prepared)
+    first = remote.head(BRANCH)
+    remote.commit_files("refs/heads/main", {"definitions/moved.txt": b"moved\n"}, "Move")
+    more = with_piece(prepared, "tests/references/test_rmsnorm.py", b"assert 1 == 1\n")
+    assert push_branch(remote, more)
+    parents = remote.git("rev-list", "--parents", "--max-count=1", BRANCH).decode().split()[1:]
+    assert parents == [first, remote.head("main")]
+    assert remote.git("cat-file", "blob", f"{BRANCH}:definitions/moved.txt") == b"moved\n"
+
+
+def test_the_default_branch_is_never_pushed_to(remote: Repository, prepared: Prepared) -> None:
+    remote.git("branch", BRANCH, "main")
+    remote.git("symbolic-ref", "HEAD", f"refs/heads/{BRANCH}")
+    before = remote.head(BRANCH)
+    with pytest.raises(TraceproofError, match="never pushed to"):
+        push_branch(remote, prepared)
+    assert remote.head(BRANCH) == before
+
+
+def test_a_remote_that_is_absent_or_keeps_files_in_lfs_says_so(remote: Repository, prepared: Prepared) -> None:
+    with pytest.raises(TraceproofError, match=r"file:///absent clone .*: there is no repository"):
+        Remote("file:///absent").push(prepared.bundle, prepared.describe, allow_changes=False)
+    remote.commit_files("refs/heads/main", {".gitattributes": b"*.safetensors filter=lfs\n"}, "Use LFS")
+    with pytest.raises(TraceproofError, match="files in LFS") as caught:
+        push_branch(remote, prepared)
+    assert path_of(prepared, "blob/") in str(caught.value)
+
+
+def test_a_remote_that_refuses_says_why(remote: Repository, prepared: Prepared) -> None:
+    hook = remote.git_dir / "hooks" / "pre-receive"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho no room >&2\nexit 1\n")
+    hook.chmod(0o755)
+    with pytest.raises(TraceproofError, match="no room"):
+        push_branch(remote, prepared)
+    heads = subprocess.run(["git", "--git-dir", str(remote.git_dir), "branch"], capture_output=True, check=True)
+    assert heads.stdout.split() == [b"*", b"main"]
+
+
+def test_only_the_command_can_push() -> None:
+    """No rule, script or stage names the pusher, so `verify_all` and `snakemake publish` have no way to it."""
+    root = Path(__file__).resolve().parent.parent
+    places = [root / "Snakefile", *root.glob("rules/*.smk"), *root.glob("scripts/*.py"), *root.glob("src/**/*.py")]
+    naming = {
+        path.relative_to(root).as_posix() for path in places if re.search(r"publish\.push ", path.read_text())
+    }
+    assert naming == {"src/traceproof/cli/publish.py"}
+    assert not [path.name for path in places if path.suffix == ".smk" and "--push" in _commands(path.read_text())]
+
+
+def _commands(text: str) -> str:
+    return re.sub(r'"""[^"]*"""', "", text)
