@@ -40,7 +40,8 @@ def declarations() -> Mapping[str, tuple[str, Op]]:
         except ImportError as error:
             if place not in others:
                 raise
-            package = others[place].dist.name if others[place].dist else place
+            dist = others[place].dist
+            package = place if dist is None else dist.name
             raise TraceproofError(
                 f"{package} names {place} as a module of ops, which can not be imported: {error}. Take torch from "
                 f"traceproof.lazy there, or uninstall {package}"
