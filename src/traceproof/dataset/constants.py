@@ -11,7 +11,7 @@ reported, and proves nothing.
 import importlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -270,16 +270,3 @@ def implied_constraints(definition: "Definition") -> tuple[str, ...]:
 def numbers(definition: "Definition") -> tuple[tuple[int | float, int], ...]:
     """Every number in the reference with its line: a scaled-down definition leaves none of them false."""
     return reference_text.numbers(definition.reference)
-
-
-def table() -> Iterator[tuple[str, str, str, str, str]]:
-    """Each constant: op_type, label, what of the reference states it, what else, what FlashInfer says."""
-    for op_type in ruled():
-        for rule in rules_of(op_type):
-            others = [f"axis `{axis}`" for axis in rule.axes]
-            others += ["descriptions"] * bool(rule.described) + ["name"] * bool(rule.named)
-            others += [f"config `{key}`" for key in rule.config]
-            calls = [f"`{name}`: {shown(value)}" for name, value in rule.functions.items()]
-            calls += [f"`{name}`: default {shown(value)}" for name, (_, value) in rule.defaults.items()]
-            read = rule.read or f"a number assigned to {', '.join(rule.assigned).upper()}"
-            yield op_type, rule.label, read, ", ".join(others), "; ".join(calls)

@@ -52,7 +52,7 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenModule:
     """A module of transformers' model, or the projections of a part of its layers, with the facts of all ranks."""
 
     path: str
@@ -65,7 +65,7 @@ class Seen:
 class Second:
     """Transformers' model of the same config.json."""
 
-    modules: tuple[Seen, ...] = ()  # of it; empty where there is none
+    modules: tuple[SeenModule, ...] = ()  # of it; empty where there is none
     problem: str = ""  # why there is none, or why not all of its modules were seen at work; empty: all were
 
 
@@ -130,7 +130,7 @@ class Evidence:
         self.notes: list[str] = []  # calls that both have, but not as often
         self._calls = calls
 
-    def of(self, kind: str) -> list[Seen]:
+    def of(self, kind: str) -> list[SeenModule]:
         """Transformers' modules of a kind."""
         return [module for module in self.second.modules if module.kind == kind]
 
@@ -156,13 +156,13 @@ class Evidence:
         return None
 
     def _nearest(
-        self, call: Kernel, wanted: Mapping[str, object], found: list[tuple[Seen, dict[str, Any]]], kind: str
+        self, call: Kernel, wanted: Mapping[str, object], found: list[tuple[SeenModule, dict[str, Any]]], kind: str
     ) -> str:
         if not found:
             why = self.second.problem or "it has no such module, or none that ran"
             return f"SGLang has {_text(wanted)}; transformers' model says nothing of {kind}: {why}"
 
-        def alike(item: tuple[Seen, dict[str, Any]]) -> tuple[bool, int]:
+        def alike(item: tuple[SeenModule, dict[str, Any]]) -> tuple[bool, int]:
             module, facts = item
             return _last(module.path) == call.role, sum(wanted.get(key) == facts[key] for key in facts)
 

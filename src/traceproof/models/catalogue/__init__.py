@@ -32,7 +32,7 @@ class Parallel(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BundledModel:
     """A bundled model."""
 
     slug: str  # its name on the command line, with underscores
@@ -44,7 +44,7 @@ class Entry:
 
 
 @cache
-def entries() -> Mapping[str, Entry]:
+def entries() -> Mapping[str, BundledModel]:
     """All bundled models by slug, sorted."""
     files = [item for item in resources.files(__name__).iterdir() if item.name.endswith(".json")]
     found = {}
@@ -60,7 +60,7 @@ def entries() -> Mapping[str, Entry]:
             config |= {"quantization_config": quantisation | {"modules_to_not_convert": names}}
         parallel = tuple(Parallel(**item) for item in raw["parallel"])
         tags = tuple(raw["tags"])
-        found[slug] = Entry(slug, raw["title"], tags, raw["repository"], parallel, MappingProxyType(config))
+        found[slug] = BundledModel(slug, raw["title"], tags, raw["repository"], parallel, MappingProxyType(config))
     return MappingProxyType(found)
 
 
