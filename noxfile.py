@@ -29,7 +29,7 @@ CHECKED = ("src", "tests", "scripts", "envs", "docs/pages.py", "lab", "noxfile.p
 DOCS = ("python", "-m", "mkdocs", "build", "--strict")  # a broken link or anchor is an error
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 BROWSER = ("playwright==1.65.2", "axe-playwright-python==0.1.8")  # drives a Chromium that is installed already
-WORKERS = "4"  # pytest workers: files do not compute all the time; see docs/reports/2026-11-22-test-time.md
+WORKERS = "4"  # pytest workers: files wait for processes and disks about half of the time
 
 
 def prepare(session: nox.Session) -> None:

@@ -1,4 +1,4 @@
-"""Hook of mkdocs: the pages that are made from the code, and the dated reports in the navigation.
+"""Hook of mkdocs: the pages that are made from the code.
 
 `nox -s docs` builds the site. Written are the command line, config.yaml, the columns of a verdict row, and one
 page per lint code.
@@ -27,8 +27,7 @@ LINT = "reference/lint"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the two sections whose pages are not written by hand."""
-    reports = sorted((ROOT / "docs" / "reports").glob("*.md"), reverse=True)
+    """Fill the section whose pages are not written by hand."""
     sections = {
         "Reference": [
             {"Command line": "reference/command-line.md"},
@@ -36,7 +35,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             {"Verdict rows": "reference/verdicts.md"},
             {"Lint codes": [f"{LINT}/index.md", *(f"{LINT}/{code}.md" for code in codes(""))]},
         ],
-        "Reports": [f"reports/{path.name}" for path in reports],
     }
     nav: list[dict[str, object]] = config.nav or []
     config.nav = [{name: sections.get(name, pages) for name, pages in entry.items()} for entry in nav]

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import defaultdict
 from pathlib import Path
+
+
+def command_line(pid: int) -> str:
+    """What a process was started as; empty: it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def parent(pid: int) -> int:
+    """The process that started it; 0: it has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def of_run(root: int) -> list[int]:
     """Process ids of a run: its own process, and its descendants."""
-    children = defaultdict(list)
-    waiting = [root]
+    started: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            children[parent].append(int(entry.name))
-    found: list[int] = []
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.append(pid)
-            waiting += children[pid]
+        started.setdefault(parent(int(entry.name)), []).append(int(entry.name))
+    found = [root]
+    for pid in found:  # it grows on the way
+        found += started.get(pid, [])
     return found
 
 

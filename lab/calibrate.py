@@ -1,4 +1,4 @@
-"""Measure the judge's error rates and write them into docs/judging.md (see `calibration`)."""
+"""Measure the judge's error rates (see `calibration`); docs/measurements.md has those of today."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0, help="leave out the seeds below it")
     parser.add_argument("--wrong-seeds", type=int, default=4, help="for wrong answers")
     parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
-    parser.add_argument("--page", type=Path, help="the page to write into")
+    parser.add_argument("--page", type=Path, help="a file for the tables")
     parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 0: only put together what is kept")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no measurement after these")
@@ -66,7 +66,7 @@ def _write_page(target: Path, out: Path) -> None:
     mutants = sorted((out / "mutants").glob("*.json"))
     if mutants:
         text += "\n" + page.mutation_tables([json.loads(path.read_text(encoding="utf-8")) for path in mutants])
-    target.write_text(page.insert(target.read_text(encoding="utf-8"), text), encoding="utf-8")
+    target.write_text(text, encoding="utf-8")
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[Definition]:

@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-from calibration.page import RELATIONS, insert
 from mutation.trial import cut, parsed
 from relations.op_types import relations_of
 from relations.trial import memory, tables, try_relations
@@ -25,7 +24,7 @@ def main() -> int:
     parser.add_argument("--definition-name", nargs="*", help="default: all")
     parser.add_argument("--seconds", type=float, default=600.0, help="limit of one relation")
     parser.add_argument("--memory-gib", type=int, default=6, help="limit of one relation")
-    parser.add_argument("--page", type=Path, help="the page to write into")
+    parser.add_argument("--page", type=Path, help="a file for the table")
     parser.add_argument("--cut", nargs="*", default=[], metavar="AXIS=SIZE", help="run with other const axes")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -51,8 +50,7 @@ def main() -> int:
     rows = [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))]
     rows.sort(key=lambda row: row["op_type"])
     if options.page:
-        page = options.page.read_text(encoding="utf-8")
-        options.page.write_text(insert(page, tables(rows), RELATIONS), encoding="utf-8")
+        options.page.write_text(tables(rows), encoding="utf-8")
     return int(any(row["agreement"] == "broken" for row in rows))
 
 

@@ -19,7 +19,7 @@ rule stack:
         environment=FLOW.stack_environment,
         cloned=FLOW.stack_clones,
     output:
-        update(f"{FLOW.results}/stacks/{{stack}}.json"),
+        f"{FLOW.results}/stacks/{{stack}}.json",
     log:
         f"{FLOW.results}/logs/stack-{{stack}}.log",
     priority: 2000  # everything of the stack waits for it

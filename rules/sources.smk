@@ -1,4 +1,4 @@
-# `update`: another run may read it, so it stays where it is until it is replaced in one rename.
+# `update`: another run may read it, so it stays. Not elsewhere: Snakemake takes what it restores of a failed job for done.
 rule dataset:
     """Fetch the configured dataset, whole or not at all; what is there is never fetched again."""
     output:
@@ -35,7 +35,7 @@ rule clone:
 rule sources:
     """Bring the sources that stacks take from sources.lock to sources/, each as it is pinned there."""
     output:
-        update(FLOW.sources.cloned),
+        FLOW.sources.cloned,
     log:
         f"{FLOW.results}/logs/sources.log",
     localrule: True
@@ -53,7 +53,7 @@ rule extract:
         reader=FLOW.environment(READER),
         main=FLOW.environment(MAIN),
     output:
-        update(f"{FLOW.results}/extract/dataset/.fetched.json"),
+        f"{FLOW.results}/extract/dataset/.fetched.json",
     log:
         f"{FLOW.results}/logs/extract.log",
     resources:

@@ -4,15 +4,14 @@ import argparse
 import json
 from pathlib import Path
 
-from traceproof.checkouts.lock import read_lock
-from traceproof.checkouts.moving import State
-from traceproof.checkouts.pin import DATASET
+from traceproof.checkouts.checkout import State
+from traceproof.checkouts.clone import write_records
+from traceproof.checkouts.pins import DATASET, read_lock
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.dataset.fetch import Dataset, scan_digest
 from traceproof.files import write_json
 from traceproof.run import entry
 from traceproof.run.sources import FOLDER, scan
-from traceproof.sources.clone import write_records
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--lock", type=Path, help="clone all that is pinned there")

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from traceproof.bumps.history import Scope, keep
-from traceproof.checkouts.lock import read_lock
+from traceproof.checkouts.pins import read_lock
 from traceproof.files import read_sealed
 from traceproof.run import entry
 from traceproof.run.report import report

@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from traceproof.run import entry
-from traceproof.site.build import build
-from traceproof.site.finished import Finished
+from traceproof.site.build import Finished, build
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--folders", type=Path, nargs=2, required=True, help="of the results, and of the run")

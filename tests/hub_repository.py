@@ -22,9 +22,11 @@ PERSON |= {"GIT_COMMITTER_NAME": "hub", "GIT_COMMITTER_EMAIL": "hub@example.org"
 class Refusal(Exception):  # noqa: N818 - an answer
     """An answer other than 200."""
 
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, headers: dict[str, str] | None = None, body: bytes | None = None
+    ) -> None:
         super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers or {}
+        self.status, self.message, self.headers, self.body = status, message, headers or {}, body
 
 
 class Repository:

@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,9 +37,11 @@ class Fault:
 
     pattern: str
     status: int
-    times: int
+    times: int = 1_000_000
     headers: dict[str, str] = field(default_factory=dict)
     after: bool = False
+    body: bytes | None = None  # None: an error's
+    seconds: float = 0.0  # until it answers
 
 
 class HubServer(ThreadingHTTPServer):
@@ -75,7 +78,8 @@ class HubServer(ThreadingHTTPServer):
             for fault in self.faults:
                 if fault.times and fault.after == after and re.search(fault.pattern, line):
                     fault.times -= 1
-                    raise Refusal(fault.status, "told to fail", fault.headers)
+                    time.sleep(fault.seconds)
+                    raise Refusal(fault.status, "told to fail", dict(fault.headers), fault.body)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's signature
         if not isinstance(sys.exception(), ConnectionError):  # a killed client is what some tests are about
@@ -106,10 +110,12 @@ class Handler(BaseHTTPRequestHandler):
             if isinstance(value, tuple):
                 value, status, headers = value
         except Refusal as refusal:
-            value, status, headers = {"error": refusal.message}, refusal.status, refusal.headers
+            value = {"error": refusal.message} if refusal.body is None else refusal.body
+            status, headers = refusal.status, refusal.headers
             headers.setdefault("X-Error-Message", refusal.message.splitlines()[0] if refusal.message else "")
         with self.server.lock:
-            self.server.log.append({"request": line, "status": status, "body": body.decode("latin-1")})
+            told = {"request": line, "status": status, "body": body.decode("latin-1")}
+            self.server.log.append(told | {"authorized": "Authorization" in self.headers})
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         usual = {"Content-Type": "application/json", "Content-Length": str(len(data))}

@@ -38,6 +38,7 @@ def borrowed(*, gpu: bool = False, environment: Mapping[str, str] | None = None,
     own = strangers(gpu=gpu, environment=environment, **options)
     if gpu or environment:
         return own
+    _interpreter().layers()  # started, so that copies have it in common
     found = copy.copy(_interpreter())
     found.conceal, found.weak, found._conceal = own.conceal, own.weak, own._conceal
     found.close = lambda: None  # type: ignore[method-assign] # others go on

@@ -6,7 +6,8 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,9 @@ def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
     )
 
 
-def bundles(source: Source, *names: str) -> list[Prepared]:
-    """The bundles of some definitions, their parts made in this process, which has torch."""
+@contextmanager
+def parts_made_here() -> Iterator[None]:
+    """Make the parts of bundles in this process, which has torch."""
     import pytest  # not in a process that pushes
 
     from traceproof.publish import parts  # imports torch
@@ -102,6 +104,12 @@ def bundles(source: Source, *names: str) -> list[Prepared]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "run", here)
+        yield
+
+
+def bundles(source: Source, *names: str) -> list[Prepared]:
+    """The bundles of some definitions."""
+    with parts_made_here():
         return prepare(source, definitions=names, op_types=[], per="definition")
 
 

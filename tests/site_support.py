@@ -16,7 +16,7 @@ from publish_support import finished, row
 from traceproof.bumps.history import Scope, keep
 from traceproof.dataset.tree import read_tree
 from traceproof.run.report import report
-from traceproof.site.finished import Finished
+from traceproof.site.build import Finished
 
 HOSTILE = '</script><script>hacked=1</script><img src=x onerror="hacked=1"> {{ 7*7 }} \'"&\u2028'
 BROKEN = "<img src=x onerror=hacked=1>"  # name of a file that is no definition

@@ -15,7 +15,6 @@ from definitions import rmsnorm, write
 from pipeline import Rows, Run, verdicts
 from test_hostile import NORM
 
-from traceproof.owner import Owner
 from traceproof.run.plan import Selection
 from traceproof.sandbox import Limits, policy
 
@@ -224,5 +223,4 @@ def test_the_others_are_judged_as_ever(name: str, rows: dict[str, Rows]) -> None
 def test_no_tensor_and_no_scratch_folder_is_left(rows: dict[str, Rows], out: Path) -> None:
     assert rows
     assert {path.suffix for path in out.rglob("*") if path.is_file()} <= {".json", ".jsonl", ".txt", ".sqlite"}
-    own = Owner.of(os.getpid()).text
-    assert not [*out.rglob("scratch-*"), *Path(tempfile.gettempdir()).glob(f"scratch-{own}-*")]
+    assert not [*out.rglob("scratch-*"), *Path(tempfile.gettempdir()).glob(f"scratch-{os.getpid()}-*")]

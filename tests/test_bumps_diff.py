@@ -9,7 +9,7 @@ import pytest
 
 from traceproof.bumps.diff import Diff, diff
 from traceproof.bumps.history import Kept, Scope, find, keep
-from traceproof.checkouts.pin import Pin
+from traceproof.checkouts.pins import Pin
 from traceproof.cli import main, run
 from traceproof.cli.diff import _lines
 from traceproof.errors import TraceproofError

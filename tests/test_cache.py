@@ -16,7 +16,7 @@ from repository import DEFINITIONS, Repository
 from traceproof.cli import main
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Verdict
-from traceproof.run.cache import FILE, Cache
+from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.records import REFERENCE, WHOLE
 from traceproof.run.rows import RowDigests, VerdictRow, rows_text
 
@@ -100,7 +100,12 @@ def test_clean_removes_what_no_run_shows_or_what_is_old(
         digests=RowDigests(outputs="shown"),
     )
     (results / "selections" / "s" / "verdicts").mkdir(parents=True)
-    (results / "selections" / "s" / "verdicts" / "b.jsonl").write_text(rows_text([row.as_json()]))
+    verdicts = results / "selections" / "s" / "verdicts" / "b.jsonl"
+    verdicts.write_text(rows_text([row.as_json()]))
+    mark = key_of_file(verdicts, results / FILE)
+    with monkeypatch.context() as then, Cache(results / FILE) as cache:
+        then.setattr(time, "time", lambda: ago)
+        cache.put({mark: ""})
 
     def cleaned(*options: str) -> tuple[int, set[str]]:
         with pytest.raises(SystemExit) as caught:
@@ -109,10 +114,10 @@ def test_clean_removes_what_no_run_shows_or_what_is_old(
         with Cache(results / FILE) as cache:
             return json.loads(capsys.readouterr().out)["objects"], {key for key, *_ in cache.entries()}
 
-    assert cleaned("--unreachable", "--dry-run") == (1, {"shown", "hidden"})
-    assert cleaned("--unreachable") == (1, {"shown"})
-    assert cleaned("--older-than", "11") == (0, {"shown"})
-    assert cleaned("--older-than", "9") == (1, set())
+    assert cleaned("--unreachable", "--dry-run") == (1, {"shown", "hidden", mark})
+    assert cleaned("--unreachable") == (1, {"shown", mark})
+    assert cleaned("--older-than", "11") == (0, {"shown", mark})
+    assert cleaned("--older-than", "9") == (1, {mark})
     with pytest.raises(SystemExit):
         main(["clean"])
     assert "nothing says what may go" in capsys.readouterr().err

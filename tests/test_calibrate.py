@@ -26,7 +26,6 @@ from calibration.measure import (
 )
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
-from traceproof.errors import TraceproofError
 from traceproof.judge.gates import Gate, gate_of
 from traceproof.ops import registry
 from traceproof.ops.answers import Answer, Answers, answers_of
@@ -202,16 +201,6 @@ def test_rows_of_a_matrix_are_averaged_where_their_errors_hang_together() -> Non
     assert not gate_of(actual, {"": expected, "floor": floor}, Close()).ok
     assert gate_of(actual, {"": expected, "floor": floor}, replace(Close(), row_axes=2)).ok
     assert not gate_of(actual + 4e-3, {"": expected, "floor": floor}, replace(Close(), row_axes=2)).ok
-
-
-def test_figures_stand_between_the_markers() -> None:
-    text = f"before\n<!-- {page.MEASURED}: begin -->\nold\n<!-- {page.MEASURED}: end -->\nafter\n"
-    written = page.insert(text, "new\n")
-    assert "old" not in written
-    assert written.index("before") < written.index("new") < written.index("after")
-    assert page.insert(written, "new\n") == written
-    with pytest.raises(TraceproofError, match="lacks the markers"):
-        page.insert(text, "new", page.RELATIONS)
 
 
 def test_a_single_escape_is_not_rounded_away() -> None:

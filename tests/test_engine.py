@@ -340,4 +340,4 @@ def test_no_tensor_stays_in_a_file(dataset: Path, tmp_path: Path) -> None:
     assert ("fail", "numerics") in verdicts(rows["beta"])
     files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".json", ".jsonl", ".sqlite"}
-    assert not [name for name in os.listdir("/dev/shm") if f"-{os.getpid()}." in name]  # noqa: S108, PTH208
+    assert not [name for name in os.listdir("/dev/shm") if f"-{os.getpid()}-" in name]  # noqa: S108, PTH208

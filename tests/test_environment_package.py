@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.checkouts.lock import write_lock
-from traceproof.checkouts.pin import Pin
+from traceproof.checkouts.pins import Pin, write_lock
 from traceproof.checkouts.tree import FolderTree
 from traceproof.environments.building import Installation
 from traceproof.environments.package import importable, record_stack, stack_of

@@ -18,13 +18,14 @@ import pytest
 from extract_support import golden, named
 from repository import Repository, own_dataset
 
-from traceproof.config.schema import ModelChoice
+from traceproof.config.reading import read_config
+from traceproof.config.schema import Config, ModelChoice
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import scan_digest
 from traceproof.errors import TraceproofError
 from traceproof.extract import pipeline
 from traceproof.extract.check import Finding
-from traceproof.extract.pipeline import Settings
+from traceproof.extract.pipeline import Settings, link
 from traceproof.extract.reading import Environment
 from traceproof.models import catalogue
 
@@ -157,3 +158,66 @@ def test_the_dataset_itself_gets_nothing(repository: Repository) -> None:
     stamp = json.loads((repository.root / "results/extract/dataset/.fetched.json").read_text())
     own = Path(stamp["source"]["models"][0]["config"]).parent / "dataset" / "definitions" / "rmsnorm"
     assert [path.stem for path in own.iterdir()] == [OWN]
+
+
+@pytest.fixture(scope="module")
+def with_blob(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with one definition and one blob."""
+    folder = own_dataset(tmp_path_factory.mktemp("dataset"), f"rmsnorm/{OWN}")
+    (folder / "blob").mkdir()
+    (folder / "blob" / "one.bin").write_bytes(b"one")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory, with_blob: Path) -> Repository:
+    """A copy in which nothing was run."""
+    return Repository.copy(tmp_path_factory.mktemp("repository"), dataset={"path": str(with_blob)})
+
+
+def first(jobs: list[str]) -> list[str]:
+    """The jobs before the checkpoint, sorted: their order is Snakemake's."""
+    return sorted(jobs[: jobs.index("cases")])
+
+
+def test_with_models_they_are_extracted_before_anything_is_planned(untouched: Repository) -> None:
+    ran = untouched.dry("--config", 'models=[{"name": "deepseek_v3", "tp": 8, "ep": 8}]')
+    assert ran.code == 0, ran.out
+    assert first(ran.jobs) == ["environment extract", "extract", "stack torch"]
+
+
+def test_a_given_interpreter_spares_the_environment(untouched: Repository) -> None:
+    stacks = 'stacks={"extract": {"python": "/opt/python"}}'
+    ran = untouched.dry("--config", 'models=["llama_3_1_8b"]', stacks)
+    assert ran.code == 0, ran.out
+    assert first(ran.jobs) == ["extract", "stack torch"]
+
+
+def test_a_name_alone_and_a_number_alone_are_short_forms() -> None:
+    config = Config.model_validate(
+        {"dataset": "x", "models": ["llama_3_1_8b", {"name": "mixtral_8x7b", "tp": "2"}]}
+    )
+    assert config.models == (ModelChoice(name="llama_3_1_8b"), ModelChoice(name="mixtral_8x7b", tp=(2,)))
+
+
+def test_every_wrong_model_is_told(with_blob: Path) -> None:
+    models = ["llama_9", {"config": "absent.json"}, {"tp": 2}, {"name": "mixtral_8x7b", "tpp": 2, "ep": [0]}]
+    with pytest.raises(TraceproofError) as caught:
+        read_config({"dataset": str(with_blob), "models": models}, root=with_blob)
+    told = "\n".join(caught.value.problems)
+    assert "models.0.name: 'llama_9' is not bundled, so give its config; did you mean" in told
+    assert "models.1.config:" in told
+    assert "models.2: give the 'name' of a bundled model" in told
+    assert "models.3.tpp: unknown key; did you mean 'tp'?" in told
+    assert "models.3.ep.0: 0: input should be greater than or equal to 1" in told
+
+
+def test_what_is_beside_definitions_is_linked_and_what_was_written_stays(with_blob: Path, tmp_path: Path) -> None:
+    link(with_blob, tmp_path)
+    (tmp_path / "blob" / "own.bin").write_bytes(b"own")
+    gone = tmp_path / "blob" / "gone.bin"
+    gone.symlink_to(with_blob / "blob" / "gone.bin")
+    link(with_blob, tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["blob", "one.bin", "own.bin"]
+    assert (tmp_path / "blob" / "one.bin").read_bytes() == b"one"
+    assert [path.name for path in (with_blob / "blob").iterdir()] == ["one.bin"]

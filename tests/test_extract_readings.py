@@ -13,7 +13,7 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import kernels
 from traceproof.extract.bootstrap.start import SUPPORTED
 from traceproof.extract.kernels import Unmapped
-from traceproof.extract.pipeline import Choices, definitions_of
+from traceproof.extract.pipeline import Choices, Described, definitions_of
 from traceproof.extract.reading import Environment
 from traceproof.extract.reports import summary
 from traceproof.models import catalogue
@@ -64,6 +64,22 @@ def slipped(reading: Reading, kind: str, **facts: object) -> Reading:
     return replace(reading, second=replace(reading.second, modules=modules))
 
 
+def changed(name: str, *kinds: str, **facts: object) -> Reading:
+    """A stored reading with other facts in SGLang's modules of some kinds, or whose paths end so."""
+    reading = reading_of(named(name))
+
+    def wanted(one: Module) -> bool:
+        return one.kind in kinds or one.path.rpartition(".")[2] in kinds
+
+    modules = (replace(one, facts=dict(one.facts) | facts) if wanted(one) else one for one in reading.modules)
+    return replace(reading, modules=tuple(modules))
+
+
+def described(reading: Reading, model: str, *, strict: bool = False, second: bool = True) -> Described:
+    choices = Choices(strict=strict, second_reading=second)
+    return definitions_of(model, reading, catalogue.entries()[model].config, choices)
+
+
 SLIPS: list[tuple[str, dict[str, object], str]] = [
     ("attention", {"heads": 64}, "heads: SGLang 32, transformers 64"),
     ("attention", {"kv_heads": 16}, "kv_heads: SGLang 4, transformers 16"),
@@ -97,26 +113,13 @@ def test_a_number_that_only_one_reading_has_is_told_with_both_and_the_rest_is_ke
 
 
 def test_a_slip_in_sglangs_reading_is_named() -> None:
-    reading = reading_of(named("deepseek_v3"))
-
-    def wrong(module: Module) -> Module:
-        if module.kind != "experts":
-            return module
-        return replace(module, facts=dict(module.facts) | {"experts": 257, "local_experts": 33})
-
-    modules = tuple(wrong(module) for module in reading.modules)
-    _, [item] = confirmed(replace(reading, modules=modules), "deepseek_v3")
+    _, [item] = confirmed(changed("deepseek_v3", "experts", experts=257, local_experts=33), "deepseek_v3")
     assert "experts: SGLang 257, transformers 256" in item.why
     assert "local_experts: SGLang 33, transformers 32" in item.why
 
 
 def test_a_share_that_no_rank_has_is_named() -> None:
-    reading = reading_of(named("llama_3_1_70b"))
-    modules = tuple(
-        replace(module, facts=dict(module.facts) | {"rank_k": 512}) if module.path.endswith("o_proj") else module
-        for module in reading.modules
-    )
-    _, [item] = confirmed(replace(reading, modules=modules), "llama_3_1_70b")
+    _, [item] = confirmed(changed("llama_3_1_70b", "o_proj", rank_k=512), "llama_3_1_70b")
     assert "SGLang's rank has 8192 x 512, which is no share of 8192 x 8192 by 4" in item.why
 
 
@@ -129,8 +132,7 @@ def test_without_a_second_reading_nothing_is_confirmed_and_the_reason_is_told() 
 
 def test_the_summary_counts_what_is_described_and_names_what_is_not() -> None:
     reading = slipped(reading_of(named("qwen3_30b")), "norm", eps=1e-5)
-    config = catalogue.entries()["qwen3_30b_a3b"].config
-    found = definitions_of("qwen3", reading, config, Choices())
+    found = described(reading, "qwen3_30b_a3b")
     assert {call.kind for call, _ in found.made} == {"linear", "gqa", "rotary", "experts", "sampling"}
     line = summary("qwen3", found.calls, found.left)
     assert line == (
@@ -141,19 +143,17 @@ def test_the_summary_counts_what_is_described_and_names_what_is_not() -> None:
 
 def test_strict_refuses_a_model_of_which_one_call_is_not_confirmed() -> None:
     reading = slipped(reading_of(named("qwen3_30b")), "norm", eps=1e-5)
-    config = catalogue.entries()["qwen3_30b_a3b"].config
     with pytest.raises(TraceproofError, match="SGLang and transformers disagree") as caught:
-        definitions_of("qwen3", reading, config, Choices(strict=True))
+        described(reading, "qwen3_30b_a3b", strict=True)
     assert all("eps: SGLang 1e-06, transformers 1e-05" in problem for problem in caught.value.problems)
-    found = definitions_of("qwen3", reading, config, Choices(strict=True, second_reading=False))
+    found = described(reading, "qwen3_30b_a3b", strict=True, second=False)
     assert "norm" in {call.kind for call, _ in found.made}
 
 
 def test_a_call_that_transformers_has_less_often_is_written_and_the_counts_are_told() -> None:
     reading = reading_of(named("qwen3_30b"))
     modules = tuple(replace(one, count=47) if one.kind == "attention" else one for one in reading.second.modules)
-    reading = replace(reading, second=replace(reading.second, modules=modules))
-    found = definitions_of("qwen3", reading, catalogue.entries()["qwen3_30b_a3b"].config, Choices())
+    found = described(replace(reading, second=replace(reading.second, modules=modules)), "qwen3_30b_a3b")
     assert "gqa" in {call.kind for call, _ in found.made}
     assert found.counts == ["model.layers.*.self_attn.attn: gqa: counted 48 times in SGLang, 47 in transformers"]
 
@@ -178,20 +178,13 @@ def test_encoders_and_what_stands_beside_them_make_no_calls() -> None:
 
 
 def test_attention_that_the_dataset_can_not_say_becomes_no_definition() -> None:
-    reading = reading_of(named("llama_3_1_70b"))
-    windowed = tuple(
-        replace(module, facts=dict(module.facts) | {"window": 1024}) if module.kind == "attention" else module
-        for module in reading.modules
-    )
-    calls, unmapped = kernels.from_reading(replace(reading, modules=windowed))
+    calls, unmapped = kernels.from_reading(changed("llama_3_1_70b", "attention", window=1024))
     assert all(call.kind != "gqa" for call in calls)
     assert any("sliding window of 1024" in item.why for item in unmapped)
 
 
 def test_a_quantised_projection_is_described_in_the_datasets_form_and_listed_as_launched() -> None:
-    found = definitions_of(
-        "deepseek", reading_of(named("deepseek_v3")), catalogue.entries()["deepseek_v3"].config, Choices()
-    )
+    found = described(reading_of(named("deepseek_v3")), "deepseek_v3")
     listed = {item.path: item.why for item in found.left}
     assert listed["model.layers.*.self_attn.o_proj"] == "projection in float8_e4m3fn by block 128x128: no op_type"
     assert "gemm_n7168_k16384" in {draft.name for _, draft in found.made}
@@ -199,17 +192,8 @@ def test_a_quantised_projection_is_described_in_the_datasets_form_and_listed_as_
 
 
 def test_weights_that_sglang_can_not_pack_here_become_no_definition() -> None:
-    reading = reading_of(named("qwen3_30b"))
-    modules = tuple(
-        replace(one, facts=dict(one.facts) | {"scheme": "gptq"}) if one.kind in {"linear", "experts"} else one
-        for one in reading.modules
-    )
-    found = definitions_of(
-        "qwen3",
-        replace(reading, modules=modules, unpacked="gptq: ValueError: unknown"),
-        catalogue.entries()["qwen3_30b_a3b"].config,
-        Choices(),
-    )
+    reading = changed("qwen3_30b", "linear", "experts", scheme="gptq")
+    found = described(replace(reading, unpacked="gptq: ValueError: unknown"), "qwen3_30b_a3b")
     assert found.counts == ["read as if not quantised, gptq: ValueError: unknown"]
     assert {call.kind for call, _ in found.made} >= {"norm", "gqa"}
     assert {draft.name for call, draft in found.made if call.kind == "linear"} == {"gemm_n151936_k2048"}
@@ -236,14 +220,13 @@ def test_routing_and_speculative_layers_are_listed() -> None:
 
 def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:
     reading = reading_of(named("deepseek_v3_2"))
-    config = catalogue.entries()["deepseek_v3_2"].config
-    made = definitions_of("deepseek", reading, config, Choices()).made
+    made = described(reading, "deepseek_v3_2").made
     assert [draft.name for call, draft in made if call.kind.startswith("dsa")] == [
         "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64",
         "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1",
         "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps64",
     ]
-    left = definitions_of("deepseek", slipped(reading, "indexer", topk=1024), config, Choices()).left
+    left = described(slipped(reading, "indexer", topk=1024), "deepseek_v3_2").left
     told = [item.why for item in left if item.disagreed]
     assert len(told) == 2
     assert any("topk: SGLang 2048, transformers [1024]" in why for why in told)
@@ -251,12 +234,7 @@ def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:
 
 
 def test_a_bias_within_groups_means_sigmoid_scores_whatever_they_are_called() -> None:
-    reading = reading_of(named("deepseek_v3"))
-    modules = tuple(
-        replace(one, facts=dict(one.facts) | {"scoring": "softmax"}) if one.kind == "top_k" else one
-        for one in reading.modules
-    )
-    calls, left = kernels.from_reading(replace(reading, modules=modules))
+    calls, left = kernels.from_reading(changed("deepseek_v3", "top_k", scoring="softmax"))
     assert "routing by sigmoid, renormalised, within groups, with a bias: no op_type" in {one.why for one in left}
     assert {call["routing"] for call in calls if call.kind == "experts"} == {"deepseek_v3"}
 
@@ -270,9 +248,5 @@ def test_a_bias_within_groups_means_sigmoid_scores_whatever_they_are_called() ->
     ],
 )
 def test_what_a_form_can_not_say_becomes_none(kind: str, facts: dict[str, object], why: str) -> None:
-    reading = reading_of(named("qwen3_30b"))
-    modules = tuple(
-        replace(one, facts=dict(one.facts) | facts) if one.kind == kind else one for one in reading.modules
-    )
-    _, left = kernels.from_reading(replace(reading, modules=modules))
+    _, left = kernels.from_reading(changed("qwen3_30b", kind, **facts))
     assert any(item.why.startswith(why) for item in left)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.checkouts.archive import unpack
+from traceproof.checkouts.packages import unpack
 from traceproof.dataset.fetch import Dataset, fetch, mark, scan_digest, untouched
 from traceproof.errors import TraceproofError
 

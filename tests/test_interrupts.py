@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -179,6 +180,7 @@ def test_a_killed_run_leaves_no_process_and_another_one_goes_on(repository: Repo
     assert "verify gemm" in shown.jobs
     again = repository.verify("--op-type", "rmsnorm")
     assert again.code == 0, again.out
+    assert [*Path(tempfile.gettempdir()).glob(f"traceproof-{endless.process.pid}.*")] == []
 
 
 def test_snakemake_itself_can_be_interrupted(repository: Repository) -> None:

@@ -13,6 +13,8 @@ from traceproof.stacks import STACKS
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "traceproof"
 KNOWN = frozenset(registry.known())
+# Keywords of other people's functions that are called as an op_type is: of transformers' attention.
+FOREIGN = {(SOURCE / "extract/bootstrap/behaviour.py", "softcap")}
 QUOTED = re.compile(r"""["']([a-z_]+)["']""")
 
 
@@ -41,7 +43,7 @@ def test_no_place_names_an_op_type_outside_its_own() -> None:
         for path in sorted(paths)
         for line, word in words(path)
         if word in KNOWN and not path.is_relative_to(registry.FOLDER / word) and path != registry.file_of(word)
-        if not (word in functions and path.is_relative_to(SOURCE / "stacks"))
+        if not (word in functions and path.is_relative_to(SOURCE / "stacks")) and (path, word) not in FOREIGN
     ]
     assert not found, "\n".join(found)
 

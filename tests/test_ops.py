@@ -12,12 +12,10 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
-from traceproof.ops.base import Tensors
 from traceproof.ops.cases import Case
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
-from traceproof.run.tensor_files import same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
@@ -31,6 +29,10 @@ TWICE = frozenset(
         "trtllm_fp8_per_tensor_scale_moe_topk1_e8_h1024_i256",
     }
 )
+HARMLESS = {  # mutants that give the right bits
+    "quantize_fp8_h96_g3": {"scaled by 1.02"},  # rounded away by three bits of mantissa
+    "single_prefill_window_sinks_h4_kv1_d32": {"heads interleaved"},  # one head of keys
+}
 ROOM = 700 << 20  # leaves out nothing but the large cases of attention
 
 
@@ -65,7 +67,8 @@ def test_inputs_fit_the_schema(definition: Definition) -> None:
     assert len({case.id for case in found}) == len(found)
     for case in found:
         assert set(definition.var_axes) <= set(case.axes) <= set(definition.axes)
-        assert registry.get(definition.op_type).of_form(definition).memory(definition, case) > 0
+        if case.id != "edge-empty":
+            assert registry.get(definition.op_type).of_form(definition).memory(definition, case) > 0
         ops.assert_inputs_fit(definition, case)
 
 
@@ -79,24 +82,18 @@ def test_the_reference_passes(definition: Definition) -> None:
 
 @each(*(one for one in OWN if one.name not in TWICE), *FORMS)
 def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> None:
-    """A mutant has to be refused in one case at least; one that leaves the right bits everywhere is none here."""
+    """Each variant in every case, each mutant in one case at least of those that it applies to."""
     answers = answers_of(definition.op_type)
     assert answers is not None
     waiting = [*wrong_answers(answers.right[0]), *answers.wrong]
-    tried: set[str] = set()
+    applying: set[str] = set()
     for case in cases(definition, "small", "medium"):
         subject = solve(definition, case)
-        right = answers.right[0].make(subject)
         for variant in answers.right:
             outputs = variant.make(subject)
             assert outputs is None or not refused(subject, outputs), f"{case.id}: {variant.name}"
         given = {mutant: mutant.make(subject) for mutant in waiting}
-        changed = {mutant: outputs for mutant, outputs in given.items() if outputs and not same(outputs, right)}
-        tried |= {mutant.name for mutant in changed}
-        waiting = [one for one in waiting if one not in changed or not refused(subject, changed[one])]
-    assert len(tried) >= 8
-    assert not tried & {mutant.name for mutant in waiting}
-
-
-def same(outputs: Tensors, right: Tensors | None) -> bool:
-    return right is not None and all(same_bits(value, right[name]) for name, value in outputs.items())
+        applying |= {mutant.name for mutant, outputs in given.items() if outputs is not None}
+        waiting = [mutant for mutant, outputs in given.items() if outputs is None or not refused(subject, outputs)]
+    assert len(applying) >= 8
+    assert applying & {mutant.name for mutant in waiting} == HARMLESS.get(definition.name, set())

@@ -77,7 +77,7 @@ def recurrent(_: Definition, values: Values, bug: str = "") -> list[torch.Tensor
     if bug == "poor gates":
         decay = decay * (1 + 1e-4)
     rate = torch.sigmoid(flat(values, "b"))
-    scale = float(values["scale"] or k.shape[-1] ** -0.5)
+    scale = float(values["scale"] or k.shape[-1] ** -0.5) if bug != "default scale" else k.shape[-1] ** -0.5
     states = start(values)
     output = torch.zeros_like(v)
     for index, (first, end) in enumerate(bounds(values)):
@@ -104,7 +104,7 @@ def test_a_kernel_in_float32_passes_every_case(definition: Definition) -> None:
 
 @pytest.mark.slow
 @EVERY
-@pytest.mark.parametrize("bug", ["error before decay", "no correction", "no softplus"])
+@pytest.mark.parametrize("bug", ["error before decay", "no correction", "no softplus", "default scale"])
 def test_a_mistake_is_seen(definition: Definition, bug: str) -> None:
     assert ops.failures(definition, lambda of, values: recurrent(of, values, bug))
 

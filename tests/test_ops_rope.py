@@ -11,7 +11,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Unsupported
-from traceproof.ops.rope.oracle import OP
+from traceproof.ops.families.rotary import ROPE as OP
 
 NEOX = ops.load("rope", "rope_with_cos_sin_cache_neox_style_d64_rd32")
 GPTJ = ops.load("rope", "rope_with_cos_sin_cache_gptj_style_d32_rd32")

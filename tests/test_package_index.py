@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.checkouts import package_index
-from traceproof.checkouts.package_index import download_sdist
-from traceproof.checkouts.pin import Pin
+from traceproof.checkouts import packages as package
+from traceproof.checkouts import packages as package_index
+from traceproof.checkouts.packages import download_sdist
+from traceproof.checkouts.pins import Pin
 from traceproof.errors import TraceproofError
 from traceproof.programs import for_strangers, without_secrets
-from traceproof.sources import package
 
 SETUP = "import os, pathlib\npathlib.Path({ran!r}).write_text(str(dict(os.environ)))\nraise SystemExit(1)\n"
 SECRETS = {

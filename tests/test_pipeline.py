@@ -198,3 +198,11 @@ def test_a_name_as_an_argument_is_verified_and_json_is_alone_on_stdout(repositor
     assert "VERIFIED: 1 definition, 1 right" in done.stderr
     shown = repository.verify("rmsnorm_h96", "--", "--dry-run")
     assert (shown.code, shown.jobs) == (0, ["verify_all"]), shown.out
+
+
+def test_a_failed_job_leaves_no_record_of_an_environment_as_it_was(repository: Repository) -> None:
+    repository.edit("scripts/stack.py", "    stack =", "    raise SystemExit(2)\n    stack =")
+    for options in (("--", "--forcerun", "stack"), ()):
+        ran = repository.verify(*options)
+        assert (ran.code, ran.jobs) == (2, []), ran.out
+    repository.edit("scripts/stack.py", "    raise SystemExit(2)\n    stack =", "    stack =")

@@ -6,17 +6,25 @@ import hashlib
 import json
 import os
 import random
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fuzzing import repeatedly
 from hub_repository import Repository
 from hub_server import READER, TOKENS, WRITER, Fault, HubServer, serving
-from publish_support import REPOSITORY, of_alpha, path_of, start_push, with_piece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from publish_support import REPOSITORY, of_alpha, parts_made_here, path_of, start_push, with_piece
 
+from traceproof.cli import publish as command
 from traceproof.errors import TraceproofError
+from traceproof.publish import push as pushing
 from traceproof.publish.prepare import Prepared, dry_run
 from traceproof.publish.push import Hub, Pushed
 
@@ -292,6 +300,150 @@ def test_the_token_is_written_nowhere(
     assert not [text for text in texts for token in TOKENS if token.encode() in text]
 
 
+def test_the_command_tells_what_it_pushed(
+    hub: HubServer, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_source", lambda *_, **__: prepared.source)
+    told = []
+    for push in (False, True, True):
+        with parts_made_here():
+            command.publish(
+                definition_name=["alpha"],
+                push=push,
+                repository=REPOSITORY,
+                endpoint=hub.endpoint,
+                out=tmp_path / "dry",
+                json_file=tmp_path / "told.json",
+            )
+        told.append(json.loads((tmp_path / "told.json").read_text())["pushed"])
+        assert push or hub.log == []
+    where = f"{hub.endpoint}/datasets/{REPOSITORY}/discussions/1"
+    pushed = {"bundle": "definition-alpha", "where": where}
+    assert told == [[], [pushed | {"committed": True}], [pushed | {"committed": False}]]
+    is_whole(hub, prepared)
+
+
 def test_a_dry_run_asks_no_server(hub: HubServer, prepared: Prepared, tmp_path: Path) -> None:
     dry_run(prepared, tmp_path / "dry", allow_changes=False)
     assert hub.log == []
+
+
+PLACES = [r"GET /api/whoami", r"GET .*/tree/", r"GET .*/discussions", r"GET .*/revision/"]
+TEXTS = [
+    b"",
+    b"{",
+    b"<html>",
+    b"null",
+    b"[]",
+    b"{}",
+    b"1",
+    b'"x"',
+    b"[" * 100_000,
+    b"\xff\xfe",
+    b'{"sha": "../../x"}',
+]
+
+
+def refused(hub: HubServer, prepared: Prepared) -> str:
+    """What a push ended with."""
+    with pytest.raises(TraceproofError) as caught:
+        push(hub, prepared, allow_changes=True)
+    assert WRITER not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_what_is_no_answer_is_one_message(hub: HubServer, prepared: Prepared, place: str, text: bytes) -> None:
+    hub.faults.append(Fault(place, 200, body=text))
+    assert refused(hub, prepared)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("place", [*PLACES, r"(GET|HEAD) .*/resolve/"])
+def test_no_token_follows_a_redirect_to_another_host(
+    hub: HubServer, prepared: Prepared, place: str, status: int
+) -> None:
+    other = {"Location": f"http://localhost:{hub.server_port}/elsewhere", "X-Linked-Size": "1"}
+    other |= {"X-Repo-Commit": "a" * 40, "ETag": '"b"'}
+    hub.faults.append(Fault(place, status, headers=other))
+    assert refused(hub, prepared)
+    asked = [item["authorized"] for item in hub.log if "/elsewhere" in item["request"]]
+    assert set(asked) == {False}
+
+
+def test_a_slow_answer_is_not_waited_for(
+    hub: HubServer, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "READ_SECONDS", 0.2)
+    hub.faults.append(Fault("GET .*/revision/", 200, seconds=1.0))
+    began = time.monotonic()
+    assert "attempts failed" in refused(hub, prepared)
+    assert time.monotonic() - began < 15
+
+
+def test_a_hub_that_can_not_be_reached_is_given_up_on(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    assert pushing.UNREACHED_SECONDS <= 12.0
+    monkeypatch.setattr(pushing, "UNREACHED_SECONDS", 2.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        hub = Hub(REPOSITORY, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(TraceproofError, match="cannot be reached"):
+            hub.push(prepared.bundle, prepared.describe, allow_changes=False)
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://me:s3cret@example.org",
+        "https://s3cret@example.org",
+        "https://x/?token=s3cret",
+        "ftp://x",
+        "x",
+        "http://[",
+        "http://x:y",
+    ],
+)
+def test_an_endpoint_with_a_token_in_it_is_refused_and_not_printed(endpoint: str) -> None:
+    with pytest.raises(TraceproofError, match="no address of a hub") as caught:
+        Hub(REPOSITORY, endpoint=endpoint)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_wait_that_is_no_number_is_no_traceback(hub: HubServer, prepared: Prepared) -> None:
+    hub.faults.append(Fault("HEAD .*/resolve/", 429, headers={"Retry-After": "\N{SUPERSCRIPT TWO}"}))
+    assert refused(hub, prepared)
+
+
+STATUSES = [200, 200, 200, 204, 206, 302, 400, 418, 599]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["discussions", "count", "start", "sha", "name", "path", "oid", "size", "type", "id", "lfs"]
+            )
+            | st.text(max_size=5),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+def test_no_answer_is_a_traceback(hub: HubServer, prepared: Prepared) -> None:
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(place=st.sampled_from(PLACES), value=JSON, status=st.sampled_from(STATUSES))
+    def fuzz(place: str, value: Any, status: int) -> None:  # noqa: ANN401 - JSON
+        hub.faults[:] = [Fault(place, status, body=json.dumps(value).encode())]
+        began = time.monotonic()
+        with suppress(TraceproofError):  # some answers are as good as the right one
+            push(hub, prepared, allow_changes=True)
+        assert time.monotonic() - began < 60
+
+    repeatedly(fuzz)

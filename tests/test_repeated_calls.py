@@ -14,7 +14,7 @@ from traceproof.ops.base import Values, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.run.implementation import Implementation
-from traceproof.run.workers import Runner
+from traceproof.run.trusted import Runner
 
 INPUTS = {"values": torch.arange(8.0), "out": torch.full((8,), torch.nan)}  # `out`: memory to write to
 DEFINITION = Definition.model_validate(

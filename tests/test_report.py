@@ -251,10 +251,15 @@ def test_verdicts_that_were_changed_after_they_were_written_are_removed(tmp_path
     verdicts, cache = tmp_path / "verdicts" / "rmsnorm.jsonl", tmp_path / FILE
     write_text(verdicts, rows_text([row(verdict="fail")]))
     with Cache(cache) as kept:
-        kept.put({key_of_file(verdicts): digest_file(verdicts)})
+        kept.put({key_of_file(verdicts, cache): digest_file(verdicts)})
     report([verdicts], tmp_path / "summary.json", known=None, cache=cache)
     write_text(verdicts, rows_text([row(verdict="pass")]))
     with pytest.raises(TraceproofError, match="changed after they were written"):
+        report([verdicts], tmp_path / "summary.json", known=None, cache=cache)
+    assert not verdicts.exists()
+    write_text(verdicts, rows_text([row(verdict="pass")]))
+    cache.unlink()
+    with pytest.raises(TraceproofError, match="the cache that knew is lost"):
         report([verdicts], tmp_path / "summary.json", known=None, cache=cache)
     assert not verdicts.exists()
 
@@ -281,7 +286,10 @@ def test_op_types_are_summarised_once_and_together_as_at_once(
     def reported(rows: Mapping[str, Rows] = {}, *, cache: Path | None = tmp_path / FILE) -> dict[str, Any]:
         read.clear()
         for op_type, own in rows.items():
-            write_text(run / "verdicts" / f"{op_type}.jsonl", rows_text(own))
+            path = run / "verdicts" / f"{op_type}.jsonl"
+            write_text(path, rows_text(own))
+            with Cache(tmp_path / FILE) as kept:
+                kept.put({key_of_file(path, tmp_path / FILE): digest_file(path)})
         files = sorted((run / "verdicts").iterdir())
         return report(files, run / "summary.json", known=entry, cache=cache)
 

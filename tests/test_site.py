@@ -12,9 +12,7 @@ from site_support import BROKEN, HOSTILE, NAMES, Page, site_run
 
 from traceproof.errors import TraceproofError
 from traceproof.names import path_part
-from traceproof.site.build import build
-from traceproof.site.finished import Finished
-from traceproof.site.pages import Built
+from traceproof.site.build import Built, Finished, build
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from source_remotes import SOON, Upstream, git
 
-from traceproof.checkouts.checkout import bring, scratch_of
-from traceproof.checkouts.contents import Wanted
-from traceproof.checkouts.gitrun import Git, GitError, Patience
-from traceproof.checkouts.moving import State
+from traceproof.checkouts.checkout import State, Wanted, bring
+from traceproof.checkouts.gitrun import Git
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.config.reading import read_config
 from traceproof.dataset.fetch import Dataset
@@ -55,7 +53,7 @@ def test_a_clone_is_one_commit_without_history(tmp_path: Path, upstream: Upstrea
     assert clone(target, want(upstream, commit)) is State.CLONED
     assert same(target, upstream, commit)
     assert git(target, "rev-list", "--count", "HEAD") == "1"
-    assert not scratch_of(target).exists()
+    assert [path.name for path in target.parent.iterdir() if "cloning" in path.name] == []
 
 
 def test_only_the_wanted_folders_are_brought(tmp_path: Path, upstream: Upstream) -> None:
@@ -157,7 +155,7 @@ def test_a_commit_of_a_million_files_is_refused_before_one_is_written(tmp_path: 
         bring(target, wanted, Git(target, SOON))
     assert "lock" not in str(caught.value)
     assert not target.exists()
-    assert not scratch_of(target).exists()
+    assert [path.name for path in target.parent.iterdir() if "cloning" in path.name] == []
     dataset = Dataset.model_validate({"git": {"url": upstream.url, "commit": commit}})
     with pytest.raises(TraceproofError, match="has more than 500000 files"):
         fetch_dataset(dataset, root=tmp_path / "dataset")
@@ -186,11 +184,3 @@ def test_an_address_with_credentials_is_refused_and_not_shown(tmp_path: Path, ur
     with pytest.raises(TraceproofError, match="holds credentials") as caught:
         read_config(given, root=tmp_path)
     assert "s3cret" not in str(caught.value)
-
-
-def test_a_command_that_is_ended_leaves_no_lock_for_the_next_one(tmp_path: Path) -> None:
-    git(tmp_path, "init", "--quiet")
-    stuck = Git(tmp_path, Patience(attempts=1, stall=0.2))
-    with pytest.raises(GitError, match="the remote sent nothing"):
-        stuck.network("-c", "alias.stuck=!touch .git/index.lock; sleep 60", "stuck")
-    assert not (tmp_path / ".git" / "index.lock").exists()

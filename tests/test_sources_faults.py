@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -15,13 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from source_remotes import Upstream
+from source_remotes import Upstream, git
 from test_sources_checkout import clone, fill, same, want
 
-from traceproof.checkouts.checkout import scratch_of
-from traceproof.checkouts.contents import Wanted, changes
+from traceproof.checkouts.checkout import BUSY, MOVING, State, Wanted, changes
 from traceproof.checkouts.gitrun import Git, GitError
-from traceproof.checkouts.moving import BUSY, State
 from traceproof.errors import TraceproofError
 
 KILLS = int(os.environ.get("TRACEPROOF_KILLS", "4"))  # docs/bumps.md has the figures of a run with 50
@@ -29,7 +28,7 @@ CLONE = """
 import sys
 from pathlib import Path
 from traceproof.checkouts.checkout import bring
-from traceproof.checkouts.contents import Wanted
+from traceproof.checkouts.checkout import Wanted
 from traceproof.checkouts.gitrun import Git
 target = Path(sys.argv[1])
 bring(target, Wanted(url=sys.argv[2], commit=sys.argv[3]), Git(target))
@@ -79,18 +78,16 @@ def test_a_corrupt_pack_of_the_remote_is_an_error(tmp_path: Path, upstream: Upst
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_left_over_is_replaced(tmp_path: Path, upstream: Upstream) -> None:
+def test_what_a_killed_clone_left_is_cleared_away(tmp_path: Path, upstream: Upstream) -> None:
     commit = fill(upstream)
     target = tmp_path / "out"
-    scratch = scratch_of(target)
-    clone(scratch, want(upstream, commit))
-    for pack in (scratch / ".git" / "objects" / "pack").glob("*.pack"):
-        pack.chmod(0o644)
-        pack.write_bytes(pack.read_bytes()[:100])
-    (scratch / ".git" / "index").unlink()
-    (scratch / ".git" / "shallow.lock").touch()
+    left = target.with_name(f".cloning-{target.name}")
+    clone(left, want(upstream, commit))
+    (left / ".git" / "index").unlink()
+    (left / ".git" / "shallow.lock").touch()
     assert clone(target, want(upstream, commit)) is State.CLONED
     assert same(target, upstream, commit)
+    assert not left.exists()
 
 
 @pytest.fixture
@@ -115,9 +112,8 @@ def silent() -> Iterator[int]:
         connection.close()
 
 
-@pytest.mark.parametrize("scheme", ["git", "http"])
-def test_a_remote_that_stalls_is_given_up(tmp_path: Path, silent: int, scheme: str) -> None:
-    wanted = Wanted(url=f"{scheme}://127.0.0.1:{silent}/x.git", commit="1" * 40)
+def test_a_remote_that_stalls_is_given_up(tmp_path: Path, silent: int) -> None:
+    wanted = Wanted(url=f"http://127.0.0.1:{silent}/x.git", commit="1" * 40)
     started = time.monotonic()
     with pytest.raises(TraceproofError, match="sent nothing for 5 s"):
         clone(tmp_path / "out", wanted)
@@ -155,12 +151,36 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(
         clone(target, want(upstream, first))
     moment = random.Random(seed).uniform(0.1, 0.6)  # noqa: S311 - a moment, no secret
     running = kill_at(moment, target, upstream.url, second)
-    begun = (target / ".git" / BUSY).exists() if updates else scratch_of(target).exists()
+    begun = (target / ".git" / BUSY).exists() if updates else target.with_name(f".cloning-{target.name}").exists()
     record_property("hit", "midway" if running and begun else "before" if running else "after")
     if not updates and target.exists():
         assert same(target, upstream, second)
     clone(target, want(upstream, second))
     assert same(target, upstream, second)
+    assert not changes(Git(target))
+
+
+@pytest.mark.parametrize("wanted", [0, 1], ids=["back", "on"])
+@pytest.mark.parametrize("written", ["index", "files", "both"])
+def test_whatever_a_killed_update_had_written_is_put_right(
+    tmp_path: Path, upstream: Upstream, written: str, wanted: int
+) -> None:
+    commits = [upstream.commit({"a": "1", "gone": "x"}), upstream.commit({"a": "2", "gone": None, "new [n]": "n"})]
+    target = tmp_path / "out"
+    clone(target, want(upstream, commits[0]))
+    git(target, "fetch", "--quiet", "--depth=1", "origin", commits[1])
+    if written == "index":
+        git(target, "read-tree", commits[1])
+    elif written == "files":
+        git(target, "restore", f"--source={commits[1]}", "--worktree", ".")
+    else:
+        git(target, "reset", "--quiet", "--hard", commits[1])
+        git(target, "update-ref", "--no-deref", "HEAD", commits[0])
+    (target / ".git" / MOVING).write_text(json.dumps({"from": commits[0], "to": commits[1]}))
+    (target / ".git" / BUSY).touch()
+    (target / ".git" / "index.lock").touch()
+    clone(target, want(upstream, commits[wanted]))
+    assert same(target, upstream, commits[wanted])
     assert not changes(Git(target))
 
 

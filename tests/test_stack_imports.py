@@ -30,6 +30,7 @@ MODULES = (
     "traceproof.doctor.reach",
     "traceproof.environments.entry_points",
     "traceproof.environments.probe",
+    "traceproof.run.trusted",
     "traceproof.run.workers",
     "traceproof.sandbox.zygote",
 )

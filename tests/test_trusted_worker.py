@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from traceproof.run import workers
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits, Status
 
+SETUP = "traceproof.run.trusted:setup"
 LIMITS = Limits(seconds=5.0, memory_bytes=1 << 30)
 
 
@@ -42,10 +42,9 @@ def told(payload: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+def worker() -> Iterator[Worker]:
     """A copy of this process, in which an item says what to do."""
-    monkeypatch.setattr(workers, "setup", told)
-    made = Worker(Environment(name="torch", python=sys.executable), {}, LIMITS, None)
+    made = Worker(Environment(name="torch", python=sys.executable), f"{__name__}:told", {}, LIMITS)
     made.fork()
     yield made
     made.close()
@@ -80,7 +79,7 @@ def test_an_exception_costs_its_item_alone(worker: Worker) -> None:
 @pytest.mark.slow
 def test_one_that_died_is_replaced_by_an_interpreter_of_its_own() -> None:
     payload = {"device": "cpu", "threads": 1, "dataset": None}
-    made = Worker(Environment(name="torch", python=sys.executable), payload, LIMITS, None)
+    made = Worker(Environment(name="torch", python=sys.executable), SETUP, payload, LIMITS)
     item = {"implementation": "torch", "definition": {}, "digest": "0"}
     for _ in range(2):
         outcome = made.ask(item)
@@ -94,7 +93,7 @@ def test_one_that_died_is_replaced_by_an_interpreter_of_its_own() -> None:
 @pytest.mark.slow
 def test_the_end_of_one_that_started_beside_others_is_seen() -> None:
     payload = {"device": "cpu", "threads": 1, "dataset": None}
-    made = [Worker(Environment(name="torch", python=sys.executable), payload, LIMITS, None) for _ in range(4)]
+    made = [Worker(Environment(name="torch", python=sys.executable), SETUP, payload, LIMITS) for _ in range(4)]
     asked = {"implementation": "none", "digest": ""}
     try:
         with ThreadPoolExecutor(4) as threads:

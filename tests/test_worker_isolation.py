@@ -23,7 +23,7 @@ from traceproof.sandbox import MIB, Limits, Status
 SECRET = f"hf_{uuid.uuid4().hex}"
 
 
-@pytest.fixture(scope="module", params=[kind for kind in KINDS if kind != "trusted"])
+@pytest.fixture(scope="module", params=[*KINDS])
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)

@@ -13,15 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from traceproof.sandbox import Refused
-
 Handler = Callable[[dict[str, Any]], Any]
 MIB = 1 << 20
-
-
-def refuse(payload: str, scratch: Path) -> Handler:
-    del scratch
-    raise Refused(payload)
 
 
 def fail(payload: str, scratch: Path) -> Handler:
@@ -82,9 +75,6 @@ class Deeds:
     def raise_error(self, text: str) -> None:
         raise ValueError(text)
 
-    def refuse(self, text: str) -> None:
-        raise Refused(text)
-
     def recurse(self) -> None:
         self.recurse()
 
@@ -98,9 +88,6 @@ class Deeds:
     def loop(self) -> None:
         while True:
             pass
-
-    def say(self, text: str) -> None:
-        print(text)  # noqa: T201 - what is tested
 
     def flood(self) -> None:
         while True:

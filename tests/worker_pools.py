@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import traceproof
-from traceproof.sandbox import Isolation, ItemOutcome, Limits, Pool
+from traceproof.sandbox import ItemOutcome, Limits, Pool
 
 TESTS = Path(__file__).parent
 SOURCES = Path(traceproof.__file__).parent.parent
 NAMESPACES = ("user", "process", "network", "ipc", "files")
 NOTHING = (*NAMESPACES, "privileges", "system_calls", "landlock")
-# name: isolation, layers left out
-KINDS: dict[str, tuple[Isolation, Sequence[str]]] = {
-    "trusted": (Isolation.TRUSTED, ()),
-    "untrusted": (Isolation.UNTRUSTED, ()),
-    "container": (Isolation.UNTRUSTED, NAMESPACES),  # what many containers leave: seccomp and Landlock
-    "limits_only": (Isolation.UNTRUSTED, NOTHING),
+# name: layers left out
+KINDS: dict[str, Sequence[str]] = {
+    "untrusted": (),
+    "container": NAMESPACES,  # what many containers leave: seccomp and Landlock
+    "limits_only": NOTHING,
 }
 
 
@@ -32,8 +31,7 @@ class Workers:
     """A pool with its kind of isolation, and calls that run items in it."""
 
     def __init__(self, kind: str, *, preload: Sequence[str] = ()) -> None:
-        self.isolation, without = KINDS[kind]
-        self.pool = pool(without=without, preload=preload)
+        self.pool = pool(without=KINDS[kind], preload=preload)
 
     def run(
         self,
@@ -49,12 +47,11 @@ class Workers:
                 payload=payload,
                 items=items,
                 limits=limits or Limits(seconds=20),
-                isolation=self.isolation,
                 scratch=scratch,
             )
         )
 
     def has(self, *layers: str) -> bool:
         """Whether any of these layers of isolation holds for the workers."""
-        states = self.pool.layers() if self.isolation is Isolation.UNTRUSTED else {}
+        states = self.pool.layers()
         return any(states.get(layer) == "holds" for layer in layers)

@@ -1,4 +1,4 @@
-"""The measured part of docs/judging.md, out of the JSON that the measurements leave."""
+"""Tables of error rates and of mutants, out of the JSON that the measurements leave."""
 
 from __future__ import annotations
 
@@ -6,27 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from calibration.measure import OURS, RIVALS
-from traceproof.errors import TraceproofError
 
-MEASURED, RELATIONS = "measured", "relations"  # the parts of the page that are written by scripts
 GATES = (OURS, *RIVALS)
 Rates = Mapping[str, Any]
-
-
-def insert(page: str, text: str, part: str = MEASURED) -> str:
-    """The page with what stands between the markers of a part replaced.
-
-    Raises:
-        TraceproofError: a marker is missing.
-    """
-    first, last = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
-    head, begin, rest = page.partition(first)
-    _, end, tail = rest.partition(last)
-    if not begin or not end:
-        raise TraceproofError(
-            f"the page lacks the markers {first} and {last}", todo="Put them where figures belong."
-        )
-    return f"{head}{first}\n\n{text}\n{last}{tail}"
 
 
 def rates_tables(rates: Sequence[Rates]) -> str:

@@ -19,9 +19,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from history.catalogue import Bug, Found, Hardware, Outcome, Why, beside, judged
-from traceproof.bumps.trial import Trial
-from traceproof.checkouts.archive import unpack
-from traceproof.checkouts.pin import Pin
+from traceproof.bumps.bisect import Trial
+from traceproof.checkouts.packages import bring_package, unpack
+from traceproof.checkouts.pins import Pin
 from traceproof.config.schema import Config
 from traceproof.dataset.fetch import Dataset, fetch
 from traceproof.digests import digest_json
@@ -33,7 +33,6 @@ from traceproof.ops.cases import ALL_SIZES, STRESS
 from traceproof.reasons import Skip
 from traceproof.run.flow import Pipeline
 from traceproof.run.rows import VerdictRow
-from traceproof.sources.package import bring_package
 from traceproof.stacks import MAIN, STACKS
 from traceproof.tables import headed
 

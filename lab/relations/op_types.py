@@ -618,5 +618,5 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = {
 
 
 def relations_of(definition: Definition) -> tuple[Relation, ...]:
-    """The relations of a definition; some may say nothing about any of its cases."""
-    return tuple(one for one in RELATIONS.get(definition.op_type, ()) if one.holds(definition))
+    """The relations of a definition, those of a batch where none are named; some may say nothing of any case."""
+    return tuple(one for one in RELATIONS.get(definition.op_type, BATCH) if one.holds(definition))

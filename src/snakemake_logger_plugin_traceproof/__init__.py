@@ -5,10 +5,12 @@ The Snakefile installs it: a profile that names a plugin ends another environmen
 """
 
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from logging import WARNING, LogRecord
 from pathlib import Path
 from types import FrameType
@@ -23,6 +25,8 @@ CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
 TABLES = "verify_"  # rules of this prefix end with a table of their own
 TARGETS = ("chain", "run_tests")  # and so do these
 CODE = "TRACEPROOF_FINDINGS"  # variable: what a command's Snakemake ends with on findings, apart from its own 1
+MIB = 1 << 20
+LITTLE = 100  # MiB free of a disk, on which jobs may fail for want of more
 SHOWN = 3  # failed jobs named in a run's last line
 # What Snakemake says beside JOB_ERROR when a job failed.
 ECHOES = (
@@ -61,6 +65,7 @@ class LogHandler(LogHandlerBase):
         self._names: dict[int, str] = {}
         self._finished = ""
         self._stopping = False
+        self._full = ""  # where a failed job's disk has little room, that
         self._failed: dict[str, bool] = {}  # jobs, in the order in which they did; whether by findings alone
 
     def interrupted(self, number: int, frame: FrameType | None) -> None:
@@ -85,9 +90,8 @@ class LogHandler(LogHandlerBase):
         if self._failed and not others:
             raise SystemExit(int(os.environ.get(CODE, FINDINGS)))
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
-        self._write(
-            f"The run could not finish: {', '.join(others[:SHOWN]) or 'see above what'}{more} failed. {KEPT}"
-        )
+        what = f"{', '.join(others[:SHOWN]) or 'see above what'}{more} failed{self._full}"
+        self._write(f"The run could not finish: {what}. {KEPT}")
         raise SystemExit(UNFINISHED)
 
     def emit(self, record: LogRecord) -> None:
@@ -142,6 +146,10 @@ class LogHandler(LogHandlerBase):
             return f"FAILED group {values['groupid']}; the batch system's log: {logs}"
         name = self._names.get(values["jobid"], values["rule_name"])
         self._failed[name] = _is_target(name) and any(map(_found, values["log"]))
+        for folder in {Path(log).parent for log in values["log"]}:
+            with suppress(OSError):
+                free = shutil.disk_usage(folder).free
+                self._full = f"; {free / MIB:.1f} MiB are free in {folder}" if free < LITTLE * MIB else ""
         if self._failed[name]:
             return ""
         said = str(values.get("rule_msg") or "")

@@ -1,18 +1,23 @@
-"""Files written in one rename, and a full disk as an error that says so."""
+"""Files in one rename, a full disk as an error that says so, and folders that live as long as their process."""
 
 import errno
+import fcntl
 import json
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
+from traceproof.reading import remove_tree
 
 SEAL = '{"seal": "'  # what a sealed file begins with
+OWNED = re.compile(r"(?:traceproof|scratch)-[0-9]+-\w+", re.ASCII)  # names of processes' own folders
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -79,3 +84,46 @@ def unsealed(data: bytes) -> bytes:
     if start != f'{SEAL}{digest_bytes(body)}"'.encode():
         raise ValueError("it was changed after it was written")
     return body
+
+
+@contextmanager
+def own_folder(kind: str = "traceproof", root: Path | None = None) -> Iterator[Path]:
+    """A new folder of this process's alone (`kind`: `scratch` or `traceproof`), removed whatever is in it.
+
+    It is locked as long as the process lives, so that `sweep` tells those of killed ones.
+    """
+    folder, lock = _locked(kind, root)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+        os.close(lock)
+
+
+def _locked(kind: str, root: Path | None) -> tuple[Path, int]:
+    """A new folder, and the descriptor that holds its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{os.getpid()}-", dir=root)).resolve()
+        with suppress(FileNotFoundError):  # swept before it was locked
+            lock = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # a file system that locks no folders: nobody sweeps it either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
+def sweep(root: Path) -> None:
+    """Remove folders whose process has ended."""
+    for path in root.glob("*-*"):
+        with suppress(OSError):  # its process lives, or another run removes it, too
+            own = OWNED.fullmatch(path.name) is not None and path.lstat().st_uid == os.getuid()
+            if not own or path.is_symlink():
+                continue
+            path.chmod(0o700)
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(path)
+            finally:
+                os.close(lock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from traceproof.run.calls import CUDA_LOST, cuda_is_lost
-from traceproof.sandbox import Isolation, Limits, Pool
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import Limits
+from traceproof.stacks import MAIN
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 HANG_CYCLES = 1 << 45  # hours
@@ -36,9 +39,9 @@ def _die() -> None:
 DEEDS = {"fine": lambda: None, "fault": _fault, "hang": _hang, "die": _die}
 
 
-def setup(payload: Any, scratch: Path) -> Callable[[str], float]:  # noqa: ANN401 - any JSON
+def setup(payload: Any) -> Callable[[str], float]:  # noqa: ANN401 - any JSON
     """Worker side: one action per item, then a sum that a poisoned context can not compute."""
-    del payload, scratch
+    del payload
 
     def run(deed: str) -> float:
         try:
@@ -55,16 +58,10 @@ def setup(payload: Any, scratch: Path) -> Callable[[str], float]:  # noqa: ANN40
 def test_each_misdeed_costs_one_case() -> None:
     actions = ["fine", "fault", "fine", "hang", "fine", "die", "fine"]
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with Pool(gpu=True, env={"PYTHONPATH": os.pathsep.join(paths)}) as pool:
-        outcomes = list(
-            pool.run_items(
-                setup="test_faults:setup",
-                payload=None,
-                items=actions,
-                limits=Limits(seconds=SECONDS),
-                isolation=Isolation.TRUSTED,
-            )
-        )
+    record = {"device_type": "cuda", "digest": ""}
+    here = Environment(name=MAIN, python=sys.executable, record=record, path=tuple(paths))
+    with Worker(here, "test_faults:setup", {}, Limits(seconds=SECONDS)) as worker:
+        outcomes = [worker.ask(action) for action in actions]
     got = [str(outcome.status) for outcome in outcomes]
     assert got == ["ok", "crash", "ok", "timeout", "ok", "crash", "ok"]
     assert [outcome.value for outcome in outcomes[::2]] == [1000.0] * 4

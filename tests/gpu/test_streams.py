@@ -13,7 +13,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.run import inputs
 from traceproof.run.implementation import Implementation
-from traceproof.run.workers import Runner
+from traceproof.run.trusted import Runner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LATE = (

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from filelock import FileLock
 
-from traceproof.checkouts.lock import lock_digest
-from traceproof.checkouts.pin import Pin
+from traceproof.checkouts.pins import Pin, lock_digest
 from traceproof.digests import digest_bytes, digest_file, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text

@@ -1,23 +1,50 @@
 """One repository at one commit in one folder: cloned whole or not at all, updated without touching anyone's work.
 
-A clone grows in a folder beside its target and is renamed there once it is complete and checked. What a killed
-clone has left is used by the next one. An existing checkout is moved to another commit in place.
+A clone grows in a folder beside its target and is renamed there once it is complete and checked. An existing
+checkout is moved to another commit in place. A note in its .git says while that happens what it is about, to tell
+what a killed update left from what somebody edited.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from git import Repo
+from git import GitCommandError, Repo, Tree
 
-from traceproof.checkouts.contents import Wanted, bounded_tree, fetch, finish, set_remote
-from traceproof.checkouts.git_folder import unlock
 from traceproof.checkouts.gitrun import Git, GitError
-from traceproof.checkouts.moving import State, update
 from traceproof.errors import TraceproofError
-from traceproof.files import disk_errors
+from traceproof.files import disk_errors, write_json
+
+NOTE = "traceproof.json"  # in .git: the commit that this program checked out last
+MOVING = "traceproof-moving.json"  # in .git while an update runs: from which commit to which
+BUSY = "traceproof-busy"  # in .git while a run of this program may hold git's locks there
+SAVED = "traceproof-saved"  # in .git: files found changed after a killed update, kept in case somebody edited them
+MOST_FILES = 500_000  # of one commit; the largest source has a fiftieth of that
+PARTIAL = "--filter=blob:none"
+
+
+class State(StrEnum):
+    """What was done."""
+
+    CLONED = "cloned"
+    UPDATED = "updated"
+    PRESENT = "present"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A checkout as it shall be."""
+
+    url: str  # anything that git understands
+    commit: str  # all 40 digits
+    folders: tuple[str, ...] = ()  # cone patterns of a sparse checkout; empty: everything
+    submodules: tuple[str, ...] = ()  # paths of submodules to bring along, as far as the commit has them
+    lfs: bool = False  # whether files in LFS are fetched too
 
 
 def bring(target: Path, wanted: Wanted, git: Git) -> State:
@@ -30,14 +57,17 @@ def bring(target: Path, wanted: Wanted, git: Git) -> State:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _alone(target):
             if target.is_dir() and any(target.iterdir()):
-                return update(target, wanted, _in(git, target))
-            _clone(target, wanted, git)
+                return _update(target, wanted, replace(git, folder=target))
+            scratch = target.with_name(f".cloning-{target.name}")
+            shutil.rmtree(scratch, ignore_errors=True)  # what a killed clone left
+            try:
+                fill(scratch, wanted, replace(git, folder=scratch))
+                if target.is_dir():
+                    target.rmdir()  # empty
+                scratch.rename(target)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
     return State.CLONED
-
-
-def scratch_of(target: Path) -> Path:
-    """Where a clone of `target` grows."""
-    return target.with_name(f".cloning-{target.name}")
 
 
 @contextmanager
@@ -52,46 +82,246 @@ def _alone(target: Path) -> Iterator[None]:
         ) from None
 
 
-def _in(git: Git, folder: Path) -> Git:
-    return Git(folder, git.patience, git.report, git.lfs)
-
-
-def _clone(target: Path, wanted: Wanted, git: Git) -> None:
-    scratch = scratch_of(target)
-    resumed = scratch.is_dir()
-    try:
-        fill(scratch, wanted, _in(git, scratch))
-    except GitError as error:
-        if not (error.final or error.corrupt):
-            raise  # the network, most likely: what came so far serves the next run
-        shutil.rmtree(scratch, ignore_errors=True)
-        if not resumed:
-            raise
-        # The fault may lie in what a killed clone left, so it proves nothing about the remote yet.
-        git.report("what an interrupted clone left is of no use; starting over")
-        fill(scratch, wanted, _in(git, scratch))
-    if target.is_dir():
-        target.rmdir()  # empty
-    scratch.rename(target)
-
-
-def fill(scratch: Path, wanted: Wanted, git: Git) -> None:
-    """Make a new folder, or what a clone left, a checkout of the commit. Raises TraceproofError: not possible."""
-    scratch.mkdir(exist_ok=True)
-    if (scratch / ".git").is_dir():
-        unlock(scratch)
+def fill(folder: Path, wanted: Wanted, git: Git) -> None:
+    """Make a new folder a checkout of the commit. Raises TraceproofError: not possible."""
+    folder.mkdir(exist_ok=True)
     git.local("init", "--quiet")
-    set_remote(git, wanted.url)
-    fetch(git, wanted.commit)
-    bounded_tree(scratch, wanted.commit)
+    _set_remote(git, wanted.url)
+    _fetch(git, wanted.commit)
+    _bounded_tree(folder, wanted.commit)
     if wanted.folders:
         git.local("sparse-checkout", "set", "--cone", "--", *wanted.folders)
-    # By force: nobody but a killed clone has written here. It fetches missing blobs, so it needs the network.
-    git.network("checkout", "--quiet", "--force", "--detach", wanted.commit)
-    finish(scratch, wanted, git)
+    git.network("checkout", "--quiet", "--detach", wanted.commit)  # it fetches missing blobs
+    _finish(folder, wanted, git)
 
 
 def tree_digest(folder: Path) -> str:
     """Git's own digest of the files of the commit that is checked out."""
-    with Repo(folder) as repository:
-        return repository.head.commit.tree.hexsha
+    return Git(folder).local("rev-parse", "HEAD^{tree}").strip()
+
+
+def _set_remote(git: Git, url: str) -> None:
+    """Point `origin` at the URL."""
+    remotes = git.local("remote").split()
+    git.local("remote", "set-url" if "origin" in remotes else "add", "origin", url)
+
+
+def _has_commit(git: Git, commit: str) -> bool:
+    """Whether a commit is there, with all its trees."""
+    try:
+        with Repo(git.folder) as repository:
+            return repository.commit(commit).hexsha == commit
+    except (ValueError, GitCommandError):
+        return False
+
+
+def _fetch(git: Git, commit: str) -> None:
+    """Bring one commit, without history and, if possible, files. Raises GitError: the remote does not give it."""
+    plain = ("fetch", "--progress", "--no-tags", "--depth=1")
+    try:
+        git.network(*plain, PARTIAL, "origin", commit)
+    except GitError as error:
+        if "unadvertised" in error.output or "filter" in error.output:
+            # A server that gives neither single commits nor partial clones: take all its branches and tags.
+            git.network("fetch", "--progress", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*")
+        else:
+            raise
+    if not _has_commit(git, commit):
+        todo = "Check that the commit (all 40 digits) was pushed there and was not rewritten since."
+        raise GitError(f"{git.folder}: {commit} is not a commit of the remote", output="", final=True, todo=todo)
+
+
+def _bounded_tree(folder: Path, commit: str) -> None:
+    """Look whether a commit has a number of files that can be checked out, before any is written.
+
+    A few folders that hold each other's content many times over are millions of files, and few bytes to fetch.
+    Raises GitError: it has more than MOST_FILES, or cannot be listed.
+    """
+    try:
+        with Repo(folder) as repository:
+            files = _files(repository.commit(commit).tree, {})
+    except (ValueError, GitCommandError, RecursionError) as error:
+        todo = "Run the same command again; if it stays so, check the repository."
+        what = f"the files of {commit} cannot be listed"
+        raise GitError(what, output=str(error), final=False, todo=todo) from error
+    if files > MOST_FILES:
+        raise GitError(
+            f"{commit} has more than {MOST_FILES} files, which no source of kernels has; nothing was checked out",
+            output="",
+            final=True,
+            todo="Look at what the repository holds, and give another commit.",
+        )
+
+
+def _files(tree: Tree, known: dict[str, int]) -> int:
+    """How many files lie below a folder; one that stands in several places is looked at once."""
+    if tree.hexsha not in known:
+        known[tree.hexsha] = sum(_files(item, known) if isinstance(item, Tree) else 1 for item in tree)
+    return known[tree.hexsha]
+
+
+def _finish(folder: Path, wanted: Wanted, git: Git) -> None:
+    """Submodules, LFS, the final check, and the note that says which commit was put there."""
+    for path in _submodules(wanted, git):
+        git.network("submodule", "update", "--init", "--force", "--depth=1", "--", path)
+    if wanted.lfs:
+        _pull_lfs(git)
+    _check(folder, wanted, git)
+    write_json(folder / ".git" / NOTE, {"commit": wanted.commit, "url": wanted.url})
+
+
+def _submodules(wanted: Wanted, git: Git) -> list[str]:
+    """Those of the wanted submodules that the commit has: older and newer ones may have others."""
+    return [
+        path for path in wanted.submodules if git.local("ls-tree", wanted.commit, "--", path).startswith("160000 ")
+    ]
+
+
+def _pull_lfs(git: Git) -> None:
+    try:
+        git.network("lfs", "pull")
+    except GitError as error:
+        if "is not a git command" not in error.output:
+            raise
+        raise TraceproofError(
+            "the files in LFS can not be fetched: git-lfs is not installed",
+            todo="Install it (Debian: apt install git-lfs), or leave out --lfs: sources need none.",
+        ) from error
+
+
+def _check(folder: Path, wanted: Wanted, git: Git) -> None:
+    """Check that commit, files and wanted submodules are there, with content. Raises GitError: not so."""
+    head = git.commit("HEAD")
+    changed = changes(git)
+    empty = [path for path in _submodules(wanted, git) if not any((folder / path).glob("[!.]*"))]
+    if head != wanted.commit or changed or empty:
+        raise GitError(
+            f"{folder} did not become a checkout of {wanted.commit}",
+            output="\n".join([f"HEAD is {head}", *changed, *(f"submodule {path} is empty" for path in empty)]),
+            final=True,
+            todo="Run the same command again; if it stays so, delete the folder.",
+        )
+
+
+def changes(git: Git) -> list[str]:
+    """Tracked files that differ from HEAD, submodules included; untracked files are nobody's business."""
+    text = git.local("status", "--porcelain", "-z", "--untracked-files=no", "--no-renames")
+    return [entry[3:] for entry in text.split("\0") if entry]
+
+
+def _note(folder: Path, name: str) -> dict[str, str]:
+    """What this program left about a checkout in its .git; empty where there is nothing to read."""
+    try:
+        value: dict[str, str] = json.loads((folder / ".git" / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value
+
+
+def _update(target: Path, wanted: Wanted, git: Git) -> State:
+    """Move an existing checkout to the wanted commit, and put right what a killed update left.
+
+    Raises TraceproofError: something there is somebody's own; it is left alone.
+    """
+    _ours(target, git)
+    busy = target / ".git" / BUSY
+    if busy.exists():
+        _unlock(target)
+    busy.touch()
+    try:
+        return _move(target, wanted, git)
+    finally:  # a kill leaves it, and with it the right to remove locks
+        busy.unlink()
+
+
+def _move(target: Path, wanted: Wanted, git: Git) -> State:
+    moving = _note(target, MOVING)
+    if moving:
+        _recover(target, moving, git)
+    changed = changes(git)
+    if changed:
+        todo = "Commit them on a branch or put them elsewhere, then run again; or use another --target-dir."
+        raise TraceproofError(f"{target} has local changes; they are left alone", problems=changed[:10], todo=todo)
+    head = git.commit("HEAD")
+    if head == wanted.commit and not moving:
+        _finish(target, wanted, git)  # submodules and LFS files may be newly wanted
+        return State.PRESENT
+    _no_loose_commits(target, head, git)
+    _set_remote(git, wanted.url)
+    if not _has_commit(git, wanted.commit):
+        _fetch(git, wanted.commit)
+    _bounded_tree(target, wanted.commit)
+    write_json(target / ".git" / MOVING, {"from": head, "to": wanted.commit})
+    try:
+        git.network("checkout", "--quiet", "--detach", wanted.commit)
+    except GitError as error:
+        if "would be overwritten" not in error.output:
+            raise
+        (target / ".git" / MOVING).unlink()  # git checks before it writes
+        raise TraceproofError(
+            f"{target} has files of its own where the commit has others; they are left alone",
+            problems=error.problems,
+            todo="Move them elsewhere and run again.",
+        ) from error
+    _finish(target, wanted, git)
+    (target / ".git" / MOVING).unlink()
+    return State.UPDATED
+
+
+def _ours(target: Path, git: Git) -> None:
+    """Refuse a folder that is no repository of its own: git would look further up and find another."""
+    if not (target / ".git").exists():
+        todo = "Move it away, or give another --target-dir."
+        raise TraceproofError(f"{target} exists and is no git repository; it is left alone", todo=todo)
+    try:
+        git.local("rev-parse", "--verify", "--quiet", "HEAD^{tree}")
+    except GitError as error:
+        raise TraceproofError(
+            f"{target} is a damaged repository; it is left alone",
+            problems=error.problems,
+            todo="Save what is yours in it, delete it and run again.",
+        ) from error
+
+
+def _recover(target: Path, moving: dict[str, str], git: Git) -> None:
+    """Go on after a killed update: put the files of both commits right, and keep a copy of what stood there.
+
+    Only files that differ between the two commits can be the update's; others are left for the check that follows.
+    """
+    between = git.network("diff", "--name-only", "-z", "--no-renames", moving["from"], moving["to"]).split("\0")
+    touched = (set(changes(git)) & set(between)) - {""}
+    for name in touched:
+        path = target / name
+        if path.is_file():
+            kept = target / ".git" / SAVED / name
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, kept)
+    if touched:
+        what = ("--source=HEAD", "--staged", "--worktree", "--pathspec-from-file=-", "--pathspec-file-nul")
+        git.local(
+            "--literal-pathspecs", "restore", *what, data="\0".join(touched).encode(errors="surrogateescape")
+        )
+    untracked = git.local("ls-files", "--others", "-z").split("\0")
+    for name in (set(untracked) & set(between)) - {""}:  # files that only the other commit has
+        (target / name).unlink()
+
+
+def _no_loose_commits(target: Path, head: str, git: Git) -> None:
+    """Refuse to leave a commit that no branch, tag or note holds: it would be as good as lost.
+
+    Raises TraceproofError: HEAD is such a commit.
+    """
+    if head in {_note(target, NOTE).get("commit"), _note(target, MOVING).get("to")}:
+        return
+    if git.local("for-each-ref", "--count=1", "--contains", head).strip():
+        return
+    raise TraceproofError(
+        f"{target} stands on the commit {head[:12]}, which no branch holds; it is left alone",
+        todo=f"Name it (git -C {target} branch mine), then run again.",
+    )
+
+
+def _unlock(folder: Path) -> None:
+    """Remove lock files of killed git processes; the folder's own lock says that none is running."""
+    for lock in (folder / ".git").rglob("*.lock"):
+        lock.unlink(missing_ok=True)

@@ -9,8 +9,7 @@ from typing import Annotated, Self
 
 import typer
 
-from traceproof.bumps.bisect import Bisection, Found, Verdict
-from traceproof.bumps.trial import Trial, worst
+from traceproof.bumps.bisect import Bisection, Found, Trial, Verdict, worst
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.checkouts.tree import CommitTree
 from traceproof.cli import options, run

@@ -8,7 +8,7 @@ import typer
 
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
-from traceproof.run.cache import FILE, Cache
+from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.rows import each_row
 
 DAY = 86400.0
@@ -39,8 +39,13 @@ def clean(
     if path.is_file():
         shown = set(_shown(results)) if unreachable else set()
         now = time.time()
+        stay = {
+            key_of_file(one, path) for one in results.rglob("verdicts/*.jsonl")
+        }  # by which damage of one shows
         with Cache(path) as cache:
             for key, size, written in cache.entries():
+                if key in stay:
+                    continue
                 old = older_than is not None and written < now - older_than * DAY
                 if old or (unreachable and key not in shown and written < now - FRESH_SECONDS):
                     found[key] = size

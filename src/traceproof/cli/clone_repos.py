@@ -10,14 +10,13 @@ from typing import Annotated
 
 import typer
 
+from traceproof.checkouts.clone import FAILED, CloneRequest, Progress, clone_all
 from traceproof.checkouts.gitrun import Git, Patience, available
-from traceproof.checkouts.lock import NAME, read_lock, resolve, write_lock
-from traceproof.checkouts.pin import ORIGINS, Pin
+from traceproof.checkouts.pins import NAME, ORIGINS, Pin, read_lock, resolve, write_lock
 from traceproof.cli import run
 from traceproof.cli.interpreter import say
 from traceproof.environments.building import unlike_the_lock
 from traceproof.errors import TraceproofError
-from traceproof.sources.clone import FAILED, CloneRequest, Progress, clone_all
 from traceproof.text import has_credentials, redacted
 
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -176,14 +176,14 @@ def listing_json(listing: Listing) -> dict[str, Any]:
 def told_listing(listing: Listing) -> str:
     """Architectures of SGLang, apart those that have a second reading as language models.
 
-    What became of each of these, by its default config, is in the newest survey of docs/reports.
+    What became of each of these, by its default config, is in docs/measurements.md.
     """
     second = {str(config["architectures"][0]) for config in listing.defaults.values()}
     both = [name for name in listing.architectures if name in second]
     others = [name for name in listing.architectures if name not in second]
     return (
         f"\n{len(both)} causal language models that transformers has too "
-        "(docs/reports tells what was read of each):\n"
+        "(docs/measurements.md tells how many were read):\n"
         f"{', '.join(both)}\n"
         f"\n{len(others)} other classes of SGLang {listing.version}, encoders and drafts among them; most "
         f"of these have no second reading, so that they need --single-reading:\n{', '.join(others)}\n"

@@ -9,7 +9,6 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from traceproof.cli import options, run
-from traceproof.config.schema import Config
 from traceproof.dataset.fetch import folder_of
 from traceproof.environments.building import resolve
 from traceproof.errors import TraceproofError
@@ -92,34 +91,24 @@ def publish(  # noqa: PLR0913 - one parameter per option
     """
     source = _source(dataset, selection, [*(traces or []), *(tests or [])], tests_output, tests=not without_tests)
     folder = out or source.run / "publish"
-    with _writable():
-        made = _prepared(source, definition_name or [], op_type or [], per, card=card)
-        listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
     told = run.told(json_file)
-    _tell(listed, folder, told, pushing=push)
+    with _writable():
+        _say("preparing what is verified: baselines, workloads, tests")
+        made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
+        made += [prepare_card(source, made[0].ledger)] if card else []
+        listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
+    for item in listed:
+        size = sum(int(file["size"]) for file in item["files"])
+        told.write(f"{item['bundle']}: {len(item['files'])} files, {size} bytes: {folder / item['bundle']}\n")
     pushed: list[dict[str, Any]] = []
     if push:
         target = Remote(git_remote) if git_remote else Hub(repository, endpoint=endpoint, say=_say)
         pushed = _push(target, made, allow_changes=allow_changes)
+    else:
+        told.write("dry run: nothing was sent; --push opens the pull requests\n")
     if coverage_clone is not None:
         _coverage(coverage_clone, coverage_file, made[0], folder, told)
     run.write_result(json_file, {"exit_code": run.FINE, "bundles": listed, "pushed": pushed})
-
-
-def _prepared(
-    source: Source, definitions: Sequence[str], op_types: Sequence[str], per: Per, *, card: bool
-) -> list[Prepared]:
-    _say("preparing what is verified: baselines, workloads, tests")
-    made = prepare(source, definitions=definitions, op_types=op_types, per=per)
-    return [*made, prepare_card(source, made[0].ledger)] if card else made
-
-
-def _tell(listed: Sequence[dict[str, Any]], folder: Path, told: TextIO, *, pushing: bool) -> None:
-    for item in listed:
-        size = sum(int(file["size"]) for file in item["files"])
-        told.write(f"{item['bundle']}: {len(item['files'])} files, {size} bytes: {folder / item['bundle']}\n")
-    if not pushing:
-        told.write("dry run: nothing was sent; --push opens the pull requests\n")
 
 
 @contextmanager
@@ -176,13 +165,8 @@ def _source(
         run=results / (selection or config.run),
         results=results,
         python=str(python if python.is_absolute() else root / python),
-        provenance=provenance(root, config),
+        provenance={"dataset": origin_of(config.dataset), "traceproof": source_commit(root), **pinned(root)},
         extra=tuple(path.absolute() for path in extra),
         tests=tests,
         tests_output=tests_output.read_text(encoding="utf-8") if tests_output else "",
     )
-
-
-def provenance(root: Path, config: Config) -> dict[str, str]:
-    """Where a run's things come from: the dataset, traceproof, the pinned sources."""
-    return {"dataset": origin_of(config.dataset), "traceproof": source_commit(root), **pinned(root)}

@@ -16,6 +16,7 @@ from traceproof.config.reading import config_of
 from traceproof.config.schema import Config
 from traceproof.dataset.fetch import fetch
 from traceproof.errors import TraceproofError
+from traceproof.files import own_folder, sweep
 from traceproof.programs import memory_for_jobs
 from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED, end_with_parent
 
@@ -72,9 +73,10 @@ def snakemake(
     """
     program = str(Path(sys.executable).parent / "snakemake")  # its errors begin with this name
     command = [sys.executable, program, *memory_of_jobs(extra), "--cores", str(cores), *extra]
-    with tempfile.TemporaryDirectory(prefix="traceproof-") as scratch:
+    sweep(Path(tempfile.gettempdir()))
+    with own_folder() as scratch:
         if changes:  # as a file, since --config would turn every value inside a mapping into text
-            overrides = Path(scratch, "overrides.json")
+            overrides = scratch / "overrides.json"
             overrides.write_text(json.dumps(changes), encoding="utf-8")
             command += ["--configfile", str(overrides)]
         code = _run(command, cwd=root, stdout=STDERR if out is sys.stderr else None)

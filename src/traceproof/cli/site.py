@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from traceproof.cli import options, run
-from traceproof.site.build import build
-from traceproof.site.finished import AUDIT, Finished
+from traceproof.site.build import AUDIT, Finished, build
 
 
 def site(

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from traceproof.checkouts.lock import NAME, read_lock
-from traceproof.checkouts.pin import DATASET
+from traceproof.checkouts.pins import DATASET, NAME, read_lock
 from traceproof.config.schema import Config, ModelChoice, Selection
 from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.tree import is_dataset, op_type_names

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
-from traceproof.checkouts.pin import Commit, PackageName, Sha256, Url, Version
+from traceproof.checkouts.pins import Commit, PackageName, Sha256, Url, Version
 from traceproof.dataset.tree import is_dataset
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
@@ -125,8 +125,7 @@ def _check(folder: Path, what: str) -> None:
 
 
 def _from_pypi(source: Pypi, scratch: Path) -> Path:
-    from traceproof.checkouts.archive import unpack
-    from traceproof.checkouts.package_index import download_sdist
+    from traceproof.checkouts.packages import download_sdist, unpack
 
     archive = download_sdist(source.package, source.version, scratch / "download", sha256=source.sha256)
     try:
@@ -139,12 +138,12 @@ def _from_pypi(source: Pypi, scratch: Path) -> Path:
 
 
 def _from_git(source: Git, scratch: Path) -> Path:
-    from traceproof.checkouts import checkout, contents, gitrun  # they import GitPython, which a stack lacks
+    from traceproof.checkouts import checkout, gitrun  # they import GitPython, which a stack lacks
 
     target = scratch / "checkout"
     folders = () if source.folder in {".", ""} else (source.folder,)
     try:
-        wanted = contents.Wanted(url=source.url, commit=source.commit, folders=folders)
+        wanted = checkout.Wanted(url=source.url, commit=source.commit, folders=folders)
         checkout.fill(target, wanted, gitrun.Git(target))
     except gitrun.GitError as error:
         raise TraceproofError(

@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock
 
 from traceproof import programs
-from traceproof.checkouts.lock import NAME, read_lock
+from traceproof.checkouts.pins import NAME, read_lock
 from traceproof.config.schema import Config
 from traceproof.digests import digest_json
 from traceproof.environments import toolkit

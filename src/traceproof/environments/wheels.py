@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.markers import Marker
 
 from traceproof import programs
-from traceproof.checkouts.package_index import download_sdist
+from traceproof.checkouts.packages import download_sdist
 from traceproof.environments.building import CPU_WHEELS, PINS
 from traceproof.errors import TraceproofError
 from traceproof.stacks import UNHASHED

@@ -14,7 +14,9 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.dataset.reference_text import assigned
-from traceproof.sandbox import GIB, Isolation, Limits, Pool, Status
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import GIB, Limits, Pool, Status
+from traceproof.stacks import MAIN
 
 MEMORY_LIMIT = 1536 << 20  # bytes that one case may need; a larger one is left out, and said so
 LIMITS = Limits(seconds=120.0, memory_bytes=3 * GIB)  # of one case
@@ -54,16 +56,13 @@ def check(
         {"definition": definition.as_json(), "reference": text}
         for definition, text in zip(definitions, texts, strict=True)
     ]
-    source = str(Path(__file__).resolve().parents[2])
-    environment = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    with Pool(preload=("torch", "traceproof.run.source"), python=python, env=environment) as pool:
-        outcomes = pool.run_items(
-            setup="traceproof.extract.check:setup",
-            payload={},
-            items=items,
-            limits=Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None),
-            isolation=Isolation.TRUSTED,  # our own code, which has a worker of its own for each reference
-        )
+    # Our own code, which has a worker of its own, shut in, for each reference.
+    here, limits = (
+        Environment(name=MAIN, python=str(python)),
+        Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None),
+    )
+    with Worker(here, "traceproof.extract.check:setup", {}, limits) as worker:
+        outcomes = [worker.ask(item) for item in items]
     findings = []
     for outcome in outcomes:
         if outcome.status is Status.OK:
@@ -75,7 +74,7 @@ def check(
     return findings
 
 
-def setup(_payload: dict[str, Any], _scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """In the worker, once."""
     import torch
 

@@ -1,7 +1,7 @@
 """Figures beside every verdict, in float64, and the specification's tolerance table, which does not decide.
 
 Why not: at N(0, 1) and 2,048 keys an all-zeros attention output passes an 85 % hit ratio, and against one dropped
-token the bfloat16 row is blind (docs/judging.md has the measured rates).
+token the bfloat16 row is blind (docs/measurements.md has the rates).
 """
 
 import math

@@ -51,7 +51,9 @@ class Package:
         self, module: tuple[str, ...], name: str, depth: int
     ) -> ast.AST | tuple[tuple[str, ...], tuple[str, ...]] | None:
         """What binds `name` in a module: a statement, or (module, rest) of a re-export; None if nothing does."""
-        for statement in _statements(self._tree(module).body):
+        file = self._file(module)
+        assert file is not None
+        for statement in _statements(_parse(file).body):
             source = self._source(module, statement) if isinstance(statement, ast.ImportFrom) else None
             if source == module:  # `from . import x`: the module x of this folder
                 continue
@@ -81,11 +83,6 @@ class Package:
             if file.is_file():
                 return file
         return None
-
-    def _tree(self, module: tuple[str, ...]) -> ast.Module:
-        file = self._file(module)
-        assert file is not None
-        return _parse(file)
 
 
 def _member_problem(statement: ast.AST, rest: tuple[str, ...]) -> str:

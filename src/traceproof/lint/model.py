@@ -1,5 +1,6 @@
 """What rules look at (a dataset, its definitions with their references parsed), what a rule is and finds."""
 
+import ast
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -9,10 +10,16 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from traceproof.dataset.constraints import with_axes
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.dataset.tree import Tree, Workloads
 from traceproof.digests import digest_json
 from traceproof.lint.reference import Reference
+
+
+def pointer(*parts: str | int) -> str:
+    """A JSON pointer (RFC 6901) of the given keys and indices."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,22 @@ class Subject:
 
     def tags(self, namespace: str) -> tuple[str, ...]:
         """Values of the tags `namespace:value`, without the space that definition.md allows after the colon."""
-        parts = (tag.partition(":") for tag in self.definition.tags)
-        return tuple(value.strip() for key, colon, value in parts if colon and key.strip() == namespace)
+        return tuple(value for _, key, colon, value in self.tag_parts if colon and key == namespace)
+
+    @cached_property
+    def tag_parts(self) -> tuple[tuple[str, str, str, str], ...]:
+        """Where each tag stands, its namespace (or flag), its colon and its value, white space aside."""
+        found = []
+        for at, tag in enumerate(self.definition.tags):
+            namespace, colon, value = (part.strip() for part in tag.partition(":"))
+            found.append((pointer("tags", at), namespace, colon, value))
+        return tuple(found)
+
+    @cached_property
+    def constraints(self) -> tuple[tuple[str, str, ast.expr], ...]:
+        """Where each constraint stands, its text, and its tree with axes in place of `tensor.shape[i]`."""
+        texts = enumerate(self.definition.constraints or ())
+        return tuple((pointer("constraints", at), text, with_axes(text, self.definition)) for at, text in texts)
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorSpec]:
@@ -159,11 +180,6 @@ class Hit:
     evidence: str
     path: Path = Path()
     line: int = 0
-
-
-def pointer(*parts: str | int) -> str:
-    """A JSON pointer (RFC 6901) of the given keys and indices."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 Check = Callable[[Dataset], Iterator[Hit]]

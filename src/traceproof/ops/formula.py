@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from traceproof.lazy import torch
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
 
@@ -85,8 +85,27 @@ class Wide:
 Formula = Callable[..., Tensors]
 
 
-# (draw, input's name, shape, the case's params) -> the input
-DrawInput = Callable[["Draw", str, tuple[int, ...], Mapping[str, Any]], "torch.Tensor"]
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An input to be drawn."""
+
+    definition: Definition
+    case: Case
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The case's drawing instructions."""
+        return self.case.params
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of another input."""
+        return self.definition.shape_of(self.definition.inputs[name], self.case.axes) or ()
+
+
+DrawInput = Callable[["Draw", Wanted], "torch.Tensor | None"]  # None: normal values, as without it
 Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
 
 
@@ -103,10 +122,12 @@ class Variant:
         name: str,
         *,
         applies: Callable[[Wide], bool] = lambda _: True,  # elsewhere it says nothing
+        inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},  # those that are replaced
         precision: str = "float32",
         **changes: Any,  # noqa: ANN401 - the formula's own parameters
     ) -> None:
-        self.name, self.applies, self.precision, self.changes = name, applies, precision, changes
+        self.name, self.applies, self.inputs, self.precision = name, applies, inputs, precision
+        self.changes = changes
 
 
 class Mutant(Variant):
@@ -183,6 +204,7 @@ class FormulaOp(Op):
         sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
         adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
+        extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
         data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
         draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
         # changes inputs once they are drawn, as the case's params say
@@ -192,6 +214,7 @@ class FormulaOp(Op):
         # float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively often
         # none is lost, and right ways lose some. A function of the row's width, or their number
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
+        requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
         apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
         summed: Sequence[str] = (),  # see `Op.summed`
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
@@ -204,7 +227,7 @@ class FormulaOp(Op):
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
-        self.draws = draws
+        self.draws, self.requires, self.extremes = draws, requires, extremes
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
@@ -217,7 +240,7 @@ class FormulaOp(Op):
         for form in self.forms:
             misfit = form.misfit(definition)
             if misfit is None:
-                misfit = self._unsized(definition, form)
+                misfit = self._unsized(definition, form) or self.requires(definition)
             if misfit is None:
                 return form
             why = misfit
@@ -262,6 +285,13 @@ class FormulaOp(Op):
         for turn, (name, params) in enumerate(self.adversarial.items(), 2):
             yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
 
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Far rows, where rows are computed by themselves, and `extremes`, of a medium case's sizes."""
+        yield from super().stress(definition, seed=seed)
+        plain = next(iter(self.cases(definition, sizes=("medium",), seed=seed)))
+        for name, params in self.extremes.items():
+            yield Case(f"stress-{name}", STRESS, plain.axes, seed, dict(params))
+
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; see `value`."""
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
@@ -274,8 +304,10 @@ class FormulaOp(Op):
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
             return self.scalars.get(name, 1.0)
-        if name in self.draws:
-            return self.draws[name](draw, name, shape, case.params)
+        own = self.draws.get(name)
+        drawn = None if own is None else own(draw, Wanted(definition, case, name, shape, dtype_of(spec)))
+        if drawn is not None:
+            return drawn
         dtype = dtype_of(spec)
         plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
         befallen = name in self.data if self.data else len(shape) > 1
@@ -346,6 +378,7 @@ class FormulaOp(Op):
             wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
             if not variant.applies(wide):
                 return None
+            wide = wide.changed(**variant.inputs(wide))
             found = self.form(definition).formula(wide, **variant.changes)
             return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
 

@@ -5,6 +5,7 @@ side by side. What is damaged is thrown away and computed again.
 """
 
 import json
+import os
 import shutil
 import sqlite3
 import sys
@@ -27,9 +28,9 @@ TABLE = (
 DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})  # the last: no table
 
 
-def key_of_file(path: Path) -> str:
-    """Key of what is kept of a verdict file: its digest, by which damage shows."""
-    return digest_bytes(f"verdicts {path.absolute()}".encode())
+def key_of_file(path: Path, cache: Path) -> str:
+    """Key of what a cache keeps of a verdict file: its digest, by which damage shows. Both may move together."""
+    return digest_bytes(f"verdicts {os.path.relpath(path, cache.parent)}".encode())
 
 
 class Cache:

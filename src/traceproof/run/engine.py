@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ from typing import Any, Self
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.owner import sweep
+from traceproof.files import sweep
 from traceproof.programs import available_memory
 from traceproof.reasons import Unavailable
 from traceproof.run import jit
@@ -96,7 +97,7 @@ class Engine:
         keep_memory()
         wait_asleep(self.device)
         torch.set_num_threads(1)  # several engines run side by side, and sums have one order
-        for root in (SHARED_MEMORY, settings.scratch):
+        for root in (SHARED_MEMORY, Path(tempfile.gettempdir()), settings.scratch):
             if root is not None and root.is_dir():
                 sweep(root)
 
@@ -225,7 +226,8 @@ class Engine:
         device = "cuda" if environment.on_gpu else "cpu"
         dataset = None if self.settings.dataset is None else str(self.settings.dataset.absolute())
         payload = {"device": device, "threads": 1, "dataset": dataset}
-        made = Worker(environment, payload, self.settings.limits, self.settings.caches)
+        setup = "traceproof.run.trusted:setup"
+        made = Worker(environment, setup, payload, self.settings.limits, self.settings.caches)
         self._workers[environment.name] = made
         self._open.callback(made.close)
         return made

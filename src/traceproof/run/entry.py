@@ -29,23 +29,25 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
         signal.signal(number, _interrupt)
     end_with_parent(signal.SIGTERM)
     terminal = sys.stderr
-    with _opened(log) as file:
-        sys.stderr = Tee(terminal, file)
-        try:
-            if main():
-                file.write(FOUND)
-                raise SystemExit(FINDINGS)  # noqa: TRY301 - the one way out
-        except KeyboardInterrupt:
-            os._exit(INTERRUPTED)  # a thread may wait for a case that takes minutes; its worker ends with this
-        except TraceproofError as error:
-            sys.stderr.write(f"{error}\n")
-            raise SystemExit(UNFINISHED) from None
-        except Exception:
-            with contextlib.suppress(OSError):
-                traceback.print_exc(file=file)
-            raise  # Python shows it on the terminal
-        finally:
-            sys.stderr = terminal
+    file = _opened(log)
+    sys.stderr = Tee(terminal, file)
+    try:
+        if main():
+            file.write(FOUND)
+            raise SystemExit(FINDINGS)  # noqa: TRY301 - the one way out
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)  # a thread may wait for a case that takes minutes; its worker ends with this
+    except TraceproofError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(UNFINISHED) from None
+    except Exception:
+        with contextlib.suppress(OSError):
+            traceback.print_exc(file=file)
+        raise  # Python shows it on the terminal
+    finally:
+        sys.stderr = terminal
+        with contextlib.suppress(OSError):  # a full disk
+            file.close()
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from traceproof.checkouts.lock import NAME
+from traceproof.checkouts.pins import NAME
 from traceproof.codedigest import code_digest, verdict_code
 from traceproof.config.reading import read_config
 from traceproof.config.repeat_options import options

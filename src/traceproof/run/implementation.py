@@ -13,11 +13,10 @@ from traceproof.ops.adapter import Adapter, Api, resolve, with_one_object_each
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
 from traceproof.reasons import Skip, Unavailable
-from traceproof.run.calls import further_draws, set_seed
+from traceproof.run.calls import GOLDEN, further_draws, set_seed
 from traceproof.run.tensor_files import plain_tensor
 from traceproof.stacks import STACK_OF, STACKS
 
-GOLDEN = 0x9E3779B97F4A7C15
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
 
 

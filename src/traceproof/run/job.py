@@ -87,7 +87,7 @@ class Job:
         write_text(verdicts, "".join(lines))
         if self.cache is not None:
             with Cache(self.cache) as cache:
-                cache.put({key_of_file(verdicts): digest_file(verdicts)})
+                cache.put({key_of_file(verdicts, self.cache): digest_file(verdicts)})
 
     def _compute(self, lacking: Sequence["_Asked"], cache: Cache | None) -> None:
         """Have the engine compute what lacks, the longest first where definitions run side by side."""

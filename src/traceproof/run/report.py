@@ -55,10 +55,13 @@ def report(
     digests = {path.name: digest_file(path) for path in verdicts}
     basis = digest_json([code_digest("run"), list(stacks), digest_file(known) if known is not None else None])
     keys = {path: digest_json([basis, digests[path.name]]) for path in verdicts}
+    found: dict[str, Any] = {}
     with ExitStack() as stack:
         kept = stack.enter_context(Cache(cache)) if cache is not None else None
-        found = kept.get([*keys.values(), *map(key_of_file, verdicts)]) if kept is not None else {}
-        _check(verdicts, {path: found.get(key_of_file(path), digests[path.name]) for path in verdicts}, digests)
+        if kept is not None and cache is not None:
+            files = {path: key_of_file(path, cache) for path in verdicts}
+            found = kept.get([*keys.values(), *files.values()])
+            _check(verdicts, {path: found.get(key) for path, key in files.items()}, digests)
         lacking = {
             key: summarise(each_row(path), listed, stacks) for path, key in keys.items() if key not in found
         }
@@ -115,14 +118,18 @@ def _summary(
     }
 
 
-def _check(verdicts: Sequence[Path], written: Mapping[Path, str], digests: Mapping[str, str]) -> None:
-    """Raises TraceproofError: verdict files are not what was written; they are removed, to be made again."""
+def _check(verdicts: Sequence[Path], written: Mapping[Path, Any], digests: Mapping[str, str]) -> None:
+    """Raises TraceproofError: verdict files are not what was written, or the cache that knew is lost.
+
+    They are removed, to be made again.
+    """
     wrong = [path for path in verdicts if written[path] != digests[path.name]]
     if wrong:
         for path in wrong:
             path.unlink()
         told = [str(path) for path in wrong[:SHOWN]]
-        raise TraceproofError("verdicts were changed after they were written", problems=told, todo=AGAIN)
+        what = "verdicts were changed after they were written, or the cache that knew is lost"
+        raise TraceproofError(what, problems=told, todo=AGAIN)
 
 
 def read_summary(path: Path) -> dict[str, Any]:

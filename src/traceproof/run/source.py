@@ -17,16 +17,16 @@ from typing import Any, Self
 
 import traceproof
 from traceproof.dataset.definition import Definition
-from traceproof.files import OUT_OF_SPACE
+from traceproof.files import OUT_OF_SPACE, own_folder
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case, Further
-from traceproof.owner import own_folder
 from traceproof.reading import BorderError, remove_left, remove_tree
+from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject
 from traceproof.run.runner import FOLDER, TRITON
 from traceproof.run.transfer import PLAIN, Layout, Taken, Transfer
-from traceproof.sandbox import MIB, Isolation, ItemOutcome, Limits, Pool, Session, Status, policy
+from traceproof.sandbox import MIB, ItemOutcome, Limits, Pool, Session, Status, policy
 from traceproof.sandbox.isolation import CUDA_REFUSES
 
 CALL = "traceproof.run.runner:setup"
@@ -34,7 +34,6 @@ PRELOAD = ("torch", "traceproof.run.runner")  # of a pool for untrusted code
 SCRATCH_ROOM = 256 * MIB  # beside what a case is planned to need
 ANSWER_BYTES = MIB
 NAN = float("nan")
-GOLDEN = 0x9E3779B97F4A7C15
 
 
 FOLDERS = (
@@ -62,7 +61,7 @@ class CompiledFiles:
     @contextlib.contextmanager
     def new(cls) -> Iterator[Self]:
         """Those of a solution that has compiled nothing yet; removed in the end."""
-        with own_folder("scratch") as scratch, own_folder("traceproof") as kept:
+        with own_folder("scratch") as scratch, own_folder() as kept:
             yield cls(scratch, kept / "files")
 
     @contextlib.contextmanager
@@ -289,8 +288,6 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     payload = {"source": text, "name": token, "device": device, "threads": 1, "fill": fill, "solution": solution}
     with (
         own_folder("scratch", root) if compiled is None else compiled.restored() as folder,
-        pool.session(
-            setup=CALL, payload=payload, limits=own, isolation=Isolation.UNTRUSTED, scratch=folder
-        ) as session,
+        pool.session(setup=CALL, payload=payload, limits=own, scratch=folder) as session,
     ):
         yield Source(definition, op, session, folder, token, name, device)

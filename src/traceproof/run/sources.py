@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from traceproof.checkouts.lock import NAME, read_lock
+from traceproof.checkouts.pins import NAME, read_lock
 from traceproof.checkouts.tree import FolderTree
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError

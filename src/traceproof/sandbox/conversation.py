@@ -19,8 +19,7 @@ from traceproof.sandbox.monitor import GIVEN_WORD, IDLE_WORD, ITEM_WORD
 
 ANSWER_SPACE = 4096  # beside the value: status, a message, the time
 MESSAGE_CHARACTERS = 8000
-MOST_BYTES, MOST_SECONDS = 1 << 62, 1e9  # that an answer may speak of
-OUTPUT_TAIL = 2000  # bytes of printed text kept for people
+MOST_SECONDS = 1e9  # that an answer may speak of
 REPORT_BYTES = 4096
 # Killing takes milliseconds; a process that hangs in a driver takes until the driver lets go.
 KILL_SECONDS = 10.0
@@ -34,8 +33,6 @@ class Answer:
     value: Any
     message: str
     seconds: float
-    peak: int
-    output: str
 
 
 class Conversation:
@@ -46,7 +43,6 @@ class Conversation:
     def __init__(self, data: socket.socket, output: int, life: socket.socket, limits: Limits) -> None:
         self._data, self._output, self._life = data, output, life
         self._limits = limits
-        self._printed = bytearray()
         self._count = 0
         self.ended = False
         data.setblocking(False)  # noqa: FBT003 - positional in the standard library
@@ -62,7 +58,6 @@ class Conversation:
         identity = secrets.token_hex(8)
         pending = memoryview(encode(message | {"id": identity}))
         reader = Reader(self._limits.message_bytes + ANSWER_SPACE)
-        self._printed.clear()
         self._count = 0
         started = time.monotonic()
         self._tell(ITEM_WORD)
@@ -136,8 +131,6 @@ class Conversation:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._output, MIB):
                 self._count += len(data)
-                self._printed += data
-                del self._printed[:-OUTPUT_TAIL]
                 if self._count > self._limits.output_bytes:
                     return
 
@@ -167,7 +160,6 @@ class Conversation:
             in_turn = answer["id"] == identity
             status = Status(answer["status"])
             message = plain_text(str(answer.get("message", "")))
-            peak = min(max(int(answer.get("peak", 0)), 0), MOST_BYTES)
             seconds = min(max(float(answer.get("seconds", time.monotonic() - started)), 0.0), MOST_SECONDS)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
@@ -175,10 +167,7 @@ class Conversation:
             return self._end(Status.CRASH, "the worker answered another question", started)
         self._tell(IDLE_WORD)
         value = answer.get("value") if status is Status.OK else None
-        return Answer(status, value, message, seconds, peak, self._text())
-
-    def _text(self) -> str:
-        return self._printed.decode(errors="replace")
+        return Answer(status, value, message, seconds)
 
     def _end(self, status: Status | None, message: str, started: float) -> Answer:
         """End the worker. With no status given, the monitor's report decides."""
@@ -188,7 +177,7 @@ class Conversation:
             status, message = explain(report, self._limits)
         if "reason" not in report:
             message += f"; its end was not confirmed within {KILL_SECONDS:g} s"
-        return Answer(status, None, message.lstrip("; "), seconds, int(report.get("peak", 0)), self._text())
+        return Answer(status, None, message.lstrip("; "), seconds)
 
     def close(self) -> dict[str, Any]:
         """End the worker if it lives, and return the monitor's report, empty if there is none."""

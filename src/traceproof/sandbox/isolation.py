@@ -65,7 +65,6 @@ class IsolationPlan:
     landlock: bool = False
 
 
-NO_LAYERS = IsolationPlan()
 LAYERS = {
     "user": "user namespace",
     "process": "process namespace",

@@ -1,4 +1,4 @@
-"""What a caller says and gets back: limits, the kind of isolation, and one outcome per item.
+"""What a caller says and gets back: limits, and one outcome per item.
 
 Then how messages between the processes look: a length, then JSON. Nothing is ever unpickled.
 """
@@ -6,7 +6,7 @@ Then how messages between the processes look: a length, then JSON. Nothing is ev
 import json
 import socket
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
@@ -14,18 +14,6 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's environment variable: channels to a GPU per process
-UNTRUSTED_PROCESSES = 32  # enough for a compiler driver and its passes
-
-
-class Refused(Exception):  # noqa: N818 - an answer, not an error
-    """Raised by a setup function or a handler that will not run its input; the text says why."""
-
-
-class Isolation(StrEnum):
-    """How far the worker is shut in."""
-
-    TRUSTED = "trusted"  # limits only: our own code and ground-truth kernels, which compile and use caches
-    UNTRUSTED = "untrusted"  # every layer that this machine has: code that came with a definition
 
 
 class Status(StrEnum):
@@ -38,7 +26,7 @@ class Status(StrEnum):
     CRASH = "crash"  # a signal, or an exit that was not asked for
     OUTPUT = "output"  # printed, wrote or answered more than the limit
     PROCESSES = "processes"  # started more processes than the limit
-    REFUSED = "refused"  # the setup function or the handler raised Refused
+    REFUSED = "refused"  # not run: the policy says no
     ISOLATION = "isolation"  # not run: it can not be isolated here, and nobody said that it may run
 
 
@@ -51,9 +39,9 @@ class Limits:
     # host memory beyond what the preloaded modules take, over all processes of the worker; None: not limited. GPU
     # memory is not counted.
     memory_bytes: int | None = 8 * GIB
-    # processes that the worker may have at once beside itself; 0: none at all; None: 32 for untrusted code, no
-    # limit for trusted code, which compiles with all cores. Threads are not counted.
-    processes: int | None = None
+    # processes that the worker may have at once beside itself, enough for a compiler driver and its passes; 0:
+    # none at all. Threads are not counted.
+    processes: int = 32
     output_bytes: int = MIB  # what may be printed on stdout and stderr together
     file_bytes: int = 4 * GIB  # largest single file, and what the scratch folder may hold in all
     message_bytes: int = 64 * MIB  # largest answer
@@ -67,12 +55,6 @@ class Limits:
     def as_json(self) -> dict[str, Any]:
         """The limits as a JSON object."""
         return asdict(self)
-
-    def settled(self, isolation: Isolation) -> Self:
-        """The limits with the default of `processes` filled in."""
-        if self.processes is None and isolation is Isolation.UNTRUSTED:
-            return replace(self, processes=UNTRUSTED_PROCESSES)
-        return self
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> Self:
@@ -89,8 +71,6 @@ class ItemOutcome:
     value: Any = None  # what the handler returned; None unless the status is ok
     message: str = ""  # empty if ok, else what happened: the end of a traceback, the signal, the limit
     seconds: float = 0.0  # time in the handler; wall clock seen from outside if the handler did not come back
-    peak_bytes: int = 0  # host memory at its highest during the item, beyond what the preloaded modules take
-    output: str = ""  # the end of what the item printed
     isolation: str = ""  # what strangers' code could reach where isolation was not whole; empty: nothing
 
 
@@ -129,11 +109,6 @@ class Reader:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._buffer = bytearray()
-
-    @property
-    def empty(self) -> bool:
-        """Whether no byte waits."""
-        return not self._buffer
 
     def feed(self, data: bytes) -> None:
         """Take in what arrived. Raises TooLargeError: the message announces, or sent, more than the limit."""

@@ -15,14 +15,13 @@ from pathlib import Path
 
 from traceproof.sandbox import kernel
 from traceproof.sandbox.isolation import SHARED, leave
-from traceproof.sandbox.model import Isolation
 from traceproof.sandbox.worker import WorkerSpec, run_and_exit, work
 
 # The next look comes before the worker can have passed its memory limit, were several cores to touch fresh pages,
 # but not sooner than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a look costs about 0.3 ms of a core.
 FRESH_BYTES_PER_SECOND = 8e9
 LEAST_LOOK_SECONDS = 0.02
-MOST_LOOK_SECONDS = {Isolation.UNTRUSTED: 0.05, Isolation.TRUSTED: 0.25}
+MOST_LOOK_SECONDS = 0.05
 IDLE_LOOK_SECONDS = 0.25  # between two items, for threads that strangers' code may have left running
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than looking at /proc
 SCRATCH_ENTRIES = 100_000  # a folder of more files than this is a flood by itself
@@ -44,7 +43,7 @@ class Direct:
         if self._pid == 0:
             for one in others:
                 one.close()
-            run_and_exit(lambda: work(spec, data, self.baseline, []))
+            run_and_exit(lambda: work(spec, data, []))
         self.end_fd = -1
         with contextlib.suppress(OSError):  # kernels before 5.3: the look every few milliseconds finds the end
             self.end_fd = os.pidfd_open(self._pid)
@@ -121,13 +120,12 @@ def _first_process(spec: WorkerSpec, monitor: socket.socket, others: list[socket
         return
     for one in others:
         one.close()
-    layers = spec.layers
     try:
-        leave(layers, spec.seen, spec.stage)
+        leave(spec.plan, spec.seen, spec.stage)
     except OSError as error:
         monitor.send(str(error).encode())
         return
-    made = {"net": layers.network, "ipc": layers.ipc}
+    made = {"net": spec.plan.network, "ipc": spec.plan.ipc}
     paths = ["/proc", *(f"/proc/self/ns/{name}" for name in ("pid", "mnt", *(one for one in made if made[one])))]
     fds = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
     socket.send_fds(monitor, [b"+"], fds)
@@ -148,7 +146,6 @@ class Monitor:
     # worker"; the report goes back over it
     life: socket.socket
     spec: WorkerSpec  # what the worker may use
-    _peak: int = field(default=0, init=False)
     _next_scratch: float = field(default=0.0, init=False)
     _scratch_bytes: int = field(default=0, init=False)
     _given: int = field(default=0, init=False)
@@ -171,7 +168,7 @@ class Monitor:
             if self.life.fileno() in ready:
                 word = self.life.recv(WORD_BYTES)
                 if word == ITEM_WORD:
-                    self._idle, self._peak = False, 0
+                    self._idle = False
                     continue  # the look when it ends, or in a moment, tells more
                 if word.startswith(GIVEN_WORD):
                     self._given = int(word.removeprefix(GIVEN_WORD))
@@ -181,15 +178,13 @@ class Monitor:
             reason = reason or self._excess()
         self._finish({"reason": reason})
 
-    def _pause(self) -> float | None:
-        """Milliseconds until the next look; None: there is nothing to look for before the next word or the end."""
+    def _pause(self) -> float:
+        """Milliseconds until the next look."""
         if self._idle:
-            trusted = self.spec.isolation is Isolation.TRUSTED and self.launched.end_fd >= 0
-            return None if trusted else IDLE_LOOK_SECONDS * 1000
-        longest = MOST_LOOK_SECONDS[self.spec.isolation]
+            return IDLE_LOOK_SECONDS * 1000
         most = self.spec.limits.memory_bytes
-        left = longest if most is None else (most - self._used) / FRESH_BYTES_PER_SECOND
-        return max(LEAST_LOOK_SECONDS, min(longest, left)) * 1000
+        left = MOST_LOOK_SECONDS if most is None else (most - self._used) / FRESH_BYTES_PER_SECOND
+        return max(LEAST_LOOK_SECONDS, min(MOST_LOOK_SECONDS, left)) * 1000
 
     def _excess(self) -> str | None:
         full = self._scratch_is_full()
@@ -199,12 +194,10 @@ class Monitor:
         if self.spec.scratch.is_relative_to(SHARED):  # its files are limited by themselves
             shared = max(0, shared - max(self._scratch_bytes, self._given))
         self._used = used + shared
-        self._peak = max(self._peak, self._used)
         most = self.spec.limits.memory_bytes
         if most is not None and self._used > most:
             return "memory"
-        most = self.spec.limits.processes
-        if most is not None and len(below) - 1 > most:
+        if len(below) - 1 > self.spec.limits.processes:
             return "processes"
         return "scratch" if full else None
 
@@ -221,7 +214,7 @@ class Monitor:
     def _finish(self, report: dict[str, object]) -> None:
         self.launched.kill()
         with contextlib.suppress(OSError):  # the supervisor may be gone: nobody to tell
-            self.life.send(json.dumps(report | {"peak": self._peak}).encode())
+            self.life.send(json.dumps(report).encode())
 
 
 def folder_bytes(folder: Path) -> int:

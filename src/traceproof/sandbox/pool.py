@@ -6,7 +6,6 @@
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,11 +19,10 @@ from typing import Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
-from traceproof.owner import new_folder, own_folder
+from traceproof.files import own_folder
 from traceproof.sandbox.conversation import Answer, Conversation
 from traceproof.sandbox.isolation import lacking, line_of
-from traceproof.sandbox.model import CONNECTIONS, Isolation, ItemOutcome, Limits, Status
-from traceproof.stacks import STACKS
+from traceproof.sandbox.model import CONNECTIONS, ItemOutcome, Limits, Status
 
 PACKET_BYTES = 1 << 16
 START_SECONDS = 180.0  # importing torch from a cold network file system
@@ -41,11 +39,6 @@ PASSED = (
     "OMP_NUM_THREADS",
     "TZ",
 )
-# Where compiled kernels lie, and how they are compiled; for trusted code only.
-CACHES = tuple(prefix for stack in STACKS.values() for prefix in stack.variables)
-# glibc gives large blocks back to the kernel as soon as they are free, and faults them in again, page by page, for
-# the next temporary: most of the time of arithmetic on tensors of megabytes. Trusted workers keep what they had.
-KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 # Memory in pages of 2 MiB, where the kernel lets a program ask for them: of large tensors, which are faulted in
 # each time, and of the heap, so that forking and ending a process that has torch copies and frees fewer entries.
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -56,15 +49,11 @@ SLEEPS = {"OMP_WAIT_POLICY": "PASSIVE"}
 FEW_CHANNELS = {CONNECTIONS: "1"}
 
 
-def environment(
-    isolation: Isolation, *, python: str, env: Mapping[str, str], gpu: bool, folder: Path
-) -> dict[str, str]:
-    """An interpreter's whole environment, `env` included; `folder` is its own."""
-    trusted = isolation is Isolation.TRUSTED
+def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -> dict[str, str]:
+    """An interpreter's whole environment, `env` included."""
     user_base = os.environ.get("PYTHONUSERBASE") or str(Path("~/.local").expanduser())
     return {
-        # Trusted kernels compile, and find last time's builds at home.
-        "HOME": str(Path.home() if trusted else folder),
+        "HOME": str(home),
         "LANG": "C.UTF-8",
         "OPENBLAS_NUM_THREADS": "1",  # NumPy's OpenBLAS would start threads on import, before the fork
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
@@ -76,9 +65,7 @@ def environment(
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
         **SLEEPS,
         **LARGE_PAGES,
-        **(KEEPS_MEMORY if trusted else {}),
         **{name: os.environ[name] for name in PASSED if name in os.environ},
-        **{name: value for name, value in os.environ.items() if trusted and name.startswith(CACHES)},
         **env,
         **(FEW_CHANNELS if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
     }
@@ -91,16 +78,17 @@ class Interpreter:
     process: subprocess.Popen[bytes]
     control: socket.socket
     folder: Path
+    open: contextlib.ExitStack  # the folder
     layers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, pool: "Pool", isolation: Isolation) -> "Interpreter":
+    def start(cls, pool: "Pool") -> "Interpreter":
         """Start it, with all imported. Raises TraceproofError: it does not start, or a module does not import."""
-        folder = new_folder("traceproof")
+        kept = contextlib.ExitStack()
+        folder = kept.enter_context(own_folder())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python = os.fspath(pool.python) if pool.python is not None else sys.executable
         order = {
-            "isolation": isolation,
             "gpu": pool.gpu,
             "readable": [os.path.abspath(path) for path in pool.readable],  # noqa: PTH100 - links stay links
             "without": sorted(pool.without),
@@ -115,17 +103,17 @@ class Interpreter:
                     stdout=log,
                     stderr=log,
                     cwd=folder,
-                    env=environment(isolation, python=python, env=pool.env or {}, gpu=pool.gpu, folder=folder),
+                    env=environment(python=python, env=pool.env or {}, gpu=pool.gpu, home=folder),
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
         except OSError as error:
             ours.close()
-            shutil.rmtree(folder)
+            kept.close()
             raise TraceproofError(f"{python} can not be started: {error}") from error
         finally:
             theirs.close()
-        started = cls(process, ours, folder)
+        started = cls(process, ours, folder, kept)
         started._greet(python)
         return started
 
@@ -187,15 +175,15 @@ class Interpreter:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.open.close()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Pool:
     """Keeps an interpreter, with `preload` imported, from which each worker is forked in milliseconds.
 
-    Use it as a context manager; `run_items` may be called from several threads at once. Trusted and untrusted
-    workers come from interpreters of their own, each started when it is first needed.
+    Use it as a context manager; `run_items` may be called from several threads at once. The interpreter is started
+    when it is first needed.
     """
 
     # modules to import before the first fork. They must not start threads, run tensor operations or touch CUDA
@@ -218,7 +206,7 @@ class Pool:
     def __post_init__(self) -> None:
         self._conceal = sorted(os.path.realpath(path) for path in self.conceal)
         self._lock = threading.Lock()
-        self._running: dict[Isolation, Interpreter] = {}
+        self._running: Interpreter | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -234,13 +222,13 @@ class Pool:
         Raises TraceproofError: the interpreter does not start.
         """
         with self._lock:
-            return dict(self._interpreter(Isolation.UNTRUSTED).layers)
+            return dict(self._interpreter().layers)
 
     def line(self) -> str:
         """The layers in one line for people; raises as `layers` does."""
         return line_of(self.layers())
 
-    def run_items(  # noqa: PLR0913 - one request, spelled out
+    def run_items(
         self,
         *,
         # "module:function"; in the worker `function(payload, scratch)` returns the handler, and `handler(item)`
@@ -250,7 +238,6 @@ class Pool:
         payload: Any,  # noqa: ANN401 - any JSON value
         items: Sequence[Any],  # JSON values
         limits: Limits | None = None,  # None: the defaults
-        isolation: Isolation = Isolation.UNTRUSTED,  # how far the worker is shut in
         # an existing folder that the worker may write to and that stays; None: one that is removed
         scratch: Path | None = None,
     ) -> Iterator[ItemOutcome]:
@@ -259,9 +246,7 @@ class Pool:
         Raises TraceproofError: the interpreter does not start, a module to preload does not import, or no worker
         can be forked.
         """
-        with self.session(
-            setup=setup, payload=payload, limits=limits, isolation=isolation, scratch=scratch
-        ) as session:
+        with self.session(setup=setup, payload=payload, limits=limits, scratch=scratch) as session:
             for item in items:
                 yield session.ask(item)
 
@@ -272,22 +257,18 @@ class Pool:
         setup: str,
         payload: Any,  # noqa: ANN401 - any JSON value
         limits: Limits | None = None,
-        isolation: Isolation = Isolation.UNTRUSTED,
         scratch: Path | None = None,
     ) -> "Iterator[Session]":
         """A worker for one item after the other, as `run_items` has it, started at the first."""
-        isolation = Isolation(isolation)
-        settled = (limits or Limits()).settled(isolation)
-        shut_in = isolation is Isolation.UNTRUSTED
+        given = limits or Limits()
         with contextlib.ExitStack() as stack:
             session = Session(
                 stack,
-                lambda: self._worker(settled, isolation, scratch),
+                lambda: self._worker(given, scratch),
                 setup=setup,
                 payload=payload,
-                limits=settled,
-                shut_in=shut_in,
-                strict=shut_in and not self.weak,
+                limits=given,
+                strict=not self.weak,
             )
             try:
                 yield session
@@ -297,28 +278,28 @@ class Pool:
             session.settle()
 
     @contextlib.contextmanager
-    def _worker(self, limits: Limits, isolation: Isolation, scratch: Path | None) -> Iterator[Conversation]:
+    def _worker(self, limits: Limits, scratch: Path | None) -> Iterator[Conversation]:
         with contextlib.ExitStack() as stack:
-            folder = (scratch or stack.enter_context(own_folder("traceproof"))).resolve()
+            folder = (scratch or stack.enter_context(own_folder())).resolve()
             with self._lock:
-                worker = self._interpreter(isolation).worker(limits, folder, self._conceal)
+                worker = self._interpreter().worker(limits, folder, self._conceal)
             stack.callback(worker.close)
             yield worker
 
-    def _interpreter(self, isolation: Isolation) -> Interpreter:
-        """The interpreter for such code; started if it is not there. The lock is held."""
-        running = self._running.get(isolation)
-        if running is None or not running.alive:
-            if running is not None:
-                running.stop()
-            running = self._running[isolation] = Interpreter.start(self, isolation)
-        return running
+    def _interpreter(self) -> Interpreter:
+        """The interpreter; started if it is not there. The lock is held."""
+        if self._running is not None and not self._running.alive:
+            self._running.stop()
+            self._running = None
+        if self._running is None:
+            self._running = Interpreter.start(self)
+        return self._running
 
     def close(self) -> None:
-        """End the interpreters. Workers that still run end with their own iterators."""
+        """End the interpreter. Workers that still run end with their own iterators."""
         with self._lock:
-            while self._running:
-                _, running = self._running.popitem()
+            running, self._running = self._running, None
+            if running is not None:
                 running.stop()
 
 
@@ -333,12 +314,11 @@ class Session:
         setup: str,
         payload: Any,  # noqa: ANN401 - any JSON value
         limits: Limits,
-        strict: bool,
-        shut_in: bool,
+        strict: bool,  # whether it starts only where isolation is whole
     ) -> None:
         self._stack, self._new = stack, worker
         self._setup, self._payload, self._limits = setup, payload, limits
-        self._strict, self._shut_in = strict, shut_in
+        self._strict = strict
         self._worker: Conversation | None = None
         self._reach = ""
         self._refused: ItemOutcome | None = None
@@ -390,7 +370,7 @@ class Session:
         """Take a new worker and set it up."""
         self._stack.close()
         self._worker = self._stack.enter_context(self._new())
-        self._reach = ", ".join(lacking(self._worker.layers)) if self._shut_in else ""
+        self._reach = ", ".join(lacking(self._worker.layers))
         if self._reach and self._strict:
             self._refuse(_not_isolated(self._reach))
             return
@@ -419,7 +399,5 @@ def _outcome(index: int, answer: Answer, reach: str, prefix: str = "") -> ItemOu
         value=answer.value,
         message=prefix + answer.message,
         seconds=answer.seconds,
-        peak_bytes=answer.peak,
-        output=answer.output,
         isolation=reach,
     )

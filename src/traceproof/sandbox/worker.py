@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from traceproof.sandbox import kernel
-from traceproof.sandbox.isolation import NO_LAYERS, SHARED, IsolationPlan, VisibleFiles, give_up, leave, new_user
-from traceproof.sandbox.model import LENGTH, MIB, Isolation, Limits, Refused, Status, encode, receive
+from traceproof.sandbox.isolation import IsolationPlan, VisibleFiles, give_up, leave, new_user
+from traceproof.sandbox.model import LENGTH, MIB, Limits, Status, encode, receive
 
 Handler = Callable[[Any], Any]
 
@@ -38,16 +38,10 @@ class WorkerSpec:
     """A request with its surroundings."""
 
     limits: Limits
-    isolation: Isolation
     plan: IsolationPlan  # the layers that this machine has
     seen: VisibleFiles  # what the worker keeps of the file system if the plan gives it a view of its own
     stage: str  # an empty folder to build that view at
     gpu: bool
-
-    @property
-    def layers(self) -> IsolationPlan:
-        """The layers to put up for this worker."""
-        return NO_LAYERS if self.isolation is Isolation.TRUSTED else self.plan
 
     @property
     def scratch(self) -> Path:
@@ -61,8 +55,8 @@ class WorkerSpec:
         return replace(self, limits=Limits(**said["limits"]), seen=seen.concealing(said["conceal"]))
 
 
-def work(spec: WorkerSpec, data: socket.socket, baseline: int, namespaces: Sequence[int]) -> None:
-    """The worker's life, from just after its fork, which had `baseline` bytes.
+def work(spec: WorkerSpec, data: socket.socket, namespaces: Sequence[int]) -> None:
+    """The worker's life, from just after its fork.
 
     Without descriptors of namespaces to enter, they are made here, as far as the plan has them.
     """
@@ -71,24 +65,19 @@ def work(spec: WorkerSpec, data: socket.socket, baseline: int, namespaces: Seque
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    layers = spec.layers
     for namespace in namespaces:
         kernel.setns(namespace, 0)
-    if not namespaces and layers != NO_LAYERS:
-        if layers.user:
+    if not namespaces:
+        if spec.plan.user:
             new_user()
-        leave(layers, spec.seen, spec.stage)
+        leave(spec.plan, spec.seen, spec.stage)
     close_all_but(0, 1, 2, data.fileno())
-    if spec.isolation is Isolation.UNTRUSTED:
-        os.environ["HOME"] = str(spec.scratch)
-    os.environ["TMPDIR"] = str(spec.scratch)
+    os.environ["HOME"] = os.environ["TMPDIR"] = str(spec.scratch)
     tempfile.tempdir = None  # asked for anew
     os.chdir(spec.scratch)
-    meter = Meter(baseline, spec.scratch)
     set_limits(spec)
-    if spec.isolation is Isolation.UNTRUSTED:
-        give_up(layers, spec.seen, processes=spec.limits.processes != 0, gpu=spec.gpu)
-    serve(data, spec, meter)
+    give_up(spec.plan, spec.seen, processes=spec.limits.processes != 0, gpu=spec.gpu)
+    serve(data, spec)
 
 
 def close_all_but(*kept: int) -> None:
@@ -103,12 +92,10 @@ def set_limits(spec: WorkerSpec) -> None:
     """The kernel's own limits, per process; the monitor's are on the sum of all."""
     limits = spec.limits
     lower(resource.RLIMIT_CORE, 0)
-    if spec.isolation is Isolation.TRUSTED:
-        return
     lower(resource.RLIMIT_FSIZE, limits.file_bytes)
     lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     cores = os.cpu_count() or 1
-    if spec.layers.user and limits.processes is not None and linux_version() >= (5, 14):
+    if spec.plan.user and linux_version() >= (5, 14):
         # Before 5.14 it counts all processes of the user, everywhere.
         lower(resource.RLIMIT_NPROC, limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores)
     if limits.memory_bytes is not None and not spec.gpu:
@@ -148,7 +135,7 @@ def run_and_exit(call: Callable[[], object]) -> NoReturn:
         os._exit(code)
 
 
-def serve(channel: socket.socket, spec: WorkerSpec, meter: "Meter") -> None:
+def serve(channel: socket.socket, spec: WorkerSpec) -> None:
     """Set up once, then answer the supervisor until it hangs up."""
     request = receive(channel)
     if request is None:
@@ -156,12 +143,11 @@ def serve(channel: socket.socket, spec: WorkerSpec, meter: "Meter") -> None:
     handler, answer = _set_up(request, spec.scratch)
     _send(channel, answer | {"id": request["id"]}, spec.limits)
     while handler is not None and (request := receive(channel)) is not None:
-        meter.reset()
         started = time.perf_counter()
         answer = guarded(lambda item=request["item"], run=handler: run(item))  # type: ignore[misc]
         seconds = time.perf_counter() - started
         _flush()
-        _send(channel, answer | {"id": request["id"], "seconds": seconds, "peak": meter.peak()}, spec.limits)
+        _send(channel, answer | {"id": request["id"], "seconds": seconds}, spec.limits)
 
 
 def _set_up(request: dict[str, Any], scratch: Path) -> tuple[Handler | None, dict[str, Any]]:
@@ -181,8 +167,6 @@ def guarded(call: Callable[[], Any]) -> dict[str, Any]:
     """Run the call; whatever Python raises becomes an answer, also SystemExit: here it would end the worker."""
     try:
         return {"status": Status.OK, "value": call()}
-    except Refused as refusal:
-        return {"status": Status.REFUSED, "message": str(refusal)[:MESSAGE_CHARACTERS]}
     except BaseException as error:  # noqa: BLE001 - the verdict on strangers' code is made of it
         return {"status": _status_of(error), "message": describe(error)}
 
@@ -236,33 +220,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-
-
-class Meter:
-    """Highest memory of this process since `reset`, beyond a baseline; 0 where /proc does not tell.
-
-    Made before /proc becomes read-only. The monitor's samples miss short peaks; the kernel's own mark does not.
-    """
-
-    def __init__(self, baseline: int, scratch: Path) -> None:
-        self._baseline = baseline
-        # pages of mapped files; those of a scratch folder in memory are shared memory to the kernel
-        self._files = (b"RssFile:", b"RssShmem:") if scratch.is_relative_to(SHARED) else (b"RssFile:",)
-        try:
-            self._clear = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            self._clear = -1
-
-    def reset(self) -> None:
-        """Forget the highest so far: writing 5 resets VmHWM (Linux 4.0, proc(5))."""
-        if self._clear >= 0:
-            with contextlib.suppress(OSError):
-                os.write(self._clear, b"5")
-
-    def peak(self) -> int:
-        """Bytes; pages of mapped files, which are mostly libraries, left out."""
-        highest, files = (
-            kernel.status_bytes(os.getpid(), b"VmHWM:"),
-            kernel.status_bytes(os.getpid(), *self._files),
-        )
-        return max(0, highest - files - self._baseline)

@@ -4,13 +4,13 @@ r"""The started interpreter: imports the heavy modules once and starts a monitor
                      \--- heavy zygote --- worker, placed into those namespaces
 
 A process with PyTorch imported costs some 10 ms to fork and to end, a bare one 1 ms; so only the worker is forked
-from the heavy one. For trusted code, and where there is no process namespace, this process imports, and the
-monitor, which is forked from it, must be the worker's parent.
+from the heavy one. Where there is no process namespace, this process imports, and the monitor, which is forked
+from it, must be the worker's parent.
 
 Started as `python -m traceproof.sandbox.zygote FD ORDER`: a sequenced-packet socket to the supervisor, and JSON
-that says for which `isolation`, whether with a `gpu`, what workers may read beside it (`readable`), which layers
-to leave out (`without`), and which `modules` to import. Its working folder is its own. What it imports must not
-start threads, run a tensor operation or touch CUDA: no fork would survive that.
+that says whether with a `gpu`, what workers may read beside it (`readable`), which layers to leave out
+(`without`), and which `modules` to import. Its working folder is its own. What it imports must not start threads,
+run a tensor operation or touch CUDA: no fork would survive that.
 """
 
 import contextlib
@@ -30,13 +30,12 @@ from typing import Any
 
 from traceproof.sandbox import kernel
 from traceproof.sandbox.isolation import (
-    NO_LAYERS,
     VisibleFiles,
     new_user,
     probe,
     view_of_this_process,
 )
-from traceproof.sandbox.model import Isolation, Limits
+from traceproof.sandbox.model import Limits
 from traceproof.sandbox.monitor import MOST_NAMESPACES, PACKET_BYTES, Direct, Monitor, Walled
 from traceproof.sandbox.worker import WorkerSpec, run_and_exit, work
 
@@ -55,12 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     control.set_inheritable(False)
     stage = Path.cwd() / "root"
     stage.mkdir()
-    plan, layers = NO_LAYERS, dict[str, str]()
-    if order["isolation"] == Isolation.UNTRUSTED:
-        plan, layers = probe(str(stage), order["without"])
+    plan, layers = probe(str(stage), order["without"])
     spec = WorkerSpec(
         limits=Limits(),
-        isolation=Isolation(order["isolation"]),
         plan=plan,
         seen=VisibleFiles(tuple(order["readable"]), "", ()),
         stage=str(stage),
@@ -224,9 +220,7 @@ class Heavy:
             signal.set_wakeup_fd(-1)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            run_and_exit(
-                lambda: work(self._spec.told(request), socket.socket(fileno=data), self._baseline, others)
-            )
+            run_and_exit(lambda: work(self._spec.told(request), socket.socket(fileno=data), others))
         self._monitors[pid] = monitor
         with contextlib.suppress(OSError):
             monitor.send(str(self._baseline).encode())

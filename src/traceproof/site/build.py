@@ -1,25 +1,266 @@
-"""The site of a finished run: one pass over its verdict rows, a page per definition, then what sums them up."""
+"""The site of a finished run: one pass over its verdict rows, a page per definition, then what sums them up.
 
+Every page is written once, by a template that escapes whatever it is given.
+"""
+
+import json
+import shutil
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from pygments import highlight  # type: ignore[import-untyped]
+from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
+from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
+
 from traceproof.audit.run import CODES
-from traceproof.names import path_part
+from traceproof.errors import TraceproofError
+from traceproof.files import write_text
+from traceproof.names import fresh_folder, path_part
 from traceproof.publish.coverage import Row, coverage
-from traceproof.publish.ledger import Ledger, Record, records
-from traceproof.reasons import Verdict
+from traceproof.publish.ledger import Ledger, Record, read_dates, records
+from traceproof.reasons import Skip, Verdict
 from traceproof.run import proof
+from traceproof.run.implementations import IMPLEMENTATIONS
 from traceproof.run.proof import WORDS, Outcome, sentence
 from traceproof.run.records import OpTypePlan
-from traceproof.run.rows import VerdictRow
-from traceproof.site.bumps import History, history
-from traceproof.site.finished import Finished
-from traceproof.site.overview import Overview
-from traceproof.site.pages import Built, Pages, highlighted, link, rows
-from traceproof.site.view import View, plot
+from traceproof.run.report import read_summary
+from traceproof.run.rows import VerdictRow, each_row
+from traceproof.site.view import History, Place, Tally, View, history, plot
+
+AUDIT = "audit-tests.json"  # below results: where `traceproof audit-tests --json` is looked for
+HERE = Path(__file__).parent
+HEAD: Sequence[tuple[str, str]] = (
+    ("index.html", "Overview"),
+    ("findings.html", "Findings"),
+    ("models.html", "Models"),
+    ("bumps.html", "Bumps"),
+    ("ledger.html", "Ledger"),
+    ("audit.html", "Public tests"),
+)
+ALONE = ("site.css", "uplot.css", "uplot.js", "plots.js")  # of a page that stands alone
+LONGEST = 200_000  # characters of a source that are highlighted; a longer one is shown plain
+NOW = "this run"
+FindingKey = tuple[str, str | None, str, str]  # definition, case, actor, output
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run's folder and the results folder that it lies in."""
+
+    results: Path  # with `history/` and `stacks/`
+    run: Path  # with `summary.json`, `cases/` and `verdicts/`; `results` itself for the whole dataset
+    audit: Path | None = None  # what `traceproof audit-tests --json` wrote; None: no result of it exists
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """What the rule `report` wrote. Raises TraceproofError: there is none, or it is of other verdicts."""
+        if not (self.run / "summary.json").is_file():
+            problem = (
+                f"no run has ended with a report in {self.run}: none was started there, or it was interrupted"
+            )
+            todo = (
+                "Run `traceproof verify`, which goes on from what is finished, or name a folder with --selection."
+            )
+            raise TraceproofError("there is no finished run to show", problems=[problem], todo=todo)
+        try:
+            return read_summary(self.run / "summary.json")
+        except TraceproofError as error:
+            raise TraceproofError(
+                error.what, problems=error.problems, todo="Run `traceproof verify` again."
+            ) from error
+
+    @cached_property
+    def findings(self) -> Mapping[FindingKey, str]:
+        """`new`, `known` or `unexpected` for each row that is a finding."""
+        return {
+            (found["definition"], found["case"], found["actor"], found["output"]): kind
+            for kind, rows in self.summary["findings"].items()
+            for found in rows
+        }
+
+    @property
+    def op_types(self) -> list[str]:
+        """The op_types that have verdicts."""
+        return sorted({path.name.partition(".")[0] for path in (self.run / "verdicts").glob("*.jsonl")})
+
+    def plan(self, op_type: str) -> OpTypePlan:
+        """What was planned of an op_type."""
+        return OpTypePlan.read(self.run / "cases" / f"{op_type}.json")
+
+    def verdicts(self, op_type: str) -> Iterator[tuple[str, list[VerdictRow]]]:
+        """The rows of one definition after the other. Raises TraceproofError: one's rows stand in two places."""
+        seen = set()
+        for path in sorted((self.run / "verdicts").glob(f"{op_type}.*jsonl")):  # a large one's in several files
+            for name, rows in groupby(each_row(path), key=lambda row: row.definition):
+                if name in seen:
+                    raise TraceproofError(f"{path}: the rows of {name} stand in two places", todo="Verify again.")
+                seen.add(name)
+                yield name, list(rows)
+
+    def stacks(self) -> Iterator[Mapping[str, str]]:
+        """Name, device and package versions of each stack that has a record."""
+        for path in sorted((self.results / "stacks").glob("*.json")):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
+            yield {"name": str(record["stack"]), "device": str(record["device"]), "versions": versions}
+
+    def first_written(self, key: str) -> str:
+        """Day on which a ledger record was first published or tried to be; empty: it never was."""
+        return self._dates.get(key, "")
+
+    @cached_property
+    def _dates(self) -> Mapping[str, str]:
+        return read_dates(self.results)
+
+    def audited(self) -> dict[str, Any] | None:
+        """The audit of tests. Raises TraceproofError: the file holds none."""
+        if self.audit is None:
+            return None
+        try:
+            value = json.loads(self.audit.read_text(encoding="utf-8"))
+            return {name: value[name] for name in ("files", "tests", "collected", "not_run", "findings")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            todo = "Write it with `traceproof audit-tests FOLDER --json FILE`."
+            raise TraceproofError(f"{self.audit} is no audit of tests: {error}", todo=todo) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What was written."""
+
+    folder: Path
+    pages: int
+    bytes: int
+    seconds: float
+
+
+@dataclass
+class Pages:
+    """The folder of a site that is being built."""
+
+    folder: Path  # made anew
+    sentence: str  # what the run ended with; stands below every page
+    _count: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+    _started: float = field(default_factory=time.monotonic, init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh_folder(self.folder, within=self.folder.parent)
+        shutil.copytree(HERE / "assets", self.folder / "assets")
+        self._bytes = sum(path.stat().st_size for path in (self.folder / "assets").iterdir())
+        for name in ("definitions", "op_types", "models", "bumps"):
+            (self.folder / name).mkdir()
+
+    @cached_property
+    def _templates(self) -> Environment:
+        found = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
+        found.globals |= {"pages": HEAD, "sentence": self.sentence, "slug": path_part}
+        return found
+
+    def write(self, path: str, template: str, **values: Any) -> None:  # noqa: ANN401 - what the template takes
+        """Write a page; `path` is relative to the folder, with at most one folder in it."""
+        root = "../" * path.count("/")
+        text = self._templates.get_template(f"{template}.html.j2").render(here=path, root=root, **values)
+        data = text.encode("utf-8", "replace")
+        (self.folder / path).write_bytes(data)
+        self._count += 1
+        self._bytes += len(data)
+
+    def alone(self, path: Path, template: str, **values: Any) -> None:  # noqa: ANN401 - what the template takes
+        """Write a page that holds its style and scripts, at a path outside of the folder."""
+        assets = {name: (HERE / "assets" / name).read_text(encoding="utf-8") for name in ALONE}
+        inline = {name.replace(".", "_"): Markup(text) for name, text in assets.items()}  # noqa: S704 - ours
+        text = self._templates.get_template(f"{template}.html.j2").render(**inline, **values)
+        write_text(path, text)
+
+    def table(self, path: str, title: str, told: str, data: Mapping[str, Any]) -> None:
+        """Write a page with one table that the browser pages, sorts and filters."""
+        self.write(path, "table", title=title, told=told, data=data)
+
+    @property
+    def built(self) -> Built:
+        """What was written so far."""
+        seconds = time.monotonic() - self._started
+        return Built(folder=self.folder, pages=self._count, bytes=self._bytes, seconds=seconds)
+
+
+def rows(columns: Sequence[str], facets: Sequence[str], found: Iterator[Sequence[Any]]) -> dict[str, Any]:
+    """Data of a table: `facets` are the columns that have a filter of their own."""
+    return {"columns": list(columns), "facets": [columns.index(name) for name in facets], "rows": list(found)}
+
+
+def link(name: str, folder: str = "definitions") -> list[str]:
+    """A cell that leads to a page of the site: its text and, from the site's folder, its address."""
+    return [name, f"{folder}/{path_part(name)}.html"]
+
+
+def highlighted(source: str) -> Markup | str:
+    """Python source as HTML with classes; Pygments escapes it."""
+    if len(source) > LONGEST:
+        return source
+    return Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))  # noqa: S704 - escaped by Pygments
+
+
+class Overview:
+    """Collects a row per definition and one per result, beside `earlier` states; `tables.js` makes tables."""
+
+    def __init__(self, earlier: Sequence[str]) -> None:
+        self._earlier = earlier
+        # of each kind, words in the order in which they are met
+        self._words: dict[str, list[str]] = {
+            "actors": list(IMPLEMENTATIONS),
+            "states": [NOW],
+            **{name: [] for name in ("devices", "versions", "verdicts", "reasons", "op_types", "outcomes")},
+        }
+        self._definitions: list[list[Any]] = []
+        self._results: list[list[Any]] = []
+
+    def add(self, view: View) -> None:
+        """Add a definition."""
+        name, slug = view.name, path_part(view.name)
+        places = [self._place("op_types", view.op_type), self._place("outcomes", view.outcome)]
+        self._definitions.append([name, *places, *([slug] if slug != name else [])])
+        for place, tally in view.places.items():
+            self._result(NOW, place, tally)
+        for state, place, tally in view.trend:
+            if state < len(self._earlier):
+                self._result(self._earlier[state], place, tally)
+
+    def _result(self, state: str, place: Place, tally: Tally) -> None:
+        if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
+            return  # it has nothing to do with the definition
+        margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
+        reason = "" if tally.verdict == Verdict.PASS else tally.reason
+        words = {"actors": place.actor, "devices": place.device, "versions": place.version, "states": state}
+        places = [self._place(*one) for one in (words | {"verdicts": tally.verdict, "reasons": reason}).items()]
+        self._results.append([len(self._definitions) - 1, *places[:-1], margin, places[-1]])
+
+    def _place(self, kind: str, word: str) -> int:
+        """Place of a word among those of its kind."""
+        words = self._words[kind]
+        if word not in words:
+            words.append(word)
+        return words.index(word)
+
+    def data(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        return self._words | {"definitions": self._definitions, "results": self._results}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,87 @@
-"""What the page of one definition shows, worked out from its plan and its verdict rows."""
+"""What pages show: verdicts counted, a definition's page, and how kept states of earlier runs differ."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
+from traceproof.bumps.diff import TITLES, Diff, diff, side
+from traceproof.bumps.history import Kept, load, states
 from traceproof.dataset.definition import Definition
 from traceproof.judge.octaves import OCTAVES
 from traceproof.publish.ledger import Ledger, Record, Standing
 from traceproof.reasons import Verdict
+from traceproof.run.implementations import IMPLEMENTATIONS, PAIR, environment_of
 from traceproof.run.records import WHOLE, PlannedDefinition
 from traceproof.run.rows import VerdictRow
-from traceproof.site.tally import Place, Tally, by_place
+from traceproof.stacks import STACKS, distribution
 
+WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
 LARGEST = 5  # rows whose worst places are shown beside the findings
+MOST = 12  # states that are read, the newest
+SHOWN = 500  # rows of one kind of change on a page; `traceproof diff` has all
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of verdicts."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # rows by verdict
+    reasons: Counter[str] = field(default_factory=Counter)  # rows that did not pass, by reason
+    margin: float | None = None  # largest share of a gate's limit that was used; None: no gate has one
+
+    def add(self, verdict: str, reason: str | None, margin: float | None) -> None:
+        """Count a row."""
+        self.counts[str(verdict)] += 1
+        if reason is not None:
+            self.reasons[str(reason)] += 1
+        if margin is not None:
+            self.margin = margin if self.margin is None else max(self.margin, margin)
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict; `skip` only where nothing else is."""
+        return str(next((one for one in WORST_FIRST if self.counts[one]), Verdict.SKIP))
+
+    @property
+    def bad(self) -> int:
+        """Failures and errors."""
+        return self.counts[Verdict.FAIL] + self.counts[Verdict.ERROR]
+
+    @property
+    def reason(self) -> str:
+        """The most frequent reason."""
+        return self.reasons.most_common(1)[0][0] if self.reasons else ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Who ran, on what, in which version."""
+
+    actor: str
+    device: str
+    version: str
+
+
+def version_of(actor: str, versions: Mapping[str, Mapping[str, str]]) -> str:
+    """Version of the package that an actor's answers come from; of two joined by PAIR, of both."""
+    stacks = [environment_of(one) if one in IMPLEMENTATIONS else one for one in actor.split(PAIR)]
+    names = {stack: distribution(stack) for stack in stacks}
+    found = {stack: versions.get(stack, {}).get(name) for stack, name in names.items()}
+    return ", ".join(f"{names[stack]} {version}" for stack, version in found.items() if version)
+
+
+def by_place(rows: Iterable[VerdictRow]) -> dict[Place, Tally]:
+    """The tally of each actor, device and version that rows have, in the order in which they come."""
+    found: dict[Place, Tally] = {}
+    for row in rows:
+        versions = dict.fromkeys(STACKS, row.versions or {})  # those of its own stack, whichever that is
+        place = Place(row.actor, row.device or "", version_of(row.actor, versions))
+        gate = row.gate
+        found.setdefault(place, Tally()).add(row.verdict, row.reason, gate.margin if gate else None)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +231,103 @@ def plot(kind: str, labels: Iterable[str], series: Mapping[str, Sequence[float |
 
 def _short(value: float | None) -> float | None:
     return value if value is None or isinstance(value, int) else float(f"{value:.3g}")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A kept state: when it was written, and which versions it ran with by stack."""
+
+    digest: str
+    time: str
+    stacks: Mapping[str, Mapping[str, str]]
+
+    @property
+    def label(self) -> str:
+        """Its day and the start of its digest."""
+        return f"{self.time[:10]} {self.digest[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row that changed between two states."""
+
+    definition: str
+    where: str
+    before: str
+    after: str
+    between: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bump:
+    """The difference of two states that follow each other."""
+
+    before: State
+    after: State
+    versions: tuple[str, ...]  # a line per package whose version changed
+    changes: Mapping[str, Sequence[Change]]  # the first SHOWN rows of each kind, by its title
+    counts: Mapping[str, int]  # how many there are of each kind
+    # gone, new: names of APIs
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+
+    @property
+    def slug(self) -> str:
+        """Name of its page."""
+        return f"{self.before.digest[:12]}-{self.after.digest[:12]}"
+
+
+@dataclass(slots=True)
+class History:
+    """All kept states, the oldest first."""
+
+    states: list[State] = field(default_factory=list)
+    bumps: list[Bump] = field(default_factory=list)
+    # by definition, what each actor came to in each state, by the state's place in `states`
+    trends: dict[str, list[tuple[int, Place, Tally]]] = field(default_factory=dict)
+
+
+def history(folder: Path) -> History:
+    """Read the kept states, two at a time. Raises TraceproofError: a file in the folder holds none."""
+    found, before = History(), None
+    for path in reversed(states(folder)[:MOST]):
+        kept = load(path)
+        found.states.append(State(kept.digest, str(kept.about["time"]), kept.about["stacks"]))
+        _note(found, kept)
+        if before is not None:
+            found.bumps.append(_bump(diff(before, kept), *found.states[-2:]))
+        before = kept
+    return found
+
+
+def _note(history: History, kept: Kept) -> None:
+    """Add a state's rows to the trends."""
+    index, stacks = len(history.states) - 1, kept.about["stacks"]
+    tallies: dict[tuple[str, Place], Tally] = {}
+    for row in kept.rows:
+        actor = str(row["actor"])
+        place = Place(actor, str(row.get("device") or ""), version_of(actor, stacks))
+        margin = (row.get("gate") or {}).get("margin")
+        tally = tallies.setdefault((str(row["definition"]), place), Tally())
+        tally.add(str(row["verdict"]), row.get("reason"), margin)
+    for (definition, place), tally in tallies.items():
+        history.trends.setdefault(definition, []).append((index, place, tally))
+
+
+def _bump(found: Diff, before: State, after: State) -> Bump:
+    pairs: Mapping[str, Sequence[tuple[Any, Any]]] = {kind: getattr(found, kind) for kind in TITLES}
+    return Bump(
+        before=before,
+        after=after,
+        versions=tuple(found.versions),
+        changes={TITLES[kind]: [_change(found, *pair) for pair in rows[:SHOWN]] for kind, rows in pairs.items()},
+        counts={TITLES[kind]: len(rows) for kind, rows in pairs.items()},
+        gone=tuple(found.vanished_apis),
+        new=tuple(found.new_apis),
+    )
+
+
+def _change(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> Change:
+    one = row or was or {}
+    where = f"{one.get('case')}, {one['actor']}, {one['output']}"
+    return Change(str(one["definition"]), where, side(was), side(row), found.between(was, row))

@@ -14,19 +14,18 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_file, read_tree
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
+from traceproof.files import own_folder
 from traceproof.ops import registry
-from traceproof.owner import own_folder
 from traceproof.reasons import Error, Failure, Verdict
-from traceproof.run import jit
 from traceproof.run.records import ORACLE, SHADOW
-from traceproof.sandbox import GIB, MIB, Isolation, Limits, Pool, Status
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import GIB, MIB, Limits, Status
 from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import Certificate, Digests, Row, Settings, Trial, objections
+from traceproof.stacks import MAIN
 
 SETUP = "traceproof.solutions.trial:setup"
-PRELOAD = ("torch", "traceproof.run.source")
-ONE_THREAD = {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-OVERALL = Limits(seconds=6 * 3600.0, setup_seconds=600.0, memory_bytes=None, output_bytes=GIB, message_bytes=GIB)
+OVERALL = Limits(seconds=6 * 3600.0, memory_bytes=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     if name.endswith(".json"):
         file = Path(name).expanduser()
         definition = read_file(file)
-        with own_folder("traceproof") as root:
+        with own_folder() as root:
             folder = root / "definitions" / definition.op_type
             folder.mkdir(parents=True)
             (folder / f"{definition.name}.json").write_text(json.dumps(definition.as_json()), encoding="utf-8")
@@ -171,18 +170,15 @@ def _not_run(message: str) -> Row:
 
 
 def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) -> Trial:
-    variables = dict(ONE_THREAD)
-    if environment.gpu:
-        variables |= jit.environment(environment.caches, environment.record, python=str(environment.python))
-    own = {**variables, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    with Pool(preload=PRELOAD, python=environment.python, env=own, gpu=environment.gpu) as pool:
-        (outcome,) = pool.run_items(
-            setup=SETUP,
-            payload={"threads": 1, "settings": environment.settings(target, variables)},
-            items=[{"solution": candidate.as_json(), "definition": target.definition.name}],
-            limits=OVERALL,
-            isolation=Isolation.TRUSTED,  # our own code, which has the solution called in workers that are not
-        )
+    here = Environment(name=MAIN, python=environment.python, record=environment.record)
+    with (
+        own_folder() as scratch,
+        # Our own code, which has the solution called in workers that are shut in.
+        Worker(here, SETUP, {"scratch": str(scratch)}, OVERALL, environment.caches) as worker,
+    ):
+        settings = environment.settings(target, here.told(environment.caches))
+        order = {"settings": settings, "solution": candidate.as_json(), "definition": target.definition.name}
+        outcome = worker.ask(order)
     if outcome.status is not Status.OK:
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]
         raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])

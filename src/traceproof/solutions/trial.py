@@ -47,13 +47,13 @@ DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may dr
 SOLUTION = "solution"  # what it is called among implementations
 
 
-def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in a worker; the result judges `{"solution": ..., "definition": name}`."""
-    torch.set_num_threads(payload["threads"])
-    settings = Settings.model_validate(payload["settings"])
+def setup(payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Called once in a worker; the result judges `{"settings": ..., "solution": ..., "definition": name}`."""
+    torch.set_num_threads(1)
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
-        return judged(Candidate(**item["solution"]), item["definition"], settings, scratch).model_dump(mode="json")
+        settings, candidate = Settings.model_validate(item["settings"]), Candidate(**item["solution"])
+        return judged(candidate, item["definition"], settings, Path(payload["scratch"])).model_dump(mode="json")
 
     return handle
 

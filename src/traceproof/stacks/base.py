@@ -98,8 +98,6 @@ class Stack:
     # variable of the environment -> folder below the stack's cache
     caches: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[str, ...] = ()  # prefixes of what workers for trusted code see of the environment
-    # whether importing it takes seconds of torch's compiler, and decides when a run is done
-    imports_long: bool = False
 
     @property
     def label(self) -> str:

@@ -14,5 +14,4 @@ STACK = Stack(
     },
     origin=Origin(url="https://github.com/fla-org/flash-linear-attention.git", package="fla-core"),
     linear_attention=True,
-    imports_long=True,
 )

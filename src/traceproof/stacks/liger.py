@@ -14,7 +14,6 @@ STACK = Stack(
         "rope": ("liger_kernel.ops.rope:rope_forward",),
     },
     triton=True,
-    imports_long=True,
     origin=Origin(
         url="https://github.com/linkedin/Liger-Kernel.git",
         package="liger-kernel",

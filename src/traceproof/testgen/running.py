@@ -10,19 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
-from traceproof.files import write_text
-from traceproof.sandbox import Isolation, Limits
+from traceproof.files import own_folder, write_text
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import Limits
 from traceproof.sandbox.model import ItemOutcome, Status
 from traceproof.stacks import MAIN
 from traceproof.testgen.texts import MARKER, classes
-
-if TYPE_CHECKING:  # imports torch, and rows are read where there is none
-    from traceproof.run.workers import Environment
-
 
 MESSAGE_CHARACTERS = 4000
 OUTPUT_CHARACTERS = 2000
@@ -44,6 +41,7 @@ class TestRow(TypedDict):
 class RunRequest(TypedDict):
     """What a worker is asked for: a test file, options of pytest, and variables of the environment."""
 
+    scratch: str  # a folder of the worker's own
     file: str
     options: list[str]
     variables: dict[str, str]
@@ -56,8 +54,10 @@ class Answer(TypedDict):
     problem: str
 
 
-def setup(payload: RunRequest, scratch: Path) -> Callable[[str], Answer]:
+def setup(payload: RunRequest) -> Callable[[str], Answer]:
     """Called once in a worker; the result runs one class of the test file per call."""
+    scratch = Path(payload["scratch"])
+    os.chdir(scratch)
     os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     sys.dont_write_bytecode = True  # the tests' folder can not be written from here
 
@@ -140,7 +140,7 @@ class Run:
 
 
 def run_tests(
-    order: Run, environment: "Environment", *, caches: Path | None = None, lanes: int = 1
+    order: Run, environment: Environment, *, caches: Path | None = None, lanes: int = 1
 ) -> Iterator[Row]:
     """Run a file's tests, `lanes` definitions side by side, in a worker each; a row per test, in the file's order.
 
@@ -150,25 +150,26 @@ def run_tests(
     text = order.file.read_text(encoding="utf-8")
     if MARKER not in text:
         raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
-    asked: RunRequest = {
-        "file": str(order.file.absolute()),
-        "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
-        "variables": dict(order.variables),
-    }
     blocks = classes(text)
-    with environment.pool(caches) as pool, ThreadPoolExecutor(lanes) as threads:
+    lanes = max(1, min(lanes, len(blocks)))
+    with own_folder() as scratch, ThreadPoolExecutor(lanes) as threads:
 
-        def share(names: Sequence[str]) -> dict[str, list[TestRow]]:
-            found = [
-                block.partition("(")[0].removeprefix("class ").strip() for block in map(blocks.__getitem__, names)
-            ]
-            done = pool.run_items(
-                setup=SETUP, payload=asked, items=found, limits=order.limits, isolation=Isolation.TRUSTED
-            )
-            return {name: list(_test_rows(outcome)) for name, outcome in zip(names, done, strict=True)}
+        def share(lane: int) -> dict[str, list[TestRow]]:
+            folder = scratch / str(lane)
+            folder.mkdir()
+            asked: RunRequest = {
+                "scratch": str(folder),
+                "file": str(order.file.absolute()),
+                "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
+                "variables": dict(order.variables),
+            }
+            with Worker(environment, SETUP, {**asked}, order.limits, caches) as worker:
+                return {
+                    name: list(_test_rows(worker.ask(block.partition("(")[0].removeprefix("class ").strip())))
+                    for name, block in list(blocks.items())[lane::lanes]
+                }
 
-        shares = threads.map(share, [list(blocks)[lane::lanes] for lane in range(lanes)])
-        rows = {name: found for one in shares for name, found in one.items()}
+        rows = {name: found for one in threads.map(share, range(lanes)) for name, found in one.items()}
     for name in blocks:
         digest = order.digests.get(name, "")
         for row in rows[name]:

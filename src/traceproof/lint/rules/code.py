@@ -130,7 +130,8 @@ ORDINARY = frozenset({0.0, 0.5, 1.0, 2.0})  # parts of a formula, not a choice
 
 def hidden_constants(subject: Subject) -> dict[str, float]:
     """Numbers that the reference chooses and neither the name nor an axis tells: source -> value."""
-    told = set(subject.definition.const_axes.values()) | _numbers(subject)
+    told = set(subject.definition.const_axes.values())
+    told |= {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
     told |= {one // other for one in told for other in told if other and one % other == 0}
     found: dict[str, float] = {}
     for node in subject.reference.nodes:
@@ -151,10 +152,6 @@ def _chosen(value: object, name: str, told: set[int]) -> TypeGuard[float]:
     if isinstance(value, float):
         return value not in ORDINARY
     return isinstance(value, int) and name.isupper() and value > 2 and value not in told
-
-
-def _numbers(subject: Subject) -> set[int]:
-    return {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
 
 
 @rule("TP311")
@@ -180,7 +177,11 @@ def nan_rows(subject: Subject) -> Iterator[Hit]:
     if not {"qo_indptr", "kv_indptr"} <= definition.inputs.keys():
         return
     nodes = subject.reference.nodes
-    masks = [node for node in nodes if _masks(node)]
+    masks = []
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="masked_fill" | "masked_fill_"), args=[_, value]):
+                masks += [node] if "inf" in ast.unparse(value) else []
     calls = {
         node.func.attr for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
@@ -188,13 +189,6 @@ def nan_rows(subject: Subject) -> Iterator[Hit]:
     if masks and "softmax" in calls and not guarded:
         evidence = f"{ast.unparse(masks[0])} before softmax: a row is all -inf where q_len > kv_len"
         yield Hit(REFERENCE, evidence)
-
-
-def _masks(node: ast.AST) -> bool:
-    match node:
-        case ast.Call(func=ast.Attribute(attr="masked_fill" | "masked_fill_"), args=[_, value]):
-            return "inf" in ast.unparse(value)
-    return False
 
 
 class _Skeleton(ast.NodeTransformer):

@@ -7,26 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.dataset import constraints
-from traceproof.dataset.definition import Dialect, DType, TensorSpec
-from traceproof.dataset.tree import Broken, file_text, strict_json
+from traceproof.dataset.definition import Dialect, DType
+from traceproof.dataset.tree import file_text, strict_json
 from traceproof.lint.model import Dataset, Hit, Subject, definition_rule, pointer, rule
 from traceproof.lint.reference import root
 from traceproof.text import names
 
 SHARED = re.compile(r"inputs and outputs share the names (\[.*?\])")
 TAKEN = re.compile(r"the name .* is already taken by ")
-
-
-def _shared_names(dataset: Dataset, broken: Broken) -> list[str]:
-    """Names that inputs and outputs of an unusable definition share, as far as it can be read."""
-    try:
-        value: Any = strict_json(file_text(dataset.tree.root / broken.path, dataset.tree.root))
-    except (OSError, ValueError, RecursionError):
-        return []
-    match value:
-        case {"inputs": dict() as inputs, "outputs": dict() as outputs}:
-            return sorted(str(name) for name in inputs.keys() & outputs.keys())
-    return []
 
 
 @rule("TP101")
@@ -75,8 +63,14 @@ def misplaced(dataset: Dataset) -> Iterator[Hit]:
 def shared_name(dataset: Dataset) -> Iterator[Hit]:
     """A name that is both an input and an output."""
     for broken in dataset.tree.broken:
-        for name in _shared_names(dataset, broken):
-            yield Hit(pointer("outputs", name), f"{name!r} is an input and an output", broken.path)
+        try:
+            value: Any = strict_json(file_text(dataset.tree.root / broken.path, dataset.tree.root))
+        except (OSError, ValueError, RecursionError):
+            continue
+        match value:
+            case {"inputs": dict() as inputs, "outputs": dict() as outputs}:
+                for name in sorted(map(str, inputs.keys() & outputs.keys())):
+                    yield Hit(pointer("outputs", name), f"{name!r} is an input and an output", broken.path)
 
 
 @definition_rule("TP105")
@@ -101,36 +95,35 @@ def unresolved_names(subject: Subject) -> Iterator[Hit]:
     """A name in a constraint that is no axis, no input and no output."""
     definition = subject.definition
     known = {*definition.axes, *definition.inputs, *definition.outputs} | constraints.BUILTINS
-    for index, constraint in enumerate(definition.constraints or ()):
-        for name in sorted(constraints.names(constraint) - known):
-            yield Hit(pointer("constraints", index), f"{constraint!r}: {name!r} is no axis, input or output")
+    for where, text, _ in subject.constraints:
+        for name in sorted(constraints.names(text) - known):
+            yield Hit(where, f"{text!r}: {name!r} is no axis, input or output")
 
 
 @definition_rule("TP202")
 def idle_constraint(subject: Subject) -> Iterator[Hit]:
     """A constraint that the declared shapes or the const axes make true in any case."""
     const = subject.definition.const_axes
-    for index, constraint in enumerate(subject.definition.constraints or ()):
-        node = constraints.with_axes(constraint, subject.definition)
+    for where, text, node in subject.constraints:
         why = ""
         if constraints.says_the_same_twice(node):
             why = "true by the declared shapes"
         elif constraints.evaluate(node, const) not in (None, False, 0):
-            values = {name: const[name] for name in sorted(constraints.names(constraint)) if name in const}
+            values = {name: const[name] for name in sorted(constraints.names(text)) if name in const}
             given = ", ".join(f"{name} = {value}" for name, value in values.items())
             why = f"only const axes, always true ({given})" if given else "a constant"
         if why:
-            yield Hit(pointer("constraints", index), f"{constraint!r}: {why}")
+            yield Hit(where, f"{text!r}: {why}")
 
 
 @definition_rule("TP203")
 def false_constraint(subject: Subject) -> Iterator[Hit]:
     """A constraint that the const axes make false."""
     const = subject.definition.const_axes
-    for index, constraint in enumerate(subject.definition.constraints or ()):
-        value = constraints.evaluate(constraints.with_axes(constraint, subject.definition), const)
+    for where, text, node in subject.constraints:
+        value = constraints.evaluate(node, const)
         if value in (False, 0) and value is not None:
-            yield Hit(pointer("constraints", index), f"{constraint!r} is false for the const axes")
+            yield Hit(where, f"{text!r} is false for the const axes")
 
 
 @definition_rule("TP204")
@@ -226,19 +219,15 @@ def _formats(subject: Subject) -> frozenset[str]:
     return frozenset(found)
 
 
-def _weights(subject: Subject) -> dict[str, TensorSpec]:
-    return {
-        name: spec for name, spec in subject.definition.inputs.items() if name.endswith("weights") and spec.shape
-    }
-
-
 @definition_rule("TP221")
 def impossible_dtype(subject: Subject) -> Iterator[Hit]:
     """FP4 weights in a wide type, an FP8 kind without an FP8 tensor, an index that is no integer."""
     inputs = subject.definition.inputs
     formats = _formats(subject)
     if "fp4" in formats and not any(spec.dtype in FP4_STORAGE for spec in inputs.values()):
-        for name, spec in _weights(subject).items():
+        for name, spec in inputs.items():
+            if not name.endswith("weights") or not spec.shape:
+                continue
             evidence = f"{name} is {spec.dtype}, but the definition is for 4-bit weights and has no 4-bit tensor"
             yield Hit(pointer("inputs", name, "dtype"), evidence)
     stored = FP8 | {DType.INT8}  # packed bytes hold FP8 as well
@@ -249,18 +238,19 @@ def impossible_dtype(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("inputs", name, "dtype"), f"{name} indexes something, but is {spec.dtype}")
 
 
-def _scaled(name: str, subject: Subject) -> bool:
-    """Whether a tensor input carries scales for `name`: one of its own, or a scale after the product."""
-    tensors = [other for other, spec in subject.definition.inputs.items() if spec.shape is not None]
-    scales = [other for other in tensors if "scale" in other.split("_") or "scales" in other.split("_")]
-    return any(other.startswith((name, "output")) for other in scales)
-
-
 @definition_rule("TP222")
 def missing_scale(subject: Subject) -> Iterator[Hit]:
     """An FP8 or FP4 input for which no input carries a scale."""
-    for name, spec in subject.definition.inputs.items():
-        if spec.dtype in SCALED and spec.shape is not None and not _scaled(name, subject):
+    inputs = subject.definition.inputs
+    scales = [
+        name
+        for name, spec in inputs.items()
+        if spec.shape is not None and {"scale", "scales"} & set(name.split("_"))
+    ]
+    for name, spec in inputs.items():
+        # One of its own, or a scale after the product.
+        scaled = any(other.startswith((name, "output")) for other in scales)
+        if spec.dtype in SCALED and spec.shape is not None and not scaled:
             yield Hit(pointer("inputs", name), f"{name} is {spec.dtype}; no input is a scale for it")
 
 

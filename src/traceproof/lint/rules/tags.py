@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice, product
 
 from traceproof.dataset.definition import DType
@@ -32,8 +32,7 @@ PARALLEL = re.compile(r"(?i)tensor[- ]parallel(?:ism)?(?: size)?\s*(?:=|of)?\s*(
 def unknown_tag(subject: Subject) -> Iterator[Hit]:
     """A namespace, flag or value outside definition.md and the published custom."""
     values = {"stage": STAGES, "status": STATUSES, "quantization": QUANTIZATIONS}
-    for index, tag in enumerate(subject.definition.tags):
-        namespace, colon, value = (part.strip() for part in tag.partition(":"))
+    for (where, namespace, colon, value), tag in zip(subject.tag_parts, subject.definition.tags, strict=True):
         why = ""
         if not colon:
             why = "" if tag in FLAGS else "no such flag"
@@ -44,26 +43,21 @@ def unknown_tag(subject: Subject) -> Iterator[Hit]:
         elif value not in values.get(namespace, {value}):
             why = f"{namespace} is one of {', '.join(sorted(values[namespace]))}"
         if why:
-            yield Hit(pointer("tags", index), f"{tag!r}: {why}")
+            yield Hit(where, f"{tag!r}: {why}")
 
 
 @definition_rule("TP402")
 def malformed_tag(subject: Subject) -> Iterator[Hit]:
     """An empty value, a repeated tag, a tp or ep that is no positive number."""
     tags = subject.definition.tags
-    for index, tag in enumerate(tags):
-        namespace, colon, value = (part.strip() for part in tag.partition(":"))
+    for index, (where, namespace, colon, value) in enumerate(subject.tag_parts):
+        tag = tags[index]
         if colon and not (namespace and value):
-            yield Hit(pointer("tags", index), f"{tag!r}: empty namespace or value")
+            yield Hit(where, f"{tag!r}: empty namespace or value")
         elif namespace in {"tp", "ep"} and not re.fullmatch(r"[1-9][0-9]{0,8}", value):
-            yield Hit(pointer("tags", index), f"{tag!r}: {namespace} must be a positive whole number")
+            yield Hit(where, f"{tag!r}: {namespace} must be a positive whole number")
         elif tag in tags[:index]:
-            yield Hit(pointer("tags", index), f"{tag!r} is there twice")
-
-
-def _quantized(subject: Subject) -> list[str]:
-    found = {LOW_PRECISION[spec.dtype] for spec in subject.tensors.values() if spec.dtype in LOW_PRECISION}
-    return sorted(found)
+            yield Hit(where, f"{tag!r} is there twice")
 
 
 @definition_rule("TP403")
@@ -75,7 +69,7 @@ def missing_tag(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("tags"), f"no {namespace}:*")
     if record(definition.op_type).staged and not subject.tags("stage"):
         yield Hit(pointer("tags"), f"no stage:*, though {definition.op_type} has stages")
-    types = _quantized(subject)
+    types = sorted({LOW_PRECISION[spec.dtype] for spec in subject.tensors.values() if spec.dtype in LOW_PRECISION})
     if types and not subject.tags("quantization"):
         yield Hit(pointer("tags"), f"no quantization:*, though tensors are {', '.join(types)}")
     stated = PARALLEL.search(definition.description or "")
@@ -86,25 +80,17 @@ def missing_tag(subject: Subject) -> Iterator[Hit]:
 @definition_rule("TP404")
 def contradictory_tags(subject: Subject) -> Iterator[Hit]:
     """Two statuses, a stage that the name denies, a quantization no tensor has, a tp the description denies."""
-    for problems in (_repeated, _wrong_stage, _wrong_quantization, _wrong_parallelism):
-        yield from (Hit(pointer("tags"), evidence) for evidence in problems(subject))
+    yield from (Hit(pointer("tags"), evidence) for evidence in _contradictions(subject))
 
 
-def _repeated(subject: Subject) -> Iterator[str]:
+def _contradictions(subject: Subject) -> Iterator[str]:
     for namespace in sorted(SINGLE):
         values = sorted(set(subject.tags(namespace)))
         if len(values) > 1:
             yield f"{namespace} is {' and '.join(values)}"
-
-
-def _wrong_stage(subject: Subject) -> Iterator[str]:
-    named = STAGES & set(subject.words)
-    stages = STAGES & set(subject.tags("stage"))
+    named, stages = STAGES & set(subject.words), STAGES & set(subject.tags("stage"))
     if named and stages and not named & stages:
         yield f"stage:{', '.join(sorted(stages))}, but the name says {', '.join(sorted(named))}"
-
-
-def _wrong_quantization(subject: Subject) -> Iterator[str]:
     types = {spec.dtype.value for spec in subject.tensors.values()}
     for value in subject.tags("quantization"):
         if value in {dtype.value for dtype in DType} and value not in types:
@@ -112,22 +98,13 @@ def _wrong_quantization(subject: Subject) -> Iterator[str]:
     for old, new in product(subject.tags("quant"), subject.tags("quantization")):
         if old not in new.replace("float", "fp"):
             yield f"quant:{old} beside quantization:{new}"
-
-
-def _wrong_parallelism(subject: Subject) -> Iterator[str]:
-    stated = PARALLEL.search(subject.definition.description or "")
-    sizes = subject.tags("tp")
+    stated, sizes = PARALLEL.search(subject.definition.description or ""), subject.tags("tp")
     if stated and sizes and (stated[1] or stated[2]) not in sizes:
         yield f"tp:{', '.join(sizes)}, but the description says {stated[0]!r}"
 
 
 def _plain(model: str) -> str:
     return re.sub(r"[-_. ]|instruct|chat|^meta", "", model.lower())
-
-
-def _without_size(model: str) -> str:
-    """A model's name without trailing sizes: qwen3-next-80b-a3b -> qwen3-next."""
-    return re.sub(r"(-a?\d+(\.\d+)?b)+$", "", model)
 
 
 def _better_names(counts: Counter[str]) -> dict[str, str]:
@@ -137,7 +114,8 @@ def _better_names(counts: Counter[str]) -> dict[str, str]:
         preferred.setdefault(_plain(model), model)
     better = {model: preferred[_plain(model)] for model in counts if preferred[_plain(model)] != model}
     for short in counts:
-        long = [model for model in counts if model != short and _without_size(model) == short]
+        # Without trailing sizes: qwen3-next-80b-a3b is a qwen3-next.
+        long = [one for one in counts if one != short and re.sub(r"(-a?\d+(\.\d+)?b)+$", "", one) == short]
         if len(long) == 1:
             rare, common = sorted((short, long[0]), key=lambda one: (counts[one], one))
             better.setdefault(rare, common)
@@ -150,12 +128,11 @@ def model_aliases(dataset: Dataset) -> Iterator[Hit]:
     counts = Counter(model for subject in dataset.subjects for model in subject.tags("model"))
     better = _better_names(counts)
     for subject in dataset.subjects:
-        for index, tag in enumerate(subject.definition.tags):
-            namespace, _, model = (part.strip() for part in tag.partition(":"))
+        for where, namespace, _, model in subject.tag_parts:
             if namespace == "model" and model in better:
                 other = better[model]
                 evidence = f"{model!r} ({counts[model]} x) beside {other!r} ({counts[other]} x)"
-                yield Hit(pointer("tags", index), evidence, subject.path)
+                yield Hit(where, evidence, subject.path)
 
 
 @rule("TP406")
@@ -164,7 +141,7 @@ def drifting_tags(dataset: Dataset) -> Iterator[Hit]:
     for subjects in dataset.by_family.values():
         if len(subjects) < 3:  # of two, neither is the odd one out
             continue
-        keys = [{tag.partition(":")[0].strip() for tag in subject.definition.tags} for subject in subjects]
+        keys = [{key for _, key, _, _ in subject.tag_parts} for subject in subjects]
         counts = Counter(key for found in keys for key in found)
         for subject, found in zip(subjects, keys, strict=True):
             for key in sorted(counts.keys() - found - {"status", "model", "stage"}):
@@ -247,13 +224,10 @@ def model_config(subject: Subject) -> Iterator[Hit]:
         yield from islice(hits, 1)  # other axes are divided by the same ranks
         experts = next((entry.config[key] for key in EXPERTS if key in entry.config), None)
         axis = "num_local_experts" if "num_local_experts" in const else "num_experts"
-        if experts is not None and axis in const and not _told_by_experts(const, experts):
+        # TP411 sees it already where the definition itself names the model's number beside a rank's.
+        told = const.get("num_experts") == experts and "num_local_experts" in const
+        if experts is not None and axis in const and not told:
             yield from _ranks(subject, "ep", axis, const[axis], experts, model)
-
-
-def _told_by_experts(const: Mapping[str, int], experts: int) -> bool:
-    """Whether TP411 sees it already: the definition itself names the model's number beside a rank's."""
-    return const.get("num_experts") == experts and "num_local_experts" in const
 
 
 def _ranks(  # noqa: PLR0913, PLR0917 - the parts of one sentence
@@ -284,7 +258,6 @@ def unresolvable_api(dataset: Dataset) -> Iterator[Hit]:
         raise TraceproofError("TP422 needs an unpacked FlashInfer", todo="Give --flashinfer-path.")
     package = Package(dataset.flashinfer)
     for subject in dataset.subjects:
-        for index, tag in enumerate(subject.definition.tags):
-            namespace, _, name = (part.strip() for part in tag.partition(":"))
+        for where, namespace, _, name in subject.tag_parts:
             if namespace == "fi_api" and (problem := package.problem(name)):
-                yield Hit(pointer("tags", index), f"{name}: {problem}", subject.path)
+                yield Hit(where, f"{name}: {problem}", subject.path)

@@ -143,26 +143,21 @@ def broken_constraint(dataset: Dataset) -> Iterator[Hit]:
                 yield _hit(line, AXES, f"{constraint!r} is false: {given}")
 
 
-def _keys_and_values(definition: Definition) -> tuple[str, int] | None:
-    """The axis that counts what kv_indptr ends with, and tokens at most behind one count."""
-    axis = constraints.last_of(definition, "kv_indptr")
-    if axis is None:
-        return None
-    indices = definition.inputs.get("kv_indices")
-    paged = indices is not None and indices.shape == (axis,)
-    return axis, definition.const_axes.get("page_size", 1) if paged else 1
-
-
 @rule("TP508")
 def causality(dataset: Dataset) -> Iterator[Hit]:
     """A causal prefill whose queries outnumber all keys, so that some sequence has q_len > kv_len."""
     for definition, line in _lines(dataset):
-        queries, keys = constraints.last_of(definition, "qo_indptr"), _keys_and_values(definition)
-        if "causal" not in definition.name.split("_") or queries is None or keys is None:
-            continue
+        queries, keys = (constraints.last_of(definition, name) for name in ("qo_indptr", "kv_indptr"))
         sizes = line.trace.workload.axes
-        if queries in sizes and keys[0] in sizes and sizes[queries] > sizes[keys[0]] * keys[1]:
-            most = f"{keys[0]} = {sizes[keys[0]]}" + (f" pages of {keys[1]}" if keys[1] > 1 else "")
+        if "causal" not in definition.name.split("_") or queries not in sizes or keys not in sizes:
+            continue
+        assert queries is not None
+        assert keys is not None
+        indices = definition.inputs.get("kv_indices")
+        paged = indices is not None and indices.shape == (keys,)
+        tokens = definition.const_axes.get("page_size", 1) if paged else 1  # at most behind one count
+        if sizes[queries] > sizes[keys] * tokens:
+            most = f"{keys} = {sizes[keys]}" + (f" pages of {tokens}" if tokens > 1 else "")
             yield _hit(line, AXES, f"{queries} = {sizes[queries]}, {most}")
 
 

@@ -17,7 +17,7 @@ from traceproof.ops.compare import Backward, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, same
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -440,9 +440,11 @@ def scaled_product(
     return bounded("C", wide["A"] * a_scale, wide["B"] * b_scale, times)
 
 
-def of_tensor(draw: Draw, name: str, shape: tuple[int, ...], _: Mapping[str, float]) -> torch.Tensor:
+def of_tensor(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """A scale between 0.01 and 0.03, of A twice that: they are unlike each other."""
-    return draw.uniform(name, shape, low=0.01, high=0.03) * (2.0 if name == "A_scale" else 1.0)
+    return draw.uniform(wanted.name, wanted.shape, low=0.01, high=0.03) * (
+        2.0 if wanted.name == "A_scale" else 1.0
+    )
 
 
 BMM_FP8 = FormulaOp(
@@ -507,10 +509,10 @@ def block_product(
     return {"out": total}
 
 
-def of_block(draw: Draw, name: str, shape: tuple[int, ...], _: Mapping[str, float]) -> torch.Tensor:
+def of_block(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Scales of 1/64 to 1/8, a power of two times a number between 1 and 2: blocks that are confused show."""
-    powers = draw.integers(f"{name}.power", shape, torch.int32, low=-6, high=-3)
-    return torch.ldexp(draw.uniform(name, shape, low=1.0, high=2.0), powers)
+    powers = draw.integers(f"{wanted.name}.power", wanted.shape, torch.int32, low=-6, high=-3)
+    return torch.ldexp(draw.uniform(wanted.name, wanted.shape, low=1.0, high=2.0), powers)
 
 
 GEMM_FP8 = FormulaOp(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from traceproof.lazy import torch
@@ -10,7 +10,7 @@ from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, d
 from traceproof.ops.base import Tensors
 from traceproof.ops.common.quant import FP8_MAX, scale_blocks, to_fp8
 from traceproof.ops.compare import Close
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, same
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -187,16 +187,16 @@ def dequantise(
     return {"y": q * scales(scale, width)}
 
 
-def any_code(draw: Draw, name: str, shape: tuple[int, ...], _: Mapping[str, float]) -> torch.Tensor:
+def any_code(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Any fp8 value but NaN."""
-    return draw.bits(name, shape, torch.float8_e4m3fn)
+    return draw.bits(wanted.name, wanted.shape, torch.float8_e4m3fn)
 
 
-def over_powers(draw: Draw, name: str, shape: tuple[int, ...], params: Mapping[str, float]) -> torch.Tensor:
+def over_powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Scales of 2^-9 to 2, times a number between 1 and 2."""
-    powers = draw.integers(f"{name}.power", shape, torch.int32, low=-9, high=1)
-    scale = torch.ldexp(draw.uniform(name, shape, low=1.0, high=2.0), powers)
-    return scale * float(params.get("scale", 1.0))
+    powers = draw.integers(f"{wanted.name}.power", wanted.shape, torch.int32, low=-9, high=1)
+    scale = torch.ldexp(draw.uniform(wanted.name, wanted.shape, low=1.0, high=2.0), powers)
+    return scale * float(wanted.params.get("scale", 1.0))
 
 
 DEQUANTIZE_FP8 = FormulaOp(

@@ -82,5 +82,4 @@ STACK = Stack(
     ),
     toolkit=True,
     caches={"SGLANG_CACHE_DIR": "sglang", "SGLANG_JIT_CACHE_DIR": "sglang/jit"},
-    imports_long=True,
 )

@@ -22,8 +22,9 @@ from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
 from traceproof.ops.cases import LARGE_BYTES, WORKLOADS, Case
 from traceproof.programs import available_memory
 from traceproof.reasons import Skip, Unavailable
+from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject, entries_of, expectation, solve
-from traceproof.run.implementation import GOLDEN, Implementation, call, named_outputs
+from traceproof.run.implementation import Implementation, call, named_outputs
 from traceproof.run.inputs import make_inputs
 from traceproof.run.source import Source, loaded, strangers
 from traceproof.run.tensor_files import plain_tensor

@@ -1,0 +1,214 @@
+"""Findings 1 to 23 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
+
+What is wrong in FlashInfer's trace templates: their references, definitions and `init`s. Needs torch and FlashInfer 0.7.2.post1, and no
+GPU. Each prints what it got and what is right.
+"""
+
+import inspect
+import sys
+
+import flashinfer  # registers them
+import torch
+from flashinfer.api_logging import _TRACE_REGISTRY
+
+T = {t.name_prefix or t.op_type: (f, t) for f, t, _ in reversed(_TRACE_REGISTRY)}
+
+
+def dumped(name, **given):
+    return T[name][1].build_fi_trace_fn(T[name][0].__qualname__)(save_dir=None, **given)
+
+
+def template(name):
+    return T[name][1]
+
+
+def axes(name, tensor):
+    found = template(name)
+    return {**found.inputs, **found.outputs}[tensor].dim_names
+
+
+def refused(call):
+    """What a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    return "nothing"
+
+
+def dtypes(name, given, called=None):
+    """The dtypes of outputs, as the definition has them and as the reference gives them."""
+    got = template(name).reference(**(given if called is None else called))
+    got = [one.dtype for one in (got if isinstance(got, tuple) else (got,))]
+    said = [one["dtype"] for one in dumped(name, **given)["outputs"].values()]
+    return f"{name}: the definition says {said}, the reference gives {[str(one) for one in got]} (right: the same)"
+
+
+def n1():
+    module = {}
+    exec(dumped("rope")["reference"], module)
+    call = module[template("rope").reference.__name__]
+    given = (torch.randn(4, 32, 128), torch.randn(4, 8, 128), torch.tensor([0, 4]), torch.zeros(1))
+    return f"a dumped reference, called: {refused(lambda: call(*given))} (right: nothing)"
+
+
+def n2():
+    lines = [line.strip() for line in dumped("trtllm_bf16_moe")["reference"].splitlines() if "from ." in line]
+    return f"a dumped reference has {lines} (right: no import of the package)"
+
+
+def n3():
+    return dtypes("rope", template("rope").init(nnz=3, device="cpu"))
+
+
+def n4():
+    return dtypes("merge_state", template("merge_state").init(seq_len=3, device="cpu"))
+
+
+def n5():
+    return dtypes("xqa_mla", template("xqa_mla").init(device="cpu"))
+
+
+def n6():
+    given = template("rmsnorm_quant").init(batch_size=2, device="cpu")
+    names = list(inspect.signature(template("rmsnorm_quant").reference).parameters)
+    own = dict(zip(names, (given["input"], given["weight"], given["scale"]), strict=False))
+    told = refused(lambda: template("rmsnorm_quant").reference(**given))
+    return f"{dtypes('rmsnorm_quant', given, own)}; with what init gives: {told} (right: nothing)"
+
+
+def n7():
+    x = torch.randn(2, 4096)
+    got = template("fused_add_rmsnorm").reference(x, x.clone(), torch.ones(4096))
+    return f"outputs {list(template('fused_add_rmsnorm').outputs)}, the reference returns a {type(got).__name__} (right: two)"
+
+
+def n8():
+    got = template("mxfp8_quantize").reference(**template("mxfp8_quantize").init(M=3, device="cpu"))
+    return f"scales are {axes('mxfp8_quantize', 'scales')} in the definition, {list(got[1].shape)} of the reference (right: the same)"
+
+
+def n9():
+    given = template("pod_run").init(device="cpu")["run"]["paged_kv_cache_d"]
+    what = f"a {type(given).__name__} of {[list(one.shape) for one in given]}"
+    return f"the cache is {axes('pod_run', 'paged_kv_cache_d')} in the definition, {what} in init (right: the same)"
+
+
+def n10():
+    given = template("trtllm_ragged_attention_deepseek").init(num_q_tokens=4, device="cpu") | {"enable_pdl": False}
+    told = refused(lambda: template("trtllm_ragged_attention_deepseek").reference(**given))
+    return f"the reference, given what init gives: {told} (right: nothing)"
+
+
+def n11():
+    a, one = torch.ones(1, 16, 16).to(torch.float8_e4m3fn), torch.ones(1)
+    return f"dtype 1, as init gives it: {refused(lambda: template('bmm_fp8').reference(a, a, one, one, 1))} (right: nothing)"
+
+
+def n12():
+    name, sizes = "trtllm_batch_decode_mla_ragged", {"batch_size": 2, "num_tokens": 2, "device": "cpu"}
+    told = refused(lambda: template(name).init(**sizes, batch_size_plus_1=5))
+    return f"batch_size_plus_1 of 5: {told}; constraints {list(template(name).constraints)} (right: they say it)"
+
+
+def n13():
+    name = "silu_and_mul_scaled_nvfp4_experts_quantize"
+    given = template(name).init(B=2, M=4, K_doubled=64, device="cpu")
+    return f"mask is {axes(name, 'mask')} in the definition, {list(given['mask'].shape)} of init (right: the same)"
+
+
+def n14():
+    name = "selective_state_update"
+    given = template(name).init(batch_size=1, device="cpu")
+    before = given["state"].clone()
+    template(name).reference(**given)
+    changed = not torch.equal(before, given["state"])
+    return f"the reference changes state: {changed}; outputs {list(template(name).outputs)} (right: state among them)"
+
+
+def n15():
+    q, v = torch.ones(3, 4, 128).bfloat16(), torch.ones(3, 8, 128).bfloat16()
+    gates, biases, state = torch.zeros(3, 8), torch.zeros(8), torch.ones(2, 8, 128, 128)
+    bounds = torch.tensor([0, 3, 3])  # the second sequence is empty
+    after = template("gdn_prefill").reference(q, q, v, state, biases, gates, biases, gates, bounds, 1.0)[1]
+    return f"the state of an empty sequence becomes {after[1].unique().tolist()} (right: 1, as it was)"
+
+
+def product(rows_of_b):
+    """A product of matrices of 1.0, as FP4 codes, two to a byte; A is given as [2, 16]."""
+    a, b = torch.full((2, 16), 0x22, dtype=torch.uint8), torch.full((rows_of_b, 16), 0x22, dtype=torch.uint8)
+    return template("gemm_fp4").reference(a, b, torch.ones(2, 2), torch.ones(rows_of_b, 2))
+
+
+def n16():
+    same, twice = refused(lambda: product(16)), refused(lambda: product(32))
+    told = f"A is {axes('gemm_fp4', 'A')} and B {axes('gemm_fp4', 'B')} in the definition"
+    return f"{told}; B with as many rows as A has columns: {same}; with twice as many: {twice} (right: what the definition says)"
+
+
+def n22():
+    return f"32 products of 1.0 with 1.0 in FP4 sum up to {float(product(32)[0, 0])} (right: 32)"
+
+
+def n23():
+    tokens, hidden, inner, experts = 2, 128, 128, 2
+    packed = lambda *shape: torch.zeros(*shape[:-1], shape[-1] // 2, dtype=torch.uint8)
+    scales = lambda rows, columns: torch.ones(32, 4, rows // 128, 4, columns // 64, experts)  # as the template has them
+    one, chosen = torch.ones(experts), torch.zeros(tokens, 1, dtype=torch.int32)
+    weights = {
+        "w1_weight": packed(experts, 2 * inner, hidden),
+        "w1_weight_sf": scales(2 * inner, hidden),
+        "w2_weight": packed(experts, hidden, inner),
+        "w2_weight_sf": scales(hidden, inner),
+    }
+    rest = {"x": packed(tokens, hidden), "x_sf": torch.ones(tokens, hidden // 16), "fc2_input_scale": one[:1]}
+    routing = {"token_selected_experts": chosen, "token_final_scales": torch.ones(tokens, 1), "num_experts": experts, "top_k": 1}
+    given = weights | rest | routing | {"w1_alpha": one, "w2_alpha": one}
+    told = refused(lambda: template("cute_dsl_fused_moe").reference(**given))
+    return f"scales of {list(weights['w1_weight_sf'].shape)}, {axes('cute_dsl_fused_moe', 'w1_weight_sf')}: {told} (right: nothing)"
+
+
+def f3():
+    v, s = torch.zeros(1, 1, 2), torch.full((1, 1), -torch.inf)
+    got = {name: template(name).reference(v, s, v, s)[1].item() for name in ("merge_state", "merge_state_in_place")}
+    return f"where no state has seen a key, the log-sum-exp is {got} (right: -inf, and outputs of 0)"
+
+
+n17 = f3
+
+
+def n18():
+    names = ("moe_fp8_block_scale_topk_routing_swiglu_step", "mm_bf16_fp4_cudnn")
+    return f"constraints of {names}: {[list(template(name).constraints) for name in names]} (right: what their axes' names say)"
+
+
+def n19():
+    found, lost = template("moe_fp4_block_scale_ds_shared_experts"), {"top_k", "n_group", "topk_group"}
+    asked = lost & set(inspect.signature(found.reference).parameters)
+    return f"the reference asks for {sorted(asked)}, of which {sorted(asked & set(found.inputs))} are inputs (right: all)"
+
+
+def n20():
+    found = {name: template(name).inputs["fc2_input_scale"].optional for name in ("b12x_fused_moe", "b12x_moe_wrapper")}
+    source = inspect.getsource(inspect.getmodule(template("b12x_fused_moe").reference))
+    line = next(one.strip() for one in source.splitlines() if "fc2_input_scale is required" in one)
+    return f"fc2_input_scale is optional: {found}, and the reference says: {line} (right: one of them)"
+
+
+def n21():
+    names = ("chain_speculative_sampling", "sampling_from_probs", "sampling_from_logits", "min_p_sampling", "top_k_top_p_sampling_from_logits")
+    sources = {name: dumped(name)["reference"] for name in names}
+    draws = [name for name, source in sources.items() if "multinomial" in source or "torch.rand" in source]
+    likeliest = [name for name, source in sources.items() if "argmax" in source]
+    asked = {name: "generator" in inspect.signature(T[name][0]).parameters for name in names}
+    return f"functions that take a generator: {asked}; references that draw: {draws}, that take argmax: {likeliest} (right: all draw)"
+
+
+def f4():
+    got, scale = template("mxfp8_quantize").reference(torch.ones(1, 32))
+    back = float(got[0, 0].float() * 2.0 ** (int(scale.flatten()[0]) - 127))
+    return f"1.0 comes back from mxfp8 as {back} (right: 1.0)"
+
+
+for name in sys.argv[1:] or (*map(str, range(1, 24)), "F4"):
+    print(f"{name}: {globals()['n' + name if name.isdigit() else name.lower()]()}")

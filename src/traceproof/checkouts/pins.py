@@ -1,0 +1,156 @@
+"""sources.lock: which commit or version of every source this project stands on. Branches and tags end here."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from traceproof.digests import digest_json
+from traceproof.errors import TraceproofError
+from traceproof.files import write_text
+from traceproof.stacks import STACKS
+from traceproof.stacks.base import Origin
+from traceproof.text import has_credentials, redacted
+
+if TYPE_CHECKING:
+    from traceproof.checkouts.gitrun import Git  # it needs packages that a stack lacks
+
+NAME = "sources.lock"
+PEELED = "^{}"  # how ls-remote marks the commit that an annotated tag points at
+CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
+DATASET = "flashinfer_trace"  # the source that config.yaml's `dataset: locked` means
+FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+SourceName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$")]
+Folder = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9][A-Za-z0-9.+!_-]*$")]
+
+
+def _plain(url: str) -> str:
+    if url.startswith("-"):  # git would take it for an option
+        raise ValueError("is not a URL")
+    if has_credentials(url):  # it would be in tracked files, logs, what a run keeps, and pull requests
+        raise ValueError(f"holds credentials; give {redacted(url)}, and set up git's credential helper or ssh")
+    return url
+
+
+Url = Annotated[str, StringConstraints(min_length=1), AfterValidator(_plain)]
+
+
+class Pin(BaseModel):
+    """One source at one place: a repository's commit, or a released version of a package."""
+
+    model_config = CLOSED
+    # url, commit: of a repository; anything that git understands, mirrors through git's own configuration
+    url: Url | None = None
+    commit: Commit | None = None
+    ref: str | None = None  # the branch or tag that `commit` was resolved from, for people; never followed
+    # package, version: of a released package
+    package: PackageName | None = None
+    version: Version | None = None
+    # of the file that is fetched; several where a release has one file per platform
+    sha256: Sha256 | Annotated[list[Sha256], Field(min_length=1)] | None = None
+    # of a released package, the folder of its source package that is meant; None: a wheel's content
+    folder: Folder | None = None
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The digests of which a fetched file must have one; empty: any file will do."""
+        return frozenset([self.sha256] if isinstance(self.sha256, str) else self.sha256 or ())
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        repository = self.url is not None and self.commit is not None
+        package = self.package is not None and self.version is not None
+        released = self.package or self.version or self.sha256 or self.folder
+        mixed = (self.url or self.commit or self.ref) and released
+        if mixed or repository == package:
+            raise ValueError("give either 'url' and 'commit' or 'package' and 'version'")
+        return self
+
+
+ORIGINS: Mapping[str, Origin] = {
+    **{name: stack.origin for name, stack in STACKS.items() if stack.origin is not None},
+    DATASET: Origin(
+        url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace",
+        package="flashinfer-bench",
+        inside="flashinfer_trace",
+    ),
+}
+
+
+class Locked(BaseModel):
+    """The content of sources.lock."""
+
+    model_config = CLOSED
+    sources: dict[SourceName, Pin] = Field(default_factory=dict)
+
+
+def read_lock(path: Path) -> dict[str, Pin]:
+    """The pins by source name; none without such a file. Raises TraceproofError: every problem in reading it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    try:
+        return dict(Locked.model_validate(json.loads(text)).sources)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+        raise _unusable(path, problems) from error
+    except ValueError as error:
+        raise _unusable(path, [f"not JSON: {error}"]) from error
+
+
+def _unusable(path: Path, problems: list[str]) -> TraceproofError:
+    return TraceproofError(
+        f"{path} cannot be used",
+        problems=problems,
+        todo="Repair it, or delete the entry and run `traceproof clone-repos` to pin it anew.",
+    )
+
+
+def write_lock(path: Path, pins: Mapping[str, Pin]) -> None:
+    """Write it sorted: a changed pin is a changed line or two. Raises TraceproofError: the disk is full."""
+    value = {"sources": {name: pins[name].model_dump(exclude_none=True) for name in sorted(pins)}}
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def lock_digest(pins: Mapping[str, Pin]) -> str:
+    """Digest of what is pinned; the name of the branch that a commit came from means nothing."""
+    return digest_json({name: pin.model_dump(exclude={"ref"}, exclude_none=True) for name, pin in pins.items()})
+
+
+def resolve(url: str, ref: str, *, git: "Git") -> str:
+    """The full commit that a branch, tag, `HEAD` or full commit means now.
+
+    Raises TraceproofError: there is no such ref, it is ambiguous, or the remote can not be reached.
+    """
+    if FULL_COMMIT.fullmatch(ref):
+        return ref
+    found: dict[str, str] = {}
+    for line in git.network("ls-remote", "--", url).splitlines():
+        commit, _, name = line.partition("\t")
+        found[name] = commit
+    names = ("HEAD",) if ref == "HEAD" else (ref, f"refs/tags/{ref}", f"refs/heads/{ref}")
+    commits = {found.get(name + PEELED, found[name]) for name in names if name in found}
+    if len(commits) > 1:
+        todo = f"Say which: refs/tags/{ref} or refs/heads/{ref}."
+        raise TraceproofError(f"{ref!r} is both a tag and a branch of {url}, at different commits", todo=todo)
+    if not commits:
+        raise TraceproofError(
+            f"{url} has no branch or tag {ref!r}", todo="Check the name; a commit is given with all its 40 digits."
+        )
+    return commits.pop()

@@ -1,0 +1,373 @@
+"""What stands between two projections: gated activations, and the causal convolution with SiLU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from traceproof.dataset.constants import Rule
+from traceproof.lazy import torch
+from traceproof.models.reading import Evidence, Kernel, Module, Reading
+from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
+from traceproof.ops.base import Tensors
+from traceproof.ops.common.gates import sigmoid
+from traceproof.ops.compare import Close, Exact
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
+
+# activation: silu_and_mul, gelu_and_mul, gelu_tanh_and_mul
+
+
+SILU, GELU, TANH = "silu", "gelu", "gelu_tanh"
+
+
+def activation_of(definition: Definition) -> str | None:
+    """`silu`, `gelu` (by the error function) or `gelu_tanh`; None: nobody states it."""
+    found = definition.constants.get("activation")
+    return found if isinstance(found, str) else None
+
+
+def silu(gate: torch.Tensor) -> torch.Tensor:
+    """The gate times its sigmoid."""
+    return gate / (1 + torch.exp(-gate))
+
+
+def gelu(gate: torch.Tensor) -> torch.Tensor:
+    """By the error function."""
+    return gate / 2 * (1 + torch.erf(gate / math.sqrt(2)))
+
+
+def gelu_tanh(gate: torch.Tensor) -> torch.Tensor:
+    """The same, nearly, by the hyperbolic tangent."""
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    return gate / 2 * (1 + torch.tanh(inner))
+
+
+ACTIVATIONS: Mapping[str, Part] = {SILU: silu, GELU: gelu, TANH: gelu_tanh}
+Mix = Callable[["torch.Tensor", "torch.Tensor", Part], "torch.Tensor"]  # gate, the other half, the activation
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, act: Part) -> torch.Tensor:
+    """The activated gate times the other half."""
+    return act(gate) * up
+
+
+def activation(wide: Wide, *, mix: Mix = gated, kind: str = "", pairs: bool = False) -> Tensors:
+    """`act(x[:, :d]) * x[:, d:]`: the gate is the first half of a row; which function it is, is a constant."""
+    x = wide["input"]
+    gate, up = (x[:, ::2], x[:, 1::2]) if pairs else x.chunk(2, -1)
+    return {"output": mix(gate, up, ACTIVATIONS[kind or str(activation_of(wide.definition))])}
+
+
+def halving(definition: Definition) -> str | None:
+    """Why rows do not halve, or have no function of the three; None: they do and have."""
+    shapes = [spec.shape or ("", "") for spec in (*definition.inputs.values(), *definition.outputs.values())]
+    wide, narrow = (definition.const_axes.get(shape[1]) for shape in shapes)
+    if wide is None or narrow is None or wide != 2 * narrow:
+        return f"rows of {wide} channels do not halve to {narrow}"
+    if activation_of(definition) is None:
+        return "nobody states one of silu, gelu and gelu by tanh; the reference calls none, or several"
+    return None
+
+
+def gates_moved(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Normal data; `offset` moves the gates alone."""
+    scale = float(wanted.params.get("scale", 1.0))
+    value = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=scale)
+    if "offset" in wanted.params:
+        value[:, : wanted.shape[1] // 2] += float(wanted.params["offset"])
+    return value
+
+
+def other_than(kind: str) -> Mutant:
+    """Another activation than the definition's."""
+    return Mutant(f"{kind} instead", applies=lambda wide: activation_of(wide.definition) != kind, kind=kind)
+
+
+ACTIVATION = FormulaOp(
+    "activation",
+    Form("input[n w] -> output[n h]", activation),
+    family="activation",
+    rules=(
+        Rule(
+            name="activation",
+            label="activation",
+            reader="activation",
+            read="the one function of PyTorch that is called: silu or sigmoid, gelu or erf, tanh",
+            described=(
+                (r"gelu_tanh|gelu\b[^.]*\btanh|tanh\b[^.]*\bgelu", "gelu_tanh"),
+                (r"(?<!tanh )\bgelu\b(?![^.]*tanh)", "gelu"),
+                (r"\bsilu\b|\bswish\b|\bswiglu\b", "silu"),
+            ),
+            named=((r"^silu_and_mul", "silu"), (r"^gelu_tanh_and_mul", "gelu_tanh"), (r"^gelu_and_mul", "gelu")),
+            config=("hidden_act", "hidden_activation"),
+            values={"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"},
+            functions={
+                "activation.silu_and_mul": "silu",
+                "activation.gelu_and_mul": "gelu",
+                "activation.gelu_tanh_and_mul": "gelu_tanh",
+            },
+        ),
+    ),
+    requires=halving,
+    draws={"input": gates_moved},
+    adversarial={
+        "large": {"scale": 8.0},  # gates far out, where an activation saturates
+        "tiny": {"scale": 1e-3},
+        # The two forms of gelu lie farthest apart two to three to either side, where a gate rarely is.
+        "shoulder": {"scale": 0.25, "offset": -2.25},
+    },
+    gates={"output": Close()},
+    variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
+    mutants=(
+        *map(other_than, ACTIVATIONS),
+        Mutant("halves interleaved", pairs=True),
+        Mutant("the other half activated", mix=lambda gate, up, act: gate * act(up)),
+        Mutant("activation dropped", mix=lambda gate, up, _: gate * up),
+        Mutant("product dropped", mix=lambda gate, _, act: act(gate)),
+        Mutant("sigmoid without its gate", mix=lambda gate, up, _: torch.sigmoid(gate) * up),
+        Mutant("added instead of multiplied", mix=lambda gate, up, act: act(gate) + up),
+    ),
+)
+IN_FLASHINFER = {
+    SILU: "flashinfer.activation:silu_and_mul",
+    GELU: "flashinfer.activation:gelu_and_mul",
+    TANH: "flashinfer.activation:gelu_tanh_and_mul",
+}
+IN_SGLANG = {
+    SILU: "sgl_kernel:silu_and_mul",
+    GELU: "sgl_kernel:gelu_and_mul",
+    TANH: "sgl_kernel:gelu_tanh_and_mul",
+}
+HALVES = frozenset({"float16", "bfloat16"})
+ROWS = "input -> output"
+TORCH_SILU, TORCH_GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"
+
+
+def is_kind(*kinds: str) -> Callable[[Definition], bool]:
+    """Whether a definition has one of these activations."""
+    return lambda definition: activation_of(definition) in kinds
+
+
+def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    return {"output": api[IN_FLASHINFER[str(activation_of(definition))]](inputs["input"])}
+
+
+def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    return {"output": api[IN_SGLANG[str(activation_of(definition))]](inputs["input"])}
+
+
+for _kind, _place in IN_FLASHINFER.items():
+    ACTIVATION.truth(
+        "flashinfer",
+        _place.replace(":", "."),
+        _place,
+        serves=ROWS,
+        accepts=is_kind(_kind),
+        dtypes=HALVES,
+        sm=SM75,
+    )(_flashinfer)
+for _kind, _place in IN_SGLANG.items():
+    ACTIVATION.truth(
+        "sglang",
+        _place.replace(":", "."),
+        _place,
+        serves=ROWS,
+        accepts=is_kind(_kind),
+        dtypes=HALVES,
+        packages=("sgl_kernel",),
+        sm=SM75,
+    )(_sglang)
+
+
+@ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, serves=ROWS, rows=None, accepts=is_kind(SILU))
+def _pytorch_silu(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, as kernels compute."""
+    gate, up = inputs["input"].float().chunk(2, -1)
+    dtype = dtype_of(definition.outputs["output"])
+    return {"output": (api[TORCH_SILU](gate) * up).to(dtype)}
+
+
+@ACTIVATION.truth("torch", "functional.gelu", TORCH_GELU, serves=ROWS, rows=None, accepts=is_kind(GELU, TANH))
+def _pytorch_gelu(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, as kernels compute."""
+    gate, up = inputs["input"].float().chunk(2, -1)
+    form = "tanh" if activation_of(definition) == TANH else "none"
+    dtype = dtype_of(definition.outputs["output"])
+    return {"output": (api[TORCH_GELU](gate, approximate=form) * up).to(dtype)}
+
+
+# Activations of SGLang without a gate; a config names them by their function.
+UNGATED = ("ReLU2", "NewGELU", "QuickGELU", "XIELU", "GELU", "ReLU", "SiLU", "GeluAndMulSparse")
+TEXTS = {
+    SILU: "torch.nn.functional.silu(gate)",
+    GELU: "torch.nn.functional.gelu(gate)",
+    TANH: 'torch.nn.functional.gelu(gate, approximate="tanh")',
+}
+
+
+def read_gated(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    """The function, and its width: that of each half of the projection which its holder has."""
+    by_tanh = {"none": GELU, "tanh": TANH}
+    beside = parent.children() if parent is not None else ()
+    parts: list[list[int]] = [list(getattr(one, "output_partition_sizes", ())) for one in beside]
+    widths = {sizes[0] for sizes in parts if len(sizes) == 2 and sizes[0] == sizes[1]}
+    return {
+        "function": by_tanh.get(getattr(module, "approximate", ""), SILU),
+        "width": widths.pop() if len(widths) == 1 else None,
+    }
+
+
+def activation_call(module: Module, _: Reading) -> Kernel | str | None:
+    """The call that an activation of a model makes, or why it has no op_type."""
+    if not module.facts:
+        return f"activation {module.class_name} without a gate: no op_type"
+    if module.facts["width"] is None:
+        return "no single projection of two halves stands beside it, so its width is not known"
+    return call_of(module, "activation", kind_of=module.facts["function"], hidden=module.facts["width"])
+
+
+def activation_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    """An activation of transformers' model in the terms of a call."""
+    return {"kind_of": facts["function"], "hidden": facts["width"] // evidence.parallel.tp}
+
+
+def activation_draft(kind: str, hidden: int) -> Draft:
+    """One activation over halves of `hidden` channels on one rank."""
+    sizes = {"hidden": hidden, "both": 2 * hidden}
+    return draft(ACTIVATION.op_type, "and_mul", {"kind": kind, "activation": TEXTS[kind], **sizes})
+
+
+ACTIVATION.extraction = Extraction(
+    readers=dict.fromkeys(("SiluAndMul", "GeluAndMul"), ("pointwise", read_gated))
+    | dict.fromkeys(UNGATED, ("pointwise", lambda _module, _parent: {})),
+    calls={"pointwise": activation_call},
+    differs={"activation": held_against("pointwise", activation_terms)},
+    drafts={"activation": lambda call, _: [activation_draft(call["kind_of"], call["hidden"])]},
+)
+
+
+# causal_conv1d
+
+
+def conv(
+    wide: Wide,
+    *,
+    weight: Part = same,
+    bias: bool = True,
+    act: Part | None = None,
+    shift: int = 0,
+    backwards: bool = False,
+    grouped: bool = False,
+) -> Tensors:
+    """`silu(sum_j weight[j] x[t - width + 1 + j] + bias)` per channel over sequences [b c l].
+
+    `shift`: so many elements of the future are seen; `backwards`: the newest product is the first of the sum.
+    """
+    x, weights = wide["x"], weight(wide["weight"])
+    width, length = weights.shape[1], x.shape[-1]
+    padded = torch.nn.functional.pad(x, (width - 1 - shift, shift))
+    total = torch.zeros_like(x)
+    for place in reversed(range(width)) if backwards else range(width):
+        total = total + weights[:, place, None] * padded[..., place : place + length]
+    if grouped:
+        total = torch.nn.functional.conv1d(padded, weights.unsqueeze(1), groups=len(weights))
+    if bias and "bias" in wide:
+        total = total + wide["bias"].reshape(-1, 1)
+    return {"output": act(total) if act else total * sigmoid(total)}
+
+
+def conv_step(
+    wide: Wide,
+    *,
+    weight: Part = same,
+    bias: bool = True,
+    act: Part | None = None,
+    state: Part = same,
+    moved: bool = True,
+    backwards: bool = False,
+    grouped: bool = False,
+) -> Tensors:
+    """One element [b c] after the last ones of its sequence, which the state [b c w] holds, the oldest first."""
+    held, weights = state(wide["conv_state"]), weight(wide["weight"])
+    rows = torch.cat([held[..., 1:], wide["x"].unsqueeze(-1)], -1)
+    products = rows * weights
+    total = (products.flip(-1) if backwards else products).sum(-1)
+    if grouped:
+        total = torch.nn.functional.conv1d(rows, weights.unsqueeze(1), groups=len(weights)).squeeze(-1)
+    if bias and "bias" in wide:
+        total = total + wide["bias"].reshape(-1)
+    return {"output": act(total) if act else total * sigmoid(total), "new_state": rows if moved else held}
+
+
+def steps(wide: Wide) -> bool:
+    """Whether it is a step with a state."""
+    return "conv_state" in wide
+
+
+def keep(weight: torch.Tensor, *, oldest: bool) -> torch.Tensor:
+    """The weights less the oldest element's, or the newest one's."""
+    places = torch.arange(weight.shape[1])
+    return weight * ((places if not oldest else places.flip(0)) > 0)
+
+
+CAUSAL_CONV1D = FormulaOp(
+    "causal_conv1d",
+    Form("x[b c l] weight[c w] bias[c]? -> output[b c l]", conv),
+    Form("x[b c] conv_state[b c w] weight[c w] bias[c]? -> output[b c] new_state[b c w]", conv_step),
+    family="convolution",
+    sizes={"l": (5, 1, 33, 4, 70)},
+    data=("x", "conv_state"),
+    gates={"new_state": Exact()},
+    variants=(Variant("a grouped convolution", grouped=True), Variant("the newest product first", backwards=True)),
+    mutants=(
+        Mutant("weights in the opposite order", weight=lambda weight: weight.flip(1)),
+        Mutant("oldest element dropped", weight=lambda weight: keep(weight, oldest=False)),
+        Mutant("newest element dropped", weight=lambda weight: keep(weight, oldest=True)),
+        Mutant("channels shifted", weight=lambda weight: weight.roll(1, 0)),
+        Mutant("bias dropped", applies=lambda wide: "bias" in wide, bias=False),
+        Mutant("activation dropped", act=same),
+        Mutant("sigmoid alone", act=lambda total: torch.sigmoid(total)),
+        Mutant("gelu", act=lambda total: torch.nn.functional.gelu(total)),
+        Mutant("one element of the future", applies=lambda wide: not steps(wide), shift=1),
+        Mutant("state not moved on", applies=steps, moved=False),
+        Mutant("state read the other way", applies=steps, state=lambda state: state.flip(-1)),
+    ),
+)
+CONV_UPDATE = "sgl_kernel:causal_conv1d_update"
+TORCH_CONV = "torch.nn.functional:conv1d"
+WITH_SILU = True
+
+
+@CAUSAL_CONV1D.truth(
+    "sglang",
+    "causal_conv1d_update",
+    CONV_UPDATE,
+    serves="x conv_state weight [bias] -> output new_state",
+    packages=("sgl_kernel",),
+    sm=SM80,
+)
+def _sglang_step(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """In place: the row becomes the output; its state keeps the last elements but one."""
+    output, state, bias = inputs["x"].clone(), inputs["conv_state"], inputs.get("bias")
+    kept = state[..., 1:].contiguous()
+    api[CONV_UPDATE](output.unsqueeze(-1), kept, inputs["weight"], bias, WITH_SILU, None, None, -1)
+    return {"output": output, "new_state": torch.cat([state[..., 1:], inputs["x"].unsqueeze(-1)], -1)}
+
+
+@CAUSAL_CONV1D.truth(
+    "torch", "functional.conv1d", TORCH_CONV, TORCH_SILU, serves="x weight [bias] -> output", rows=None
+)
+def _pytorch_conv(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, as kernels compute."""
+    x, weight, bias = inputs["x"].float(), inputs["weight"].float(), inputs.get("bias")
+    bias = None if bias is None else bias.float()
+    total = api[TORCH_CONV](x, weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=len(weight))
+    y = api[TORCH_SILU](total[..., : x.shape[-1]])
+    return {"output": y.to(dtype_of(definition.outputs["output"]))}

@@ -1,0 +1,411 @@
+"""Around attention: new keys and values written to a paged cache, and partial results merged into one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from traceproof.lazy import torch
+from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, dim, dtype_of
+from traceproof.ops.base import Tensors, Values, ordered, specified
+from traceproof.ops.cases import Case
+from traceproof.ops.compare import Close, Exact
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
+
+# page_append
+
+
+Places = tuple["torch.Tensor", "torch.Tensor"]  # the page of each token and its row there
+# Sequences, tokens appended to each, pages of each beside those that these fill.
+SIZES = {"small": ((1, 1, 1), (2, 3, 2)), "medium": ((3, 5, 2), (4, 16, 3)), "large": ((16, 8, 4), (8, 64, 6))}
+GAPS = 3  # pages that no sequence has
+CACHES = {"k_cache": "append_key", "v_cache": "append_value"}
+
+
+def places(wide: Wide) -> Places:
+    """Position p of sequence b is in page kv_indices[kv_indptr[b] + p // size], row p % size."""
+    size, positions = wide["k_cache"].shape[1], wide["positions"].long()
+    starts = wide["kv_indptr"].long()[wide["batch_indices"].long()]
+    return wide["kv_indices"].long()[starts + positions // size], positions % size
+
+
+def exchanged(wide: Wide) -> Places:
+    """The row's number taken for the page's place in the table, and the other way round."""
+    size, positions = wide["k_cache"].shape[1], wide["positions"].long()
+    most = len(wide["kv_indices"]) - 1
+    return wide["kv_indices"].long()[(positions % size).clamp_max(most)], (positions // size) % size
+
+
+def at_once(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
+    """Write all tokens."""
+    cache[pages, rows] = new
+
+
+def one_by_one(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
+    """Write token by token."""
+    for token, (page, row) in enumerate(zip(pages.tolist(), rows.tolist(), strict=True)):
+        cache[page, row] = new[token]
+
+
+def flat(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
+    """Write to the rows of all pages as one list."""
+    cache.flatten(0, 1).index_copy_(0, pages * cache.shape[1] + rows, new)
+
+
+def append(
+    wide: Wide,
+    *,
+    where: Callable[[Wide], Places] = places,
+    write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None] = at_once,
+) -> Tensors:
+    """Both caches with the tokens written; nothing is computed, so precision is none."""
+    pages, rows = where(wide)
+    found = {f"{name}_out": wide[name].clone() for name in CACHES}
+    for name, new in CACHES.items():
+        write(found[f"{name}_out"], pages, rows, wide[new])
+    return found
+
+
+def within(wide: Wide, step: int) -> dict[str, torch.Tensor]:
+    """Positions moved by a step, within the first page's rows and the table."""
+    return {"positions": (wide["positions"].long() + step).clamp_min(0) % wide["k_cache"].shape[1]}
+
+
+def const_pages(definition: Definition) -> str | None:
+    """Why pages have no size that is known."""
+    size = (definition.inputs["k_cache"].shape or ("", ""))[1]
+    return None if size in definition.const_axes else "the page's size is no const axis"
+
+
+class PageAppend(FormulaOp):
+    """Sequences of equally many pages, whose tokens begin anywhere; pages in any order, with gaps."""
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """Ordinary sizes, no token at all, and tokens that begin in the last row of a page."""
+        letters = self.form(definition).axes(definition)
+        page_size = definition.const_axes[letters["s"]]
+
+        def case(name: str, size: str, counts: tuple[int, int, int], **params: bool) -> Case:
+            batch, tokens, more = counts
+            pages = more + tokens // page_size
+            wanted = {
+                "t": batch * tokens,
+                "p": batch * pages + GAPS,
+                "i": batch * pages,
+                "c": batch + 1,
+                "b": batch,
+            }
+            axes = {axis: wanted[letter] for letter, axis in letters.items() if axis in definition.var_axes}
+            return Case(name, size, axes, seed, {"batch": batch, "tokens": tokens, "pages": pages, **params})
+
+        for size in sizes:
+            for index, counts in enumerate(SIZES[size]):
+                yield case(f"{size}-{index}", size, counts)
+        yield case("edge-empty", "edge", (1, 0, 1))
+        yield case("adversarial-crossing", "adversarial", (5, 4, 3), crossing=True)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Normal keys, values and caches; the layout as the case says."""
+        batch, tokens, pages = (int(case.params[name]) for name in ("batch", "tokens", "pages"))
+        shapes, dtypes = specified(definition, case, definition.inputs)
+        size = shapes["k_cache"][1]
+        starts = draw.integers("starts", (batch, 1), torch.int64, low=0, high=size * pages - tokens + 1)
+        if case.params.get("crossing"):
+            starts = torch.full_like(starts, size - 1)
+        counted = torch.arange(batch, device=draw.device)
+        layout = {
+            "batch_indices": counted.repeat_interleave(tokens),
+            "positions": (starts + torch.arange(tokens, device=draw.device)).reshape(-1),
+            "kv_indices": draw.uniform("pages", (shapes["k_cache"][0],)).argsort()[: batch * pages],
+            "kv_indptr": torch.arange(batch + 1, device=draw.device) * pages,
+            "kv_last_page_len": ((starts[:, 0] + tokens - 1) % size + 1).clamp_min(1),
+        }
+        values: Values = {
+            name: layout[name].to(dtypes[name])
+            if name in layout
+            else draw.normal(name, shapes[name], dtypes[name])
+            for name in definition.inputs
+        }
+        return ordered(definition, values)
+
+
+PAGE_APPEND = PageAppend(
+    "page_append",
+    Form(
+        "append_key[t h d] append_value[t h d] batch_indices[t] positions[t] k_cache[p s h d] v_cache[p s h d]"
+        " kv_indices[i] kv_indptr[c] kv_last_page_len[b]? -> k_cache_out[p s h d] v_cache_out[p s h d]",
+        append,
+    ),
+    family="attention",
+    coupled=True,
+    requires=const_pages,
+    sizes={"t": (), "p": (), "i": (), "c": (), "b": ()},
+    gates={"k_cache_out": Exact(), "v_cache_out": Exact()},
+    apart=False,
+    variants=(
+        Variant("all at once"),
+        Variant("token by token", write=one_by_one),
+        Variant("flat rows", write=flat),
+    ),
+    mutants=(
+        Mutant(
+            "pages in their own order", inputs=lambda wide: {"kv_indices": torch.arange(len(wide["kv_indices"]))}
+        ),
+        Mutant("one row further", inputs=lambda wide: within(wide, 1)),
+        Mutant(
+            "always the first sequence",
+            inputs=lambda wide: {"batch_indices": torch.zeros_like(wide["batch_indices"])},
+        ),
+        Mutant("always the first page of a sequence", inputs=lambda wide: within(wide, 0)),
+        Mutant("keys for values", inputs=lambda wide: {"append_value": wide["append_key"]}),
+        Mutant("values of the next token", inputs=lambda wide: {"append_value": wide["append_value"].roll(1, 0)}),
+        Mutant(
+            "tokens in the opposite order",
+            inputs=lambda wide: {name: wide[name].flip(0) for name in CACHES.values()},
+        ),
+        Mutant("nothing appended", write=lambda *_: None),
+        Mutant(
+            "the rest set to zero", inputs=lambda wide: {name: torch.zeros_like(wide[name]) for name in CACHES}
+        ),
+        Mutant("page and row exchanged", where=exchanged),
+    ),
+)
+APPENDED = (
+    "append_key append_value batch_indices positions k_cache v_cache kv_indices kv_indptr [kv_last_page_len]"
+    " -> k_cache_out v_cache_out"
+)
+FLASHINFER_APPEND = "flashinfer.page:append_paged_kv_cache"
+INDEX_PUT = "torch:index_put"
+NEW = ("append_key", "append_value", "batch_indices", "positions")
+TABLES = ("kv_indices", "kv_indptr", "kv_last_page_len")
+HEAD_DIMS = (64, 128, 256, 512)  # that FlashInfer's kernel is compiled for
+
+
+def compiled_heads(definition: Definition) -> bool:
+    """Whether FlashInfer's kernel takes the heads, and the last pages' lengths are given."""
+    return "kv_last_page_len" in definition.inputs and dim(definition, "append_key", -1) in HEAD_DIMS
+
+
+@PAGE_APPEND.truth(
+    "flashinfer",
+    "page.append_paged_kv_cache",
+    FLASHINFER_APPEND,
+    serves=APPENDED,
+    rows=None,
+    accepts=compiled_heads,
+    sm=SM75,
+)
+def _flashinfer_append(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """It writes to the caches."""
+    keys, values = inputs["k_cache"].clone(), inputs["v_cache"].clone()
+    new = [inputs[name] for name in NEW]
+    if len(new[0]):
+        api[FLASHINFER_APPEND](*new, (keys, values), *(inputs[name] for name in TABLES))
+    return {"k_cache_out": keys, "v_cache_out": values}
+
+
+@PAGE_APPEND.truth("torch", "index_put", INDEX_PUT, serves=APPENDED, rows=None)
+def _pytorch_append(api: Api, _: Definition, inputs: Given) -> Outputs:
+    positions, size = inputs["positions"].long(), inputs["k_cache"].shape[1]
+    first = inputs["kv_indptr"].long()[inputs["batch_indices"].long()]
+    at = (inputs["kv_indices"].long()[first + positions // size], positions % size)
+    keys = api[INDEX_PUT](inputs["k_cache"], at, inputs["append_key"])
+    return {"k_cache_out": keys, "v_cache_out": api[INDEX_PUT](inputs["v_cache"], at, inputs["append_value"])}
+
+
+# cascade_merge
+
+
+States = tuple["torch.Tensor", "torch.Tensor"]  # values [n i t d] and base-2 logarithms [n i t], or merged ones
+Merge = Callable[["torch.Tensor", "torch.Tensor"], States]
+
+
+def merged(v: torch.Tensor, s: torch.Tensor) -> States:
+    """`v = sum_i 2^(s_i - s) v_i` with `s = log2(sum_i 2^s_i)`; the largest is taken out: nothing overflows.
+
+    States that are all empty are one that is empty: zeros, and minus infinity.
+    """
+    top = s.amax(1, keepdim=True)
+    weights = torch.exp2(s - top.clamp_min(torch.finfo(s.dtype).min))
+    total = weights.sum(1)
+    some = torch.where(total > 0, total, 1.0)
+    return (v * weights.unsqueeze(-1)).sum(1) / some.unsqueeze(-1), top.squeeze(1) + torch.log2(some)
+
+
+def in_turn(v: torch.Tensor, s: torch.Tensor) -> States:
+    """One state after the other, as a kernel that streams them does."""
+    out, level = v[:, 0], s[:, 0]
+    for index in range(1, v.shape[1]):
+        top = torch.maximum(level, s[:, index])
+        finite = top.clamp_min(torch.finfo(s.dtype).min)
+        old, new = torch.exp2(level - finite), torch.exp2(s[:, index] - finite)
+        total = torch.where(top > -torch.inf, old + new, 1.0)
+        out = (out * old.unsqueeze(-1) + v[:, index] * new.unsqueeze(-1)) / total.unsqueeze(-1)
+        level = top + torch.log2(total)
+    return out, level
+
+
+def by_softmax(v: torch.Tensor, s: torch.Tensor) -> States:
+    """By natural logarithms."""
+    scaled = s * math.log(2.0)
+    weights = torch.softmax(scaled, 1).nan_to_num(0.0).unsqueeze(-1)  # NaN where all states are empty
+    return (v * weights).sum(1), torch.logsumexp(scaled.double(), 1).float() / math.log(2.0)
+
+
+def natural(v: torch.Tensor, s: torch.Tensor) -> States:
+    """The logarithms taken for natural ones."""
+    return (v * torch.softmax(s, 1).unsqueeze(-1)).sum(1), torch.logsumexp(s, 1)
+
+
+def summed(v: torch.Tensor, s: torch.Tensor) -> States:
+    """Not divided by the sum of weights."""
+    weights = torch.exp2(s - s.amax(1, keepdim=True)).unsqueeze(-1)
+    return (v * weights).sum(1), merged(v, s)[1]
+
+
+def overflowing(v: torch.Tensor, s: torch.Tensor) -> States:
+    """The largest is not taken out."""
+    weights = torch.exp2(s)
+    return (v * weights.unsqueeze(-1)).sum(1) / weights.sum(1).unsqueeze(-1), weights.sum(1).log2()
+
+
+def states(wide: Wide) -> States:
+    """All states of each row, of two inputs or of one."""
+    for v, other, s, level in (("v_a", "v_b", "s_a", "s_b"), ("v", "v_other", "s", "s_other")):
+        if other in wide:
+            return torch.stack([wide[v], wide[other]], 1), torch.stack([wide[s], wide[level]], 1)
+    return wide["v"], wide["s"]
+
+
+def cascade(wide: Wide, *, merge: Merge = merged, masked: bool = True) -> Tensors:
+    """The states of a row as one; rows that a mask leaves out stay."""
+    v, s = merge(*states(wide))
+    if masked and "mask" in wide:
+        kept = wide["mask"].bool()
+        v = torch.where(kept[:, None, None], v, wide["v"])
+        s = torch.where(kept[:, None], s, wide["s"])
+    return {name: v if name[0] == "v" else s for name in wide.definition.outputs}
+
+
+def any_bits(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """A mask of any bits."""
+    return draw.integers(wanted.name, wanted.shape, torch.int32, low=0, high=2).bool()
+
+
+def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Logarithms as far apart as those of parts of a context are, by 4, or as the case says; some states empty."""
+    name, params = wanted.name, wanted.params
+    made = draw.normal(name, wanted.shape, wanted.dtype)
+    made = made * float(params.get("spread", 4.0)) + float(params.get("level", 3.0))
+    if "nothing" in params:
+        made[::2] = float("-inf")
+    if "empty" in params and made.numel():
+        first = made[:, 0] if name == "s" and "num_states" in wanted.definition.axes else made
+        if name in {"s", "s_a"} and (first is made or made.shape[1] > 1):  # one state of a row has something
+            first[::2] = float("-inf")
+    return made
+
+
+class CascadeMerge(FormulaOp):
+    """States of one row, judged by what the largest logarithm among them loses."""
+
+    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float32; of a logarithm, 8 roundings of the largest one that is merged.
+
+        Where one state outweighs the others, the naive sum gives that one's logarithm without any rounding; other
+        right ways convert between the bases 2 and e, and lose a rounding in each step.
+        """
+        floors = super().floor(definition, inputs)
+        level = list(definition.outputs)[1]
+        exact = self.oracle(definition, inputs)[level]
+        given = [value for name, value in inputs.items() if name[0] == "s" and isinstance(value, torch.Tensor)]
+        largest = max([1.0, *(float(value[value.isfinite()].abs().amax()) for value in given if value.numel())])
+        floors[level] = (exact + 8 * 2.0**-24 * largest).float()
+        return floors
+
+
+CASCADE_MERGE = CascadeMerge(
+    "cascade_merge",
+    Form("v_a[n t d] s_a[n t] v_b[n t d] s_b[n t] -> v_merged[n t d] s_merged[n t]", cascade),
+    Form("v[n i t d] s[n i t] -> v_merged[n t d] s_merged[n t]", cascade),
+    Form("v[n t d] s[n t] v_other[n t d] s_other[n t] mask[n]? -> v_out[n t d] s_out[n t]", cascade),
+    family="attention",
+    sizes={"i": (3, 1, 7, 2)},
+    gates={"s_merged": Close(), "s_out": Close()},
+    draws={"mask": any_bits, **dict.fromkeys(("s", "s_a", "s_b", "s_other"), levels)},
+    adversarial={
+        "near": {"spread": 0.05},
+        "far": {"spread": 60.0},
+        "high": {"level": 300.0},  # above what 2^s holds in float32
+        "empty": {"empty": 1.0},
+    },
+    extremes={
+        "empty": {"nothing": True}
+    },  # rows of which no state has seen a key: not every reference has an answer
+    variants=(
+        Variant("float32 throughout"),
+        Variant("one state after the other", merge=in_turn),
+        Variant("softmax", merge=by_softmax),
+    ),
+    mutants=(
+        Mutant("natural logarithms", merge=natural),
+        Mutant("weights of natural logarithms", merge=lambda v, s: (natural(v, s)[0], merged(v, s)[1])),
+        Mutant(
+            "natural logarithm of the sum", merge=lambda v, s: (merged(v, s)[0], merged(v, s)[1] * math.log(2))
+        ),
+        Mutant("equal weights", merge=lambda v, s: (v.mean(1), merged(v, s)[1])),
+        Mutant("not divided by the weights", merge=summed),
+        Mutant("the largest logarithm alone", merge=lambda v, s: (merged(v, s)[0], s.amax(1))),
+        Mutant("logarithms added", merge=lambda v, s: (merged(v, s)[0], s.sum(1))),
+        Mutant("the states' weights exchanged", merge=lambda v, s: (merged(v, s.flip(1))[0], merged(v, s)[1])),
+        Mutant("overflow", merge=overflowing),
+        Mutant("only the first state", merge=lambda v, s: (v[:, 0], s[:, 0])),
+        Mutant("mask not looked at", applies=lambda wide: "mask" in wide, masked=False),
+    ),
+)
+PAIR, MANY = "v_a s_a v_b s_b -> v_merged s_merged", "v s -> v_merged s_merged"
+IN_PLACE = "v s v_other s_other [mask] -> v_out s_out"
+ONE, ALL, WITHIN = (f"flashinfer.cascade:merge_{what}" for what in ("state", "states", "state_in_place"))
+SOFTMAX, LOGSUMEXP = "torch:softmax", "torch:logsumexp"
+
+
+@CASCADE_MERGE.truth("flashinfer", "cascade.merge_state", ONE, serves=PAIR, sm=SM75)
+def _flashinfer_pair(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    found = api[ONE](*(inputs[name] for name in ("v_a", "s_a", "v_b", "s_b")))
+    return dict(zip(definition.outputs, found, strict=True))
+
+
+@CASCADE_MERGE.truth("flashinfer", "cascade.merge_states", ALL, serves=MANY, sm=SM75)
+def _flashinfer_many(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    return dict(zip(definition.outputs, api[ALL](inputs["v"], inputs["s"]), strict=True))
+
+
+@CASCADE_MERGE.truth("flashinfer", "cascade.merge_state_in_place", WITHIN, serves=IN_PLACE, sm=SM75)
+def _flashinfer_in_place(api: Api, _: Definition, inputs: Given) -> Outputs:
+    v, s = inputs["v"].clone(), inputs["s"].clone()
+    api[WITHIN](v, s, inputs["v_other"], inputs["s_other"], mask=inputs.get("mask"))
+    return {"v_out": v, "s_out": s}
+
+
+def both(inputs: Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """The states of each row as PyTorch's softmax takes them."""
+    if "v" in inputs:
+        return inputs["v"].float(), inputs["s"]
+    v = torch.stack([inputs["v_a"].float(), inputs["v_b"].float()], 1)
+    return v, torch.stack([inputs["s_a"], inputs["s_b"]], 1)
+
+
+@CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=MANY, rows=None)
+@CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=PAIR, rows=None)
+def _pytorch_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32, as kernels compute: NaN, here 0, where all states are empty."""
+    v, s = both(inputs)
+    scaled = s * math.log(2.0)
+    found = (v * api[SOFTMAX](scaled, 1).nan_to_num(0.0).unsqueeze(-1)).sum(1)
+    level = api[LOGSUMEXP](scaled, 1) / math.log(2.0)
+    return {"v_merged": found.to(dtype_of(definition.outputs["v_merged"])), "s_merged": level}

@@ -1,0 +1,312 @@
+"""Rotary position embedding: q and k rotated by the cosines and sines that a cache holds for each position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from traceproof.dataset.constants import Rule
+from traceproof.lazy import torch
+from traceproof.models.reading import Evidence, Kernel
+from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, Outputs
+from traceproof.ops.base import Tensors
+from traceproof.ops.cases import Case
+from traceproof.ops.compare import Close
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+from traceproof.stacks.sglang.boot import KERNELS
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
+Turn = Callable[["torch.Tensor", "torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]  # cosines and sines
+Places = Callable[["torch.Tensor", int], "torch.Tensor"]  # positions and how many there are -> positions
+TOKENS = {"small": (1, 16), "medium": (64, 250), "large": (512, 2048)}
+HEADS = ((8, 2), (4, 4), (6, 1))  # of queries and of keys: shared, equal, a single one
+POSITIONS = {"small": 64, "medium": 1024, "large": 8192}
+GRID = 1 << 12  # steps of the tangent of half an angle
+
+
+def pairs_halves(definition: Definition) -> bool:
+    """Whether channel i is rotated with channel i + half (NeoX), not with its neighbour (GPT-J)."""
+    return definition.constants.get("pairing") == "halves"
+
+
+def rotate(
+    wide: Wide,
+    *,
+    turn: Turn = lambda cos, sin: (cos, sin),
+    places: Places = lambda positions, _: positions,
+    paired: bool = True,
+    keys: bool = True,
+) -> Tensors:
+    """Each pair of channels turned; a row of the cache holds the cosines in its first half, then the sines.
+
+    Channels beyond the cache's width pass through. Which channels form a pair is a constant.
+    """
+    cache = wide["cos_sin_cache"]
+    half = cache.shape[-1] // 2
+    positions = places(wide["positions"].to(torch.int64), len(cache))
+    rows = cache[positions].unsqueeze(1)  # one row per token, the same for all heads
+    cos, sin = turn(rows[..., :half], rows[..., half:])
+    channel = torch.arange(half, device=cache.device)
+    if pairs_halves(wide.definition) == paired:
+        first, second = channel, channel + half
+    else:
+        first, second = 2 * channel, 2 * channel + 1
+    outputs = {}
+    for name, source in (("q_out", wide["q"]), ("k_out", wide["k"])):
+        out = source.clone()
+        if keys or name == "q_out":
+            out[..., first] = source[..., first] * cos - source[..., second] * sin
+            out[..., second] = source[..., second] * cos + source[..., first] * sin
+        outputs[name] = out
+    return outputs
+
+
+def rotatable(definition: Definition) -> str | None:
+    """Why a definition can not be rotated; None: it can."""
+    q, k, cache = (definition.inputs[name].shape or ("",) for name in ("q", "k", "cos_sin_cache"))
+    const = definition.const_axes
+    if not {q[-1], k[-1], cache[-1]} <= const.keys():
+        return "head_size or rotary_dim is not const"
+    rotary = const[cache[-1]]
+    if rotary % 2 or rotary > min(const[q[-1]], const[k[-1]]):
+        return f"rotary_dim {rotary} is odd or wider than a head"
+    if definition.constants.get("pairing") is None:
+        return "nobody states which channels are paired, and the reference shows both ways or none"
+    return None
+
+
+def heads_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Normal values, with an outlier in the second channel."""
+    scale = float(wanted.params.get("scale", 1.0))
+    made = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=scale)
+    if "outlier" in wanted.params:
+        made[..., 1] = float(wanted.params["outlier"])
+    return made
+
+
+def circle(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Cosines, then sines, of any angles; row 0 is the angle 0, as in a real cache.
+
+    A point of the circle is ((1 - t^2) / (1 + t^2), 2 t / (1 + t^2)) for t in [-1, 1], or its mirror image: only
+    exact and correctly rounded operations, so that the bits are the same everywhere.
+    """
+    count, half = wanted.shape[0], wanted.shape[1] // 2
+    t = draw.integers("tangents", (count, half), torch.int64, low=-GRID, high=GRID + 1).to(torch.float64) / GRID
+    mirrored = draw.integers("mirrored", (count, half), torch.int64, low=0, high=2).to(torch.bool)
+    if count:
+        t[0], mirrored[0] = 0.0, False
+    square = t * t
+    cos = (1 - square) / (1 + square)
+    sin = 2 * t / (1 + square)
+    made = torch.cat([torch.where(mirrored, -cos, cos), sin], dim=-1).to(torch.float32)
+    return made.to(wanted.dtype)
+
+
+def positions_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Positions with repeats, 0 and the last one."""
+    count = wanted.shape_of("cos_sin_cache")[0]
+    positions = draw.integers(wanted.name, wanted.shape, torch.int64, low=0, high=count)
+    if wanted.params.get("positions") == "extreme":
+        positions[::3], positions[1::3] = count - 1, 0
+    elif len(positions) > 2:
+        positions[0], positions[-1], positions[1] = 0, count - 1, positions[2].clone()
+    return positions.to(wanted.dtype)
+
+
+class Rope(FormulaOp):
+    """Sizes go together: few tokens, few positions."""
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """The specification's sequence lengths with several ratios of heads; long positions, equal positions."""
+        q, k, cache = (definition.inputs[name].shape or () for name in ("q", "k", "cos_sin_cache"))
+
+        def axes(tokens: int, heads: tuple[int, int], positions: int) -> dict[str, int]:
+            values = {q[0]: tokens, q[1]: heads[0], k[1]: heads[1], cache[0]: positions}
+            return {name: values.get(name, 1) for name in definition.var_axes}
+
+        for size in sizes:
+            for index, tokens in enumerate(TOKENS[size]):
+                yield Case(f"{size}-{index}", size, axes(tokens, HEADS[index % len(HEADS)], POSITIONS[size]), seed)
+        yield Case("edge-empty", "edge", axes(0, (4, 2), 8), seed)
+        yield Case("edge-single", "edge", axes(1, (1, 1), 1), seed)
+        extremes = axes(9, (6, 1), 40_000)
+        yield Case("adversarial-positions", "adversarial", extremes, seed, {"positions": "extreme"})
+        few = axes(8, (4, 4), 32)
+        yield Case("adversarial-tiny", "adversarial", few, seed, {"scale": 1e-3})
+        yield Case("adversarial-outlier", "adversarial", few, seed, {"outlier": 300.0})
+
+
+ROPE = Rope(
+    "rope",
+    Form("q[n a d] k[n b e] cos_sin_cache[p r] positions[n] -> q_out[n a d] k_out[n b e]", rotate),
+    family="rope",
+    rules=(
+        Rule(
+            name="pairing",
+            label="pairing of channels",
+            reader="pairing",
+            read="whether halves are cut or joined, or every second channel is taken, viewed, stacked or repeated",
+            described=((r"\bneox\b|\bhalves\b", "halves"), (r"\bgpt-?j\b|\bneighbours\b", "interleaved")),
+            named=((r"_neox_style(?:_|$)", "halves"), (r"_gptj_style(?:_|$)", "interleaved")),
+            defaults={
+                "rope.apply_rope_with_cos_sin_cache": ("is_neox", "halves"),
+                "rope.apply_rope_with_cos_sin_cache_inplace": ("is_neox", "halves"),
+            },
+        ),
+    ),
+    requires=rotatable,
+    sizes={"a": (), "b": (), "p": ()},
+    draws={"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn},
+    gates={"q_out": Close(), "k_out": Close()},
+    variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
+    mutants=(
+        Mutant("rotated the other way", turn=lambda cos, sin: (cos, -sin)),
+        Mutant("cosine and sine swapped", turn=lambda cos, sin: (sin, cos)),
+        Mutant("the other pairing of channels", paired=False),
+        Mutant("position plus one", places=lambda positions, count: (positions + 1).clamp_max(max(count - 1, 0))),
+        Mutant(  # token i is at position i
+            "positions ignored", places=lambda positions, count: torch.arange(len(positions)) % max(count, 1)
+        ),
+        Mutant("keys not rotated", keys=False),
+    ),
+)
+ROTARY = "q k cos_sin_cache positions -> q_out k_out"
+
+
+@ROPE.truth(
+    "flashinfer",
+    "apply_rope_with_cos_sin_cache_inplace",
+    "rope",
+    serves=ROTARY,
+    modules=lambda _, __: (Module("gen_rope"),),
+    sm=SM75,
+)
+def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In place, on copies: tokens by heads times channels; which channels pair stands only in the reference."""
+    q, k = inputs["q"].clone(), inputs["k"].clone()
+    api["rope"](
+        inputs["positions"],
+        q.view(q.shape[0], -1),
+        k.view(k.shape[0], -1),
+        q.shape[-1],
+        inputs["cos_sin_cache"],
+        is_neox=pairs_halves(definition),
+    )
+    return {"q_out": q, "k_out": k}
+
+
+def one_width(definition: Definition) -> bool:
+    """Whether heads of q and of k are equally wide."""
+    return len({(definition.inputs[name].shape or ("",))[-1] for name in ("q", "k")}) == 1
+
+
+def instantiated(definition: Definition) -> bool:
+    """Whether SGLang's package has an instance: one dtype of q and k, and a cache in it or in float32."""
+    q, k, cache = (definition.inputs[name].dtype for name in ("q", "k", "cos_sin_cache"))
+    return q == k and one_width(definition) and q in {"float16", "bfloat16", "float32"} and cache in {q, "float32"}
+
+
+@ROPE.truth(
+    "sglang",
+    "sgl_kernel.rotary_embedding",
+    "rotary_embedding",
+    serves=ROTARY,
+    accepts=instantiated,
+    packages=(KERNELS,),
+    sm=SM80,
+)
+def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In place, on copies: positions as int64, and tokens by heads times channels."""
+    q, k = inputs["q"].clone(), inputs["k"].clone()
+    api["rotary_embedding"](
+        inputs["positions"].long(),
+        q.view(q.shape[0], -1),
+        k.view(k.shape[0], -1),
+        q.shape[-1],
+        inputs["cos_sin_cache"],
+        pairs_halves(definition),
+    )
+    return {"q_out": q, "k_out": k}
+
+
+@ROPE.truth("sglang_native", "rotary_embedding.apply_rotary_emb", "apply_rotary_emb", serves=ROTARY)
+def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """In float32: the native form takes cosines in the data's dtype, which its kernels do not."""
+    cache = inputs["cos_sin_cache"]
+    cos, sin = cache[inputs["positions"].long()].float().chunk(2, dim=-1)
+    halves = pairs_halves(definition)
+    width = cache.shape[-1]
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        rotated = api["apply_rotary_emb"](x[..., :width].float(), cos, sin, halves)
+        return torch.cat([rotated.to(x.dtype), x[..., width:]], dim=-1)
+
+    return {"q_out": turned(inputs["q"]), "k_out": turned(inputs["k"])}
+
+
+@ROPE.truth(
+    "liger",
+    "rope_forward",
+    "rope",
+    serves=ROTARY,
+    accepts=lambda definition: one_width(definition) and pairs_halves(definition),
+    sm=SM80,
+)
+def _liger(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """In Triton, halves of the rotated width, in place, on copies.
+
+    Tokens are sequences [batch, heads, tokens, width]: two where their number is even, so both forms are run.
+    Cosines are as wide as what is rotated, their halves alike: releases differ in what they take for it.
+    """
+    angles = inputs["cos_sin_cache"][inputs["positions"].long()].float()
+    batch = 1 if angles.shape[0] % 2 else 2
+    cos, sin = (half.repeat(1, 2) for half in angles.chunk(2, dim=-1))
+    rows = (inputs["q"].clone(), inputs["k"].clone(), cos, sin)
+    q, k, cos, sin = (one.reshape(batch, -1, *one.shape[1:]) for one in rows)
+    turned = api["rope"](q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    return {name: turned[index].transpose(1, 2).flatten(0, 1) for index, name in enumerate(("q_out", "k_out"))}
+
+
+def read_rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    """The facts of one of SGLang's embeddings."""
+    return {
+        "head_dim": module.head_size,
+        "rotary_dim": module.rotary_dim,
+        "style": "neox" if module.is_neox_style else "gptj",
+        "class": type(module).__name__,
+    }
+
+
+def rope_draft(call: Kernel) -> Draft:
+    """Rotary embedding from a cache of cosines and sines."""
+    pairs = "channel i with channel i + rotary_dim / 2" if call["style"] == "neox" else "neighbouring channels"
+    return draft(ROPE.op_type, "rope", {**dict(call.facts), "pairs": pairs})
+
+
+def rope_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    """An embedding of transformers' model in the terms of a call."""
+    stored = facts["style"]
+    loaded = "neox" if stored == "gptj" and "rotary halves" in evidence.loads else stored
+    return {"rotary_dim": facts["rotary_dim"], "style": loaded}
+
+
+def rope_differs(call: Kernel, evidence: Evidence) -> str | None:
+    """A function of transformers is given a head, or those of its channels alone that it turns."""
+    wrong = held_against("rotary", rope_terms, counted=False)(call, evidence)
+    heads = {module.facts["head_dim"] for module in evidence.of("rotary")}
+    heads |= {module.facts["qk_dim"] for module in evidence.of("attention")}
+    if wrong is None and call["head_dim"] not in heads:
+        return f"head_dim: SGLang {call['head_dim']}, transformers {sorted(heads)}"
+    return wrong
+
+
+ROPE.extraction = Extraction(
+    readers={"RotaryEmbedding": ("rope", read_rope)},
+    calls={"rope": lambda module, _: call_of(module, "rotary", "head_dim", "rotary_dim", "style")},
+    differs={"rotary": rope_differs},
+    drafts={"rotary": lambda call, _: [rope_draft(call)]},
+)

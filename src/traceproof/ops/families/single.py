@@ -1,0 +1,261 @@
+"""Attention of one request, its keys and values in one piece: causal or not, window, soft cap, sinks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from traceproof.dataset.constants import Rule
+from traceproof.lazy import torch
+from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
+from traceproof.ops.base import Tensors
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
+BLOCK = 16  # keys
+
+
+def attend(
+    wide: Wide,
+    *,
+    causal: bool = True,
+    shift: int = 0,
+    window: int = 0,
+    scale: float = 1.0,
+    capped: bool = True,
+    sinks: bool = True,
+    interleaved: bool = False,
+    dropped: int = 0,
+    weights: str = "",
+) -> torch.Tensor:
+    """Attention of queries [n h d] over keys [l g d], values [l g e]: [n h e].
+
+    Query i stands at l - n + i. A definition is causal if its constant says so; a window keeps that many keys
+    before the query's own; a soft cap bends logits; a sink is one more logit per head, without a value. In float32
+    the weights are rounded to bfloat16 before they meet the values, as kernels do.
+
+    Of a mutant: `shift` of the diagonal, `window` of its left end, `dropped` keys, `weights` kept in that dtype.
+    """
+    q, k, v = wide["q"], wide["k"], wide["v"]
+    count, heads, length = q.shape[0], q.shape[1], k.shape[0]
+    group = torch.arange(heads, device=q.device)
+    group = group % k.shape[1] if interleaved else group // (heads // k.shape[1])
+    logits = torch.einsum("nhd,lhd->hnl", q, k[:, group])
+    logits = logits * (wide.number("sm_scale", 1 / math.sqrt(q.shape[-1])) * scale)
+    if "logits_soft_cap" in wide and capped:
+        cap = wide.number("logits_soft_cap")
+        logits = cap * torch.tanh(logits / cap)
+    place = torch.arange(count, device=q.device)[:, None] + (length - count) + shift
+    key = torch.arange(length, device=q.device)[None]
+    hidden = torch.zeros((count, length), dtype=torch.bool, device=q.device)
+    if is_causal(wide) and causal:
+        hidden |= key > place
+    if "window_left" in wide:
+        hidden |= key < place - int(wide.number("window_left")) - window
+    hidden |= key >= length - dropped
+    logits = logits.masked_fill(hidden, -math.inf)
+    top = logits.amax(-1, keepdim=True).clamp_min(-1e30)
+    powers = torch.exp(logits - top)
+    total = powers.sum(-1)
+    if "sinks" in wide and sinks:
+        total = total + torch.exp(wide["sinks"][:, None] - top.squeeze(-1))
+    low = torch.bfloat16 if wide.dtype is torch.float32 and not weights else wide.dtype
+    mixed = torch.einsum("hnl,lhe->nhe", powers.to(low).to(wide.dtype), v[:, group])
+    total = torch.where(total == 0, torch.ones_like(total), total)
+    return mixed / total.T.unsqueeze(-1)
+
+
+def in_blocks(wide: Wide) -> torch.Tensor:
+    """Keys in blocks, merged by their sums, where nothing but the keys' number tells them apart."""
+    q, k, v = wide["q"], wide["k"], wide["v"]
+    group = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
+    logits = torch.einsum("nhd,lhd->hnl", q, k[:, group]) * wide.number("sm_scale", 1 / math.sqrt(q.shape[-1]))
+    tops, sums, mixed = [], [], []
+    for part, values in zip(torch.split(logits, BLOCK, -1), torch.split(v[:, group], BLOCK), strict=True):
+        tops.append(part.amax(-1).T)
+        powers = torch.exp(part - part.amax(-1, keepdim=True))
+        sums.append(powers.sum(-1).T)
+        mixed.append(torch.einsum("hnl,lhe->nhe", powers, values))
+    factors = torch.exp(torch.stack(tops) - torch.stack(tops).amax(0))
+    total = (torch.stack(sums) * factors).sum(0)
+    return (torch.stack(mixed) * factors.unsqueeze(-1)).sum(0) / total.unsqueeze(-1)
+
+
+def is_causal(wide: Wide) -> bool:
+    """Whether a query sees only the keys up to its own place."""
+    return bool(wide.number("causal", 0.0))
+
+
+def is_bare(wide: Wide) -> bool:
+    """Whether all queries see all keys, and nothing bends their logits."""
+    return wide.values.keys() <= {"q", "k", "v", "sm_scale"} and not is_causal(wide)
+
+
+def has(name: str) -> Callable[[Wide], bool]:
+    """Whether an input is given."""
+    return lambda wide: name in wide
+
+
+def patterned(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
+    """Queries and keys in the case's pattern, if it has one."""
+    if "pattern" not in wanted.params:
+        return None
+    from traceproof.ops.common.attention_inputs import Style
+
+    style = Style.of(wanted.case, width=wanted.shape[-1], scale=1.0)
+    if wanted.name == "q":
+        return style.tensor(draw, wanted.name, wanted.shape, wanted.dtype)
+    return style.keys(draw, wanted.name, wanted.shape, wanted.dtype, outlier=False)
+
+
+SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
+CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlier": 20.0}}
+# Raw products of queries and keys beyond what masks have been filled with.
+EXTREMES = {name: {"pattern": name, "amplitude": 1.0} for name in ("below", "above")}
+DRAWS = {"q": patterned, "k": patterned}
+VARIANTS = (
+    Variant("float32, weights in bfloat16"),
+    Variant("float32 throughout", weights="float32"),
+    Variant("keys in blocks", applies=is_bare, blocks=True),
+)
+MUTANTS = (
+    Mutant("scale dropped", scale=2.0),
+    Mutant("scale squared", scale=0.5),
+    Mutant("heads interleaved", interleaved=True),
+    Mutant("last key dropped", dropped=1),
+    Mutant("mask dropped", applies=is_causal, causal=False),
+    Mutant("diagonal one further", applies=is_causal, shift=1),
+    Mutant("diagonal one before", applies=is_causal, shift=-1),
+    Mutant("window one longer", applies=has("window_left"), window=1),
+    Mutant("window one shorter", applies=has("window_left"), window=-1),
+    Mutant("soft cap dropped", applies=has("logits_soft_cap"), capped=False),
+    Mutant("sinks dropped", applies=has("sinks"), sinks=False),
+)
+
+
+def prefill(wide: Wide, *, blocks: bool = False, opposite: bool = False, **ways: Any) -> Tensors:  # noqa: ANN401
+    """All queries of the request."""
+    found = in_blocks(wide) if blocks else attend(wide, **ways)
+    return {"output": found.flip(0) if opposite else found}
+
+
+def decode(wide: Wide, *, mean: bool = False, **ways: Any) -> Tensors:  # noqa: ANN401 - those of `attend`
+    """The one query as a request of one."""
+    if mean:
+        return {"output": wide["v"].mean((0, 1)).expand(wide["q"].shape)}
+    return {"output": prefill(wide.changed(q=wide["q"][None]), **ways)["output"][0]}
+
+
+SINGLE_PREFILL = FormulaOp(
+    "single_prefill",
+    Form("q[n h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[n h e]", prefill),
+    family="attention",
+    compiles_late=("torch",),
+    coupled=True,
+    rules=(
+        Rule(
+            name="causal",
+            label="causal mask",
+            assigned=("causal",),
+            described=((r"\bnon-?causal\b|\bnot causal\b", 0), (r"(?<!non-)(?<!not )\bcausal", 1)),
+            named=((r"_causal(?:_|$)", 1),),
+            defaults={"prefill.single_prefill_with_kv_cache": ("causal", 0)},
+            usual=0,
+        ),
+    ),
+    scalars=SCALARS,
+    sizes={"l": (5, 2, 33, 64, 100, 257)},
+    draws=DRAWS,
+    adversarial=CASES,
+    extremes=EXTREMES,
+    data=("q", "k"),
+    apart=False,
+    variants=VARIANTS,
+    mutants=(
+        *MUTANTS,
+        Mutant("queries in the opposite order", applies=lambda wide: len(wide["q"]) > 1, opposite=True),
+    ),
+)
+SINGLE_DECODE = FormulaOp(
+    "single_decode",
+    Form("q[h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[h e]", decode),
+    family="attention",
+    compiles_late=("torch",),
+    coupled=True,
+    scalars=SCALARS,
+    sizes={"l": (17, 1, 64, 300, 33, 1000)},
+    draws=DRAWS,
+    adversarial=CASES,
+    extremes=EXTREMES,
+    data=("q", "k"),
+    apart=False,
+    variants=VARIANTS,
+    mutants=(*MUTANTS, Mutant("one value for all heads", mean=True)),
+)
+BARE = "q k v [sm_scale] -> output"
+BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] -> output"
+SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] -> output"
+PREFILL = "flashinfer.prefill:single_prefill_with_kv_cache"
+DECODE = "flashinfer.decode:single_decode_with_kv_cache"
+SDPA, SOFTMAX = "torch.nn.functional:scaled_dot_product_attention", "torch:softmax"
+KEYWORDS = ("sm_scale", "logits_soft_cap", "window_left")
+
+
+@SINGLE_PREFILL.truth("flashinfer", "prefill.single_prefill_with_kv_cache", PREFILL, serves=BENT, sm=SM75)
+def _flashinfer_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    given = {name: inputs[name] for name in KEYWORDS if inputs.get(name) is not None}
+    causal = bool(definition.constants.number("causal"))
+    return {"output": api[PREFILL](inputs["q"], inputs["k"], inputs["v"], causal=causal, **given)}
+
+
+@SINGLE_DECODE.truth("flashinfer", "decode.single_decode_with_kv_cache", DECODE, serves=BENT, rows=None, sm=SM75)
+def _flashinfer_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
+    given = {name: inputs[name] for name in KEYWORDS if inputs.get(name) is not None}
+    return {"output": api[DECODE](inputs["q"], inputs["k"], inputs["v"], **given)}
+
+
+@SINGLE_PREFILL.truth("torch", "functional.scaled_dot_product_attention", SDPA, serves=BARE, rows=None)
+def _pytorch_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    causal = bool(definition.constants.number("causal"))
+    place = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
+    mask = torch.arange(len(k), device=q.device)[None] <= place if causal else None
+    heads = (one.transpose(0, 1).unsqueeze(0) for one in (q, k, v))
+    scale = inputs.get("sm_scale")
+    found = api[SDPA](*heads, scale=None if scale is None else float(scale), enable_gqa=True, attn_mask=mask)
+    return {"output": found.squeeze(0).transpose(0, 1)}
+
+
+@SINGLE_PREFILL.truth("torch", "softmax", SOFTMAX, serves=SUNK, rows=None)
+def _pytorch_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """With a window, a soft cap or sinks: logits and one softmax over them and the sinks."""
+    q, k, v = inputs["q"].float(), inputs["k"].float(), inputs["v"].float()
+    k, v = (one.repeat_interleave(q.shape[1] // k.shape[1], 1) for one in (k, v))
+    scale = inputs.get("sm_scale")
+    logits = torch.einsum("nhd,lhd->hnl", q, k) * (q.shape[-1] ** -0.5 if scale is None else float(scale))
+    if inputs.get("logits_soft_cap") is not None:
+        cap = scalar(inputs, "logits_soft_cap")
+        logits = cap * torch.tanh(logits / cap)
+    place = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
+    key = torch.arange(len(k), device=q.device)[None]
+    hidden = key > place if definition.constants.number("causal") else key < 0
+    if inputs.get("window_left") is not None:
+        hidden = hidden | (key < place - int(scalar(inputs, "window_left")))
+    logits = logits.masked_fill(hidden, float("-inf"))
+    if inputs.get("sinks") is not None:
+        sinks = inputs["sinks"][:, None, None].expand(-1, len(q), 1)
+        logits = torch.cat([logits, sinks], -1)
+    weights = api[SOFTMAX](logits, -1)[..., : len(k)]
+    return {"output": torch.einsum("hnl,lhd->nhd", weights, v).to(inputs["q"].dtype)}
+
+
+@SINGLE_DECODE.truth("torch", "functional.scaled_dot_product_attention", SDPA, serves=BARE, rows=None)
+def _pytorch_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    heads = (one.transpose(0, 1).unsqueeze(0) for one in (q[None], k, v))
+    scale = inputs.get("sm_scale")
+    found = api[SDPA](*heads, scale=None if scale is None else float(scale), enable_gqa=True)
+    return {"output": found.squeeze(0).transpose(0, 1).squeeze(0)}

@@ -1,1 +1,0 @@
-"""Sources: the repositories and packages that ground truths come from, each at one pinned commit or version."""
