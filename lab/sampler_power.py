@@ -5,7 +5,9 @@
 Who draws: the reference on a CPU, the reference on the GPU, and kernels that draw in batches, each as often as the
 case for many draws lets it, by its own time. Those draws are made once, by the real code, and judged. Then as many
 are made from the exact distributions with a mistake in them, `--runs` times; the share that is refused is printed.
-`--right` runs of right samplers are divided among all rows. The exit code is 1 if one of them was refused.
+Kernels with planted mistakes (FlashInfer's with a mistake around it, where that is installed, and a table of
+cumulative probabilities) are run once each. `--right` runs of right samplers are divided among all rows. The exit
+code is 1 if a right sampler was refused, or a planted one was not.
 """
 
 from __future__ import annotations
@@ -239,6 +241,16 @@ def table(known: Known, weights: torch.Tensor) -> Draw:
     return call
 
 
+def stuck(draw: Draw) -> Draw:
+    """A kernel that begins with the same random numbers in every call."""
+
+    def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
+        torch.manual_seed(0)
+        return draw(given)
+
+    return call
+
+
 def race(known: Known) -> Draw:
     """A kernel in plain PyTorch: sort, filter, and the largest probability by exponential noise."""
 
@@ -253,18 +265,63 @@ def race(known: Known) -> Draw:
     return call
 
 
-def flashinfer_kernel(known: Known) -> Draw | None:
-    """FlashInfer's top-k sampler; None where it is not installed."""
+def flashinfer_kernels(known: Known) -> Mapping[str, Draw]:
+    """FlashInfer's top-k sampler, right and with mistakes around it; nothing where it is not installed."""
     if known.device.type != "cuda" or importlib.util.find_spec("flashinfer") is None:
-        return None
+        return {}
     sampling = importlib.import_module("flashinfer.sampling")
 
-    def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
+    def drawn(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
         seed = torch.initial_seed() % (1 << 62)
-        generator = torch.Generator(device=given[0].device).manual_seed(seed)
-        return [(None, sampling.top_k_sampling_from_probs(given[0], given[1], generator=generator).long())]
+        generator = torch.Generator(device=probs.device).manual_seed(seed)
+        found: torch.Tensor = sampling.top_k_sampling_from_probs(probs, top_k, generator=generator)
+        return found.long()
 
-    return call
+    def kernel(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Draw:
+        return lambda given: [(None, change(given[0], given[1]))]
+
+    def mixed(part: float, other: Callable[[torch.Tensor], torch.Tensor]) -> Draw:
+        def change(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+            chosen = torch.rand(len(probs), device=probs.device) < part
+            return torch.where(chosen, other(probs), drawn(probs, top_k))
+
+        return kernel(change)
+
+    def powered(value: float) -> Draw:
+        def change(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+            raised = probs ** (1 / value)
+            return drawn(raised / raised.sum(-1, keepdim=True), top_k)
+
+        return kernel(change)
+
+    return {
+        "right": kernel(drawn),
+        "greedy 1 %": mixed(0.01, lambda probs: probs.argmax(-1)),
+        "T 0.97": powered(0.97),
+        "T 1.03": powered(1.03),
+        "k - 1": kernel(lambda probs, k: drawn(probs, (k - 1).clamp_min(1))),
+        "k + 1": kernel(lambda probs, k: drawn(probs, k + 1)),
+        "k of the next row": kernel(lambda probs, k: drawn(probs, k.roll(1))),
+    }
+
+
+def caught(known: Known) -> tuple[list[str], list[str]]:
+    """Kernels with planted mistakes, each run once: all of them, and those that were not refused."""
+    planted = {name: table(known, weights(known)) for name, weights in PLANTED.items()}
+    planted["same numbers in every call"] = stuck(table(known, known.weights()))
+    planted |= {f"FlashInfer, {name}": draw for name, draw in flashinfer_kernels(known).items() if name != "right"}
+    return list(planted), [name for name, draw in planted.items() if not known.refused(known.made(draw)[0])]
+
+
+PLANTED: Mapping[str, Weights] = {
+    "greedy 1 %": mixture(0.01, most_likely),
+    "uniform 2 %": mixture(0.02, even),
+    "unfiltered 1 %": mixture(0.01, unfiltered),
+    "T 0.97": temperature(0.97),
+    "T 1.03": temperature(1.03),
+    "0.002 dropped": edge(0.0),
+    "k + 1 of 0.0019": edge(1.0, beyond=0.0019),
+}
 
 
 def samplers(known: Known, device: torch.device) -> list[tuple[str, Draw, dict[str, torch.Tensor]]]:
@@ -274,7 +331,7 @@ def samplers(known: Known, device: torch.device) -> list[tuple[str, Draw, dict[s
     if device.type == "cuda":
         found.append(("reference, GPU", loop(known), known.inputs))
     found.append((f"PyTorch kernel, {device.type}", race(known), known.inputs))
-    right = flashinfer_kernel(known)
+    right = flashinfer_kernels(known).get("right")
     return [*found, ("FlashInfer", right, known.inputs)] if right is not None else found
 
 
@@ -285,7 +342,7 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    """Print the table; 1: a right sampler was refused."""
+    """Print the table; 1: a right sampler was refused, or a planted one was not."""
     options = PARSER.parse_args()
     device = torch.device(options.device)
     torch.set_num_threads(1)  # as in a worker, whose own seconds are counted
@@ -293,6 +350,7 @@ def main() -> int:
     say(f"| who | vocabulary | draws | s | {' | '.join(MISTAKES)} |")
     say("|---|---:|---:|---:|" + "---:|" * len(MISTAKES))
     alarms = right = 0
+    escaped: list[str] = []
     for vocabulary in options.vocabulary:
         known = Known.of(vocabulary, device, options.seconds)
         shares: dict[int, list[float]] = {}  # by the number of draws, which is all that they follow from
@@ -308,8 +366,11 @@ def main() -> int:
             right += 1 + per_row
             cells = " | ".join(f"{one:.2f}" for one in shares[count])
             say(f"| {who} | {vocabulary:,} | {samples.numel():,} | {seconds:.1f} | {cells} |")
-    say(f"right samplers refused: {alarms} of {right}")
-    return int(alarms > 0)
+        names, missed = caught(known)
+        escaped += [f"{vocabulary}: {name}" for name in missed]
+        say(f"planted at {vocabulary:,}: {len(names) - len(missed)} of {len(names)} refused")
+    say(f"right samplers refused: {alarms} of {right}; planted ones not refused: {escaped or 'none'}")
+    return 1 if alarms or escaped else 0
 
 
 def share(known: Known, sampler: Samplers, count: int, runs: int, *, start: int = 0) -> float:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.extract.kernels import Use, Wanted, collect
+from traceproof.extract.kernels import Use, WantedDefinition, collect
 from traceproof.extract.pipeline import Choices, definitions_of
-from traceproof.extract.reading import Environment, Listing
+from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.extract.reports import told
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
@@ -74,7 +74,9 @@ class Row:
         return not self.refusal and not self.disagreed and self.described > 0
 
 
-def survey(listing: Listing, environment: Environment, only: Sequence[str]) -> tuple[list[Row], list[Wanted]]:
+def survey(
+    listing: Listing, environment: ReaderEnvironment, only: Sequence[str]
+) -> tuple[list[Row], list[WantedDefinition]]:
     """Read and describe every model once, those with facts of their own with these; and all definitions."""
     facts: dict[str, dict[str, Any]] = json.loads(FACTS.read_text(encoding="utf-8"))
     base: Mapping[str, Any] = {"architectures": list(listing.architectures)}
@@ -182,7 +184,7 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     """Survey, and say how many."""
     options = PARSER.parse_args()
-    environment = Environment(options.extract_python.absolute())
+    environment = ReaderEnvironment(options.extract_python.absolute())
     started = time.monotonic()
     listing = environment.listing()
     rows, wanted = survey(listing, environment, options.model_type)

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 
 from traceproof.config.schema import ModelChoice
 from traceproof.extract import pipeline
-from traceproof.extract.pipeline import Settings
-from traceproof.extract.reading import Environment
+from traceproof.extract.pipeline import ExtractionSettings
+from traceproof.extract.reading import ReaderEnvironment
 from traceproof.run import entry
 
 PARSER = argparse.ArgumentParser(description=__doc__)
@@ -35,8 +35,8 @@ def say(line: str) -> None:
 def main() -> None:
     """Extract."""
     choices = TypeAdapter(tuple[ModelChoice, ...]).validate_json(options.models)
-    settings = Settings(
-        environment=Environment(interpreter(options.extract_python)),
+    settings = ExtractionSettings(
+        environment=ReaderEnvironment(interpreter(options.extract_python)),
         torch_python=interpreter(options.torch_python),
     )
     out = options.stamp.parent

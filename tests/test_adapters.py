@@ -13,7 +13,7 @@ from traceproof.dataset.definition import Definition, Dialect
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Values, resolve
 from traceproof.ops.common.ground_truths.flashinfer import outputs_of
-from traceproof.ops.gdn.ground_truths import flashinfer as gdn
+from traceproof.ops.families import gdn
 from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks import FIRST_TRUTHS, STACKS
 from traceproof.stacks.base import Stack
@@ -193,7 +193,7 @@ def test_no_empty_sequence_reaches_the_kernel_that_would_wait_for_its_tokens(cas
 
     definition = support.load("gdn", "gdn_prefill_qk2_v4_d32_k_last")
     inputs = support.inputs_of(definition, support.case_named(definition, case))
-    found = gdn._prefill({"gdn_prefill": kernel}, definition, inputs)
+    found = gdn._flashinfer_prefill({"gdn_prefill": kernel}, definition, inputs)
     grown = support.tensor(inputs, "cu_seqlens").diff().gt(0).float()[:, None, None, None]
     before = inputs["state"] if inputs["state"] is not None else torch.zeros_like(found["new_state"])
     assert torch.equal(found["new_state"], before + grown)

@@ -15,7 +15,7 @@ import op_support as ops
 import pytest
 from pipeline import Run, summarise
 
-from traceproof.dataset.constants import FLASHINFER, ruled, rules_of, table
+from traceproof.dataset.constants import FLASHINFER, ruled, rules_of, shown
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.publish.ledger import Ledger, Record
@@ -195,7 +195,16 @@ def test_what_decides_a_verdict_reads_no_reference() -> None:
 def test_every_rule_is_of_an_op_type_that_there_is_and_stands_in_the_documentation() -> None:
     assert set(ruled()) <= set(registry.known())
     text = (ROOT / "docs" / "judging.md").read_text(encoding="utf-8")
-    rows = "".join(f"| {' | '.join(row)} |\n" for row in table())
+    rows = ""
+    for op_type in ruled():
+        for rule in rules_of(op_type):
+            others = [f"axis `{axis}`" for axis in rule.axes]
+            others += ["descriptions"] * bool(rule.described) + ["name"] * bool(rule.named)
+            others += [f"config `{key}`" for key in rule.config]
+            calls = [f"`{name}`: {shown(value)}" for name, value in rule.functions.items()]
+            calls += [f"`{name}`: default {shown(value)}" for name, (_, value) in rule.defaults.items()]
+            read = rule.read or f"a number assigned to {', '.join(rule.assigned).upper()}"
+            rows += f"| {op_type} | {rule.label} | {read} | {', '.join(others)} | {'; '.join(calls)} |\n"
     assert f"|---|---|---|---|---|\n{rows}\n" in text  # these, and no others
 
 

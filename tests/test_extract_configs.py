@@ -14,7 +14,7 @@ from traceproof.extract import config_json
 from traceproof.extract.bootstrap.start import SUPPORTED, base_version
 from traceproof.extract.config_json import pairs, requested
 from traceproof.extract.pipeline import model_of
-from traceproof.extract.reading import Environment, Listing
+from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 
@@ -142,7 +142,7 @@ def fake_interpreter(folder: Path, answer: dict[str, object] | None, status: int
 def test_what_the_bootstrap_refuses_reaches_the_user(
     tmp_path: Path, error: dict[str, object], message: str
 ) -> None:
-    environment = Environment(fake_interpreter(tmp_path, {"error": error}, 0))
+    environment = ReaderEnvironment(fake_interpreter(tmp_path, {"error": error}, 0))
     with pytest.raises(TraceproofError, match=message):
         environment.read({"architectures": ["X"]}, Parallel(1, 1))
 
@@ -175,20 +175,20 @@ def test_a_listing_names_the_models_that_have_no_default_config(tmp_path: Path) 
         "defaults": {},
         "without_defaults": {"c": "TypeError: x"},
     }
-    listing = Environment(fake_interpreter(tmp_path, answer, 0)).listing()
+    listing = ReaderEnvironment(fake_interpreter(tmp_path, answer, 0)).listing()
     assert listing == Listing("1.2", ("ALM",), {}, {"c": "TypeError: x"})
 
 
 def test_a_bootstrap_that_dies_is_an_error_and_no_reading(tmp_path: Path) -> None:
-    environment = Environment(fake_interpreter(tmp_path, None, 1))
+    environment = ReaderEnvironment(fake_interpreter(tmp_path, None, 1))
     with pytest.raises(TraceproofError, match="ended with 1"):
         environment.listing()
     with pytest.raises(TraceproofError, match="there is no interpreter"):
-        Environment(tmp_path / "none").listing()
+        ReaderEnvironment(tmp_path / "none").listing()
 
 
 def test_a_checkout_without_sglang_is_not_replaced_by_what_is_installed(tmp_path: Path) -> None:
-    environment = Environment(Path(sys.executable), tmp_path)
+    environment = ReaderEnvironment(Path(sys.executable), tmp_path)
     with pytest.raises(TraceproofError, match="no SGLang at"):
         environment.listing()
 

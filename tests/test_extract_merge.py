@@ -12,10 +12,10 @@ from extract_support import named, uses_of
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.extract.check import Finding, meaning_differences, notes
+from traceproof.extract.check import CheckResult, meaning_differences, notes
 from traceproof.extract.kernels import Unmapped, collect
 from traceproof.extract.merge import merge, recall_table, write
-from traceproof.extract.pipeline import Extraction, model_of
+from traceproof.extract.pipeline import ExtractionResult, model_of
 from traceproof.extract.reports import not_described, write_sharing
 from traceproof.ops.families.norm import norm_draft as norm
 
@@ -24,8 +24,8 @@ def eps_norm(eps: float, *models: str) -> Definition:
     return norm(64, eps, variant="plain", fused=False).definition([f"model:{model}" for model in models])
 
 
-def alike(pairs: Sequence[tuple[Definition, str]]) -> list[Finding]:
-    return [Finding(3, ()) for _ in pairs]
+def alike(pairs: Sequence[tuple[Definition, str]]) -> list[CheckResult]:
+    return [CheckResult(3, ()) for _ in pairs]
 
 
 def saved(root: Path) -> dict[str, str]:
@@ -73,7 +73,9 @@ def test_a_reference_that_behaves_differently_is_a_conflict_but_not_on_an_edge_c
     file.write_text(text, encoding="utf-8")
 
     def judged(problem: str) -> tuple[str, tuple[str, ...]]:
-        [outcome] = merge([eps_norm(1e-6, "a")], tmp_path, lambda pairs: [Finding(3, (problem,)) for _ in pairs])
+        [outcome] = merge(
+            [eps_norm(1e-6, "a")], tmp_path, lambda pairs: [CheckResult(3, (problem,)) for _ in pairs]
+        )
         return outcome.status, (*outcome.differences, *outcome.notes)
 
     status, said = judged("small-0: output: off")
@@ -140,7 +142,7 @@ def test_a_name_that_means_several_models_lists_them(name: str, meant: str) -> N
 def test_what_no_definition_describes_is_said_by_kind() -> None:
     left = [Unmapped("a.0", "Rotary", 2, "rotation: no template")]
     left.append(Unmapped("a.1", "Rotary", 1, "rotation: no template", "llama.py:7"))
-    extraction = Extraction([], [], [], {"llama tp1 ep1": left}, {}, {"llama tp1 ep1": 14})
+    extraction = ExtractionResult([], [], [], {"llama tp1 ep1": left}, {}, {"llama tp1 ep1": 14})
     assert not_described(extraction) == [
         "llama tp1 ep1: 14 of 16 kernel calls described; 2 not: 2 rotation",
         "not described: a.0: rotation: no template",

@@ -24,9 +24,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import scan_digest
 from traceproof.errors import TraceproofError
 from traceproof.extract import pipeline
-from traceproof.extract.check import Finding
-from traceproof.extract.pipeline import Settings, link
-from traceproof.extract.reading import Environment
+from traceproof.extract.check import CheckResult
+from traceproof.extract.pipeline import ExtractionSettings, link
+from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
 
 pytestmark = pytest.mark.slow
@@ -57,8 +57,8 @@ def stand_in(folder: Path) -> Path:
     return python
 
 
-def settings(folder: Path) -> Settings:
-    return Settings(environment=Environment(stand_in(folder)), torch_python=Path(sys.executable))
+def settings(folder: Path) -> ExtractionSettings:
+    return ExtractionSettings(environment=ReaderEnvironment(stand_in(folder)), torch_python=Path(sys.executable))
 
 
 def extracted(folder: Path, dataset: Path, *, tp: int = 4) -> Path:
@@ -79,8 +79,8 @@ def dataset(tmp_path: Path) -> Path:
 def right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reference holds."""
 
-    def check(definitions: Sequence[Definition], **_: object) -> list[Finding]:
-        return [Finding(1, ()) for _ in definitions]
+    def check(definitions: Sequence[Definition], **_: object) -> list[CheckResult]:
+        return [CheckResult(1, ()) for _ in definitions]
 
     monkeypatch.setattr(pipeline, "check", check)
 

@@ -14,7 +14,7 @@ from traceproof.extract import kernels
 from traceproof.extract.bootstrap.start import SUPPORTED
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.pipeline import Choices, Described, definitions_of
-from traceproof.extract.reading import Environment
+from traceproof.extract.reading import ReaderEnvironment
 from traceproof.extract.reports import summary
 from traceproof.models import catalogue
 from traceproof.models.reading import Kernel, Layers, Module, Reading, Second
@@ -48,7 +48,7 @@ def test_this_sglang_still_gives_the_golden_reading(path: Path) -> None:
     if not python:
         pytest.skip("package absent: TRACEPROOF_EXTRACT_PYTHON names no interpreter with SGLang")
     checkout = os.environ.get("TRACEPROOF_SGLANG_PATH")
-    environment = Environment(Path(python), Path(checkout) if checkout else None)
+    environment = ReaderEnvironment(Path(python), Path(checkout) if checkout else None)
     stored = reading_of(path)
     config = catalogue.entries()[golden(path)["model"]].config
     found = environment.read(config, stored.parallel)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from traceproof.ops.gdn.ground_truths.flashinfer import PREFILL_SM90
+from traceproof.ops.families.gdn import PREFILL_SM90
 from traceproof.reasons import UnavailableError
 from traceproof.run import jit
 from traceproof.stacks import STACKS, flashinfer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from repository import own_dataset
 
-from traceproof.dataset.tree import Wanted, find, read_tree, wanted
+from traceproof.dataset.tree import Selected, find, read_tree, wanted
 from traceproof.errors import TraceproofError
 
 NORM, GEMM = "rmsnorm_h96", "gemm_n96_k160"
@@ -21,7 +21,7 @@ def dataset(tmp_path: Path) -> Path:
     return own_dataset(tmp_path / "mine", f"rmsnorm/{NORM}", f"gemm/{GEMM}")
 
 
-def select(dataset: Path, *words: str, given: Path | None = None) -> Wanted:
+def select(dataset: Path, *words: str, given: Path | None = None) -> Selected:
     return wanted([word.replace("{}", str(dataset)) for word in words], lambda: dataset, given)
 
 
@@ -50,14 +50,14 @@ def test_words_select_op_types_definitions_files_and_folders(
     dataset: Path, words: list[str], op_types: list[str], definitions: list[str]
 ) -> None:
     root = dataset if any("{}" in word for word in words) else None
-    assert select(dataset, *words) == Wanted(root=root, op_types=tuple(op_types), definitions=tuple(definitions))
+    assert select(dataset, *words) == Selected(root=root, op_types=tuple(op_types), definitions=tuple(definitions))
 
 
 def test_a_file_of_its_own_is_a_dataset_of_one(dataset: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone" / "new.json"
     alone.parent.mkdir()
     shutil.copy(dataset / "definitions" / "gemm" / f"{GEMM}.json", alone)
-    assert select(dataset, str(alone)) == Wanted(root=alone.parent, definitions=(GEMM,))
+    assert select(dataset, str(alone)) == Selected(root=alone.parent, definitions=(GEMM,))
     alone.write_text('{"name": "gemm_n1')
     with pytest.raises(TraceproofError, match=r"new\.json: not JSON"):
         select(dataset, str(alone))

@@ -74,7 +74,8 @@ def test_every_op_type_with_an_oracle_has_relations() -> None:
 def test_right_references_keep_their_relations(definition: Definition) -> None:
     found = tried(definition, relations_of(definition), subjects(definition))
     assert not [row for row in found if row["agreement"] == "broken" or row["failing"]]
-    assert sum(row["cases"] > 0 for row in found) >= 3
+    least = 3 if definition.op_type in RELATIONS else 2  # of any op_type: those of a batch
+    assert sum(row["cases"] > 0 for row in found) >= least
 
 
 def test_a_reference_that_depends_on_the_place_in_the_batch_is_seen() -> None:

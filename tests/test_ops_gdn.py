@@ -9,8 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Values
-from traceproof.ops.gdn.forms import BUFFER
-from traceproof.ops.gdn.oracle import OP
+from traceproof.ops.families.gdn import BUFFER
+from traceproof.ops.families.gdn import GDN as OP
 
 DECODE = ops.load("gdn", "gdn_decode_qk2_v4_d32_k_last")
 MTP = ops.load("gdn", "gdn_mtp_qk2_v4_d32_k_last")

@@ -13,7 +13,7 @@ from test_ops_gdn import CHUNK, DECODE, EVERY, PREFILL
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Unsupported
 from traceproof.ops.cases import Case
-from traceproof.ops.gdn.oracle import OP
+from traceproof.ops.families.gdn import GDN as OP
 
 
 @pytest.mark.parametrize("scale", [None, 0.0])

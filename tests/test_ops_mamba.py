@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Unsupported, Values
-from traceproof.ops.mamba_ssu.oracle import OP
+from traceproof.ops.families.mamba import MAMBA_SSU as OP
 
 GROUPED = ops.load("mamba_ssu", "mamba_ssu_decode_h8_d16_s32_ng2")
 DEFINITIONS = ops.definitions("mamba_ssu")

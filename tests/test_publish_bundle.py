@@ -1,4 +1,4 @@
-"""The bundle merges, the checker refuses, and a baseline is what its adapter does."""
+"""What earns a tag, what a bundle holds, what the checker refuses, a baseline, and the dataset's card."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ import pytest
 import torch
 from definitions import GOOD, rmsnorm
 from publish_support import ACTORS, CASES, bundles, dataset, finished, path_of, row, with_piece
+from ruamel.yaml import YAML
 
+from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.tree import read_definition, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops import lookup, registry
 from traceproof.programs import without_secrets
 from traceproof.publish.baseline import solution
-from traceproof.publish.bundle import Folder
+from traceproof.publish.bundle import TABLE, Folder, Piece, card
 from traceproof.publish.change import joined, resolve
 from traceproof.publish.check import problems
+from traceproof.publish.ledger import DATES, Ledger, keep, tagged
 from traceproof.publish.parts import is_random, write_parts
-from traceproof.publish.prepare import Prepared, Source, dry_run, origin_of, prepare, write_ledger
+from traceproof.publish.prepare import Prepared, Source, dry_run, origin_of, prepare, prepare_card, write_ledger
 from traceproof.run.implementation import Implementation
 from traceproof.run.inputs import make_inputs
 from traceproof.stacks import FIRST_TRUTHS
@@ -318,3 +321,132 @@ def test_measured_traces_are_published_under_the_author_of_the_solution(source: 
     assert piece.path == "traces/baseline/rmsnorm/alpha.jsonl"
     assert piece.data == trace(lines)
     assert found(again[0], source.dataset) == []
+
+
+def ledger_of(tmp_path: Path, rows: list[dict[str, Any]]) -> Ledger:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
+    return keep([tmp_path / "rows.jsonl"], tmp_path / "ledger.jsonl", tmp_path, references={})
+
+
+ALPHA = Definition.model_validate(rmsnorm("alpha"))
+
+
+def rows_of(**changes: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row("alpha", ALPHA.digest, "small-0", actor, **changes.get(actor, {})) for actor in ACTORS]
+
+
+def test_a_reference_and_a_ground_truth_that_pass_earn_the_tag(tmp_path: Path) -> None:
+    standing = ledger_of(tmp_path, rows_of()).standing(ALPHA)
+    assert standing.truths == ("torch",)
+    assert tagged(ALPHA, standing) == ("status:verified",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"reference": {"verdict": "fail", "reason": "nan"}}, "its reference: fail nan in case small-0, output"),
+        ({"reference": {"verdict": "skip", "reason": "no_oracle", "output": "*"}}, "nothing was compared"),
+        ({"reference": {"tolerance": 0.1}}, "a tolerance of the user's own"),
+        ({"torch": {"verdict": "fail", "reason": "numerics"}}, "torch: fail numerics"),
+        ({"torch": {"verdict": "skip", "reason": "no_cuda", "output": "*"}}, "no_cuda 1"),
+        ({"torch": {"case": "small-1", "digests": {"definition": "f" * 32, "inputs": ""}}}, "no ground truth"),
+    ],
+)
+def test_anything_less_does_not(tmp_path: Path, changes: dict[str, dict[str, Any]], reason: str) -> None:
+    standing = ledger_of(tmp_path, rows_of(**changes)).standing(ALPHA)
+    assert reason in standing.reason
+    assert tagged(ALPHA, standing) == ("status:unverified",)
+
+
+def test_a_definition_whose_reference_changed_is_not_verified(tmp_path: Path) -> None:
+    changed = Definition.model_validate(rmsnorm("alpha", GOOD.replace("1e-6", "1e-5")))
+    assert "it changed" in ledger_of(tmp_path, rows_of()).standing(changed).reason
+
+
+def test_a_record_keeps_its_date_and_reads_back(tmp_path: Path) -> None:
+    first = ledger_of(tmp_path, rows_of())
+    dates = json.loads((tmp_path / DATES).read_text())
+    (tmp_path / DATES).write_text(json.dumps(dict.fromkeys(dates, "2020-02-02")))
+    again = ledger_of(tmp_path, rows_of())
+    assert again.records["alpha"]["torch"].date == "2020-02-02"
+    assert Ledger.read(tmp_path / "ledger.jsonl").records == again.records
+    assert first.records["alpha"]["torch"].digests == again.records["alpha"]["torch"].digests
+
+
+def test_a_torn_ledger_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").write_text('{"definition": "alpha"')
+    with pytest.raises(TraceproofError, match="to write it anew"):
+        Ledger.read(tmp_path / "ledger.jsonl")
+
+
+README = "README.md"
+
+
+@pytest.fixture
+def untitled(tmp_path: Path) -> Source:
+    """A run in which alpha is verified and beta is not, over a dataset that has workloads."""
+    root = dataset(tmp_path / "dataset", "alpha", "beta")
+    (root / "workloads" / "rmsnorm").mkdir(parents=True)
+    (root / "workloads" / "rmsnorm" / "alpha.jsonl").write_text("{}\n")
+    digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
+    rows = [row("alpha", digests["alpha"], case, actor) for case in CASES for actor in ("reference", "torch")]
+    return finished(tmp_path / "run", root, rows)
+
+
+@pytest.fixture
+def prepared_card(untitled: Source) -> Prepared:
+    return prepare_card(untitled, write_ledger(untitled, read_tree(untitled.dataset)))
+
+
+def test_the_viewer_is_told_of_what_the_dataset_holds(prepared_card: Prepared, tmp_path: Path) -> None:
+    listed = dry_run(prepared_card, tmp_path / "out", allow_changes=False)
+    assert [file["path"] for file in listed["files"]] == [README, TABLE]
+    files = tmp_path / "out" / "card" / "files"
+    told = YAML(typ="safe").load((files / README).read_text().split("---\n")[1])
+    assert [config["config_name"] for config in told["configs"]] == ["definitions", "workloads"]
+    rows = [json.loads(line) for line in (files / TABLE).read_text().splitlines()]
+    assert [(found["name"], found["verified_by"]) for found in rows] == [("alpha", ["torch"])]
+    assert "status:verified" in rows[0]["tags"]
+    columns = {
+        entry["config_name"]: [item["name"] for item in entry["features"]] for entry in told["dataset_info"]
+    }
+    assert columns["definitions"] == list(rows[0])
+
+
+def test_another_card_stays_whatever_is_allowed(prepared_card: Prepared, untitled: Source, tmp_path: Path) -> None:
+    (untitled.dataset / README).write_text("# Theirs\n")
+    with pytest.raises(TraceproofError, match="cannot be published") as raised:
+        dry_run(prepared_card, tmp_path / "out", allow_changes=True)
+    assert f"{README} exists and would change" in raised.value.problems
+
+
+def test_a_card_of_ours_follows_the_dataset(prepared_card: Prepared, untitled: Source) -> None:
+    (untitled.dataset / README).write_bytes(card(["definitions"]))
+    change = resolve(prepared_card.bundle, Folder(untitled.dataset), allow_changes=False)
+    assert change.problems == []
+    assert change.files[README] == card(["definitions", "workloads"])
+    (untitled.dataset / README).write_bytes(change.files[README])
+    assert resolve(prepared_card.bundle, Folder(untitled.dataset), allow_changes=False).same == [README]
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "problem"),
+    [
+        (README, card(["definitions", "traces"]), "which the dataset lacks"),
+        (TABLE, b'{"name": "gone", "op_type": "rmsnorm"}\n', "has a row for gone"),
+        ("viewer/other.jsonl", b"{}\n", "outside the dataset's layout"),
+    ],
+)
+def test_the_checker_refuses_a_card(
+    prepared_card: Prepared, untitled: Source, path: str, data: bytes, problem: str
+) -> None:
+    pieces = {piece.path: piece for piece in prepared_card.bundle.pieces} | {path: Piece(path, data)}
+    bundle = replace(prepared_card.bundle, pieces=tuple(pieces.values()))
+    base = Folder(untitled.dataset)
+    told = problems(bundle, resolve(bundle, base, allow_changes=False), base)
+    assert [line for line in told if problem in line], told
+
+
+def test_a_bundle_of_definitions_brings_no_card(untitled: Source) -> None:
+    made = bundles(untitled, "alpha")[0]
+    assert README not in {piece.path for piece in made.bundle.pieces}

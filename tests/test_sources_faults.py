@@ -121,6 +121,14 @@ def test_a_remote_that_stalls_is_given_up(tmp_path: Path, silent: int) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_an_interrupt_of_git_is_one_of_ours_and_no_second_attempt_follows(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    counted = "!echo x >> counted; kill -INT $PPID; sleep 5"
+    with pytest.raises(KeyboardInterrupt):
+        Git(tmp_path).network("-c", f"alias.stop={counted}", "stop")
+    assert (tmp_path / "counted").read_text() == "x\n"
+
+
 def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, upstream: Upstream) -> None:
     """A limit on the size of files stands for the disk: git meets it in the same call."""
     commit = fill(upstream)

@@ -29,14 +29,14 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A law."""
+    """A metamorphic relation."""
 
     name: str  # in words
-    # the experiment for a case; None where the law says nothing about it
+    # the experiment for a case; None where the relation says nothing about it
     design: Callable[[Subject], Experiment | None]
     exact: bool = False  # bits must agree; otherwise the two sides may differ by rounding
     once: bool = False  # a sampler draws once for each call, all from the same seed
-    # whether it is a law of this definition, where an op_type has several forms
+    # whether it holds for this definition, where an op_type has several forms
     holds: Callable[[Definition], bool] = lambda _: True
 
 

@@ -26,7 +26,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.answers import Subject
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import Prefilled, taken
-from traceproof.ops.common.recurrent_bugs import state_names
+from traceproof.ops.common.recurrent import state_names
 from traceproof.ops.families.product import roles
 from traceproof.ops.moe.form import form_of
 from traceproof.ops.moe.routing import PACKED_SHIFT, Method
@@ -305,7 +305,9 @@ def _recurrence_doubled(subject: Subject) -> Experiment:
     """Values and state doubled: everything doubles."""
     source = "v" if "v" in subject.inputs else "x"
     names = [
-        name for name in (source, state_names(subject)[0]) if isinstance(subject.inputs.get(name), torch.Tensor)
+        name
+        for name in (source, state_names(subject.inputs, subject.definition)[0])
+        if isinstance(subject.inputs.get(name), torch.Tensor)
     ]
     changes = {name: subject.tensor(name) * 2 for name in names}
     return other_inputs(subject.with_inputs(**changes), times(0.5, *subject.definition.outputs))
@@ -313,7 +315,7 @@ def _recurrence_doubled(subject: Subject) -> Experiment:
 
 def _superposed(subject: Subject) -> Experiment | None:
     """The answer to values without a state plus that to a state without values."""
-    source, (before, _) = ("v" if "v" in subject.inputs else "x"), state_names(subject)
+    source, (before, _) = ("v" if "v" in subject.inputs else "x"), state_names(subject.inputs, subject.definition)
     if not isinstance(subject.inputs[before], torch.Tensor):
         return None
     calls = tuple(
@@ -324,7 +326,7 @@ def _superposed(subject: Subject) -> Experiment | None:
 
 def _slots(subject: Subject) -> Experiment | None:
     """The pool's slots moved, the indices with them."""
-    before, after = state_names(subject)
+    before, after = state_names(subject.inputs, subject.definition)
     index = next((name for name in ("initial_state_indices", "state_batch_indices") if name in subject.inputs), "")
     if not index or len(subject.tensor(before)) < 2:
         return None
@@ -349,7 +351,7 @@ def _gdn_heads(subject: Subject) -> Experiment | None:
     heads, values = subject.tensor("q").shape[-2], subject.tensor("v").shape[-2]
     if values < 2:
         return None
-    before, after = state_names(subject)
+    before, after = state_names(subject.inputs, subject.definition)
     outer, inner = permutation(subject, heads), permutation(subject, values // heads)
     order = (outer[:, None] * (values // heads) + inner).flatten()
     axes = {"q": (-2, outer), "k": (-2, outer), "v": (-2, order), before: (1, order)}
@@ -614,6 +616,7 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = {
     "sampling": SAMPLING,
     "single_decode": SINGLE,
     "single_prefill": SINGLE,
+    "softcap": (*BATCH, Relation("sign", negated("logits"), exact=True)),
 }
 
 

@@ -138,6 +138,8 @@ class Git:
                 except BaseException:
                     process.kill()
                     raise
+            if process.returncode == -signal.SIGINT:
+                raise KeyboardInterrupt  # Ctrl-C reaches git as well; nobody means a second attempt
             if process.returncode:
                 raise self._failure(arguments, process.returncode, "".join(said))
             output.seek(0)

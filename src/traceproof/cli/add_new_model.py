@@ -13,7 +13,7 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, hierarchy
 from traceproof.extract.config_json import pairs
 from traceproof.extract.pipeline import Choices, definitions_of, model_of
-from traceproof.extract.reading import Environment
+from traceproof.extract.reading import ReaderEnvironment
 from traceproof.extract.reports import told
 from traceproof.models import catalogue
 from traceproof.models.reading import Kernel, Module, Reading
@@ -45,7 +45,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
     fetched = hf_repo_id if bundled is None or revision is not None else None
     slug, tags, given, usual = model_of(model_name, config=config, repository=fetched, revision=revision)
     parallels = pairs(tp or [], ep or [], usual)
-    environment = Environment(interpreter(READER, extract_python), sglang_path)
+    environment = ReaderEnvironment(interpreter(READER, extract_python), sglang_path)
     named: dict[str, list[str]] = {}
     readings: list[Reading] = []
     for parallel in parallels:

@@ -12,15 +12,15 @@ from traceproof.errors import TraceproofError
 from traceproof.extract.config_json import requested
 from traceproof.extract.pipeline import (
     PAGE_SIZES,
+    AskedModel,
     Choices,
-    Extraction,
-    Model,
-    Settings,
+    ExtractionResult,
+    ExtractionSettings,
     extract,
     model_of,
     publish,
 )
-from traceproof.extract.reading import Environment, Listing
+from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.extract.reports import as_json, not_described
 from traceproof.models import catalogue
 from traceproof.stacks import MAIN, READER
@@ -91,14 +91,16 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     Exit codes: 0 written or nothing new, 1 a conflict with the dataset is to be reviewed, 2 bad use or input.
     """
     if list_models:
-        _list(Environment(interpreter(READER, extract_python), sglang_path).listing(), json_file)
+        _list(ReaderEnvironment(interpreter(READER, extract_python), sglang_path).listing(), json_file)
         return
     models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [], dp_attention)
     pages, per_rank = _page_sizes(page_size or []), gemm_shapes == "rank"
     choices = Choices(page_sizes=pages, per_rank=per_rank, second_reading=not single_reading, strict=strict)
-    environment = Environment(interpreter(READER, extract_python), sglang_path)
+    environment = ReaderEnvironment(interpreter(READER, extract_python), sglang_path)
     python = interpreter(MAIN, torch_python)
-    settings = Settings(environment=environment, torch_python=python, choices=choices, flashinfer=flashinfer_path)
+    settings = ExtractionSettings(
+        environment=environment, torch_python=python, choices=choices, flashinfer=flashinfer_path
+    )
     extraction = extract(models, settings, say=say)
     publish(extraction, settings, dataset=dataset or output_dir, out=output_dir, report=report_dir)
     run.write_result(json_file, as_json(extraction))
@@ -125,14 +127,14 @@ def _models(  # noqa: PLR0913, PLR0917 - the options that name models
     tp: list[str],
     ep: list[str],
     dp: int,
-) -> list[Model]:
+) -> list[AskedModel]:
     if len(names) > 1 and (config is not None or repository is not None):
         raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")
     models = []
     wanted: list[str | None] = [*names] or [None]
     for name in wanted:
         slug, tags, given, usual = model_of(name, config=config, repository=repository, revision=revision)
-        models.append(Model(slug, tags, given, requested(given, tp, ep, usual, dp=dp)))
+        models.append(AskedModel(slug, tags, given, requested(given, tp, ep, usual, dp=dp)))
     return models
 
 
@@ -191,7 +193,7 @@ def told_listing(listing: Listing) -> str:
     )
 
 
-def _summary(extraction: Extraction, root: Path) -> bool:
+def _summary(extraction: ExtractionResult, root: Path) -> bool:
     """Tell what came of it; gives whether something conflicts."""
     counted: dict[str, int] = {}
     for outcome in extraction.outcomes:

@@ -11,7 +11,7 @@ reported, and proves nothing.
 import importlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -219,7 +219,11 @@ def _found(  # noqa: PLR0913, PLR0917 - the parts of a definition that state con
         stated = [Statement(f"axis {axis}", size) for axis, size in axes if axis in rule.axes]
         stated += _matching(rule.described, text.lower().replace("\N{MINUS SIGN}", "-"), "description")
         stated += _matching(rule.named, name, "name")
-        stated += _configured(rule, tags)
+        models = [tag.removeprefix("model:") for tag in tags if tag.startswith("model:")] if rule.config else []
+        for model, entry in ((model, one) for model in models for one in entries().values() if model in one.tags):
+            given = next((entry.config[key] for key in rule.config if entry.config.get(key) is not None), None)
+            value = rule.values.get(given) if isinstance(given, str) else given
+            stated += [] if value is None else [Statement(f"model config {model}", value)]
         called = [tag.removeprefix(FUNCTION) for tag in tags if tag.startswith(FUNCTION)]
         stated += [Statement(f"fi_api {one}", rule.functions[one]) for one in called if one in rule.functions]
         stated = [one for one in stated if _is_finite(one.value)]
@@ -241,15 +245,13 @@ def _matching(patterns: Patterns, text: str, source: str) -> list[Statement]:
     values: set[Value] = set()
     for pattern, value in patterns:
         for match in re.finditer(pattern, text):
-            values.add(_number(match[1]) if value is None else value)
+            if value is not None:
+                values.add(value)
+                continue
+            power = re.fullmatch(r"10 ?(?:\^|\*\*) ?(-\d+)", match[1])
+            number = float(f"1e{power[1]}" if power else match[1])  # infinite where float64 does not hold it
+            values.add(int(match[1]) if match[1].isdigit() and math.isfinite(number) else number)
     return [Statement(source, value) for value in values] if len(values) == 1 else []
-
-
-def _number(text: str) -> float:
-    """A number as NUMBER matches it; infinite where float64 does not hold it."""
-    power = re.fullmatch(r"10 ?(?:\^|\*\*) ?(-\d+)", text)
-    found = float(f"1e{power[1]}" if power else text)
-    return int(text) if text.isdigit() and _is_finite(found) else found
 
 
 def _is_finite(value: Value) -> bool:
@@ -260,37 +262,11 @@ def _is_finite(value: Value) -> bool:
         return False
 
 
-def _configured(rule: Rule, tags: Sequence[str]) -> Iterator[Statement]:
-    """What the configs of bundled models say that the tags name."""
-    for model in (tag.removeprefix("model:") for tag in tags if tag.startswith("model:")):
-        for entry in entries().values() if rule.config else ():
-            if model in entry.tags:
-                found = [entry.config[key] for key in rule.config if entry.config.get(key) is not None]
-                value = (
-                    rule.values.get(found[0]) if found and isinstance(found[0], str) else next(iter(found), None)
-                )
-                if value is not None:
-                    yield Statement(f"model config {model}", value)
-
-
 def implied_constraints(definition: "Definition") -> tuple[str, ...]:
     """Constraints on axes that the reference implies, for sizes that are drawn where no oracle is known."""
-    return reference_text.implied_constraints(definition.reference, definition.axes)
+    return reference_text.implied_constraints(definition.reference, frozenset(definition.axes))
 
 
 def numbers(definition: "Definition") -> tuple[tuple[int | float, int], ...]:
     """Every number in the reference with its line: a scaled-down definition leaves none of them false."""
     return reference_text.numbers(definition.reference)
-
-
-def table() -> Iterator[tuple[str, str, str, str, str]]:
-    """Each constant: op_type, label, what of the reference states it, what else, what FlashInfer says."""
-    for op_type in ruled():
-        for rule in rules_of(op_type):
-            others = [f"axis `{axis}`" for axis in rule.axes]
-            others += ["descriptions"] * bool(rule.described) + ["name"] * bool(rule.named)
-            others += [f"config `{key}`" for key in rule.config]
-            calls = [f"`{name}`: {shown(value)}" for name, value in rule.functions.items()]
-            calls += [f"`{name}`: default {shown(value)}" for name, (_, value) in rule.defaults.items()]
-            read = rule.read or f"a number assigned to {', '.join(rule.assigned).upper()}"
-            yield op_type, rule.label, read, ", ".join(others), "; ".join(calls)

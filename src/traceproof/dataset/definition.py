@@ -122,7 +122,20 @@ class Definition(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems = [*self._unknown_axes(), *self._bad_code()]
+        problems = []
+        specs = [
+            (f"{kind}.{name}", spec)
+            for kind in ("inputs", "outputs")
+            for name, spec in getattr(self, kind).items()
+        ]
+        for where, spec in specs:
+            unknown = [axis for axis in spec.shape or () if axis not in self.axes]
+            if unknown:
+                problems.append(f"{where}.shape names {unknown}, which axes does not define")
+        for name, axis in self.axes.items():
+            if isinstance(axis, VarAxis) and axis.parent is not None and axis.parent not in self.axes:
+                problems.append(f"axes.{name}.parent names {axis.parent!r}, which axes does not define")
+        problems += self._bad_code()
         shared = sorted(self.inputs.keys() & self.outputs.keys())
         if shared:
             problems.append(f"inputs and outputs share the names {shared}")
@@ -145,18 +158,6 @@ class Definition(BaseModel):
             found.append("reference is empty")
         if self.init is not None or self.init_entry is not None:
             found.append("init and init_entry are no keys of the schema")
-        return found
-
-    def _unknown_axes(self) -> list[str]:
-        found = []
-        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
-            for name, spec in specs.items():
-                unknown = [axis for axis in spec.shape or () if axis not in self.axes]
-                if unknown:
-                    found.append(f"{kind}.{name}.shape names {unknown}, which axes does not define")
-        for name, axis in self.axes.items():
-            if isinstance(axis, VarAxis) and axis.parent is not None and axis.parent not in self.axes:
-                found.append(f"axes.{name}.parent names {axis.parent!r}, which axes does not define")
         return found
 
     def _bad_code(self) -> list[str]:

@@ -247,14 +247,14 @@ MOST_IMPOSSIBLE = 3  # constraints taken from names that can not hold, after whi
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadDefinition:
     """A definition as read, and what of its file the model has no place for or had to be completed."""
 
     definition: Definition
     notes: tuple[str, ...] = ()
 
 
-def read(value: Any) -> Reading:  # noqa: ANN401 - any JSON value
+def read(value: Any) -> ReadDefinition:  # noqa: ANN401 - any JSON value
     """Read a definition in whichever dialect it is written.
 
     Raises:
@@ -265,10 +265,10 @@ def read(value: Any) -> Reading:  # noqa: ANN401 - any JSON value
     if dialect is Dialect.PUBLISHED:
         if isinstance(value, dict) and OWN_KEYS & value.keys():
             raise ValueError(f"the keys {sorted(OWN_KEYS & value.keys())} are no definition's")
-        return Reading(Definition.model_validate(value))
+        return ReadDefinition(Definition.model_validate(value))
     normaliser = Normaliser(value)
     turned = (normaliser.trace_dump if dialect is Dialect.TRACE_DUMP else normaliser.sol_execbench)()
-    return Reading(Definition.model_validate(turned | {"dialect": dialect.value}), tuple(normaliser.notes))
+    return ReadDefinition(Definition.model_validate(turned | {"dialect": dialect.value}), tuple(normaliser.notes))
 
 
 def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value

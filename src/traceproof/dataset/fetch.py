@@ -37,7 +37,7 @@ class Short(BaseModel):
         return {cls.SHORT: value} if isinstance(value, str) else value
 
 
-class Pypi(BaseModel):
+class PypiSource(BaseModel):
     """A folder inside a released sdist; pip fetches it from whatever index the user's pip is set up for."""
 
     model_config = CLOSED
@@ -47,7 +47,7 @@ class Pypi(BaseModel):
     folder: Text = "."
 
 
-class Git(BaseModel):
+class GitSource(BaseModel):
     """A folder of a git repository at one commit; any URL that git understands, with git's own credentials."""
 
     model_config = CLOSED
@@ -60,8 +60,8 @@ class Dataset(Short):
     """Where the definitions come from: exactly one of the three; null counts as not given."""
 
     SHORT = "path"
-    pypi: Pypi | None = None
-    git: Git | None = None
+    pypi: PypiSource | None = None
+    git: GitSource | None = None
     path: Path | None = None
 
     @model_validator(mode="after")
@@ -124,7 +124,7 @@ def _check(folder: Path, what: str) -> None:
         raise TraceproofError(f"{what} holds no definitions", problems=problems, todo=todo)
 
 
-def _from_pypi(source: Pypi, scratch: Path) -> Path:
+def _from_pypi(source: PypiSource, scratch: Path) -> Path:
     from traceproof.checkouts.packages import download_sdist, unpack
 
     archive = download_sdist(source.package, source.version, scratch / "download", sha256=source.sha256)
@@ -137,7 +137,7 @@ def _from_pypi(source: Pypi, scratch: Path) -> Path:
     return found
 
 
-def _from_git(source: Git, scratch: Path) -> Path:
+def _from_git(source: GitSource, scratch: Path) -> Path:
     from traceproof.checkouts import checkout, gitrun  # they import GitPython, which a stack lacks
 
     target = scratch / "checkout"

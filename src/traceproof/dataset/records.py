@@ -20,7 +20,7 @@ Number = int | float  # strict: true and "1" are no numbers; 1 and 1.0 stay what
 Limit = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 
 
-class Record(BaseModel):
+class StrictRecord(BaseModel):
     """A JSON object of the schema: closed, frozen, and written as it was read."""
 
     model_config = STRICT
@@ -30,20 +30,20 @@ class Record(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class RandomInput(Record):
+class RandomInput(StrictRecord):
     """An input whose values do not matter: drawn by whoever runs the workload."""
 
     type: Literal["random"]
 
 
-class ScalarInput(Record):
+class ScalarInput(StrictRecord):
     """A Python scalar, given in place."""
 
     type: Literal["scalar"]
     value: bool | int | Annotated[float, Field(allow_inf_nan=False)]
 
 
-class SafetensorsInput(Record):
+class SafetensorsInput(StrictRecord):
     """A tensor of a safetensors file; `path` is relative to the dataset's root (or a URI)."""
 
     type: Literal["safetensors"]
@@ -51,13 +51,13 @@ class SafetensorsInput(Record):
     tensor_key: Plain
 
 
-class CustomInput(Record):
+class CustomInput(StrictRecord):
     """An input that the definition's own code makes (SOL-ExecBench)."""
 
     type: Literal["custom"]
 
 
-class Tolerance(Record):
+class Tolerance(StrictRecord):
     """How far SOL-ExecBench lets an output be off; kept, and decides no verdict."""
 
     max_atol: Limit | None = None
@@ -71,7 +71,7 @@ class Tolerance(Record):
 InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput | CustomInput, Field(discriminator="type")]
 
 
-class Workload(Record):
+class Workload(StrictRecord):
     """Sizes of the var axes and a source for each input."""
 
     uuid: Name
@@ -97,7 +97,7 @@ Error = Annotated[Number | Literal["NaN", "Infinity"], AfterValidator(_not_negat
 NonNegative = Annotated[Number, Field(ge=0)]
 
 
-class Status(StrEnum):
+class EvaluationStatus(StrEnum):
     """How an evaluation ended."""
 
     PASSED = "PASSED"
@@ -109,7 +109,7 @@ class Status(StrEnum):
     TIMEOUT = "TIMEOUT"  # not in trace.md, but flashinfer-bench 0.1.2 writes it
 
 
-class Correctness(Record):
+class Correctness(StrictRecord):
     """Largest errors over all outputs; `extra` is free."""
 
     max_relative_error: Error = 0.0
@@ -117,7 +117,7 @@ class Correctness(Record):
     extra: dict[str, Any] | None = None
 
 
-class Performance(Record):
+class Performance(StrictRecord):
     """Mean times of the solution and of the reference, in milliseconds, and their ratio."""
 
     latency_ms: NonNegative = 0.0
@@ -125,28 +125,28 @@ class Performance(Record):
     speedup_factor: NonNegative = 0.0
 
 
-class Environment(Record):
+class EvaluationEnvironment(StrictRecord):
     """Where the evaluation ran: hardware name, library versions."""
 
     hardware: NonEmpty
     libs: dict[str, str] = Field(default_factory=dict)
 
 
-class Evaluation(Record):
+class Evaluation(StrictRecord):
     """One benchmark result; correctness and performance are there exactly where the status has them."""
 
-    status: Annotated[Status, Field(strict=False)]
+    status: Annotated[EvaluationStatus, Field(strict=False)]
     log: str = ""
     correctness: Correctness | None = None
     performance: Performance | None = None
-    environment: Environment
+    environment: EvaluationEnvironment
     timestamp: NonEmpty
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         wanted = {
-            "correctness": self.status in {Status.PASSED, Status.INCORRECT_NUMERICAL},
-            "performance": self.status is Status.PASSED,
+            "correctness": self.status in {EvaluationStatus.PASSED, EvaluationStatus.INCORRECT_NUMERICAL},
+            "performance": self.status is EvaluationStatus.PASSED,
         }
         for key, needed in wanted.items():
             if (getattr(self, key) is not None) != needed:
@@ -154,7 +154,7 @@ class Evaluation(Record):
         return self
 
 
-class Trace(Record):
+class Trace(StrictRecord):
     """A workload of a definition and, unless it is a workload line, what a solution made of it."""
 
     definition: Name
@@ -190,14 +190,14 @@ class Language(StrEnum):
     CUTILE = "cutile"
 
 
-class Binding(StrEnum):
+class LanguageBinding(StrEnum):
     """How compiled code is bound to Python."""
 
     TVM_FFI = "tvm-ffi"
     TORCH = "torch"
 
 
-class SourceFile(Record):
+class SourceFile(StrictRecord):
     """One file of the solution; `path` stays inside the folder where the solution is unpacked."""
 
     path: NonEmpty
@@ -211,7 +211,7 @@ class SourceFile(Record):
         return self
 
 
-class Build(Record):
+class Build(StrictRecord):
     """How to build and call the solution; `entry_point` is `<file>::<function>`."""
 
     language: Annotated[Language, Field(strict=False)]
@@ -219,7 +219,7 @@ class Build(Record):
     entry_point: NonEmpty
     dependencies: Annotated[tuple[NonEmpty, ...], Field(strict=False)] = ()
     destination_passing_style: bool = True
-    binding: Annotated[Binding | None, Field(strict=False)] = None
+    binding: Annotated[LanguageBinding | None, Field(strict=False)] = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -228,7 +228,7 @@ class Build(Record):
         return self
 
 
-class Solution(Record):
+class Solution(StrictRecord):
     """An implementation of the definition named `definition`."""
 
     name: Name

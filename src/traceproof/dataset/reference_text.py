@@ -5,7 +5,7 @@
 
 import ast
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from traceproof.reading import parsed
@@ -98,32 +98,19 @@ def experts_with_weights(reference: str) -> str:
 
 
 @cache
-def _divisions(reference: str) -> tuple[tuple[str, str], ...]:
-    """What is divided as whole numbers: a name, by a name or a number."""
-    pairs = []
+def implied_constraints(reference: str, axes: frozenset[str]) -> tuple[str, ...]:
+    """Constraints on axes that divisions or assertions imply; a local of an axis' name is taken for it."""
+    found, asserted = [], []
     for node in ast.walk(parsed(reference)):
         match node:
-            case ast.BinOp(left=ast.Name(id=left), op=ast.FloorDiv(), right=ast.Name() | ast.Constant() as right):
-                pairs.append((left, ast.unparse(right)))
-    return tuple(dict.fromkeys(pairs))
-
-
-@cache
-def _assertions(reference: str) -> tuple[tuple[str, frozenset[str]], ...]:
-    """What is asserted, with the names of each."""
-    tests = [node.test for node in ast.walk(parsed(reference)) if isinstance(node, ast.Assert)]
-    names = [frozenset(one.id for one in ast.walk(test) if isinstance(one, ast.Name)) for test in tests]
-    return tuple(zip(map(ast.unparse, tests), names, strict=True))
-
-
-def implied_constraints(reference: str, axes: Collection[str]) -> tuple[str, ...]:
-    """Constraints on axes that divisions or assertions imply; a local of an axis' name is taken for it."""
-    divided = [
-        f"{left} % {right} == 0 and {left} >= {right}"
-        for left, right in _divisions(reference)
-        if left in axes and (right in axes or right.isdigit())
-    ]
-    return (*divided, *(text for text, names in _assertions(reference) if names and names <= set(axes)))
+            case ast.BinOp(left=ast.Name(id=left), op=ast.FloorDiv(), right=ast.Name() | ast.Constant() as by):
+                right = ast.unparse(by)
+                if left in axes and (right in axes or right.isdigit()):
+                    found.append(f"{left} % {right} == 0 and {left} >= {right}")
+            case ast.Assert(test=test):
+                names = {one.id for one in ast.walk(test) if isinstance(one, ast.Name)}
+                asserted += [ast.unparse(test)] if names and names <= set(axes) else []
+    return (*dict.fromkeys(found), *asserted)
 
 
 @cache
@@ -136,7 +123,10 @@ def pairing(reference: str) -> str | None:
     condition chooses, there is no answer.
     """
     module = parsed(reference)
-    halves = _half_names(module)
+    halved = (
+        node for node in ast.walk(module) if isinstance(node, ast.Assign) and _is_half(node.value, frozenset())
+    )
+    halves = frozenset(one.id for node in halved for one in node.targets if isinstance(one, ast.Name))
     cached = _names_from(module, "cos_sin_cache")
     signs, joins = set(), False
     for node, conditional in _walk(module, conditional=False):
@@ -225,15 +215,6 @@ def _is_half(node: ast.expr | None, halves: frozenset[str]) -> bool:
     if isinstance(node, ast.UnaryOp):
         return _is_half(node.operand, halves)
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv) and _is_number(node.right, 2)
-
-
-def _half_names(module: ast.Module) -> frozenset[str]:
-    """Names that are assigned something // 2."""
-    found = set()
-    for node in ast.walk(module):
-        if isinstance(node, ast.Assign) and _is_half(node.value, frozenset()):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return frozenset(found)
 
 
 def _names_from(module: ast.Module, source: str) -> frozenset[str]:

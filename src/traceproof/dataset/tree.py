@@ -262,7 +262,7 @@ def read_definition(path: Path, *, root: Path | None = None) -> Definition:
     return read_noted(path, root=root).definition
 
 
-def read_noted(path: Path, *, root: Path | None = None) -> dialects.Reading:
+def read_noted(path: Path, *, root: Path | None = None) -> dialects.ReadDefinition:
     """Read one definition file in whichever dialect it is, with what is to be noted about it.
 
     Raises:
@@ -388,7 +388,7 @@ def _is_of(tree: Tree, broken: Broken, name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Selected:
     """What a user's words select: of a dataset, some op_types or some definitions; neither: all of it."""
 
     root: Path | None  # the dataset that a path led to; None: words are names alone
@@ -396,7 +396,7 @@ class Wanted:
     definitions: tuple[str, ...] = ()
 
 
-def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None = None) -> Wanted:
+def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None = None) -> Selected:
     """What words select: op_types and definitions of a dataset, files of definitions, folders.
 
     `dataset` gives the folder in which names are looked up; `given`: the one that the user named, if any. Raises
@@ -424,14 +424,14 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
         for word in words
     ]
     root = next(iter(roots), None)
-    if any(one == Wanted(root=None) for one in found):
-        return Wanted(root=root)
+    if any(one == Selected(root=None) for one in found):
+        return Selected(root=root)
     op_types = tuple(dict.fromkeys(name for one in found for name in one.op_types))
     definitions = tuple(dict.fromkeys(name for one in found for name in one.definitions))
     if op_types and definitions:
         definitions = tuple(dict.fromkeys([*definitions, *_members(tree, op_types)]))
         op_types = ()
-    return Wanted(root=root, op_types=op_types, definitions=definitions)
+    return Selected(root=root, op_types=op_types, definitions=definitions)
 
 
 def root_of(path: Path) -> Path:
@@ -444,7 +444,7 @@ def root_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _of_file(tree: Tree, path: Path, name: str) -> Wanted:
+def _of_file(tree: Tree, path: Path, name: str) -> Selected:
     """The definition of this name, which stands in this file."""
     entry = tree.definitions.get(name)
     if entry is None:
@@ -453,31 +453,31 @@ def _of_file(tree: Tree, path: Path, name: str) -> Wanted:
     if tree.root / entry.path != path:
         what = f"{path} defines {name!r}, and so does {tree.root / entry.path}, which is the one that counts"
         raise TraceproofError(what, todo="Rename one of the two, or put the file into a folder of its own.")
-    return Wanted(root=None, definitions=(name,))
+    return Selected(root=None, definitions=(name,))
 
 
-def _of_folder(tree: Tree, path: Path) -> Wanted:
+def _of_folder(tree: Tree, path: Path) -> Selected:
     """What lies below a folder of a dataset; all of it: nothing is named."""
     if path in {tree.root, tree.root / DEFINITIONS}:
-        return Wanted(root=None)
+        return Selected(root=None)
     below = path.relative_to(tree.root)
     op_types = [one.definition.op_type for one in tree.definitions.values() if one.path.is_relative_to(below)]
     op_types += [group_of(one) for one in tree.broken if one.path.is_relative_to(below)]
     if not op_types:
         raise TraceproofError(f"{path} holds no definitions", todo=f"Give another folder of {tree.root}.")
-    return Wanted(root=None, op_types=tuple(dict.fromkeys(op_types)))
+    return Selected(root=None, op_types=tuple(dict.fromkeys(op_types)))
 
 
-def _of_name(tree: Tree, word: str) -> Wanted:
+def _of_name(tree: Tree, word: str) -> Selected:
     """The op_type or definition of this name."""
     groups = {one.definition.op_type for one in tree.definitions.values()} | set(map(group_of, tree.broken))
     if word in groups and word in tree.definitions:
         todo = f"Say which: --op-type {word} or --definition-name {word}."
         raise TraceproofError(f"{tree.root} has an op_type and a definition {word!r}", todo=todo)
     if word in groups:
-        return Wanted(root=None, op_types=(word,))
+        return Selected(root=None, op_types=(word,))
     if word in tree.definitions:
-        return Wanted(root=None, definitions=(word,))
+        return Selected(root=None, definitions=(word,))
     if any(_is_of(tree, broken, word) for broken in tree.broken):
         find(tree, word)
     if Path(word).exists():

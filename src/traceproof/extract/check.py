@@ -32,7 +32,7 @@ CASES = 32  # more than a definition has of that size
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What came of one definition."""
 
     cases: int  # how many cases were run and judged
@@ -49,7 +49,7 @@ class Finding:
 
 def check(
     definitions: Sequence[Definition], *, python: Path, references: Sequence[str] | None = None
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Hold each definition's reference, or the text given in its place, against the definition's oracle."""
     texts = references if references is not None else [definition.reference for definition in definitions]
     items = [
@@ -67,10 +67,12 @@ def check(
     for outcome in outcomes:
         if outcome.status is Status.OK:
             said = outcome.value
-            findings.append(Finding(said["cases"], tuple(said["problems"]), said["no_oracle"], said["too_large"]))
+            findings.append(
+                CheckResult(said["cases"], tuple(said["problems"]), said["no_oracle"], said["too_large"])
+            )
         else:
             last = (outcome.message.strip().splitlines() or [outcome.status.value])[-1]
-            findings.append(Finding(0, (f"{outcome.status.value}: {last}",)))
+            findings.append(CheckResult(0, (f"{outcome.status.value}: {last}",)))
     return findings
 
 

@@ -174,7 +174,7 @@ class Use:
 
 
 @dataclass(slots=True)
-class Wanted:
+class WantedDefinition:
     """A definition that models want."""
 
     name: str  # the draft's, with a version suffix where another kernel has that name
@@ -202,9 +202,9 @@ class Clash:
     differences: tuple[str, ...]
 
 
-def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[Wanted], list[Clash]]:
+def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition], list[Clash]]:
     """Each kernel once, in order of first use; one name with two meanings becomes two, the second `_v2`."""
-    found: dict[str, Wanted] = {}
+    found: dict[str, WantedDefinition] = {}
     clashes: dict[str, Clash] = {}
     for draft, use in asked:
         base = draft.definition([])
@@ -213,7 +213,7 @@ def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[Wanted], list[Clas
             name = draft.name if version == 1 else f"{draft.name}_v{version}"
             held = found.get(name)
             if held is None:
-                found[name] = Wanted(name, draft, [use])
+                found[name] = WantedDefinition(name, draft, [use])
                 break
             differences = meaning_differences(held.draft.definition([]), base)
             if not differences:

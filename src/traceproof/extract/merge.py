@@ -11,13 +11,13 @@ from pathlib import Path
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import json_text, read_definition
 from traceproof.errors import TraceproofError
-from traceproof.extract.check import Finding, meaning_differences, notes
+from traceproof.extract.check import CheckResult, meaning_differences, notes
 
-Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[Finding]]
+Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[CheckResult]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MergeResult:
     """What became of one extracted definition."""
 
     name: str  # as the dataset has it or will have it, with a version suffix after a conflict
@@ -33,7 +33,7 @@ class Outcome:
         return Path("definitions", self.op_type, f"{self.name}.json")
 
 
-def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) -> list[Outcome]:
+def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) -> list[MergeResult]:
     """Decide about each checked definition against the dataset, if there is one; nothing is written yet.
 
     Raises TraceproofError: a file of the same name can not be read as a definition.
@@ -68,9 +68,11 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
         ) from error
 
 
-def _decide(definition: Definition, other: Definition | None, finding: Finding | None, dataset: Path) -> Outcome:
+def _decide(
+    definition: Definition, other: Definition | None, finding: CheckResult | None, dataset: Path
+) -> MergeResult:
     if other is None:
-        return Outcome(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
+        return MergeResult(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
     differences = meaning_differences(definition, other)
     said = notes(definition, other)
     if finding is not None:
@@ -84,14 +86,14 @@ def _decide(definition: Definition, other: Definition | None, finding: Finding |
         return _conflict(definition, differences, said, dataset)
     missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in other.tags]
     if not missing:
-        return Outcome(definition.name, definition.op_type, "same", notes=tuple(said))
+        return MergeResult(definition.name, definition.op_type, "same", notes=tuple(said))
     raw = dataset / "definitions" / definition.op_type / f"{definition.name}.json"
     text = with_tags(raw.read_text(encoding="utf-8"), missing)
     said.append(f"models added: {', '.join(missing)}")
-    return Outcome(definition.name, definition.op_type, "tags", notes=tuple(said), text=text)
+    return MergeResult(definition.name, definition.op_type, "tags", notes=tuple(said), text=text)
 
 
-def _conflict(definition: Definition, differences: list[str], said: list[str], dataset: Path) -> Outcome:
+def _conflict(definition: Definition, differences: list[str], said: list[str], dataset: Path) -> MergeResult:
     """Save under the first version suffix that is free or already holds this very kernel."""
     version = 2
     while True:
@@ -104,7 +106,7 @@ def _conflict(definition: Definition, differences: list[str], said: list[str], d
             text = None
             break
         version += 1
-    return Outcome(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(said), text)
+    return MergeResult(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(said), text)
 
 
 def with_tags(text: str, tags: Sequence[str]) -> str:
@@ -121,7 +123,7 @@ def with_tags(text: str, tags: Sequence[str]) -> str:
     return json.dumps(content, indent=indent, ensure_ascii=False) + ("\n" if text.endswith("\n") else "")
 
 
-def write(outcomes: Sequence[Outcome], root: Path) -> list[Path]:
+def write(outcomes: Sequence[MergeResult], root: Path) -> list[Path]:
     """Write what is to be written below `root`: all files in a temporary folder first, then each in its place.
 
     Raises TraceproofError: it can not be written.

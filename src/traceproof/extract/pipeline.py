@@ -15,11 +15,11 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import FETCHED, scan_digest
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, kernels
-from traceproof.extract.check import Finding, check
+from traceproof.extract.check import CheckResult, check
 from traceproof.extract.config_json import pairs
-from traceproof.extract.kernels import Clash, Unmapped, Use, Wanted, collect, drafts
-from traceproof.extract.merge import Outcome, merge, recall_table, write
-from traceproof.extract.reading import Environment
+from traceproof.extract.kernels import Clash, Unmapped, Use, WantedDefinition, collect, drafts
+from traceproof.extract.merge import MergeResult, merge, recall_table, write
+from traceproof.extract.reading import ReaderEnvironment
 from traceproof.extract.reports import as_json, not_described, told, write_sharing
 from traceproof.extract.templates import (
     TemplateReading,
@@ -39,7 +39,7 @@ PAGE_SIZES = (1, 64)  # what the dataset has
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class AskedModel:
     """A model to extract: its name, its `model:` tags, its config.json, and the parallelism asked for."""
 
     name: str
@@ -59,10 +59,10 @@ class Choices(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ExtractionSettings:
     """How to extract."""
 
-    environment: Environment  # the interpreter with SGLang
+    environment: ReaderEnvironment  # the interpreter with SGLang
     torch_python: Path  # the torch stack's interpreter, for the check
     choices: Choices = Choices()  # which calls become definitions
     # a wheel or folder whose trace templates are a third reading; None: there is none
@@ -70,18 +70,18 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Extraction:
+class ExtractionResult:
     """What was found, before anything is written."""
 
-    wanted: list[Wanted]  # definitions whose references hold against their oracles
+    wanted: list[WantedDefinition]  # definitions whose references hold against their oracles
     clashes: list[Clash]
-    refused: list[tuple[Wanted, Finding]]  # definitions that are not written, each with its finding
+    refused: list[tuple[WantedDefinition, CheckResult]]  # definitions that are not written, each with its finding
     unmapped: dict[str, list[Unmapped]]  # by model, the modules that become no definition
     readings: dict[str, Reading]  # by model and parallelism
     described: dict[str, int] = field(default_factory=dict)  # by model, how many kernel calls have a definition
     check_seconds: float = 0.0
     peak_mb: int = 0
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[MergeResult] = field(default_factory=list)
     templates: Templates | None = None  # FlashInfer's; None: no FlashInfer was given
     template_readings: list[TemplateReading] = field(default_factory=list)  # what they say of each definition
 
@@ -113,7 +113,9 @@ def model_of(
     return slug.replace("-", "_"), (slug.replace("_", "-"),), given, (Parallel(1, 1),)
 
 
-def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]) -> Extraction:
+def extract(
+    models: Sequence[AskedModel], settings: ExtractionSettings, *, say: Callable[[str], None]
+) -> ExtractionResult:
     """Read the models and check every definition; nothing is written.
 
     Raises TraceproofError: a config is wrong, SGLang does not read it, or, if `strict`, the two readings disagree.
@@ -147,7 +149,7 @@ def extract(models: Sequence[Model], settings: Settings, *, say: Callable[[str],
     results = [(item, held[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]
     kept = [item for item, finding in results if finding.right]
     refused = [(item, finding) for item, finding in results if not finding.right]
-    extraction = Extraction(kept, clashes, refused, unmapped, readings, described, templates=templates)
+    extraction = ExtractionResult(kept, clashes, refused, unmapped, readings, described, templates=templates)
     extraction.check_seconds = round(time.monotonic() - started, 1)
     extraction.peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
     say(f"{len(kept)} references hold against their oracles, {extraction.check_seconds:.0f} s")
@@ -190,7 +192,13 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
 
 
 def publish(  # noqa: PLR0913 - what, how, where from, where to
-    extraction: Extraction, settings: Settings, *, dataset: Path, out: Path, report: Path, keep: bool = True
+    extraction: ExtractionResult,
+    settings: ExtractionSettings,
+    *,
+    dataset: Path,
+    out: Path,
+    report: Path,
+    keep: bool = True,
 ) -> list[Path]:
     """Merge into `out` what `dataset` does not have, and write the reports; the paths written.
 
@@ -206,7 +214,7 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
             todo="This is a fault of a skeleton or of an oracle, not of the model: please report it.",
         )
 
-    def behaviour(pairs: Sequence[tuple[Definition, str]]) -> list[Finding]:
+    def behaviour(pairs: Sequence[tuple[Definition, str]]) -> list[CheckResult]:
         if not pairs:
             return []
         ours = [definition for definition, _ in pairs]
@@ -233,13 +241,13 @@ DEFINITIONS = "definitions"
 
 def run(  # noqa: PLR0913 - what, how, where from, where to
     choices: Sequence[ModelChoice],
-    settings: Settings,
+    settings: ExtractionSettings,
     *,
     dataset: Path,
     out: Path,
     report: Path,
     say: Callable[[str], None],
-) -> Extraction:
+) -> ExtractionResult:
     """Extract the models and put what `dataset` lacks, beside its own files, into `out`; `dataset` stays as it is.
 
     `out` changes only once all of it is there: its definitions are moved in with one rename. A conflict with the
@@ -249,7 +257,7 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
     models = []
     for choice in choices:
         slug, tags, given, usual = model_of(choice.name, config=choice.config, repository=None)
-        models.append(Model(slug, tags, given, pairs(choice.tp, choice.ep, usual)))
+        models.append(AskedModel(slug, tags, given, pairs(choice.tp, choice.ep, usual)))
     extraction = extract(models, settings, say=say)
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)

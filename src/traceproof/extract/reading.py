@@ -12,7 +12,7 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.models.catalogue import Parallel
-from traceproof.models.reading import Layers, Module, Reading, Second, Seen
+from traceproof.models.reading import Layers, Module, Reading, Second, SeenModule
 from traceproof.programs import without_secrets
 from traceproof.stacks import READER, STACKS
 
@@ -26,7 +26,7 @@ READERS = 2  # readings at a time: each takes one core and up to 1 GB
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading out of the bootstrap's JSON."""
     draft, other = answer.get("draft", {}), answer.get("second", {})
-    seen = (Seen(*(item[name] for name in SEEN)) for item in other.get("modules", ()))
+    seen = (SeenModule(*(item[name] for name in SEEN)) for item in other.get("modules", ()))
     return Reading(
         versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
         architecture=answer["architecture"],
@@ -66,7 +66,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class ReaderEnvironment:
     """The interpreter that has SGLang, and a checkout to prefer over the SGLang installed in it."""
 
     python: Path
@@ -148,7 +148,7 @@ class Environment:
         return kept | {"PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
-def _refusal(error: Mapping[str, Any], environment: Environment) -> TraceproofError:
+def _refusal(error: Mapping[str, Any], environment: ReaderEnvironment) -> TraceproofError:
     match error["reason"]:
         case "no sglang":
             where = environment.sglang_path or environment.python

@@ -12,13 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from traceproof.extract.kernels import Clash, Unmapped, Wanted
+from traceproof.extract.kernels import Clash, Unmapped, WantedDefinition
 from traceproof.files import write_text
 
 if TYPE_CHECKING:
-    from traceproof.extract.pipeline import Extraction
+    from traceproof.extract.pipeline import ExtractionResult
 
 
 def told(item: Unmapped) -> str:
@@ -27,7 +27,7 @@ def told(item: Unmapped) -> str:
     return f"{item.path}: {item.why}{source}"
 
 
-def not_described(extraction: Extraction) -> list[str]:
+def not_described(extraction: ExtractionResult) -> list[str]:
     """For each model how many of its kernel calls have a definition, then each that has none."""
     lines = []
     for label, items in extraction.unmapped.items():
@@ -46,7 +46,7 @@ def summary(label: str, described: int, items: Sequence[Unmapped]) -> str:
     return f"{line}; {len(items)} not: {rest}" if items else line
 
 
-def as_json(extraction: Extraction) -> dict[str, Any]:
+def as_json(extraction: ExtractionResult) -> dict[str, Any]:
     """The extraction for machines."""
     return {
         "definitions": [
@@ -91,7 +91,7 @@ class ModelUse(BaseModel):
     count: int
 
 
-class Kernel(BaseModel):
+class SharedKernel(BaseModel):
     """A definition and its uses."""
 
     model_config = ConfigDict(frozen=True)
@@ -99,36 +99,37 @@ class Kernel(BaseModel):
     uses: tuple[ModelUse, ...]
 
 
-class Record(RootModel[dict[str, Kernel]]):
-    """All of them, by the definition's name."""
+SHARED = TypeAdapter(dict[str, SharedKernel])  # all of them, by the definition's name
 
 
 def write_sharing(
-    wanted: Sequence[Wanted], clashes: Sequence[Clash], folder: Path, *, keep: bool
-) -> dict[str, Kernel]:
+    wanted: Sequence[WantedDefinition], clashes: Sequence[Clash], folder: Path, *, keep: bool
+) -> dict[str, SharedKernel]:
     """Write the record and its table; the wanted replace the same models and ranks, or all if not `keep`."""
-    now: dict[str, Kernel] = {}
+    now: dict[str, SharedKernel] = {}
     for item in wanted:
         each = [(use.model, use.parallel.tp, use.parallel.ep, use.count) for use in item.uses]
         uses = (ModelUse(model=model, tp=tp, ep=ep, count=count) for model, tp, ep, count in dict.fromkeys(each))
-        now[item.name] = Kernel(op_type=item.draft.op_type, uses=tuple(uses))
-    before: dict[str, Kernel] = {}
+        now[item.name] = SharedKernel(op_type=item.draft.op_type, uses=tuple(uses))
+    before: dict[str, SharedKernel] = {}
     with suppress(
         OSError, ValidationError
     ):  # absent, or cut short: the models' next extraction records them again
-        before = Record.model_validate_json((folder / RECORD).read_text(encoding="utf-8")).root if keep else {}
+        before = SHARED.validate_json((folder / RECORD).read_text(encoding="utf-8")) if keep else {}
     fresh = {(use.model, use.tp, use.ep) for kernel in now.values() for use in kernel.uses}
     found = dict(now)
     for name, kernel in before.items():
         kept = tuple(use for use in kernel.uses if (use.model, use.tp, use.ep) not in fresh)
         if kept:
-            found[name] = Kernel(op_type=kernel.op_type, uses=(*kept, *(now[name].uses if name in now else ())))
-    write_text(folder / RECORD, Record(found).model_dump_json(indent=1) + "\n")
+            found[name] = SharedKernel(
+                op_type=kernel.op_type, uses=(*kept, *(now[name].uses if name in now else ()))
+            )
+    write_text(folder / RECORD, SHARED.dump_json(found, indent=1).decode() + "\n")
     write_text(folder / TABLE, table(found, clashes))
     return found
 
 
-def table(kernels: Mapping[str, Kernel], clashes: Sequence[Clash]) -> str:
+def table(kernels: Mapping[str, SharedKernel], clashes: Sequence[Clash]) -> str:
     """Which models use which kernel, as Markdown."""
     lines = [
         "# Kernels and the models that use them",

@@ -23,7 +23,7 @@ def pointer(*parts: str | int) -> str:
 
 
 @dataclass(frozen=True)
-class Subject:
+class LintedDefinition:
     """A definition that is being looked at."""
 
     path: Path
@@ -71,25 +71,25 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class LintedDataset:
     """The dataset that is being looked at, and where an unpacked FlashInfer lies, if anywhere."""
 
     tree: Tree
     flashinfer: Path | None = None
 
     @cached_property
-    def subjects(self) -> tuple[Subject, ...]:
+    def subjects(self) -> tuple[LintedDefinition, ...]:
         """All usable definitions in the published schema, in the order of their paths; the rules are of that."""
         return tuple(
-            Subject(entry.path, entry.definition)
+            LintedDefinition(entry.path, entry.definition)
             for entry in self.tree.definitions.values()
             if entry.definition.dialect is Dialect.PUBLISHED
         )
 
     @cached_property
-    def by_family(self) -> Mapping[str, tuple[Subject, ...]]:
+    def by_family(self) -> Mapping[str, tuple[LintedDefinition, ...]]:
         """The definitions of each family."""
-        found: dict[str, list[Subject]] = {}
+        found: dict[str, list[LintedDefinition]] = {}
         for subject in self.subjects:
             found.setdefault(subject.family, []).append(subject)
         return {family: tuple(subjects) for family, subjects in found.items()}
@@ -182,8 +182,8 @@ class Hit:
     line: int = 0
 
 
-Check = Callable[[Dataset], Iterator[Hit]]
-SubjectCheck = Callable[[Subject], Iterator[Hit]]
+Check = Callable[[LintedDataset], Iterator[Hit]]
+SubjectCheck = Callable[[LintedDefinition], Iterator[Hit]]
 RULES: dict[str, Check] = {}  # by code, as `lint.rules` defines them
 NEEDS_FLASHINFER = frozenset({"TP422"})  # rules that only run beside an unpacked FlashInfer
 
@@ -204,7 +204,7 @@ def definition_rule(code: str) -> Callable[[SubjectCheck], SubjectCheck]:
     """Register a rule that looks at one definition at a time."""
 
     def register(check: SubjectCheck) -> SubjectCheck:
-        def over_all(dataset: Dataset) -> Iterator[Hit]:
+        def over_all(dataset: LintedDataset) -> Iterator[Hit]:
             for subject in dataset.subjects:
                 yield from (replace(hit, path=subject.path) for hit in check(subject))
 

@@ -26,7 +26,7 @@ Functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
 @dataclass(frozen=True)
-class Change:
+class InPlaceChange:
     """An in-place change: the local name it goes through, the statement's line, and its source."""
 
     name: str
@@ -115,14 +115,14 @@ class Reference:
         return found
 
     @cached_property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[InPlaceChange, ...]:
         """All in-place changes in run."""
         found = []
         for node in self.own_nodes:
             for target in _changed(node):
                 name = root(target)
                 if name is not None:
-                    found.append(Change(name, node.lineno, ast.unparse(node)))  # type: ignore[attr-defined]
+                    found.append(InPlaceChange(name, node.lineno, ast.unparse(node)))  # type: ignore[attr-defined]
         return tuple(found)
 
     def origin(self, name: str, line: int) -> str | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 import traceproof
 from traceproof.dataset.tree import paused_collection, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.lint.model import NEEDS_FLASHINFER, RULES, Code, Dataset, Finding, Severity, Stated, codes
+from traceproof.lint.model import NEEDS_FLASHINFER, RULES, Code, Finding, LintedDataset, Severity, Stated, codes
 from traceproof.text import printable
 
 DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser takes about 3,000 levels
@@ -68,7 +68,7 @@ def split(findings: Iterable[Found], known: Counter[str]) -> tuple[list[Found], 
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LintReport:
     """What the rules found."""
 
     findings: tuple[Finding, ...]  # what no baseline knows, by path and code
@@ -111,14 +111,14 @@ def lint(
     ignore: Collection[str] = (),  # codes, or beginnings of codes, not to run
     baseline: Path | None = None,  # a file with known findings
     flashinfer: Path | None = None,  # where an unpacked FlashInfer lies; rules that need it say so without it
-) -> Report:
+) -> LintReport:
     """Run the chosen rules over the dataset at `root`.
 
     Raises TraceproofError: no dataset, no baseline or no FlashInfer where one was said to be; unknown codes.
     """
     rules = chosen(select, ignore)
     known = read_baseline(baseline) if baseline is not None else Counter[str]()
-    dataset = Dataset(read_tree(root), flashinfer)
+    dataset = LintedDataset(read_tree(root), flashinfer)
     found: list[Finding] = []
     not_run: list[str] = []
     before = sys.getrecursionlimit()
@@ -136,10 +136,10 @@ def lint(
         sys.setrecursionlimit(before)
     found.sort(key=lambda one: (one.path, one.line, one.code, one.field, one.evidence))
     new, old, gone = split(found, known) if known else (found, [], 0)
-    return Report(tuple(new), tuple(old), gone, tuple(not_run), len(dataset.tree.definitions))
+    return LintReport(tuple(new), tuple(old), gone, tuple(not_run), len(dataset.tree.definitions))
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: LintReport) -> dict[str, Any]:
     """The report as a JSON object; `fields` of a finding are those of `Finding.as_json`."""
     return {
         "definitions": report.definitions,
@@ -151,7 +151,7 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: LintReport, console: Console) -> None:
     """Print new findings by file, a table of codes and counts, and one closing line."""
     path = None
     for finding in report.findings:
@@ -187,7 +187,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def as_sarif(report: Report) -> dict[str, Any]:
+def as_sarif(report: LintReport) -> dict[str, Any]:
     """One run with all rules; findings that the baseline knows are 'unchanged', the others 'new'."""
     notifications = [{"level": "note", "message": {"text": reason}} for reason in report.not_run]
     log = Log(all_rules(), "DATASET", "the dataset's root folder")

@@ -52,7 +52,7 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenModule:
     """A module of transformers' model, or the projections of a part of its layers, with the facts of all ranks."""
 
     path: str
@@ -65,7 +65,7 @@ class Seen:
 class Second:
     """Transformers' model of the same config.json."""
 
-    modules: tuple[Seen, ...] = ()  # of it; empty where there is none
+    modules: tuple[SeenModule, ...] = ()  # of it; empty where there is none
     problem: str = ""  # why there is none, or why not all of its modules were seen at work; empty: all were
 
 
@@ -108,11 +108,8 @@ class Reading:
     def _embedding(self) -> Mapping[str, Any]:
         found = [module.facts for module in self.modules if module.kind == "embedding"]
         if not found:
-            kind = (
-                "an encoder"
-                if any("ttention" in module.class_name for module in self.modules)
-                else "no language model"
-            )
+            attends = any("ttention" in module.class_name for module in self.modules)
+            kind = "an encoder" if attends else "no language model"
             todo = "Definitions are those of language models; `--list` names the architectures."
             raise TraceproofError(f"SGLang's {self.architecture} has no token embedding: it is {kind}", todo=todo)
         return max(found, key=lambda facts: int(facts["vocab"]))  # positions have a smaller table
@@ -133,7 +130,7 @@ class Evidence:
         self.notes: list[str] = []  # calls that both have, but not as often
         self._calls = calls
 
-    def of(self, kind: str) -> list[Seen]:
+    def of(self, kind: str) -> list[SeenModule]:
         """Transformers' modules of a kind."""
         return [module for module in self.second.modules if module.kind == kind]
 
@@ -159,13 +156,13 @@ class Evidence:
         return None
 
     def _nearest(
-        self, call: Kernel, wanted: Mapping[str, object], found: list[tuple[Seen, dict[str, Any]]], kind: str
+        self, call: Kernel, wanted: Mapping[str, object], found: list[tuple[SeenModule, dict[str, Any]]], kind: str
     ) -> str:
         if not found:
             why = self.second.problem or "it has no such module, or none that ran"
             return f"SGLang has {_text(wanted)}; transformers' model says nothing of {kind}: {why}"
 
-        def alike(item: tuple[Seen, dict[str, Any]]) -> tuple[bool, int]:
+        def alike(item: tuple[SeenModule, dict[str, Any]]) -> tuple[bool, int]:
             module, facts = item
             return _last(module.path) == call.role, sum(wanted.get(key) == facts[key] for key in facts)
 
@@ -199,9 +196,12 @@ class Evidence:
         def known(one: Kernel) -> object:
             return one.kind, {name: value for name, value in one.facts if name in names}
 
+        sums = {0}  # what some of these come to: equal modules may be of several calls
+        for count in counts[:FUSED]:
+            sums |= {before + count for before in sums}
         alike = [one for one in self._calls if known(one) == known(call)]
         own = sum(one.count for one in alike)
-        if not {own, sum(one.count for one in alike if one.role == call.role), call.count} & _sums(counts):
+        if not {own, sum(one.count for one in alike if one.role == call.role), call.count} & (sums - {0}):
             self.notes.append(
                 f"{', '.join(call.paths)}: {call.kind}: counted {own} times in SGLang, "
                 f"{sum(counts)} in transformers"
@@ -210,14 +210,6 @@ class Evidence:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _sums(counts: Sequence[int]) -> set[int]:
-    """What some of these come to: equal modules may be of several calls."""
-    found = {0}
-    for count in counts[:FUSED]:
-        found |= {before + count for before in found}
-    return found - {0}
 
 
 def _holds(weights: Mapping[str, Sequence[int]], n: int, k: int) -> bool:

@@ -123,11 +123,12 @@ class Variant:
         *,
         applies: Callable[[Wide], bool] = lambda _: True,  # elsewhere it says nothing
         inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},  # those that are replaced
+        outputs: Callable[[Wide, Tensors], Tensors] = lambda _, __: {},  # likewise, of what the formula gives
         precision: str = "float32",
         **changes: Any,  # noqa: ANN401 - the formula's own parameters
     ) -> None:
-        self.name, self.applies, self.inputs, self.precision = name, applies, inputs, precision
-        self.changes = changes
+        self.name, self.applies, self.inputs, self.outputs = name, applies, inputs, outputs
+        self.precision, self.changes = precision, changes
 
 
 class Mutant(Variant):
@@ -211,6 +212,7 @@ class FormulaOp(Op):
         adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
         gates: Mapping[str, Comparison] = NOTHING,
+        wide_gate: Comparison = WIDE,  # how float32 outputs are compared that `gates` does not name
         # float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively often
         # none is lost, and right ways lose some. A function of the row's width, or their number
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
@@ -227,6 +229,7 @@ class FormulaOp(Op):
         self.forms, self.scalars, self.sizes = forms, scalars, sizes
         self.adversarial, self.data, self.gates = adversarial, frozenset(data), gates
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
+        self.wide_gate = wide_gate
         self.draws, self.requires, self.extremes = draws, requires, extremes
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
@@ -353,7 +356,7 @@ class FormulaOp(Op):
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: one rounding of the output is the whole floor, but of a float32 one."""
         return {
-            name: self.gates.get(name, WIDE if spec.dtype == "float32" else Close())
+            name: self.gates.get(name, self.wide_gate if spec.dtype == "float32" else Close())
             for name, spec in definition.outputs.items()
         }
 
@@ -378,8 +381,8 @@ class FormulaOp(Op):
             wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
             if not variant.applies(wide):
                 return None
-            wide = wide.changed(**variant.inputs(wide))
-            found = self.form(definition).formula(wide, **variant.changes)
+            found = self.form(definition).formula(wide.changed(**variant.inputs(wide)), **variant.changes)
+            found |= variant.outputs(wide, found)
             return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
 
         return Answer(variant.name, make)

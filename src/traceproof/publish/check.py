@@ -10,7 +10,7 @@ from typing import Any
 import safetensors
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.records import SafetensorsInput, Solution, Status, Trace
+from traceproof.dataset.records import EvaluationStatus, SafetensorsInput, Solution, Trace
 from traceproof.dataset.tree import LFS_POINTER, strict_json
 from traceproof.publish.bundle import TABLE, Base, Bundle, Kind, card_problems, traces_path
 from traceproof.publish.change import Change
@@ -190,7 +190,7 @@ class _Checker:
             if trace.evaluation is None or trace.solution is None:
                 yield f"{where}has no evaluation"
                 continue
-            if trace.evaluation.status is not Status.PASSED:
+            if trace.evaluation.status is not EvaluationStatus.PASSED:
                 yield f"{where}status is {trace.evaluation.status}; only PASSED traces are published"
             if trace.solution not in self.solutions:
                 yield f"{where}solution {trace.solution!r} is not in the bundle"

@@ -19,7 +19,7 @@ from traceproof.publish.bundle import Base, Bundle, Folder, assemble, card_bundl
 from traceproof.publish.change import Change, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.coverage import Row, coverage, table, tag_values
-from traceproof.publish.ledger import REFERENCE, Ledger, Record, keep
+from traceproof.publish.ledger import REFERENCE, Ledger, keep
 from traceproof.testgen.generate import GENERATED
 from traceproof.testgen.summary import Report, described
 from traceproof.text import markdown, printable, redacted
@@ -27,6 +27,8 @@ from traceproof.text import markdown, printable, redacted
 Per = Literal["definition", "op_type", "all"]
 LEDGER = "ledger.jsonl"
 TESTS = "tests.json"  # of a run: what its generated tests came to
+HEAD = """every reference below was run against an independent float64 oracle, and ground-truth kernels
+were run against it on the same inputs. The status tags follow from these verdicts; none was set by hand."""
 CARD = "A card, and a table of the verified definitions, so that the hub's viewer shows what the dataset holds."
 SHOWN = 60  # lines of a list; the dry run's file list has all
 
@@ -62,10 +64,28 @@ class Prepared:
     coverage: tuple[Row, ...]
 
     def describe(self, change: Change) -> str:
-        """The description on top of a base."""
-        source = self.source
-        output = source.tests_output or self._tests()
-        return description(self.bundle, change, self.ledger, source.provenance, rows=self.rows, output=output)
+        """The pull request's text on top of a base, Markdown; equal bytes whenever what it tells is equal."""
+        bundle, names = self.bundle, list(self.bundle.definitions)
+        if not names:
+            return f"{CARD}\n\n{bundle.marker}\n"
+        what = f"`{names[0]}`" if len(names) == 1 else f"{len(names)} definitions"
+        left = [*(f"{path}: left as it is in the dataset" for path in change.kept), *bundle.notes]
+        # Indented: no line of it is markup, or the one that a pull request is found by.
+        output = redacted((self.source.tests_output or self._tests()).strip("\n")).splitlines()
+        repeat = [f"traceproof verify --definition-name {name}" for name in names[:5]]
+        repeat += [f"# ... and {len(names) - 5} more"] if len(names) > 5 else []
+        sections: dict[str, Iterable[str]] = {
+            "Provenance": _provenance(bundle, self.ledger, self.source.provenance),
+            "Verdicts": _verdicts(bundle, self.ledger),
+            "Model coverage": _short(table(self.rows) if self.rows else []),
+            "Changes to what is there": _short([f"- {markdown(line)}" for line in change.differs]),
+            "Left out": _short([f"- {markdown(line)}" for line in left]),
+            "Output of the tests": [f"    {printable(line)}" for line in output],
+            "Repeat": ["```", *repeat, "```"],
+        }
+        told = {title: list(lines) for title, lines in sections.items()}
+        parts = ["\n".join([f"## {title}", "", *lines]) for title, lines in told.items() if lines]
+        return "\n\n".join([f"{what}: {HEAD}", *parts, bundle.marker]) + "\n"
 
     def _tests(self) -> str:
         """What the run's generated tests came to for its definitions; empty: they were not run."""
@@ -213,7 +233,10 @@ def show(
         "bundle": prepared.bundle.slug,
         "title": prepared.bundle.title,
         "base": on_top.revision,
-        "files": file_list(change),
+        "files": [
+            {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for path, data in sorted(change.files.items())
+        ],
         "unchanged": sorted(change.same),
         "kept": sorted(change.kept),
         "problems": found,
@@ -243,43 +266,6 @@ def pinned(root: Path) -> dict[str, str]:
     }
 
 
-def description(  # noqa: PLR0913 - all that it tells
-    bundle: Bundle,  # what is published
-    change: Change,  # what it comes to on top of the base
-    ledger: Ledger,  # the verdicts
-    # where things come from, by what they are called (dataset, models, sources, ...)
-    provenance: Mapping[str, str],
-    *,
-    rows: Sequence[Row],  # model coverage of its definitions
-    output: str = "",  # of the generated tests; empty: they were not run
-) -> str:
-    """Markdown; the same bytes whenever the bundle, the base and the ledger are."""
-    if not bundle.definitions:
-        return f"{CARD}\n\n{bundle.marker}\n"
-    left = [*(f"{path}: left as it is in the dataset" for path in change.kept), *bundle.notes]
-    sections: dict[str, Iterable[str]] = {
-        "Provenance": _provenance(bundle, ledger, provenance),
-        "Verdicts": _verdicts(bundle, ledger),
-        "Model coverage": _short(table(rows) if rows else []),
-        "Changes to what is there": _short([f"- {markdown(line)}" for line in change.differs]),
-        "Left out": _short([f"- {markdown(line)}" for line in left]),
-        "Output of the tests": _verbatim(output),
-        "Repeat": ["```", *_repeat(bundle), "```"],
-    }
-    told = {title: list(lines) for title, lines in sections.items()}
-    parts = ["\n".join([f"## {title}", "", *lines]) for title, lines in told.items() if lines]
-    return "\n\n".join([_head(bundle), *parts, bundle.marker]) + "\n"
-
-
-def _head(bundle: Bundle) -> str:
-    count = len(bundle.definitions)
-    what = f"`{next(iter(bundle.definitions))}`" if count == 1 else f"{count} definitions"
-    return (
-        f"{what}: every reference below was run against an independent float64 oracle, and ground-truth kernels\n"
-        "were run against it on the same inputs. The status tags follow from these verdicts; none was set by hand."
-    )
-
-
 def _provenance(bundle: Bundle, ledger: Ledger, provenance: Mapping[str, str]) -> Iterator[str]:
     models = sorted({model for item in bundle.definitions.values() for model in tag_values(item.tags, "model")})
     yield "| what | |"
@@ -303,45 +289,19 @@ def _verdicts(bundle: Bundle, ledger: Ledger) -> Iterator[str]:
     yield "| definition | actor | status | cases | outputs | gates (share of the limit used) | date |"
     yield "|---|---|---|---|---|---|---|"
     for name in bundle.definitions:
-        for record in sorted(
-            ledger.records[name].values(), key=lambda item: (item.actor != REFERENCE, item.actor)
-        ):
+        found = ledger.records[name].values()
+        for record in sorted(found, key=lambda item: (item.actor != REFERENCE, item.actor)):
             if record.status == "not run" and set(record.skipped) == {"no_adapter"}:
                 continue
-            yield f"| `{record.definition}` | {' | '.join(map(markdown, _row(record)))} |"
-
-
-def _row(record: Record) -> Sequence[str]:
-    gates = []
-    for output, gate in record.gates.items():
-        margin = "" if gate["margin"] is None else f" {gate['margin']:.2f}"
-        gates.append(f"{output}: {'+'.join(gate['kinds']) or 'exact'}{margin}")
-    status = record.status if not record.reason else f"{record.status}: {record.reason}"
-    return (record.actor, status, str(len(record.cases)), str(record.compared), ", ".join(gates), record.date)
-
-
-def _repeat(bundle: Bundle) -> Iterator[str]:
-    names = list(bundle.definitions)
-    for name in names[:5]:
-        yield f"traceproof verify --definition-name {name}"
-    if len(names) > 5:
-        yield f"# ... and {len(names) - 5} more"
-
-
-def _verbatim(text: str) -> Iterator[str]:
-    """Text as it stands, indented: no line of it is markup, or the line that a pull request is found by."""
-    for line in redacted(text.strip("\n")).splitlines():
-        yield f"    {printable(line)}"
+            gates = []
+            for output, gate in record.gates.items():
+                margin = "" if gate["margin"] is None else f" {gate['margin']:.2f}"
+                gates.append(f"{output}: {'+'.join(gate['kinds']) or 'exact'}{margin}")
+            status = record.status if not record.reason else f"{record.status}: {record.reason}"
+            cells = (record.actor, status, len(record.cases), record.compared, ", ".join(gates), record.date)
+            yield f"| `{record.definition}` | {' | '.join(markdown(str(cell)) for cell in cells)} |"
 
 
 def _short(lines: Sequence[str]) -> list[str]:
     more = len(lines) - SHOWN
     return [*lines[:SHOWN], *([f"- ... and {more} more"] if more > 0 else [])]
-
-
-def file_list(change: Change) -> list[dict[str, object]]:
-    """Every file that would be sent: path, size and sha256."""
-    return [
-        {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for path, data in sorted(change.files.items())
-    ]

@@ -48,11 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
     jobs = json.loads(options.jobs.read_text(encoding="utf-8"))
     start.install()
     try:
-        version, adapter = _adapter()
-    except Refused as refused:
+        version: str = importlib.import_module("sglang.version").__version__
+        known = SUPPORTED.get(base_version(version))
+        refusal: dict[str, Any] = {"reason": "unsupported version", "value": version, "allowed": list(SUPPORTED)}
+    except ImportError as error:
+        known, refusal = None, {"reason": "no sglang", "message": str(error)}
+    if known is None:
         for number in range(len(jobs)):
-            _answer(options.out, number, {"error": refused.answer})
+            _answer(options.out, number, {"error": refusal})
         return 0
+    adapter = importlib.import_module(f"traceproof.extract.bootstrap.{known}")
     adapter.prepare()  # once, here
     torch.set_num_threads(1)
 
@@ -107,11 +112,22 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
             raise Refused("not accepted", message=f"{type(error).__name__}: {error}", where=where) from error
         architecture = type(model).__name__
         del model
-        draft = _draft(adapter, Path(folder), config, world)
+        draft: dict[str, Any] = {"modules": []}  # of the layers that the model is speculated with
+        if any(config.get(name) for name in DRAFTS):
+            try:
+                draft = {"modules": describe(_built(adapter, Path(folder), world, draft=True))}
+            except Exception as error:  # noqa: BLE001 - the model itself is read; this is told beside it
+                draft["problem"] = f"{type(error).__name__}: {error}"[:200]
     for module in modules if packed else ():
         if module["kind"] in PACKED:
             module["facts"]["scheme"] = packed.partition(":")[0]
     torch.set_default_dtype(torch.float32)  # SGLang changes it
+    try:
+        theirs = second.read(config)
+    except second.Absent as absent:
+        theirs = {"absent": str(absent)}
+    except Exception as error:  # noqa: BLE001 - without a second reading nothing is written, and this is told
+        theirs = {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
     versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     return {
         "format": FORMAT,
@@ -124,7 +140,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         "unpacked": packed,
         "modules": modules,
         "draft": draft,
-        "second": _second(config),
+        "second": theirs,
         "seconds": round(time.monotonic() - started, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
@@ -148,26 +164,6 @@ def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapp
         return model, f"{config['quantization_config'].get('quant_method')}: {type(error).__name__}: {error}"[:300]
 
 
-def _second(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Transformers' reading, or why there is none."""
-    try:
-        return second.read(config)
-    except second.Absent as absent:
-        return {"absent": str(absent)}
-    except Exception as error:  # noqa: BLE001 - without a second reading nothing is written, and this is told
-        return {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
-
-
-def _draft(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> dict[str, Any]:  # noqa: ANN401
-    """Modules of the layers that the model is speculated with, if it has some, or why they are not read."""
-    if not any(config.get(name) for name in DRAFTS):
-        return {"modules": []}
-    try:
-        return {"modules": describe(_built(adapter, folder, world, draft=True))}
-    except Exception as error:  # noqa: BLE001 - the model itself is read; this is told beside it
-        return {"modules": [], "problem": f"{type(error).__name__}: {error}"[:200]}
-
-
 def _built(adapter: Any, folder: Path, world: Mapping[str, int], *, draft: bool = False) -> Any:  # noqa: ANN401
     """SGLang's model. Some refuse one attention kernel, some another; shapes are the same."""
     first, *others = adapter.BACKENDS
@@ -177,17 +173,6 @@ def _built(adapter: Any, folder: Path, world: Mapping[str, int], *, draft: bool 
         if "attention backend" not in str(error):
             raise
     return adapter.build_model(folder, **world, backend=others[0], draft=draft)
-
-
-def _adapter() -> tuple[str, Any]:
-    try:
-        version: str = importlib.import_module("sglang.version").__version__
-    except ImportError as error:
-        raise Refused("no sglang", message=str(error)) from error
-    if base_version(version) not in SUPPORTED:
-        raise Refused("unsupported version", value=version, allowed=list(SUPPORTED))
-    module = SUPPORTED[base_version(version)]
-    return version, importlib.import_module(f"traceproof.extract.bootstrap.{module}")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,12 @@ def rotary(function: Callable[..., Any], given: Sequence[Any], options: Mapping[
 
         moves = (run(first.clone()) - first.reshape(-1, width)[-1]).abs().gt(1e-6)
         turned, start = int(moves.sum()), int(moves.int().argmax())
-        pair = [channel - start for channel in _sources(run, first, start) if channel != start]
+        pair = []  # the other channels of a query that the first one turned depends on, from it
+        for other in range(width):
+            moved = first.clone()
+            moved[..., other] += 1.0
+            if other != start and (run(moved) - run(first.clone()))[start].abs() > 1e-6:
+                pair.append(other - start)
     except (*Tried, StopIteration):
         return None
     style = "gptj" if pair == [1] and turned > 2 else "neox" if pair == [turned // 2] else None
@@ -74,17 +79,6 @@ def _real(value: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a te
     if not value.is_floating_point():
         return torch.zeros(value.shape, dtype=value.dtype)
     return torch.rand(value.shape, generator=generator) + 0.1
-
-
-def _sources(run: Callable[[torch.Tensor], torch.Tensor], query: torch.Tensor, channel: int) -> list[int]:
-    """The channels of a query that one channel of what it becomes depends on."""
-    found = []
-    for other in range(query.shape[-1]):
-        moved = query.clone()
-        moved[..., other] += 1.0
-        if (run(moved) - run(query.clone()))[channel].abs() > 1e-6:
-            found.append(other)
-    return found
 
 
 def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
@@ -107,7 +101,12 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
         if isinstance(weight, torch.Tensor) and weight.shape == (count, hidden):
             seen = _scoring(tokens[0] @ weight.float().T, chosen, weights.float())
             scoring = seen if seen["scoring"] else scoring
-    return {"top_k": chosen.shape[1], **scoring, **_groups(trial)}
+    groups: Facts = {"groups": 1, "kept_groups": 1}  # which experts are chosen from, by the router's own fields
+    for module in trial.modules():
+        for fact, names in GROUPS.items():
+            values = [getattr(module, name, None) for name in names]
+            groups[fact] = next((value for value in values if isinstance(value, int)), groups[fact])
+    return {"top_k": chosen.shape[1], **scoring, **groups}
 
 
 def _choice(given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -173,16 +172,6 @@ def _scoring(logits: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) 
             if float((ratio / ratio.mean() - 1).abs().max()) < LOOSE:
                 return {"scoring": scoring, "renormalise": renormalise}
     return {"scoring": None, "renormalise": None}
-
-
-def _groups(block: nn.Module) -> Facts:
-    """Groups that experts are chosen from, as the router's own fields name them."""
-    found: Facts = {"groups": 1, "kept_groups": 1}
-    for module in block.modules():
-        for fact, names in GROUPS.items():
-            values = [getattr(module, name, None) for name in names]
-            found[fact] = next((value for value in values if isinstance(value, int)), found[fact])
-    return found
 
 
 def leaf(module: nn.Module, width: int | None) -> Iterator[tuple[str, Facts]]:

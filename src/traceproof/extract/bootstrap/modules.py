@@ -59,7 +59,12 @@ def _staged(value: Any, module: object, depth: int) -> Iterator[str]:  # noqa: A
         return
     plan = getattr(value, "plan", None)
     if plan is not None and getattr(plan, "norm", None) is module:
-        yield from _planned(plan)
+        for edges in plan.edges.values():
+            edge = edges.incoming
+            update = edge.produced.update
+            plain = edge.arriving_plain_add if update is None else update.is_plain_add
+            pending = plain and not plan.enters_stack and not edge.arrives_written
+            yield ADDING if pending and edge.need.read.is_plain_norm else ALONE
         return
     for name in _fields(value):
         inner = getattr(value, name, None)
@@ -67,16 +72,6 @@ def _staged(value: Any, module: object, depth: int) -> Iterator[str]:  # noqa: A
             yield ALONE  # of an output, before it is added
         else:
             yield from _staged(inner, module, depth - 1)
-
-
-def _planned(plan: Any) -> Iterator[str]:  # noqa: ANN401 - SGLang's object
-    """How a stage's plan calls its norm, for each edge into it."""
-    for edges in plan.edges.values():
-        edge = edges.incoming
-        update = edge.produced.update
-        plain = edge.arriving_plain_add if update is None else update.is_plain_add
-        pending = plain and not plan.enters_stack and not edge.arrives_written
-        yield ADDING if pending and edge.need.read.is_plain_norm else ALONE
 
 
 def _fields(value: object) -> list[str]:
@@ -146,7 +141,9 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
         parent = path.rpartition(".")[0]
         holder = modules[parent] if path else None
         kind, facts = classify(module, holder)
-        called = uses(_holders(modules, path)) if kind == "norm" else []
+        parts = path.split(".") if path else []
+        holders = [(modules[".".join(parts[:at])], parts[at]) for at in reversed(range(len(parts)))]
+        called = uses(holders) if kind == "norm" else []
         entry = {
             "path": LAYER_INDEX.sub("*", path),
             "parent": LAYER_INDEX.sub("*", parent) if path else None,
@@ -159,14 +156,6 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
         key = repr(entry)
         found.setdefault(key, entry | {"count": 0, "source": source(holder, path)})["count"] += 1
     return list(found.values())
-
-
-def _holders(modules: Mapping[str, nn.Module], path: str) -> list[tuple[nn.Module, str]]:
-    found = []
-    while path:
-        path, _, name = path.rpartition(".")
-        found.append((modules[path], name))
-    return found
 
 
 def source(holder: nn.Module | None, path: str) -> str:
@@ -202,16 +191,16 @@ def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
     return ("weights", own) if own else ("block", {})
 
 
-def _embedding(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    vocab = getattr(module, "org_vocab_size", None) or module.num_embeddings
-    return {"vocab": vocab, "hidden": module.embedding_dim}
-
-
 @cache
 def readers() -> Mapping[str, tuple[str, Callable[[Any, Any], Facts]]]:
     """SGLang's class -> the kind of module that it is, and what reads its facts, of all op_types."""
-    found = {"ParallelLMHead": ("lm_head", _embedding)}
-    found |= dict.fromkeys(("VocabParallelEmbedding", "Embedding"), ("embedding", _embedding))
+
+    def embedding(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+        vocab = getattr(module, "org_vocab_size", None) or module.num_embeddings
+        return {"vocab": vocab, "hidden": module.embedding_dim}
+
+    found = {"ParallelLMHead": ("lm_head", embedding)}
+    found |= dict.fromkeys(("VocabParallelEmbedding", "Embedding"), ("embedding", embedding))
     for extraction in extractions():
         found |= extraction.readers
     return found

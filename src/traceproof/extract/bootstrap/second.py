@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -58,21 +57,20 @@ class Watch:
     def __enter__(self) -> None:
         import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.register(NAME, self._attention)
         for name in {type(module).__module__ for module in self._model.modules()}:
-            if name.startswith("transformers.models."):
-                self._replace_functions(import_module(name))
+            source = import_module(name) if name.startswith("transformers.models.") else None
+            for function, value in list(vars(source).items()) if source is not None else ():
+                if callable(value) and ROTARY.fullmatch(function):
+                    self._replace(source, function, partial(self._rotary, value))
+                elif callable(value) and MASKS.fullmatch(
+                    function
+                ):  # attention is not given what they decide by values
+                    self._replace(source, function, lambda *_, **__: self._mask)
         for module in self._model.modules():
             if is_experts(module):
                 self._replace(module, "forward", lambda hidden, *_, **__: hidden)
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
-
-    def _replace_functions(self, source: ModuleType) -> None:
-        for name, value in list(vars(source).items()):
-            if callable(value) and ROTARY.fullmatch(name):
-                self._replace(source, name, partial(self._rotary, value))
-            elif callable(value) and MASKS.fullmatch(name):  # attention is not given what they decide by values
-                self._replace(source, name, lambda *_, **__: self._mask)
 
     def _replace(self, holder: Theirs, name: str, value: Theirs) -> None:
         before = vars(holder).get(name)
@@ -169,9 +167,14 @@ def _forward(original: Callable[..., Theirs], *given: Theirs, **options: Theirs)
 
 def run(model: nn.Module, notes: Notes) -> None:
     """Run the model once on tokens without values, and note what its modules and functions are given."""
+
+    def width(module: nn.Module, given: tuple[Any, ...]) -> None:
+        if given and isinstance(given[0], torch.Tensor) and given[0].dim():
+            notes.widths[id(module)] = given[0].shape[-1]
+
     for module in model.modules():
         if not list(module.children()):
-            module.register_forward_pre_hook(lambda one, given: _note_width(notes, one, given))
+            module.register_forward_pre_hook(width)
     tokens = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
     try:
         with Watch(model, notes, None), Functions(model, notes), torch.no_grad():
@@ -180,11 +183,6 @@ def run(model: nn.Module, notes: Notes) -> None:
         mask = torch.zeros(1, 1, TOKENS, TOKENS, device="meta")
         with Watch(model, notes, mask), Functions(model, notes), torch.no_grad():
             model(input_ids=tokens, use_cache=False)
-
-
-def _note_width(notes: Notes, module: nn.Module, given: tuple[Any, ...]) -> None:
-    if given and isinstance(given[0], torch.Tensor) and given[0].dim():
-        notes.widths[id(module)] = given[0].shape[-1]
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -315,7 +313,11 @@ def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, 
     elif is_experts(module):
         yield "experts", _experts(module, hidden) | notes.routing.get(id(module), {})
     elif hasattr(module, "A_log"):
-        yield "state", _state(module)
+        names = ({name: name for name in STATES} | MAMBA).items()
+        yield (
+            "state",
+            {name: getattr(module, at) for name, at in names if isinstance(getattr(module, at, None), int)},
+        )
     elif isinstance(module, CONVOLUTIONS):
         yield "conv", {"channels": shape[0], "width": shape[-1]}
     elif not list(module.children()):
@@ -351,8 +353,3 @@ def _projections(model: nn.Module) -> Iterator[tuple[str, str, Facts]]:
         parts.setdefault(".".join(words[:depth]), {})[name] = shape[::-1] if transposed else shape
     for path, facts in parts.items():
         yield path, "projections", facts
-
-
-def _state(module: nn.Module) -> Facts:
-    names = {name: name for name in STATES} | MAMBA
-    return {name: getattr(module, at) for name, at in names.items() if isinstance(getattr(module, at, None), int)}

@@ -91,7 +91,15 @@ def forked(job: Callable[[int], None], count: int, *, workers: int, seconds: flo
     while waiting or running:
         while waiting and len(running) < workers:
             number = waiting.pop(0)
-            running[_fork(job, number)] = (number, time.monotonic() + seconds)
+            process = os.fork()
+            if not process:
+                try:
+                    job(number)
+                except BaseException:  # noqa: BLE001 - the fork ends here, and its lack of an answer tells
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            running[process] = (number, time.monotonic() + seconds)
         time.sleep(PAUSE)
         for process, (number, until) in list(running.items()):
             ended, status = os.waitpid(process, os.WNOHANG)
@@ -103,15 +111,3 @@ def forked(job: Callable[[int], None], count: int, *, workers: int, seconds: flo
                 del running[process]
                 late = f"did not finish in {seconds:.0f} s" if time.monotonic() > until else ""
                 yield number, late or f"exit status {os.waitstatus_to_exitcode(status)}"
-
-
-def _fork(job: Callable[[int], None], number: int) -> int:
-    process = os.fork()
-    if process:
-        return process
-    try:
-        job(number)
-    except BaseException:  # noqa: BLE001 - the fork ends here, and its lack of an answer tells
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)

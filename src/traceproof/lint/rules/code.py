@@ -8,14 +8,14 @@ from typing import TypeGuard
 
 from traceproof.dataset.constraints import evaluate
 from traceproof.digests import digest_bytes
-from traceproof.lint.model import Dataset, Hit, Subject, definition_rule, pointer, rule
+from traceproof.lint.model import Hit, LintedDataset, LintedDefinition, definition_rule, pointer, rule
 from traceproof.reading import parse_quietly
 
 REFERENCE = pointer("reference")
 
 
 @definition_rule("TP301")
-def parameters(subject: Subject) -> Iterator[Hit]:
+def parameters(subject: LintedDefinition) -> Iterator[Hit]:
     """Parameters in another order than the inputs, too many or too few."""
     reference = subject.reference
     inputs = tuple(subject.definition.inputs)
@@ -26,7 +26,7 @@ def parameters(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP302")
-def unread_input(subject: Subject) -> Iterator[Hit]:
+def unread_input(subject: LintedDefinition) -> Iterator[Hit]:
     """An input whose value can not change the outputs: only its shape or dtype is looked at, or nothing."""
     reference = subject.reference
     for name in subject.definition.inputs:
@@ -36,7 +36,7 @@ def unread_input(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP303")
-def unreturned_state(subject: Subject) -> Iterator[Hit]:
+def unreturned_state(subject: LintedDefinition) -> Iterator[Hit]:
     """An input tensor that run writes to, and that no return hands back."""
     reference = subject.reference
     returned = {
@@ -62,7 +62,7 @@ def _values(statement: ast.Return) -> list[ast.expr]:
 
 
 @definition_rule("TP304")
-def copied_output(subject: Subject) -> Iterator[Hit]:
+def copied_output(subject: LintedDefinition) -> Iterator[Hit]:
     """An output whose values are those of an input in every case."""
     reference = subject.reference
     outputs = tuple(subject.definition.outputs)
@@ -79,7 +79,7 @@ def copied_output(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP305")
-def returned(subject: Subject) -> Iterator[Hit]:
+def returned(subject: LintedDefinition) -> Iterator[Hit]:
     """A return with another number of values than outputs, or with the outputs' names in another order."""
     outputs = tuple(subject.definition.outputs)
     statements = subject.reference.returns
@@ -96,7 +96,7 @@ def returned(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP306")
-def contradicted_axes(subject: Subject) -> Iterator[Hit]:
+def contradicted_axes(subject: LintedDefinition) -> Iterator[Hit]:
     """An unpacked shape of another rank, or an assert that a const axis denies or a var axis may not obey."""
     definition = subject.definition
     for name, count, source in subject.reference.unpacks:
@@ -117,7 +117,7 @@ def contradicted_axes(subject: Subject) -> Iterator[Hit]:
                     yield Hit(REFERENCE, f"asserts {ast.unparse(condition)}, but {axis} = {value}")
 
 
-def _axis(subject: Subject, local: str) -> str | None:
+def _axis(subject: LintedDefinition, local: str) -> str | None:
     """The axis that a local name of run stands for, if it was read off an input's shape."""
     name, index = subject.reference.shape_names.get(local, ("", 0))
     shape = subject.definition.inputs[name].shape if name in subject.definition.inputs else None
@@ -128,7 +128,7 @@ NAMED = 8  # definitions of a cluster named in its finding; the count says the r
 ORDINARY = frozenset({0.0, 0.5, 1.0, 2.0})  # parts of a formula, not a choice
 
 
-def hidden_constants(subject: Subject) -> dict[str, float]:
+def hidden_constants(subject: LintedDefinition) -> dict[str, float]:
     """Numbers that the reference chooses and neither the name nor an axis tells: source -> value."""
     told = set(subject.definition.const_axes.values())
     told |= {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
@@ -155,7 +155,7 @@ def _chosen(value: object, name: str, told: set[int]) -> TypeGuard[float]:
 
 
 @rule("TP311")
-def hidden_constant(dataset: Dataset) -> Iterator[Hit]:
+def hidden_constant(dataset: LintedDataset) -> Iterator[Hit]:
     """A number such as an eps that inputs, axes and the name do not tell."""
     for subjects in dataset.by_family.values():
         all_constants = {subject.definition.name: hidden_constants(subject) for subject in subjects}
@@ -171,7 +171,7 @@ def hidden_constant(dataset: Dataset) -> Iterator[Hit]:
 
 
 @definition_rule("TP312")
-def nan_rows(subject: Subject) -> Iterator[Hit]:
+def nan_rows(subject: LintedDefinition) -> Iterator[Hit]:
     """A causal mask of -inf before a softmax, with nothing that keeps whole rows from being masked."""
     definition = subject.definition
     if not {"qo_indptr", "kv_indptr"} <= definition.inputs.keys():
@@ -209,9 +209,9 @@ def skeleton(text: str) -> str:
 
 
 @rule("TP313")
-def clusters(dataset: Dataset) -> Iterator[Hit]:
+def clusters(dataset: LintedDataset) -> Iterator[Hit]:
     """Definitions whose references are the same computation with other constants."""
-    found: dict[str, list[Subject]] = {}
+    found: dict[str, list[LintedDefinition]] = {}
     for subject in dataset.subjects:
         found.setdefault(skeleton(subject.definition.reference), []).append(subject)
     for subjects in found.values():
@@ -222,7 +222,7 @@ def clusters(dataset: Dataset) -> Iterator[Hit]:
 
 
 @definition_rule("TP314")
-def unreturned_sum(subject: Subject) -> Iterator[Hit]:
+def unreturned_sum(subject: LintedDefinition) -> Iterator[Hit]:
     """A fused add whose sum, which every caller needs next, is no output."""
     definition = subject.definition
     residual = definition.inputs.get("residual")

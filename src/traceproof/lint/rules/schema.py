@@ -9,7 +9,7 @@ from typing import Any
 from traceproof.dataset import constraints
 from traceproof.dataset.definition import Dialect, DType
 from traceproof.dataset.tree import file_text, strict_json
-from traceproof.lint.model import Dataset, Hit, Subject, definition_rule, pointer, rule
+from traceproof.lint.model import Hit, LintedDataset, LintedDefinition, definition_rule, pointer, rule
 from traceproof.lint.reference import root
 from traceproof.text import names
 
@@ -18,7 +18,7 @@ TAKEN = re.compile(r"the name .* is already taken by ")
 
 
 @rule("TP101")
-def schema(dataset: Dataset) -> Iterator[Hit]:
+def schema(dataset: LintedDataset) -> Iterator[Hit]:
     """A definition file that can not be read as one."""
     for broken in dataset.tree.broken:
         rest = SHARED.sub("", broken.what).removeprefix("Value error, ").strip("; ")
@@ -27,7 +27,7 @@ def schema(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP106")
-def dialect(dataset: Dataset) -> Iterator[Hit]:
+def dialect(dataset: LintedDataset) -> Iterator[Hit]:
     """A definition that FlashInfer dumped or that is SOL-ExecBench's, and what was made of it."""
     for entry in dataset.tree.definitions.values():
         if entry.definition.dialect is not Dialect.PUBLISHED:
@@ -37,7 +37,7 @@ def dialect(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP102")
-def duplicate_name(dataset: Dataset) -> Iterator[Hit]:
+def duplicate_name(dataset: LintedDataset) -> Iterator[Hit]:
     """Two definition files that hold the same name."""
     for broken in dataset.tree.broken:
         if TAKEN.match(broken.what):
@@ -45,7 +45,7 @@ def duplicate_name(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP103")
-def misplaced(dataset: Dataset) -> Iterator[Hit]:
+def misplaced(dataset: LintedDataset) -> Iterator[Hit]:
     """A definition that is not at definitions/<op_type>/<name>.json."""
     for note in dataset.tree.notes:
         yield Hit(pointer("name"), note.message, note.path)
@@ -60,7 +60,7 @@ def misplaced(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP104")
-def shared_name(dataset: Dataset) -> Iterator[Hit]:
+def shared_name(dataset: LintedDataset) -> Iterator[Hit]:
     """A name that is both an input and an output."""
     for broken in dataset.tree.broken:
         try:
@@ -74,7 +74,7 @@ def shared_name(dataset: Dataset) -> Iterator[Hit]:
 
 
 @definition_rule("TP105")
-def number_in_name(subject: Subject) -> Iterator[Hit]:
+def number_in_name(subject: LintedDefinition) -> Iterator[Hit]:
     """A number in the name that is no const axis and no constant of the reference."""
     constants = (node.value for node in subject.reference.nodes if isinstance(node, ast.Constant))
     held = {value for value in constants if isinstance(value, int)} | set(subject.definition.const_axes.values())
@@ -91,7 +91,7 @@ PER_SEQUENCE = frozenset({"kv_last_page_len", "last_page_len", "seq_lens", "kv_l
 
 
 @definition_rule("TP201")
-def unresolved_names(subject: Subject) -> Iterator[Hit]:
+def unresolved_names(subject: LintedDefinition) -> Iterator[Hit]:
     """A name in a constraint that is no axis, no input and no output."""
     definition = subject.definition
     known = {*definition.axes, *definition.inputs, *definition.outputs} | constraints.BUILTINS
@@ -101,7 +101,7 @@ def unresolved_names(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP202")
-def idle_constraint(subject: Subject) -> Iterator[Hit]:
+def idle_constraint(subject: LintedDefinition) -> Iterator[Hit]:
     """A constraint that the declared shapes or the const axes make true in any case."""
     const = subject.definition.const_axes
     for where, text, node in subject.constraints:
@@ -117,7 +117,7 @@ def idle_constraint(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP203")
-def false_constraint(subject: Subject) -> Iterator[Hit]:
+def false_constraint(subject: LintedDefinition) -> Iterator[Hit]:
     """A constraint that the const axes make false."""
     const = subject.definition.const_axes
     for where, text, node in subject.constraints:
@@ -127,7 +127,7 @@ def false_constraint(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP204")
-def unused_axis(subject: Subject) -> Iterator[Hit]:
+def unused_axis(subject: LintedDefinition) -> Iterator[Hit]:
     """An axis that no shape, no constraint and no other axis names."""
     definition = subject.definition
     used = {axis for spec in subject.tensors.values() for axis in spec.shape or ()}
@@ -141,7 +141,7 @@ def unused_axis(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP205")
-def unbound_axis(subject: Subject) -> Iterator[Hit]:
+def unbound_axis(subject: LintedDefinition) -> Iterator[Hit]:
     """A var axis in a shape, but not in the shape of an input that must be given."""
     definition = subject.definition
     carriers: dict[str, list[str]] = {name: [] for name in definition.var_axes}
@@ -154,7 +154,7 @@ def unbound_axis(subject: Subject) -> Iterator[Hit]:
             yield Hit(pointer("axes", axis), f"only {', '.join(holders)} have it, optional inputs and outputs")
 
 
-def _index_pointers(subject: Subject) -> dict[str, str]:
+def _index_pointers(subject: LintedDefinition) -> dict[str, str]:
     """Index pointers (n + 1 offsets for n sequences) and their axis."""
     found = {}
     for name, spec in subject.definition.inputs.items():
@@ -164,7 +164,7 @@ def _index_pointers(subject: Subject) -> dict[str, str]:
 
 
 @definition_rule("TP206")
-def per_sequence_length(subject: Subject) -> Iterator[Hit]:
+def per_sequence_length(subject: LintedDefinition) -> Iterator[Hit]:
     """A tensor with one entry per sequence on an index pointer's axis, or the other way round."""
     pointers = _index_pointers(subject)
     longer = {axis: name for name, axis in pointers.items() if axis != "batch_size"}
@@ -180,7 +180,7 @@ def per_sequence_length(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP207")
-def untied_sequences(subject: Subject) -> Iterator[Hit]:
+def untied_sequences(subject: LintedDefinition) -> Iterator[Hit]:
     """A per-sequence axis and an index pointer's axis that no constraint connects."""
     definition = subject.definition
     together = [constraints.names(constraint) for constraint in definition.constraints or ()]
@@ -207,7 +207,7 @@ INDICES = names(
 )
 
 
-def _formats(subject: Subject) -> frozenset[str]:
+def _formats(subject: LintedDefinition) -> frozenset[str]:
     """Low-precision formats that the definition claims: by its name's words, its tags, or its FlashInfer call."""
     claims = [*subject.words, *subject.tags("quantization"), *subject.tags("quant")]
     claims += [word for api in subject.tags("fi_api") for word in api.replace(".", "_").split("_")]
@@ -220,7 +220,7 @@ def _formats(subject: Subject) -> frozenset[str]:
 
 
 @definition_rule("TP221")
-def impossible_dtype(subject: Subject) -> Iterator[Hit]:
+def impossible_dtype(subject: LintedDefinition) -> Iterator[Hit]:
     """FP4 weights in a wide type, an FP8 kind without an FP8 tensor, an index that is no integer."""
     inputs = subject.definition.inputs
     formats = _formats(subject)
@@ -239,7 +239,7 @@ def impossible_dtype(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP222")
-def missing_scale(subject: Subject) -> Iterator[Hit]:
+def missing_scale(subject: LintedDefinition) -> Iterator[Hit]:
     """An FP8 or FP4 input for which no input carries a scale."""
     inputs = subject.definition.inputs
     scales = [
@@ -255,7 +255,7 @@ def missing_scale(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP223")
-def reinterpreted(subject: Subject) -> Iterator[Hit]:
+def reinterpreted(subject: LintedDefinition) -> Iterator[Hit]:
     """An input whose bytes the reference views as another dtype."""
     inputs = subject.definition.inputs
     reported = set()

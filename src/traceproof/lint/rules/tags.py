@@ -8,7 +8,7 @@ from itertools import islice, product
 from traceproof.dataset.definition import DType
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
-from traceproof.lint.model import Dataset, Hit, Subject, definition_rule, pointer, rule
+from traceproof.lint.model import Hit, LintedDataset, LintedDefinition, definition_rule, pointer, rule
 from traceproof.models import catalogue
 from traceproof.ops.registry import ground_truth, record
 from traceproof.stacks import TAGGED
@@ -29,7 +29,7 @@ PARALLEL = re.compile(r"(?i)tensor[- ]parallel(?:ism)?(?: size)?\s*(?:=|of)?\s*(
 
 
 @definition_rule("TP401")
-def unknown_tag(subject: Subject) -> Iterator[Hit]:
+def unknown_tag(subject: LintedDefinition) -> Iterator[Hit]:
     """A namespace, flag or value outside definition.md and the published custom."""
     values = {"stage": STAGES, "status": STATUSES, "quantization": QUANTIZATIONS}
     for (where, namespace, colon, value), tag in zip(subject.tag_parts, subject.definition.tags, strict=True):
@@ -47,7 +47,7 @@ def unknown_tag(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP402")
-def malformed_tag(subject: Subject) -> Iterator[Hit]:
+def malformed_tag(subject: LintedDefinition) -> Iterator[Hit]:
     """An empty value, a repeated tag, a tp or ep that is no positive number."""
     tags = subject.definition.tags
     for index, (where, namespace, colon, value) in enumerate(subject.tag_parts):
@@ -61,7 +61,7 @@ def malformed_tag(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP403")
-def missing_tag(subject: Subject) -> Iterator[Hit]:
+def missing_tag(subject: LintedDefinition) -> Iterator[Hit]:
     """No status or model, no stage where the kind has some, no quantization, or no tp that is stated."""
     definition = subject.definition
     for namespace in ("status", "model"):
@@ -78,12 +78,12 @@ def missing_tag(subject: Subject) -> Iterator[Hit]:
 
 
 @definition_rule("TP404")
-def contradictory_tags(subject: Subject) -> Iterator[Hit]:
+def contradictory_tags(subject: LintedDefinition) -> Iterator[Hit]:
     """Two statuses, a stage that the name denies, a quantization no tensor has, a tp the description denies."""
     yield from (Hit(pointer("tags"), evidence) for evidence in _contradictions(subject))
 
 
-def _contradictions(subject: Subject) -> Iterator[str]:
+def _contradictions(subject: LintedDefinition) -> Iterator[str]:
     for namespace in sorted(SINGLE):
         values = sorted(set(subject.tags(namespace)))
         if len(values) > 1:
@@ -123,7 +123,7 @@ def _better_names(counts: Counter[str]) -> dict[str, str]:
 
 
 @rule("TP405")
-def model_aliases(dataset: Dataset) -> Iterator[Hit]:
+def model_aliases(dataset: LintedDataset) -> Iterator[Hit]:
     """Model tags that differ only in punctuation or case, or in a size that only one model of that name has."""
     counts = Counter(model for subject in dataset.subjects for model in subject.tags("model"))
     better = _better_names(counts)
@@ -136,7 +136,7 @@ def model_aliases(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP406")
-def drifting_tags(dataset: Dataset) -> Iterator[Hit]:
+def drifting_tags(dataset: LintedDataset) -> Iterator[Hit]:
     """A namespace or flag that most definitions of one kind have, and this one has not."""
     for subjects in dataset.by_family.values():
         if len(subjects) < 3:  # of two, neither is the odd one out
@@ -162,12 +162,12 @@ WHOLE = {
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # of a config.json: all routed ones
 
 
-def _sizes(subject: Subject, namespace: str) -> frozenset[int]:
+def _sizes(subject: LintedDefinition, namespace: str) -> frozenset[int]:
     return frozenset(int(value) for value in subject.tags(namespace) if re.fullmatch(r"[1-9][0-9]{0,8}", value))
 
 
 @definition_rule("TP411")
-def expert_parallel(subject: Subject) -> Iterator[Hit]:
+def expert_parallel(subject: LintedDefinition) -> Iterator[Hit]:
     """An ep tag that the numbers of experts deny, or experts split over ranks without an ep tag."""
     const = subject.definition.const_axes
     experts, local = const.get("num_experts"), const.get("num_local_experts")
@@ -184,9 +184,9 @@ def expert_parallel(subject: Subject) -> Iterator[Hit]:
 
 
 @rule("TP412")
-def tensor_parallel(dataset: Dataset) -> Iterator[Hit]:
+def tensor_parallel(dataset: LintedDataset) -> Iterator[Hit]:
     """Definitions of one model and op_type for which no common number of heads is possible."""
-    groups: dict[tuple[str, str, str], list[tuple[Subject, frozenset[int]]]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[LintedDefinition, frozenset[int]]]] = {}
     for subject in dataset.subjects:
         const = subject.definition.const_axes
         sizes = _sizes(subject, "tp")
@@ -208,7 +208,7 @@ def tensor_parallel(dataset: Dataset) -> Iterator[Hit]:
 
 
 @definition_rule("TP413")
-def model_config(subject: Subject) -> Iterator[Hit]:
+def model_config(subject: LintedDefinition) -> Iterator[Hit]:
     """Heads times tp, or local experts times ep, that no rank count gives for a model whose config is bundled.
 
     A missing tag counts as one rank.
@@ -231,7 +231,7 @@ def model_config(subject: Subject) -> Iterator[Hit]:
 
 
 def _ranks(  # noqa: PLR0913, PLR0917 - the parts of one sentence
-    subject: Subject, namespace: str, axis: str, size: int, total: int, model: str
+    subject: LintedDefinition, namespace: str, axis: str, size: int, total: int, model: str
 ) -> Iterator[Hit]:
     """A hit where none of the tagged numbers of ranks makes the model's number of a rank's."""
     sizes = _sizes(subject, namespace) or frozenset({1})
@@ -243,7 +243,7 @@ def _ranks(  # noqa: PLR0913, PLR0917 - the parts of one sentence
 
 
 @definition_rule("TP421")
-def missing_api(subject: Subject) -> Iterator[Hit]:
+def missing_api(subject: LintedDefinition) -> Iterator[Hit]:
     """No fi_api tag on a kind that FlashInfer serves."""
     definition = subject.definition
     served = ground_truth(definition.op_type, TAGGED) is not None
@@ -252,7 +252,7 @@ def missing_api(subject: Subject) -> Iterator[Hit]:
 
 
 @rule("TP422")
-def unresolvable_api(dataset: Dataset) -> Iterator[Hit]:
+def unresolvable_api(dataset: LintedDataset) -> Iterator[Hit]:
     """A fi_api tag whose dotted name does not exist in the FlashInfer given."""
     if dataset.flashinfer is None:
         raise TraceproofError("TP422 needs an unpacked FlashInfer", todo="Give --flashinfer-path.")

@@ -10,14 +10,14 @@ from traceproof.dataset import constraints
 from traceproof.dataset.definition import Definition, DType
 from traceproof.dataset.records import RandomInput, ScalarInput
 from traceproof.dataset.tree import WorkloadLine
-from traceproof.lint.model import Dataset, Hit, pointer, rule
+from traceproof.lint.model import Hit, LintedDataset, pointer, rule
 from traceproof.lint.rules.schema import INDICES
 
 AXES = ("workload", "axes")
 INPUTS = ("workload", "inputs")
 
 
-def _lines(dataset: Dataset) -> Iterator[tuple[Definition, WorkloadLine]]:
+def _lines(dataset: LintedDataset) -> Iterator[tuple[Definition, WorkloadLine]]:
     for name, workloads in dataset.workloads.items():
         entry = dataset.tree.definitions.get(name)
         for line in workloads.lines if entry is not None else ():
@@ -29,7 +29,7 @@ def _hit(line: WorkloadLine, where: tuple[str, ...], evidence: str) -> Hit:
 
 
 @rule("TP501")
-def unusable(dataset: Dataset) -> Iterator[Hit]:
+def unusable(dataset: LintedDataset) -> Iterator[Hit]:
     """A line outside the schema or in the wrong file, or a file that no definition has the name of."""
     for name, workloads in dataset.workloads.items():
         for broken in workloads.broken:
@@ -40,7 +40,7 @@ def unusable(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP502")
-def axes(dataset: Dataset) -> Iterator[Hit]:
+def axes(dataset: LintedDataset) -> Iterator[Hit]:
     """An unknown or const axis in the line, or a var axis without a size."""
     for definition, line in _lines(dataset):
         given = line.trace.workload.axes
@@ -56,7 +56,7 @@ def axes(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP503")
-def inputs(dataset: Dataset) -> Iterator[Hit]:
+def inputs(dataset: LintedDataset) -> Iterator[Hit]:
     """An unknown input, a missing one, a scalar for a tensor or the other way round, a random index."""
     for definition, line in _lines(dataset):
         given = line.trace.workload.inputs
@@ -96,7 +96,7 @@ def _scalar_problem(definition: Definition, name: str, value: float) -> str:
 
 
 @rule("TP504")
-def scalars(dataset: Dataset) -> Iterator[Hit]:
+def scalars(dataset: LintedDataset) -> Iterator[Hit]:
     """A scalar of another kind than declared, or out of its range."""
     for definition, line in _lines(dataset):
         for name, data in line.trace.workload.inputs.items():
@@ -108,7 +108,7 @@ def scalars(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP505")
-def duplicate_uuid(dataset: Dataset) -> Iterator[Hit]:
+def duplicate_uuid(dataset: LintedDataset) -> Iterator[Hit]:
     """A uuid of an earlier line, in any file of the dataset."""
     seen: dict[str, WorkloadLine] = {}
     for _, line in _lines(dataset):
@@ -118,7 +118,7 @@ def duplicate_uuid(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP506")
-def repeated(dataset: Dataset) -> Iterator[Hit]:
+def repeated(dataset: LintedDataset) -> Iterator[Hit]:
     """A line that differs from an earlier one of its file in nothing but the uuid."""
     seen: dict[str, WorkloadLine] = {}
     for definition, line in _lines(dataset):
@@ -129,7 +129,7 @@ def repeated(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP507")
-def broken_constraint(dataset: Dataset) -> Iterator[Hit]:
+def broken_constraint(dataset: LintedDataset) -> Iterator[Hit]:
     """Sizes that make a constraint over axes false."""
     for definition, line in _lines(dataset):
         sizes = {**line.trace.workload.axes, **definition.const_axes}
@@ -144,7 +144,7 @@ def broken_constraint(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP508")
-def causality(dataset: Dataset) -> Iterator[Hit]:
+def causality(dataset: LintedDataset) -> Iterator[Hit]:
     """A causal prefill whose queries outnumber all keys, so that some sequence has q_len > kv_len."""
     for definition, line in _lines(dataset):
         queries, keys = (constraints.last_of(definition, name) for name in ("qo_indptr", "kv_indptr"))
@@ -162,7 +162,7 @@ def causality(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP511")
-def empty_cache(dataset: Dataset) -> Iterator[Hit]:
+def empty_cache(dataset: LintedDataset) -> Iterator[Hit]:
     """A line with page indices whose cache has no page."""
     for definition, line in _lines(dataset):
         indices = definition.inputs.get("kv_indices")
@@ -179,7 +179,7 @@ def empty_cache(dataset: Dataset) -> Iterator[Hit]:
 
 
 @rule("TP509")
-def missing_blobs(dataset: Dataset) -> Iterator[Hit]:
+def missing_blobs(dataset: LintedDataset) -> Iterator[Hit]:
     """Lines of a workload file that name tensor files which this copy of the dataset lacks."""
     for workloads in dataset.workloads.values():
         for path in sorted({line.path for line in workloads.lines}):
@@ -199,7 +199,7 @@ def _single(value: float) -> float:
 
 
 @rule("TP510")
-def drifting_scalar(dataset: Dataset) -> Iterator[Hit]:
+def drifting_scalar(dataset: LintedDataset) -> Iterator[Hit]:
     """Different values of one scale in one workload file; whether they differ in float32 is said."""
     for workloads in dataset.workloads.values():
         counts: dict[str, Counter[float]] = {}

@@ -32,7 +32,7 @@ class Parallel(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BundledModel:
     """A bundled model."""
 
     slug: str  # its name on the command line, with underscores
@@ -44,37 +44,24 @@ class Entry:
 
 
 @cache
-def entries() -> Mapping[str, Entry]:
+def entries() -> Mapping[str, BundledModel]:
     """All bundled models by slug, sorted."""
-    folder = resources.files(__name__)
-    found = [item for item in folder.iterdir() if item.name.endswith(".json")]
-    files = sorted(found, key=lambda item: item.name)
-    return MappingProxyType(
-        {item.name.removesuffix(".json"): _entry(item.name, item.read_text()) for item in files}
-    )
-
-
-def _entry(file: str, text: str) -> Entry:
-    raw = json.loads(text)
-    return Entry(
-        slug=file.removesuffix(".json"),
-        title=raw["title"],
-        tags=tuple(raw["tags"]),
-        repository=raw["repository"],
-        parallel=tuple(Parallel(**item) for item in raw["parallel"]),
-        config=MappingProxyType(_expanded(raw["config"])),
-    )
-
-
-def _expanded(config: dict[str, Any]) -> dict[str, Any]:
-    quantisation = config.get("quantization_config")
-    if quantisation is None or "modules_to_not_convert" not in quantisation:
-        return config
-    layers = range(config["num_hidden_layers"])
-    names = []
-    for name in quantisation["modules_to_not_convert"]:
-        names += [name.replace("*", str(layer)) for layer in layers] if "*" in name else [name]
-    return config | {"quantization_config": quantisation | {"modules_to_not_convert": names}}
+    files = [item for item in resources.files(__name__).iterdir() if item.name.endswith(".json")]
+    found = {}
+    for file in sorted(files, key=lambda item: item.name):
+        raw, slug = json.loads(file.read_text()), file.name.removesuffix(".json")
+        config = raw["config"]
+        quantisation = config.get("quantization_config", {})
+        if "modules_to_not_convert" in quantisation:
+            names = []
+            for name in quantisation["modules_to_not_convert"]:
+                layers = range(config["num_hidden_layers"]) if "*" in name else (0,)
+                names += [name.replace("*", str(layer)) for layer in layers]
+            config |= {"quantization_config": quantisation | {"modules_to_not_convert": names}}
+        parallel = tuple(Parallel(**item) for item in raw["parallel"])
+        tags = tuple(raw["tags"])
+        found[slug] = BundledModel(slug, raw["title"], tags, raw["repository"], parallel, MappingProxyType(config))
+    return MappingProxyType(found)
 
 
 def slug_of(name: str) -> str:

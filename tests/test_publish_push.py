@@ -1,4 +1,4 @@
-"""Against a hub over real HTTP: one pull request, read back, found again, whatever goes wrong on the way."""
+"""Against a hub over real HTTP and a git remote: one pull request or branch, whatever goes wrong on the way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import random
+import re
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,7 +28,7 @@ from traceproof.cli import publish as command
 from traceproof.errors import TraceproofError
 from traceproof.publish import push as pushing
 from traceproof.publish.prepare import Prepared, dry_run
-from traceproof.publish.push import Hub, Pushed
+from traceproof.publish.push import Hub, Pushed, Remote
 
 # The hub's own library uploads LFS objects with an argument that its HTTP client is about to rename.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -447,3 +449,98 @@ def test_no_answer_is_a_traceback(hub: HubServer, prepared: Prepared) -> None:
         assert time.monotonic() - began < 60
 
     repeatedly(fuzz)
+
+
+BRANCH = "traceproof/definition-alpha"
+
+
+@pytest.fixture
+def person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who commits, on a machine whose git was told nothing."""
+    for what in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{what}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{what}_EMAIL", "somebody@example.org")
+
+
+@pytest.fixture
+def remote(tmp_path: Path, prepared: Prepared, person: None) -> Repository:
+    del person
+    found = Repository(tmp_path / "remote")
+    found.seed(prepared.source.dataset)
+    return found
+
+
+def push_branch(remote: Repository, prepared: Prepared) -> bool:
+    target = Remote(f"file://{remote.git_dir}")
+    return target.push(prepared.bundle, prepared.describe, allow_changes=False).committed
+
+
+def test_the_bundle_is_a_branch_byte_for_byte(remote: Repository, prepared: Prepared) -> None:
+    main = remote.head("main")
+    assert push_branch(remote, prepared)
+    for piece in prepared.bundle.pieces:
+        assert remote.git("cat-file", "blob", f"{BRANCH}:{piece.path}") == piece.data
+    assert remote.head("main") == main
+    assert remote.git("rev-list", f"main..{BRANCH}").count(b"\n") == 1
+
+
+def test_a_second_push_commits_nothing(remote: Repository, prepared: Prepared) -> None:
+    assert push_branch(remote, prepared)
+    tip = remote.head(BRANCH)
+    assert not push_branch(remote, prepared)
+    assert remote.head(BRANCH) == tip
+
+
+def test_a_changed_bundle_and_a_moved_base_go_on_top(remote: Repository, prepared: Prepared) -> None:
+    push_branch(remote, prepared)
+    first = remote.head(BRANCH)
+    remote.commit_files("refs/heads/main", {"definitions/moved.txt": b"moved\n"}, "Move")
+    more = with_piece(prepared, "tests/references/test_rmsnorm.py", b"assert 1 == 1\n")
+    assert push_branch(remote, more)
+    parents = remote.git("rev-list", "--parents", "--max-count=1", BRANCH).decode().split()[1:]
+    assert parents == [first, remote.head("main")]
+    assert remote.git("cat-file", "blob", f"{BRANCH}:definitions/moved.txt") == b"moved\n"
+
+
+def test_the_default_branch_is_never_pushed_to(remote: Repository, prepared: Prepared) -> None:
+    remote.git("branch", BRANCH, "main")
+    remote.git("symbolic-ref", "HEAD", f"refs/heads/{BRANCH}")
+    before = remote.head(BRANCH)
+    with pytest.raises(TraceproofError, match="never pushed to"):
+        push_branch(remote, prepared)
+    assert remote.head(BRANCH) == before
+
+
+def test_a_remote_that_is_absent_or_keeps_files_in_lfs_says_so(remote: Repository, prepared: Prepared) -> None:
+    with pytest.raises(TraceproofError, match=r"file:///absent clone .*: there is no repository"):
+        Remote("file:///absent").push(prepared.bundle, prepared.describe, allow_changes=False)
+    remote.commit_files("refs/heads/main", {".gitattributes": b"*.safetensors filter=lfs\n"}, "Use LFS")
+    with pytest.raises(TraceproofError, match="files in LFS") as caught:
+        push_branch(remote, prepared)
+    assert path_of(prepared, "blob/") in str(caught.value)
+
+
+def test_a_remote_that_refuses_says_why(remote: Repository, prepared: Prepared) -> None:
+    hook = remote.git_dir / "hooks" / "pre-receive"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho no room >&2\nexit 1\n")
+    hook.chmod(0o755)
+    with pytest.raises(TraceproofError, match="no room"):
+        push_branch(remote, prepared)
+    heads = subprocess.run(["git", "--git-dir", str(remote.git_dir), "branch"], capture_output=True, check=True)
+    assert heads.stdout.split() == [b"*", b"main"]
+
+
+def test_only_the_command_can_push() -> None:
+    """No rule, script or stage names the pusher, so `verify_all` and `snakemake publish` have no way to it."""
+    root = Path(__file__).resolve().parent.parent
+    places = [root / "Snakefile", *root.glob("rules/*.smk"), *root.glob("scripts/*.py"), *root.glob("src/**/*.py")]
+    naming = {
+        path.relative_to(root).as_posix() for path in places if re.search(r"publish\.push ", path.read_text())
+    }
+    assert naming == {"src/traceproof/cli/publish.py"}
+    assert not [path.name for path in places if path.suffix == ".smk" and "--push" in _commands(path.read_text())]
+
+
+def _commands(text: str) -> str:
+    return re.sub(r'"""[^"]*"""', "", text)
