@@ -57,13 +57,21 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     value, known = clone_all(replace(order, patience=git.patience), Progress())
     chosen, records = names or sorted({*found, *unpinned}), value["repositories"]
     failed = [name for name in chosen if records[name]["status"] == FAILED]
-    _keep(lock, {name: pin for name, pin in known.items() if name not in failed})
+    before = read_lock(lock)  # it only names what was there once
+    after = before | {name: pin for name, pin in known.items() if name not in failed}
+    if after != before:
+        write_lock(lock, after)
     run.write_result(json_file, value)
     if own:
         _tell_what_is_judged(chosen)
     if failed:
         what = f"{len(failed)} of {len(chosen)} sources could not be brought to {target_dir}"
         raise TraceproofError(what, problems=[f"{name}: {_one_line(records[name]['error'])}" for name in failed])
+
+
+def _one_line(text: str) -> str:
+    """A message of several lines as one: it stands in a list."""
+    return "; ".join(line.strip().removeprefix("- ").rstrip(":;") for line in text.splitlines())
 
 
 def _tell_what_is_judged(names: Sequence[str]) -> None:
@@ -75,18 +83,6 @@ def _tell_what_is_judged(names: Sequence[str]) -> None:
                 say(f"note: {line}")
 
 
-def _check_values(urls: Mapping[str, str], commits: Mapping[str, str]) -> None:
-    for name, address in urls.items():
-        if has_credentials(address):
-            raise TraceproofError(
-                f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
-                todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
-            )
-    for name, digits in commits.items():
-        if not COMMIT.fullmatch(digits):
-            raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
-
-
 def _pinned(
     names: Sequence[str] | None,
     changes: dict[str, dict[str, str]],
@@ -94,11 +90,27 @@ def _pinned(
     pins: dict[str, Pin],
     git: Git,
 ) -> tuple[dict[str, Pin], dict[str, str]]:
-    """The pin of each source that is meant, all where none is named, and why others have none."""
+    """The pin of each source that is meant, all where none is named, and why others have none.
+
+    Raises TraceproofError: a name, an address or a commit is none, or options contradict each other.
+    """
     urls = changes.pop("url")
-    _check_values(urls, changes["commit"])
-    chosen = names or sorted({*ORIGINS, *pins, *urls})
-    _known([*chosen, *lfs, *chain.from_iterable(changes.values())], {*pins, *urls})
+    for name, address in urls.items():
+        if has_credentials(address):
+            raise TraceproofError(
+                f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
+                todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
+            )
+    for name, digits in changes["commit"].items():
+        if not COMMIT.fullmatch(digits):
+            raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
+    chosen, known = names or sorted({*ORIGINS, *pins, *urls}), {*ORIGINS, *pins, *urls}
+    unknown = sorted({*chosen, *lfs, *chain.from_iterable(changes.values())} - known)
+    if unknown:
+        raise TraceproofError(
+            f"unknown sources: {', '.join(unknown)}; known: {', '.join(sorted(known))}",
+            todo="Give the repository of a new one with --url NAME=URL.",
+        )
     given = {name: _given(name, changes) for name in chosen}
     found: dict[str, Pin] = {}
     unpinned: dict[str, str] = {}
@@ -108,18 +120,6 @@ def _pinned(
         except TraceproofError as error:
             unpinned[name] = str(error)
     return found, unpinned
-
-
-def _keep(lock: Path, pins: dict[str, Pin]) -> None:
-    """Write what could be had to the lock, which only names what was there once."""
-    before = read_lock(lock)
-    if before | pins != before:
-        write_lock(lock, before | pins)
-
-
-def _one_line(text: str) -> str:
-    """A message of several lines as one: it stands in a list."""
-    return "; ".join(line.strip().removeprefix("- ").rstrip(":;") for line in text.splitlines())
 
 
 def _home() -> Path:
@@ -151,15 +151,6 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     return pairs
 
 
-def _known(names: Sequence[str], others: set[str]) -> None:
-    unknown = sorted({name for name in names if name not in ORIGINS and name not in others})
-    if unknown:
-        raise TraceproofError(
-            f"unknown sources: {', '.join(unknown)}; known: {', '.join(sorted({*ORIGINS, *others}))}",
-            todo="Give the repository of a new one with --url NAME=URL.",
-        )
-
-
 def _given(name: str, changes: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """What the options say of a source, by option. Raises TraceproofError: they contradict each other."""
     given = {kind: values[name] for kind, values in changes.items() if name in values}
@@ -183,17 +174,9 @@ def _pin(name: str, old: Pin | None, given: Mapping[str, str], url: str | None, 
         ref = f"refs/heads/{given['branch'].removeprefix('refs/heads/')}"
     elif "tag" in given:
         ref = f"refs/tags/{given['tag'].removeprefix('refs/tags/')}"
-    return _resolved(name, old, address, ref, git)
-
-
-def _resolved(name: str, old: Pin | None, address: str, ref: str, git: Git) -> Pin:
     commit = resolve(address, ref, git=git)
-    if (
-        ref.startswith("refs/tags/")
-        and old is not None
-        and (old.url, old.ref) == (address, ref)
-        and old.commit != commit
-    ):
+    tagged = ref.startswith("refs/tags/")
+    if old is not None and tagged and (old.url, old.ref) == (address, ref) and old.commit != commit:
         raise TraceproofError(
             f"{name}: the tag {ref.removeprefix('refs/tags/')} of {address} was moved",
             problems=[f"sources.lock has {old.commit}", f"the remote has   {commit}"],
