@@ -69,14 +69,6 @@ class Environment:
         return {**dict.fromkeys(THREADS, "1"), **compiled, "PYTHONPATH": places, **self.variables}
 
 
-def environments_of(value: Mapping[str, Mapping[str, Any]]) -> dict[str, Environment]:
-    """Environments by stack, of the JSON object that rules hand on."""
-    return {
-        name: Environment(name=name, **{**said, "path": tuple(said.get("path", ()))})
-        for name, said in value.items()
-    }
-
-
 class Worker:
     """A process of one environment, replaced when it dies. It ends with the thread that started it, at the latest.
 
