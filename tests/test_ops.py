@@ -12,6 +12,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
+from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.cases import Case
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
@@ -87,12 +88,16 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
     assert answers is not None
     waiting = [*wrong_answers(answers.right[0]), *answers.wrong]
     applying: set[str] = set()
+    dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}
     for case in cases(definition, "small", "medium"):
         subject = solve(definition, case)
         for variant in answers.right:
             outputs = variant.make(subject)
             assert outputs is None or not refused(subject, outputs), f"{case.id}: {variant.name}"
         given = {mutant: mutant.make(subject) for mutant in waiting}
+        for mutant, outputs in given.items():
+            if outputs is not None and mutant in answers.wrong:  # it is wrong by its numbers, not by its form
+                assert {name: value.dtype for name, value in outputs.items()} == dtypes, mutant.name
         applying |= {mutant.name for mutant, outputs in given.items() if outputs is not None}
         waiting = [mutant for mutant, outputs in given.items() if outputs is None or not refused(subject, outputs)]
     assert len(applying) >= 8
