@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from repository import Repository, own_dataset
 
-from traceproof.config.reading import config_of
-from traceproof.config.repeat_options import options
+from traceproof.config.reading import config_of, repeat_options
 from traceproof.reasons import Verdict
 from traceproof.run.rows import VerdictRow
 
@@ -54,7 +53,7 @@ def test_a_row_names_its_definition_case_and_seed() -> None:
     ],
 )
 def test_what_config_yaml_says_otherwise_is_an_option(changes: dict[str, Any], expected: list[str]) -> None:
-    given = shlex.split(options(config_of(ROOT, changes), ROOT))
+    given = shlex.split(repeat_options(config_of(ROOT, changes), ROOT))
     assert len(given) == len(expected)
     assert all(one.startswith(other) for one, other in zip(given, expected, strict=True))
 

@@ -1,6 +1,8 @@
 """Checking config.yaml: every problem at once, each with where it stands and what was expected."""
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,6 +21,7 @@ from traceproof.models import catalogue
 from traceproof.ops import registry
 
 LOCKED = "locked"  # in the place of a dataset: the one that sources.lock pins
+OWN = frozenset({"selection", "seed", "hidden_seed", "force", "run", "gpu"})  # a row says these itself
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -190,3 +193,27 @@ def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
     """The configuration of one run. Raises TraceproofError: it can not be used."""
     source = "config.yaml with these options" if changes else "config.yaml"
     return read_config(merged(raw_config(root), changes), root=root, source=source)
+
+
+def repeat_options(config: Config, root: Path) -> str:
+    """Options of a command that repeats a case: what a run's configuration has otherwise than config.yaml."""
+    try:
+        written = config_of(root, {})
+    except TraceproofError:  # the run was given another file
+        return ""
+    changed = [key for key in Config.model_fields if getattr(config, key) != getattr(written, key)]
+    parts: list[str] = []
+    overrides: list[str] = []
+    for key in (key for key in changed if key not in OWN):
+        value = config.model_dump(mode="json")[key]
+        if key == "dataset" and config.dataset.path is not None:
+            parts += ["--dataset", str(config.dataset.path)]
+        elif key == "test_sizes":
+            parts += ["--test-sizes", *config.test_sizes]
+        elif key == "allow_weak_isolation" and value:
+            parts.append("--allow-weak-isolation")
+        elif key == "tolerance" and value is not None:
+            parts += ["--tolerance", f"{value:g}"]
+        else:
+            overrides.append(f"{key}={json.dumps(value)}")
+    return shlex.join([*parts, *(["--", "--config", *overrides] if overrides else [])])

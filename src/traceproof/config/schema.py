@@ -18,10 +18,11 @@ from pydantic import (
 from traceproof.dataset.fetch import CLOSED, Dataset, Short, Text
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.ops.cases import ALL_SIZES
-from traceproof.sandbox.model import GIB, MIB
-from traceproof.sandbox.model import Limits as CallLimits
 from traceproof.stacks import STACKS, TRUTHS
 from traceproof.stacks.base import Stack
+
+if TYPE_CHECKING:
+    from traceproof import sandbox
 
 Names = tuple[Text, ...]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -116,12 +117,14 @@ class Limits(BaseModel):
     output_mb: Positive = 1.0
     build_s: Positive = 900.0
 
-    def of_call(self, *, cases: int = 1) -> CallLimits:
-        """As the sandbox takes them; of a call that runs several cases, it may take longer."""
-        return CallLimits(
+    def of_call(self, *, cases: int = 1) -> "sandbox.Limits":
+        """As the sandbox takes them; a call that runs several cases may take longer."""
+        from traceproof import sandbox  # all of it, which few who read a configuration need
+
+        return sandbox.Limits(
             seconds=cases * self.wall_s,
-            memory_bytes=int(self.memory_gb * GIB),
-            output_bytes=int(self.output_mb * MIB),
+            memory_bytes=int(self.memory_gb * sandbox.GIB),
+            output_bytes=int(self.output_mb * sandbox.MIB),
         )
 
 

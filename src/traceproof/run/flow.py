@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from traceproof.checkouts.pins import NAME
 from traceproof.codedigest import code_digest, verdict_code
-from traceproof.config.reading import read_config
-from traceproof.config.repeat_options import options
+from traceproof.config.reading import read_config, repeat_options
 from traceproof.config.schema import Config
 from traceproof.digests import digest_bytes, digest_json
 from traceproof.environments.building import FOLDER, INSTALLED, Installation, on_gpu, resolve
@@ -221,7 +220,7 @@ class Pipeline(DatasetFiles):
         given = [f"--environments={self.environments(op_type)}", f"--code={code}"]
         given += [f"--cache={self.cache}", f"--caches={self.caches}", f"--limits={self.limits()}"]
         given += [f"--build-seconds={self.config.limits.build_s}"]
-        given += [f"--tolerance={self.tolerance}", f"--repeat={options(self.config, self.root)}", self.weak]
+        given += [f"--tolerance={self.tolerance}", f"--repeat={repeat_options(self.config, self.root)}", self.weak]
         return [*given, "--implementations", *self.implementations(op_type)]
 
     @property

@@ -91,7 +91,7 @@ class VerdictRow(Record):
     def command(self, further: str) -> str:
         """The command that repeats it when pasted in the repository's folder; `further` options are its run's.
 
-        `traceproof.config.repeat_options` says those: stacks, which judge, have nothing to read config.yaml with.
+        `config.reading.repeat_options` says those: stacks, which judge, have nothing to read config.yaml with.
         """
         parts = ["traceproof", "verify", "--definition-name", self.definition, "--case", str(self.case)]
         return " ".join([shlex.join(parts), self.repeat, *([further] if further else [])])

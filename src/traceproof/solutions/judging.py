@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.records import ORACLE, SHADOW
 from traceproof.run.workers import Environment, Worker
-from traceproof.sandbox import GIB, MIB, Limits, Status
+from traceproof.sandbox import GIB, Limits, Status
 from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import Certificate, Digests, Row, Settings, Trial, objections
 from traceproof.stacks import MAIN
@@ -57,12 +57,7 @@ class JudgeEnvironment:
     def settings(self, target: Target, variables: Mapping[str, str]) -> dict[str, Any]:
         """What the judging process is told."""
         limits = self.config.limits
-        call = Limits(
-            seconds=limits.wall_s,
-            setup_seconds=limits.build_s,
-            memory_bytes=int(limits.memory_gb * GIB),
-            output_bytes=int(limits.output_mb * MIB),
-        )
+        call = replace(limits.of_call(), setup_seconds=limits.build_s)
         settings = Settings(
             dataset=str(target.dataset),
             conceal=tuple(str(path) for path in (*self.conceal, target.dataset)),
