@@ -2,8 +2,9 @@
 try:
     import snakemake_logger_plugin_traceproof as output
     from traceproof import programs
+    from traceproof.codedigest import code_digest
     from traceproof.ops.registry import families
-    from traceproof.run.flow import Pipeline
+    from traceproof.run.flow import Pipeline, by_stack
     from traceproof.stacks import MAIN, READER
     from traceproof.testgen.generate import TestFlow
 except ImportError as missing:
@@ -41,13 +42,13 @@ rule verify_all:
     """Every selected definition against every truth; prints the table and fails on findings."""
     default_target: True
     input:
-        verdicts,  # one that a failed job removed is made again, and the summary with it
+        planned(FLOW.verdicts),  # one that a failed job removed is made again, and the summary with it
         summary=f"{FLOW.run}/summary.json",
     log:
         f"{FLOW.run}/logs/verify_all.log",
     localrule: True
     shell:
-        "python scripts/outcome.py --summary {input.summary:q} --log {log:q}"
+        "python scripts/job.py outcome --summary {input.summary:q} --log {log:q}"
 
 
 include: "rules/sources.smk"

@@ -10,14 +10,14 @@ rule environment:
     message:
         "building .venvs/{wildcards.environment} from its pins (once, 1 to 5 minutes)"
     shell:
-        "python scripts/environment.py --environment {wildcards.environment:q} --stamp {output:q} --log {log:q}"
+        "python scripts/job.py environment --name {wildcards.environment:q} --stamp {output:q} --log {log:q}"
 
 
 rule stack:
     """Record what a stack is: versions, device, and what its packages hold."""
     input:
-        environment=FLOW.stack_environment,
-        cloned=FLOW.stack_clones,
+        environment=by_stack(FLOW.environment),
+        cloned=by_stack(FLOW.sources.clones),
     output:
         f"{FLOW.results}/stacks/{{stack}}.json",
     log:
@@ -28,6 +28,6 @@ rule stack:
         gpu_model=FLOW.gpu_model,
     params:
         stack=FLOW.stack_options,
-        state=FLOW.stack_state,
+        state=by_stack(FLOW.sources.state),
     shell:
-        "python scripts/stack.py --stack {wildcards.stack:q} {params.stack:q} --out {output:q} --log {log:q}"
+        "python scripts/job.py stack --name {wildcards.stack:q} {params.stack:q} --out {output:q} --log {log:q}"

@@ -1,10 +1,10 @@
 rule publish:
     """Write what a pull request for each verified definition would hold; `traceproof publish --push` sends it."""
     input:
-        verdicts=verdicts,
+        verdicts=planned(FLOW.verdicts),
         stack=FLOW.record(MAIN),
         support=rules.test_support.output,
-        generated=generated_tests,
+        generated=planned(TESTS.files),
         tests=f"{FLOW.run}/tests.json",
     output:
         f"{FLOW.run}/publish/dry-run.json",
@@ -13,15 +13,15 @@ rule publish:
     localrule: True
     params:
         options=FLOW.publish_options,
-        code=FLOW.publish_code,
+        code=code_digest("publish", "run"),
     shell:
-        "python scripts/publish.py {params.options:q} --list {output:q} --log {log:q}"
+        "python scripts/job.py publish {params.options:q} --out {output:q} --log {log:q}"
 
 
 rule chain:
     """The whole way: clone, extract, generate tests, run them, verify, and show what a push would publish."""
     input:
-        tested,
+        planned(TESTS.rows),
         sources="sources/repos_config.json",
         tests=f"{FLOW.run}/tests.json",
         summary=f"{FLOW.run}/summary.json",
@@ -32,5 +32,5 @@ rule chain:
     params:
         selection=FLOW.config.run,
     shell:
-        "python scripts/outcome.py --sources {input.sources:q} --tests {input.tests:q} --summary {input.summary:q}"
+        "python scripts/job.py outcome --sources {input.sources:q} --tests {input.tests:q} --summary {input.summary:q}"
         " --bundles {input.bundles:q} --selection={params.selection:q} --log {log:q}"

@@ -11,7 +11,7 @@ rule dataset:
     message:
         "fetching the dataset"
     shell:
-        "python scripts/dataset.py --source {params.source:q} --stamp {output:q} --log {log:q}"
+        "python scripts/job.py dataset --source {params.source:q} --stamp {output:q} --log {log:q}"
 
 
 rule clone:
@@ -29,7 +29,7 @@ rule clone:
     message:
         "cloning the sources"
     shell:
-        "python scripts/clone.py --lock {input.lock:q} {params.options:q} --out {output:q} --log {log:q}"
+        "python scripts/job.py clone --lock {input.lock:q} {params.options:q} --out {output:q} --log {log:q}"
 
 
 rule sources:
@@ -42,7 +42,7 @@ rule sources:
     params:
         pins=FLOW.sources.pins,
     shell:
-        "python scripts/clone.py --pins {params.pins:q} --out {output:q} --log {log:q}"
+        "python scripts/job.py sources --pins {params.pins:q} --out {output:q} --log {log:q}"
 
 
 rule extract:
@@ -61,6 +61,6 @@ rule extract:
     params:
         options=FLOW.extract_options,
         state=FLOW.source_state,
-        code=FLOW.extract_code,
+        code=code_digest("dataset", "extract", "models", "ops", "stacks"),
     shell:
-        "python scripts/extract.py {params.options:q} --stamp {output:q} --log {log:q}"
+        "python scripts/job.py extract {params.options:q} --stamp {output:q} --log {log:q}"

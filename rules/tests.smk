@@ -10,13 +10,13 @@ rule test_support:
         out=[TESTS.root],
         code=TESTS.support_code,
     shell:
-        "python scripts/reference_tests.py --out {params.out:q} --log {log:q}"
+        "python scripts/job.py test_support --out {params.out:q} --log {log:q}"
 
 
 rule test_file:
     """Write the reference tests of one op_type's definitions, one class per definition."""
     input:
-        cases=planned,
+        cases=planned(FLOW.plan),
         known=FLOW.known,
     output:
         f"{TESTS.folder}/test_{{op_type}}.py",
@@ -25,16 +25,16 @@ rule test_file:
     localrule: True
     params:
         options=TESTS.file_options,
-        code=FLOW.tests_code,
+        code=code_digest("testgen"),
     shell:
-        "python scripts/reference_tests.py --cases {input.cases:q} --known {input.known:q} {params.options:q} --log {log:q}"
+        "python scripts/job.py test_file --cases {input.cases:q} --known {input.known:q} {params.options:q} --log {log:q}"
 
 
 rule tests:
     """Generate the tests of everything selected, into a folder below the results: the dataset stays as it is."""
     input:
         rules.test_support.output,
-        generated_tests,
+        planned(TESTS.files),
     localrule: True
 
 
@@ -43,8 +43,8 @@ rule run_tests_of:
     input:
         file=f"{TESTS.folder}/test_{{op_type}}.py",
         support=rules.test_support.output,
-        cases=planned,
-        stack=FLOW.stack_record,
+        cases=planned(FLOW.plan),
+        stack=by_stack(FLOW.record),
     output:
         rows=f"{FLOW.run}/tests/{{op_type}}-{{stack}}.jsonl",
         junit=f"{FLOW.run}/tests/{{op_type}}-{{stack}}.xml",
@@ -57,21 +57,21 @@ rule run_tests_of:
         gpu=FLOW.one_gpu,
         gpu_model=FLOW.gpu_model,
     params:
-        python=FLOW.stack_python,
-        path=FLOW.stack_path,
+        python=by_stack(FLOW.python),
+        path=by_stack(FLOW.sources.path),
         options=TESTS.run_options,
-        code=FLOW.tests_code,
+        code=code_digest("testgen"),
     shell:
-        "env PYTHONPATH={params.path:q} {params.python:q} -P scripts/run_tests.py --file {input.file:q}"
+        "env PYTHONPATH={params.path:q} {params.python:q} -P scripts/stack_job.py run_tests --file {input.file:q}"
         " --cases {input.cases:q} --stack {input.stack:q} {params.options:q} --lanes {threads:q}"
-        " --rows {output.rows:q} --junit {output.junit:q} --log {log:q}"
+        " --rows {output.rows:q} --junit-file {output.junit:q} --log {log:q}"
 
 
 rule tests_report:
     """Put what every generated test came to in one file, one row per test."""
     input:
-        rows=tested,
-        stacks=records,
+        rows=planned(TESTS.rows),
+        stacks=planned(FLOW.records),
         known=FLOW.known,
     output:
         f"{FLOW.run}/tests.json",
@@ -79,19 +79,19 @@ rule tests_report:
         f"{FLOW.run}/logs/tests_report.log",
     localrule: True
     params:
-        code=FLOW.tests_code,
+        code=code_digest("testgen"),
     shell:
-        "python scripts/tests_report.py --rows {input.rows:q} --stacks {input.stacks:q} --known {input.known:q}"
+        "python scripts/job.py tests_report --rows {input.rows:q} --stacks {input.stacks:q} --known {input.known:q}"
         " --out {output:q} --log {log:q}"
 
 
 rule run_tests:
     """Run the generated tests of everything selected; prints the counts and fails on findings."""
     input:
-        tested,  # what a failed job removed is made again, and the report with it
+        planned(TESTS.rows),  # what a failed job removed is made again, and the report with it
         tests=f"{FLOW.run}/tests.json",
     log:
         f"{FLOW.run}/logs/run_tests.log",
     localrule: True
     shell:
-        "python scripts/outcome.py --tests {input.tests:q} --log {log:q}"
+        "python scripts/job.py outcome --tests {input.tests:q} --log {log:q}"

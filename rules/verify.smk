@@ -12,15 +12,15 @@ checkpoint cases:
         python=FLOW.python(MAIN),
         options=FLOW.plan_options,
         state=FLOW.dataset_state,
-        code=FLOW.ops_code,  # of each op_type in its plan, so that an edit of one op leaves other plans as they are
+        code=code_digest("ops"),  # of each op_type in its plan, so that an edit of one op leaves other plans as they are
     shell:
-        "{params.python:q} -P scripts/cases.py --stack {input.stack:q} {params.options:q} --out {output:q} --log {log:q}"
+        "{params.python:q} -P scripts/stack_job.py cases --stack {input.stack:q} {params.options:q} --out {output:q} --log {log:q}"
 
 
 rule verify:
     """Draw, run and judge the cases of an op_type, of a large one those of 64 definitions; rows are what is kept."""
     input:
-        cases=planned,
+        cases=planned(FLOW.plan),
         stacks=FLOW.job_records,
     output:
         f"{FLOW.run}/verdicts/{{op_type}}{{group}}.jsonl",
@@ -37,19 +37,19 @@ rule verify:
         force=int(FLOW.config.force),  # no param: rows that were forced are as good as others
     params:
         python=FLOW.python(MAIN),
-        options=FLOW.job_options,
+        options=FLOW.verify_options,
         plan=FLOW.job_digest,  # an edit counts, whatever the dates of files are
     shell:
-        "{params.python:q} -P scripts/verify.py --cases {input.cases:q} --group={wildcards.group:q} --verdicts {output:q}"
+        "{params.python:q} -P scripts/stack_job.py verify --cases {input.cases:q} --group={wildcards.group:q} --verdicts {output:q}"
         " {params.options:q} --lanes {resources.lanes:q} --force {resources.force:q} --log {log:q}"
 
 
 rule report:
     """Put all verdicts in one summary, and keep them for later comparison."""
     input:
-        verdicts=verdicts,
+        verdicts=planned(FLOW.verdicts),
         known=FLOW.known,
-        stacks=records,
+        stacks=planned(FLOW.records),
         lock=FLOW.lock,
     output:
         f"{FLOW.run}/summary.json",
@@ -57,15 +57,12 @@ rule report:
         f"{FLOW.run}/logs/report.log",
     localrule: True
     params:
-        code=FLOW.report_code,
-        history=FLOW.history,
-        scope=FLOW.scope,
-        cache=FLOW.cache,
+        options=FLOW.report_options,
+        code=code_digest("run", "bumps/history.py", "judge"),
         known=FLOW.known_state,
     shell:
-        "python scripts/report.py --verdicts {input.verdicts:q} --known {input.known:q} --stacks {input.stacks:q}"
-        " --lock {input.lock:q} --history {params.history:q} --scope {params.scope:q} --cache {params.cache:q}"
-        " --summary {output:q} --log {log:q}"
+        "python scripts/job.py report --verdicts {input.verdicts:q} --known {input.known:q} --stacks {input.stacks:q}"
+        " --lock {input.lock:q} {params.options:q} --summary {output:q} --log {log:q}"
 
 
 use rule report as report_family with:
@@ -86,4 +83,4 @@ for family in families():
             f"{FLOW.run}/logs/verify_{family}.log",
         localrule: True
         shell:
-            "python scripts/outcome.py --summary {input:q} --log {log:q}"
+            "python scripts/job.py outcome --summary {input:q} --log {log:q}"

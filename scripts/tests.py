@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from _setup import ensure, help_asked, run
+from _setup import run
 
-if __name__ == "__main__" and not help_asked(__doc__):
-    extra = ["--", *sys.argv[1:]] if sys.argv[1:] else []
-    run([str(ensure()), "-m", "nox", "--session", "tests", *extra])
+if __name__ == "__main__":
+    run(__doc__, "nox", "--session", "tests", *(["--", *sys.argv[1:]] if sys.argv[1:] else []))

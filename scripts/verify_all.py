@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from _setup import ensure, help_asked, run
+from _setup import run
 
-if __name__ == "__main__" and not help_asked(__doc__):
-    run([str(ensure()), "-m", "traceproof", "verify", "--", *sys.argv[1:]])
+if __name__ == "__main__":
+    run(__doc__, "traceproof", "verify", "--", *sys.argv[1:])

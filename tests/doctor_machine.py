@@ -10,7 +10,7 @@ from typing import Any
 from repository import ROOT
 
 from traceproof.config.schema import Config
-from traceproof.doctor.diagnose import diagnose
+from traceproof.doctor.diagnosis import diagnose
 from traceproof.doctor.model import Diagnosis, Layer
 from traceproof.environments import building as environments
 from traceproof.environments.building import PINS

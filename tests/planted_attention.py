@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.attention import Operands, Precision, Span, attention
+from traceproof.ops.common.attention import Operands, Precision, attention
 
 FORMS = (
     "gqa_paged_decode",
@@ -115,6 +114,18 @@ def sparse() -> Definition:
     return build("sparse", "dsa_paged", inputs, outputs("num_tokens", "Dc"), sizes)
 
 
+def indexer(*, packed: int = 132, kv_heads: int = 1) -> Definition:
+    inputs: Shapes = {
+        "q_index_fp8": (["batch_size", "heads", "dim"], "float8_e4m3fn"),
+        "k_index_cache_fp8": (["num_pages", "page_size", "kv_heads", "packed"], "int8"),
+        "weights": (["batch_size", "heads"], "float32"),
+        "seq_lens": (["batch_size"], "int32"),
+        "block_table": (["batch_size", "max_num_pages"], "int32"),
+    }
+    sizes = {"heads": 8, "dim": 128, "page_size": PAGE, "kv_heads": kv_heads, "packed": packed, "topk": 64}
+    return build("indexer", "dsa_paged", inputs, {"topk_indices": (["batch_size", "topk"], "int32")}, sizes)
+
+
 def form(name: str) -> Definition:
     """The definition of a form in FORMS."""
     match name:
@@ -134,7 +145,6 @@ def form(name: str) -> Definition:
             raise ValueError(name)
 
 
-Rows = Callable[[torch.Tensor, int, Span], torch.Tensor]
 Actor = Callable[[Operands], Tensors]
 
 
@@ -143,55 +153,9 @@ def low(operands: Operands) -> Tensors:
     return attention(operands, Precision(torch.float32, operands.q.dtype))
 
 
-def seeing(change: Rows) -> Actor:
-    """An attention where a query sees `change(rows of its sequence, how many it should see, its own span)`."""
-
-    def actor(operands: Operands) -> Tensors:
-        spans = []
-        for span in operands.spans:
-            for query in range(span.start, span.stop):
-                hidden = span.stop - 1 - query if span.causal else 0
-                visible = max(0, len(span.rows) - hidden)
-                own = Span(query, query + 1, change(span.rows, visible, span), causal=False)
-                spans.append(own)
-        return low(replace(operands, spans=tuple(spans)))
-
-    return actor
-
-
-def after(change: Callable[[Tensors], Tensors]) -> Actor:
-    return lambda operands: change(low(operands))
-
-
-def before(change: Callable[[Operands], Operands]) -> Actor:
-    return lambda operands: low(change(operands))
-
-
-def without(rows: torch.Tensor, place: int) -> torch.Tensor:
-    return torch.cat([rows[:place], rows[place + 1 :]])
-
-
-def twice(rows: torch.Tensor, place: int) -> torch.Tensor:
-    return torch.cat([rows, rows[place : place + 1]])
-
-
-def rest_of_page(rows: torch.Tensor, visible: int, span: Span) -> torch.Tensor:
-    """The visible rows and what else lies in the sequence's last page."""
-    del span
-    if visible < len(rows) or not visible:
-        return rows[:visible]
-    return torch.cat([rows, rows[-1] + 1 + torch.arange(-len(rows) % PAGE)])
-
-
-def dead_head(results: Tensors) -> Tensors:
-    results["output"][:, 1] = 0
-    return results
-
-
-def striped(operands: Operands) -> Operands:
-    """Head h reads key head h % Hkv instead of h // ratio."""
-    order = torch.arange(operands.q.shape[1]) % operands.k.shape[1]
-    return replace(operands, k=operands.k[:, order], v=operands.v[:, order])
+def lse_in_bfloat16(operands: Operands) -> Tensors:
+    results = low(operands)
+    return results | {"lse": results["lse"].bfloat16().float()}
 
 
 def no_maximum(operands: Operands) -> Tensors:
@@ -211,37 +175,15 @@ def no_maximum(operands: Operands) -> Tensors:
     return results
 
 
-BUGS: dict[str, Actor] = {
-    "last token masked": seeing(lambda rows, visible, _: rows[: max(0, visible - 1)]),
-    "first token dropped": seeing(lambda rows, visible, _: rows[min(1, visible) : visible]),
-    "a token dropped": seeing(lambda rows, visible, _: without(rows[:visible], visible // 3)),
-    "a token taken twice": seeing(lambda rows, visible, _: twice(rows[:visible], visible // 3)),
-    "last token taken twice": seeing(lambda rows, visible, _: twice(rows[:visible], max(0, visible - 1))),
-    "a tile of 32 skipped": seeing(
-        lambda rows, visible, _: rows[:visible] if visible < 64 else torch.cat([rows[:32], rows[64:visible]])
-    ),
-    "uniform softmax": before(lambda operands: replace(operands, q=operands.q * 0)),
-    "scale 2 % off": before(lambda operands: replace(operands, scale=operands.scale * 1.02)),
-    "natural logarithm": after(lambda results: results | {"lse": results["lse"] * math.log(2.0)}),
-    "lse rounded to bfloat16": after(lambda results: results | {"lse": results["lse"].bfloat16().float()}),
-    "a dead head": after(dead_head),
-    "zeros": after(lambda results: results | {"output": results["output"] * 0}),
-    "sums in bfloat16": lambda operands: attention(operands, Precision(torch.bfloat16, torch.bfloat16)),
-    "weights in fp8": lambda operands: attention(operands, Precision(torch.float32, torch.float8_e4m3fn)),
-}
-CAUSAL_BUGS: dict[str, Actor] = {
-    "next token seen": seeing(lambda rows, visible, _: rows[: visible + 1]),
-    "no mask": seeing(lambda rows, _, __: rows),
-    "mask aligned to the start": seeing(
-        lambda rows, visible, span: rows[: max(0, visible - len(rows) + span.stop - span.start)]
-    ),
-}
-PAGED_BUGS: dict[str, Actor] = {
-    "page table ignored": seeing(lambda rows, visible, _: torch.arange(len(rows))[:visible]),
-    "last page ignored": seeing(lambda rows, visible, _: rows[: min(visible, (len(rows) - 1) // PAGE * PAGE)]),
-    "last page read whole": seeing(rest_of_page),
-}
-GROUPED_BUGS: dict[str, Actor] = {
-    "wrong head map": before(striped),
-    "values of the next head": before(lambda operands: replace(operands, v=operands.v.roll(1, 1))),
-}
+def bugs_of(form_name: str) -> dict[str, Actor]:
+    """Bugs of precision, and one of grouped heads, that a form of attention can have."""
+    found: dict[str, Actor] = {
+        "lse rounded to bfloat16": lse_in_bfloat16,
+        "sums in bfloat16": lambda operands: attention(operands, Precision(torch.bfloat16, torch.bfloat16)),
+        "weights in fp8": lambda operands: attention(operands, Precision(torch.float32, torch.float8_e4m3fn)),
+    }
+    if form_name in {"gqa_paged_decode", "gqa_paged_prefill", "gqa_ragged"}:
+        found["values of the next head"] = lambda operands: low(replace(operands, v=operands.v.roll(1, 1)))
+    if form_name.endswith(("decode", "page1", "sparse")):
+        found["no maximum subtracted"] = no_maximum
+    return found

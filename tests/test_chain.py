@@ -188,10 +188,10 @@ def test_a_finding_ends_the_chain_after_everything_is_said(repository: Repositor
 
 @pytest.mark.parametrize("name", ["chain", "run_tests"])
 def test_a_run_that_could_not_finish_says_last_what_failed(repository: Repository, name: str) -> None:
-    crash = "def main() -> None:\n    raise ValueError"
-    repository.edit("scripts/run_tests.py", "def main() -> None:", crash)
+    runs = "    from traceproof.testgen import running\n"
+    repository.edit("scripts/stack_job.py", runs, f"    raise ValueError\n{runs}")
     ran = target(repository, name)
-    repository.edit("scripts/run_tests.py", crash, "def main() -> None:")
+    repository.edit("scripts/stack_job.py", f"    raise ValueError\n{runs}", runs)
     assert ran.code == 2, ran.out
     last = ran.out.splitlines()[-1]
     assert last.startswith("The run could not finish: run_tests_of gemm torch failed."), ran.out

@@ -215,11 +215,7 @@ def test_json_that_cannot_be_written_says_where() -> None:
         run.write_result(Path("/nowhere/file"), {})
 
 
-def test_jobs_may_take_most_of_the_free_memory_unless_resources_are_stated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_jobs_may_take_most_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "available_memory", lambda: 100 << 30)
     monkeypatch.setattr(programs, "nvidia_smi", lambda _: [["1000"]])
-    assert run.memory_of_jobs(["--dry-run"]) == ["--resources", f"mem_mb={85 << 10}", "gpu_mb=850"]
-    for stated in (["--resources", "mem_mb=1"], ["--workflow-profile", "p"], ["--profile=p"]):
-        assert run.memory_of_jobs(stated) == []
+    assert programs.memory_for_jobs() == {"mem_mb": 85 << 10, "gpu_mb": 850}

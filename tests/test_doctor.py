@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from doctor_machine import HOLDS, TORCH, Machine, program
-from repository import ROOT, Repository
+from repository import Repository
 
 from traceproof.config.schema import Config
-from traceproof.doctor import ask, isolation, reach, remedies
-from traceproof.doctor.diagnose import diagnose
+from traceproof.doctor import advice, diagnosis, facts
+from traceproof.doctor.advice import WIDTH, screen
+from traceproof.doctor.diagnosis import diagnose
 from traceproof.doctor.model import Diagnosis, Disk, Layer, Memory, StackFound
-from traceproof.doctor.render import WIDTH, screen
 from traceproof.environments import building as environments
 from traceproof.environments.building import built
 from traceproof.ops import registry
@@ -30,8 +29,7 @@ from traceproof.stacks import STACKS
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path)
     monkeypatch.setattr(environments, "CUDA_DRIVER", (tmp_path / "nvidiactl",))
-    monkeypatch.setattr(isolation, "layers", lambda **_: HOLDS)
-    monkeypatch.setattr(reach, "asked", lambda *_, **__: {})  # a torch that is made up has no adapters
+    monkeypatch.setattr(diagnosis, "layers", lambda **_: HOLDS)
     monkeypatch.setenv("PATH", str(found.path))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
         monkeypatch.delenv(name, raising=False)
@@ -176,16 +174,15 @@ def test_compilers_are_missed_where_there_is_a_gpu_only(machine: Machine) -> Non
 
 
 def test_adapters_say_which_op_types_have_a_ground_truth_where() -> None:
-    assert reach.asked("/bin/false", root=ROOT, seconds=120.0) == {}
-    told = reach.asked(sys.executable, root=ROOT, seconds=120.0)
+    told = facts.facts("", "torch")["adapters"]
     assert set(told) == set(registry.known())
-    on_a_cpu = reach.here(told, [], {"flashinfer", "torch"})
+    on_a_cpu = diagnosis.reach(told, [], {"flashinfer", "torch"})
     assert on_a_cpu["gemm"] == on_a_cpu["gqa_paged"] == ("torch",)
     assert on_a_cpu["sampling"] == ()
-    on_a_gpu = reach.here(told, ["9.0"], {"flashinfer", "torch"})
+    on_a_gpu = diagnosis.reach(told, ["9.0"], {"flashinfer", "torch"})
     assert on_a_gpu["sampling"] == ("flashinfer",)
     assert on_a_gpu["moe"] == ()  # its kernel is for SM 10.x
-    assert reach.here(told, ["9.0", "10.0"], {"flashinfer"})["moe"] == ("flashinfer",)
+    assert diagnosis.reach(told, ["9.0", "10.0"], {"flashinfer"})["moe"] == ("flashinfer",)
 
 
 def test_the_screen_tells_op_types_with_a_ground_truth_from_those_without(
@@ -193,7 +190,8 @@ def test_the_screen_tells_op_types_with_a_ground_truth_from_those_without(
 ) -> None:
     machine.environment("cpu")
     told = {"gemm": {"torch": None}, "moe": {"flashinfer": [((10, 0), (10, 3))]}}
-    monkeypatch.setattr(reach, "asked", lambda *_, **__: told)
+    examine = diagnosis.examine
+    monkeypatch.setattr(diagnosis, "examine", lambda *given: (examine(*given)[0], told))
     found = machine.ask()
     assert found.reach == {"gemm": ("torch",), "moe": ()}
     assert "with a ground truth: gemm; by the oracle alone: moe" in screen(found)
@@ -201,12 +199,12 @@ def test_the_screen_tells_op_types_with_a_ground_truth_from_those_without(
 
 def test_room_is_weighed_against_what_is_still_to_be_installed() -> None:
     memory = Memory(total=8.0, available=7.0, limit=10.0)
-    found = list(remedies.of_room(memory, Disk(free=5.0, missing=26.0, writable=False), root=Path("/r")))
+    found = list(advice.of_room(memory, Disk(free=5.0, missing=26.0, writable=False), root=Path("/r")))
     assert [problem.fatal for problem in found] == [False, True, True]
     assert "limits.memory_gb" in found[0].todo
     assert found[2].what == "5 GB are free at /r; about 28 are needed"
     enough = Memory(total=64.0, available=60.0, limit=10.0)
-    assert not list(remedies.of_room(enough, Disk(free=50.0, missing=0.0, writable=True), root=Path("/r")))
+    assert not list(advice.of_room(enough, Disk(free=50.0, missing=0.0, writable=True), root=Path("/r")))
 
 
 def test_a_checkout_that_is_not_there_is_named(machine: Machine) -> None:
@@ -216,40 +214,38 @@ def test_a_checkout_that_is_not_there_is_named(machine: Machine) -> None:
 
 
 def test_isolation_is_tried_in_earnest() -> None:
-    alone, beside = isolation.layers(gpu=False), isolation.layers(gpu=True)
+    alone, beside = diagnosis.layers(gpu=False), diagnosis.layers(gpu=True)
     for found in (alone, beside):
         assert [layer.name for layer in found] == list(LAYERS)
         assert all(layer.holds or (layer.why and "not tried" not in layer.why) for layer in found)
-    assert [layer.why for layer in beside if layer.name == "landlock"] == [isolation.BESIDE_A_GPU]
+    assert [layer.why for layer in beside if layer.name == "landlock"] == [diagnosis.BESIDE_A_GPU]
 
 
 def test_an_interrupt_waits_for_nothing() -> None:
     begun = time.monotonic()
     with ThreadPoolExecutor() as threads:
-        asked = threads.submit(ask.ask, ["sleep", "600"], seconds=600.0)
-        while not ask._RUNNING:
+        asked = threads.submit(diagnosis.ask, ["sleep", "600"], seconds=600.0)
+        while not diagnosis._RUNNING:
             time.sleep(0.01)
-        ask.stop()
+        diagnosis.stop()
         assert asked.result().problem
     assert time.monotonic() - begun < 60
-    assert not ask._RUNNING
+    assert not diagnosis._RUNNING
 
 
 def test_what_references_could_reach_is_a_note_with_the_setting_that_forbids_namespaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "SYSCTL", tmp_path)
+    monkeypatch.setattr(advice, "SYSCTL", tmp_path)
     refused = tuple(Layer(name=name, text=name, holds=False, why="refused") for name in LAYERS)
-    bare = isolation.problem(refused)
-    assert bare is not None
+    (bare,) = advice.of_isolation(refused)
     assert (bare.fatal, bare.command) == (False, "")
     assert "reach the network and read and write this user's files" in bare.what
     (tmp_path / "kernel").mkdir()
     (tmp_path / "kernel" / "unprivileged_userns_clone").write_text("0\n")
-    told = isolation.problem(refused)
-    assert told is not None
+    (told,) = advice.of_isolation(refused)
     assert told.command == "sudo sysctl -w kernel.unprivileged_userns_clone=1"
-    assert isolation.problem(HOLDS) is None
+    assert not list(advice.of_isolation(HOLDS))
 
 
 def test_a_screen_fits_a_screen(machine: Machine) -> None:

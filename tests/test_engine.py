@@ -266,7 +266,7 @@ def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
 
     def ask(_: str, item: Mapping[str, Any], seconds: float | None = None) -> ItemOutcome:
         asked.setdefault(item["definition"]["name"], set()).add(seconds)
-        return ItemOutcome(index=0, status=Status.ERROR)
+        return ItemOutcome(status=Status.ERROR)
 
     record = {**STACK, "device_type": "cpu"}
     environments = {one: Environment(name=one, python=sys.executable, record=record) for one in (MAIN, TAGGED)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from traceproof.checkouts.packages import unpack
-from traceproof.dataset.fetch import Dataset, fetch, mark, scan_digest, untouched
+from traceproof.dataset.fetch import FETCHED, Dataset, fetch, scan_digest, untouched
 from traceproof.errors import TraceproofError
 
 DEFINITION = json.dumps({"name": "a"})
@@ -151,7 +151,7 @@ def test_a_commit_is_fetched_without_the_rest_and_then_never_asked_for(repositor
     (repository / "data" / "definitions" / "x" / "a.json").write_text("later")
     git(repository, "commit", "--quiet", "--all", "--message", "two")
     folder = fetch(dataset, root=tmp_path / "out")
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["a.json"]
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [FETCHED, "a.json"]
     assert (folder / "definitions" / "x" / "a.json").read_text() == DEFINITION
     repository.rename(tmp_path / "gone")
     assert fetch(dataset, root=tmp_path / "out") == folder
@@ -161,7 +161,7 @@ def test_a_whole_repository_can_be_the_dataset(repository: Path, tmp_path: Path)
     git(repository, "mv", "data/definitions", "definitions")
     git(repository, "commit", "--quiet", "--message", "two")
     folder = fetch(from_git(repository, folder="."), root=tmp_path / "out")
-    assert sorted(path.name for path in folder.iterdir()) == ["big.txt", "definitions"]
+    assert sorted(path.name for path in folder.iterdir()) == [FETCHED, "big.txt", "definitions"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,6 @@ def test_a_folder_is_used_in_place(repository: Path, tmp_path: Path) -> None:
 def test_an_edit_of_a_fetched_dataset_is_noticed(repository: Path, tmp_path: Path) -> None:
     dataset = from_git(repository)
     folder = fetch(dataset, root=tmp_path / "out")
-    mark(dataset, folder)
     assert untouched(folder)
     (folder / "definitions" / "x" / "a.json").write_text("edited")
     assert not untouched(folder)

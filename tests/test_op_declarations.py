@@ -92,3 +92,17 @@ def test_a_package_of_somebody_else_declares_an_op(tmp_path: Path) -> None:
     first, second = said(USED, tmp_path)
     assert first == "None ('half',) div own_ops.py"
     assert second == "pass fail"
+
+
+def test_a_module_of_ops_that_can_not_be_imported_says_whose_it_is(tmp_path: Path) -> None:
+    (tmp_path / "own_ops.py").write_text("import no_such_package\n")
+    about = tmp_path / "own_ops-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-ops\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[traceproof.ops]\nmine = own_ops\n")
+    program = (
+        "from traceproof.errors import TraceproofError\nfrom traceproof.ops import registry\n"
+        "try:\n    registry.known()\nexcept TraceproofError as error:\n    print(error)\n"
+    )
+    [line] = said(program, tmp_path)
+    assert line.startswith("own-ops names own_ops as a module of ops, which can not be imported: No module named")

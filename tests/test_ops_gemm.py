@@ -35,12 +35,6 @@ def one_by_one(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Te
     return total
 
 
-def split(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Four partial products, added at the end."""
-    parts = [x.float() @ y.float().T for x, y in zip(a.chunk(4, 1), b.chunk(4, 1), strict=True)]
-    return torch.stack(parts).sum(0)
-
-
 def truncating(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Blocks of 16 terms added exactly, the sum cut (not rounded) to 24 bits, as tensor cores do."""
     total = torch.zeros(len(a), len(b), dtype=torch.float64)
@@ -56,12 +50,10 @@ def truncating(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     "product",
     [
         lambda a, b: a.double() @ b.double().T,
-        lambda a, b: a.float() @ b.float().T,
         lambda a, b: one_by_one(a, b, torch.float32),
-        split,
         truncating,
     ],
-    ids=["float64", "float32", "float32 one by one", "split K", "truncating tensor cores"],
+    ids=["float64", "float32 one by one", "truncating tensor cores"],
 )
 def test_rounding_passes(definition: Definition, product: Product) -> None:
     assert not ops.failures(definition, kernel(product))
@@ -101,10 +93,6 @@ def test_swapped_operands_are_seen() -> None:
     assert ruling.verdict == Verdict.FAIL
 
 
-def test_the_reference_passes_every_case() -> None:
-    assert not ops.failures(SMALL, ops.reference, "small", "medium", "large")
-
-
 def test_the_oracle_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     values = ops.inputs_of(SMALL, ops.case_named(SMALL, "medium-0"))
     whole = gemm.GEMM.oracle(SMALL, values)
@@ -118,11 +106,6 @@ def test_the_bound_is_what_it_says() -> None:
     values: Values = {"A": torch.full((1, 160), -2.0), "B": torch.full((96, 160), 0.5)}
     bound = gemm.GEMM.oracle(SMALL, values)["C@bound"]
     torch.testing.assert_close(bound, torch.full_like(bound, 160**1.5 * 2.0**-23))
-
-
-def test_inputs_fit_the_schema() -> None:
-    for case in ops.cases(SMALL, "small", "medium", "large"):
-        ops.assert_inputs_fit(SMALL, case)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -19,32 +19,21 @@ DEFINITIONS = ops.definitions("mamba_ssu")
 EVERY = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
 
 
-def stepped(_: Definition, values: Values, bug: str = "") -> list[torch.Tensor]:
+def stepped(_: Definition, values: Values, bug: str) -> list[torch.Tensor]:
     """A kernel of its own kind: all rows at once in float32, with a place for a mistake."""
     cache = ops.tensor(values, "state")
     x, dt, A, B, C, D, bias = (ops.tensor(values, n).float() for n in ("x", "dt", "A", "B", "C", "D", "dt_bias"))
     slots = ops.tensor(values, "state_batch_indices").long()
-    if bug == "row number as slot":
-        slots = torch.where(slots < 0, slots, torch.arange(len(slots)))
-    if bug == "B and C swapped":
-        B, C = C, B
     shared = x.shape[1] // B.shape[1]
-    if bug == "groups interleaved":
-        B, C = B.repeat(1, shared, 1), C.repeat(1, shared, 1)
-    else:
-        B, C = B.repeat_interleave(shared, 1), C.repeat_interleave(shared, 1)
+    B, C = B.repeat_interleave(shared, 1), C.repeat_interleave(shared, 1)
     real = slots >= 0
     old = torch.where(real[:, None, None, None], cache[slots.clamp_min(0)].float(), 0.0)
     if bug == "padding reads the last slot":
         old = cache[slots].float()
-    dt = dt + (0 if bug == "no dt_bias" else bias)
-    dt = dt if bug == "no softplus" else F.softplus(dt)
+    dt = dt + bias if bug == "no softplus" else F.softplus(dt + bias)
     decay = torch.exp((dt if bug != "A alone decays" else 1.0) * A[..., 0])[..., None]
-    fresh = old * decay + (dt * x)[..., None] * B[:, :, None]
-    if bug == "dt only decays":
-        fresh = old * decay + x[..., None] * B[:, :, None]
-    seen = old if bug == "old state read" else fresh
-    y = (seen * C[:, :, None]).sum(-1) + (0 if bug == "no D" else D * x)
+    fresh = old * decay + (x if bug == "dt only decays" else dt * x)[..., None] * B[:, :, None]
+    y = (fresh * C[:, :, None]).sum(-1) + D * x
     new = torch.zeros_like(cache) if bug == "other slots cleared" else cache.clone()
     new[slots[real]] = fresh[real].to(cache.dtype)
     if bug == "padding writes the last slot":
@@ -53,36 +42,9 @@ def stepped(_: Definition, values: Values, bug: str = "") -> list[torch.Tensor]:
 
 
 @EVERY
-def test_the_reference_passes_every_case(definition: Definition) -> None:
-    assert not ops.failures(definition, ops.reference, "small", "medium", "large")
-
-
-@EVERY
-def test_a_kernel_in_float32_passes_every_case(definition: Definition) -> None:
-    assert not ops.failures(definition, stepped, "small", "medium", "large")
-
-
-@EVERY
-@pytest.mark.parametrize(
-    "bug",
-    [
-        "row number as slot",
-        "B and C swapped",
-        "no dt_bias",
-        "no softplus",
-        "A alone decays",
-        "dt only decays",
-        "old state read",
-        "no D",
-        "other slots cleared",
-    ],
-)
+@pytest.mark.parametrize("bug", ["no softplus", "A alone decays", "dt only decays", "other slots cleared"])
 def test_a_mistake_is_seen(definition: Definition, bug: str) -> None:
     assert ops.failures(definition, lambda of, values: stepped(of, values, bug))
-
-
-def test_groups_in_the_wrong_order_are_seen() -> None:
-    assert ops.failures(GROUPED, lambda of, values: stepped(of, values, "groups interleaved"))
 
 
 @EVERY
@@ -123,12 +85,6 @@ def test_slots_that_no_row_names_stay(definition: Definition) -> None:
     old, new = ops.tensor(values, "state").double(), OP.oracle(definition, values)["new_state"]
     for slot in range(len(old)):
         assert torch.equal(old[slot], new[slot]) == (slot not in slots)
-
-
-@EVERY
-def test_inputs_fit_the_schema(definition: Definition) -> None:
-    for case in ops.cases(definition, "small", "medium", "large"):
-        ops.assert_inputs_fit(definition, case)
 
 
 @pytest.mark.parametrize(

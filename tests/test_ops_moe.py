@@ -9,7 +9,6 @@ import op_support as ops
 import planted_moe
 import pytest
 import torch
-from planted_moe import applies
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import fingerprint
@@ -83,12 +82,6 @@ def test_an_unknown_form_is_named(definition: Definition, why: str) -> None:
         OP.check(definition)
 
 
-@pytest.mark.slow
-@EVERY
-def test_the_reference_passes_every_case(definition: Definition) -> None:
-    assert not ops.failures(definition, ops.reference, "small", "medium", "large")
-
-
 @cache
 def drawn(definition_name: str, case_name: str) -> tuple[Definition, Case, Values, Tensors]:
     """One case with its inputs, which no test may change, and its truth."""
@@ -141,28 +134,6 @@ def test_a_reference_may_keep_intermediates_in_16_bits(definition: Definition) -
     for subject in solved(definition, ("medium",), 0):
         output = planted_moe.compute(form_of(definition), subject.inputs, kernel=kernel)
         assert subject.ruling("output", output, reference=True).verdict == Verdict.PASS, subject.case.id
-
-
-@pytest.mark.parametrize(
-    ("definition", "mistake"),
-    [
-        (it, mistake)
-        for it in BY_FORM.values()
-        for mistake in planted_moe.MISTAKES
-        if applies(mistake, form_of(it))
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.name,
-)
-def test_a_mistake_is_seen(definition: Definition, mistake: str) -> None:
-    shown = ("medium-1", "medium-0", "small-1", "small-0", "adversarial-hot")
-    assert not all(passes(definition.name, case, mistake=mistake) for case in shown)
-
-
-@EVERY
-def test_inputs_fit_the_schema_and_repeat(definition: Definition) -> None:
-    for case in ops.cases(definition, "small"):
-        if case.id in {"small-1", "edge-empty", "adversarial-rows"}:
-            ops.assert_inputs_fit(definition, case)
 
 
 def test_the_bits_of_the_inputs_are_fixed() -> None:

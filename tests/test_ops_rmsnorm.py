@@ -23,64 +23,22 @@ EVERY = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition
 EPS = {"rmsnorm_h96": 1e-5, "fused_add_rmsnorm_h96": 1e-6}
 
 
-def norm(definition: Definition, values: Values, *, eps_factor: float = 1.0, bug: str = "") -> torch.Tensor:
-    """A kernel of its own kind, in float32, with a place for a mistake."""
-    hidden = ops.tensor(values, "hidden_states")
-    x = hidden.float()
-    if "residual" in values and bug != "no residual":
+def norm(definition: Definition, values: Values, bug: str) -> torch.Tensor:
+    """A kernel in float32 with a small mistake."""
+    x = ops.tensor(values, "hidden_states").float()
+    if "residual" in values:
         x = x + ops.tensor(values, "residual").float()
-    if bug == "sum rounded first":
-        x = x.bfloat16().float()
-    count = x.shape[-1] - (bug == "unbiased mean")
-    square = x * x if bug != "squares in bfloat16" else (x.bfloat16() * x.bfloat16()).float()
-    if bug == "last column left out":
-        square = square[..., :-1]
-    inverse = torch.rsqrt(square.sum(-1, keepdim=True) / count + EPS[definition.name] * eps_factor)
-    if bug == "eps outside the root":
-        inverse = 1 / (torch.sqrt(square.sum(-1, keepdim=True) / count) + EPS[definition.name])
-    weight = ops.tensor(values, "weight").float()
-    if bug == "weight plus one":
-        weight = weight + 1
-    y = x * inverse * weight
-    if bug == "rounded before the weight":
-        y = (x * inverse).bfloat16().float() * weight
-    return y.bfloat16()
+    square = x * x if bug != "last column left out" else (x * x)[..., :-1]
+    mean = square.sum(-1, keepdim=True) / (x.shape[-1] - (bug == "unbiased mean"))
+    eps = EPS[definition.name]
+    inverse = 1 / (mean.sqrt() + eps) if bug == "eps outside the root" else torch.rsqrt(mean + eps)
+    return (x * inverse * ops.tensor(values, "weight").float()).bfloat16()
 
 
 @EVERY
-def test_the_reference_passes_every_case(definition: Definition) -> None:
-    assert not ops.failures(definition, ops.reference, "small", "medium", "large")
-
-
-@EVERY
-def test_a_kernel_in_float32_passes_every_case(definition: Definition) -> None:
-    assert not ops.failures(definition, norm)
-
-
-@EVERY
-@pytest.mark.parametrize(
-    "bug", ["unbiased mean", "last column left out", "eps outside the root", "weight plus one"]
-)
-def test_a_mistake_is_seen(definition: Definition, bug: str) -> None:
-    assert ops.failures(definition, lambda of, values: norm(of, values, bug=bug))
-
-
-@EVERY
-@pytest.mark.parametrize("factor", [0.1, 10.0])
-def test_the_wrong_eps_is_seen_at_a_tiny_scale(definition: Definition, factor: float) -> None:
-    found = ops.failures(definition, lambda of, values: norm(of, values, eps_factor=factor))
-    assert {name.split()[0] for name in found} == {"adversarial-tiny"}
-
-
-def test_a_forgotten_residual_is_seen() -> None:
-    definition = ops.load("rmsnorm", "fused_add_rmsnorm_h96")
-    assert ops.failures(definition, lambda of, values: norm(of, values, bug="no residual"))
-
-
-@EVERY
-def test_inputs_fit_the_schema(definition: Definition) -> None:
-    for case in ops.cases(definition, "small", "medium", "large"):
-        ops.assert_inputs_fit(definition, case)
+@pytest.mark.parametrize("bug", ["unbiased mean", "last column left out", "eps outside the root"])
+def test_a_small_mistake_is_seen(definition: Definition, bug: str) -> None:
+    assert ops.failures(definition, lambda of, values: norm(of, values, bug))
 
 
 @pytest.mark.parametrize(

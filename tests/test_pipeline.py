@@ -15,7 +15,8 @@ from repository import Ran, Repository, own_dataset
 pytestmark = pytest.mark.slow
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
-KILLS = "    raise SystemExit(3)\n    plan ="
+PLANS = "    plan = OpTypePlan.read(cases).of_group"
+KILLS = f"    raise SystemExit(3)\n{PLANS}"
 AHEAD = 7 * 24 * 3600.0
 SELECTED = ("--op-type", "gemm", "--test-sizes", "small", "medium")
 
@@ -104,7 +105,7 @@ def test_a_failed_job_never_shows_the_table_of_the_run_before(repository: Reposi
     definition = json.loads(file.read_text())
     definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
     file.write_text(json.dumps(definition))
-    repository.edit("scripts/verify.py", "    plan =", KILLS)
+    repository.edit("scripts/stack_job.py", PLANS, KILLS)
     ran = repository.verify()
     assert ran.code == 2, ran.out
     assert ran.out.splitlines()[-1].startswith("The run could not finish: verify rmsnorm failed.")
@@ -112,7 +113,7 @@ def test_a_failed_job_never_shows_the_table_of_the_run_before(repository: Reposi
     again = repository.verify()
     assert again.code == 2, again.out
     assert "VERIFIED:" not in again.out
-    repository.edit("scripts/verify.py", KILLS, "    plan =")
+    repository.edit("scripts/stack_job.py", KILLS, PLANS)
 
 
 def test_a_wrong_reference_is_a_finding_of_that_definition_alone_and_its_verdicts_stay(

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from source_remotes import SOON, Upstream, git
 
-from traceproof.checkouts.checkout import State, Wanted, bring
+from traceproof.checkouts.checkout import Wanted, bring
 from traceproof.checkouts.gitrun import Git
+from traceproof.checkouts.pins import State
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.config.reading import read_config
 from traceproof.dataset.fetch import Dataset

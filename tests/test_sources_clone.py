@@ -11,9 +11,8 @@ import pytest
 from source_remotes import SOON, Upstream, git
 
 from traceproof.checkouts import packages as package
-from traceproof.checkouts.checkout import State
 from traceproof.checkouts.gitrun import Git
-from traceproof.checkouts.pins import NAME, ORIGINS, Pin, lock_digest, read_lock, resolve, write_lock
+from traceproof.checkouts.pins import NAME, ORIGINS, Pin, State, lock_digest, read_lock, resolve, write_lock
 from traceproof.cli import run
 from traceproof.cli.clone_repos import clone_repos
 from traceproof.errors import TraceproofError

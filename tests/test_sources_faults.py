@@ -19,8 +19,9 @@ import pytest
 from source_remotes import Upstream, git
 from test_sources_checkout import clone, fill, same, want
 
-from traceproof.checkouts.checkout import BUSY, MOVING, State, Wanted, changes
+from traceproof.checkouts.checkout import BUSY, MOVING, Wanted, changes
 from traceproof.checkouts.gitrun import Git, GitError
+from traceproof.checkouts.pins import State
 from traceproof.errors import TraceproofError
 
 KILLS = int(os.environ.get("TRACEPROOF_KILLS", "4"))  # docs/bumps.md has the figures of a run with 50

@@ -27,7 +27,6 @@ MODULES = (
     "traceproof.publish.parts",
     "traceproof.coverage.collect",
     "traceproof.doctor.facts",
-    "traceproof.doctor.reach",
     "traceproof.environments.entry_points",
     "traceproof.environments.probe",
     "traceproof.run.trusted",
@@ -109,7 +108,7 @@ def normal(distribution: str) -> str:
 
 
 def test_every_rule_with_a_stacks_interpreter_is_found() -> None:
-    assert set(SCRIPTS) == {"cases", "run_tests", "verify"}
+    assert set(SCRIPTS) == {"stack_job"}
 
 
 @pytest.mark.parametrize("environment", RUN)

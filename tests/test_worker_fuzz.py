@@ -137,7 +137,7 @@ def answered(body: bytes) -> None:
     assert time.monotonic() - began < LONGEST
     assert answer.status in set(Status)
     answer.message.encode()
-    outcome = ItemOutcome(index=0, status=answer.status, message=answer.message, value=answer.value)
+    outcome = ItemOutcome(status=answer.status, message=answer.message, value=answer.value)
     if answer.status is not Status.OK:
         Result.failed(outcome).message.encode()
 

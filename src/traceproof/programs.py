@@ -8,6 +8,7 @@ import ctypes
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +47,8 @@ def run(
 
 def nvidia_smi(fields: str, *, units: bool = False) -> list[list[str]]:
     """Fields of each GPU, as nvidia-smi lists them; none where there is no driver, or it does not answer."""
+    if shutil.which("nvidia-smi") is None:
+        return []
     command = ["nvidia-smi", f"--query-gpu={fields}", f"--format=csv,noheader{'' if units else ',nounits'}"]
     try:
         done = subprocess.run(command, check=True, text=True, capture_output=True, timeout=QUERY_SECONDS)
@@ -53,6 +56,14 @@ def nvidia_smi(fields: str, *, units: bool = False) -> list[list[str]]:
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return [row for row in rows if len(row) == fields.count(",") + 1]
+
+
+def choose_gpu() -> None:
+    """Have this process see the GPU with the most free memory alone, of equal ones another than others do."""
+    rows = [(int(free), uuid) for uuid, free in nvidia_smi("uuid,memory.free") if free.isdigit()]
+    if len(rows) > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        best = [uuid for free, uuid in rows if free == max(rows)[0]]
+        os.environ["CUDA_VISIBLE_DEVICES"] = best[os.getpid() % len(best)]
 
 
 def available_memory() -> int:

@@ -13,11 +13,13 @@ from typing import Any
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.tree import changed_between
+from traceproof.codedigest import verdict_code
 from traceproof.digests import digest_bytes
 from traceproof.environments.building import probe
 from traceproof.environments.package import of_package, source_paths
 from traceproof.errors import TraceproofError
-from traceproof.files import sealed, write_json, write_text
+from traceproof.files import sealed, write_text
+from traceproof.ops import registry
 from traceproof.programs import without_secrets
 from traceproof.run.flow import Pipeline
 from traceproof.run.implementations import for_op_type
@@ -154,17 +156,18 @@ class Trial:
             MAIN: self._main,
             self.stack: self._environment(self.stack, package) | {"variables": dict(self.variables)},
         }
-        write_json(place / "environments.json", environments)
         options = {
             "cases": self._cases,
             "verdicts": place / "verdicts.jsonl",
             "cache": self.work / "cache.sqlite",
             "caches": self.work / "compiled",
-            "environments": place / "environments.json",
+            "environments": json.dumps(environments),
+            "code": verdict_code(self.op_type, registry.file_of(self.op_type)),
             "implementations": [
                 truth for truth in self.truths or truths_of(self.stack) if truth in for_op_type(self.op_type)
             ],
-            "limits": self.flow.limits,
+            "limits": self.flow.limits(),
+            "build-seconds": self.flow.config.limits.build_s,
             "tolerance": self.flow.tolerance,
         }
         self._run("verify", options)
@@ -190,13 +193,14 @@ class Trial:
         return self._environment(MAIN, None)
 
     def _environment(self, stack: str, package: Path | None) -> dict[str, Any]:
-        """An environment as `scripts/verify.py` takes it."""
+        """An environment as the job `verify` takes it."""
         path = [] if package is None else [package]
         record = probe(self.flow.stacks[stack], root=self.root, path=path)
         return {"python": str(self.root / self.flow.python(stack)), "record": record, "path": list(map(str, path))}
 
-    def _run(self, script: str, options: Mapping[str, object]) -> None:
-        arguments = ["-P", str(self.root / "scripts" / f"{script}.py"), "--log", str(self.work / f"{script}.log")]
+    def _run(self, job: str, options: Mapping[str, object]) -> None:
+        script = str(self.root / "scripts" / "stack_job.py")
+        arguments = ["-P", script, job, "--log", str(self.work / f"{job}.log")]
         for key, value in options.items():
             arguments += [f"--{key}", *(map(str, value) if isinstance(value, list) else [str(value)])]
         command = [str(self.root / self.flow.python(MAIN)), *arguments]

@@ -10,13 +10,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 from git import GitCommandError, Repo, Tree
 
 from traceproof.checkouts.gitrun import Git, GitError
+from traceproof.checkouts.pins import State
 from traceproof.errors import TraceproofError
 from traceproof.files import disk_errors, write_json
 
@@ -26,14 +26,6 @@ BUSY = "traceproof-busy"  # in .git while a run of this program may hold git's l
 SAVED = "traceproof-saved"  # in .git: files found changed after a killed update, kept in case somebody edited them
 MOST_FILES = 500_000  # of one commit; the largest source has a fiftieth of that
 PARTIAL = "--filter=blob:none"
-
-
-class State(StrEnum):
-    """What was done."""
-
-    CLONED = "cloned"
-    UPDATED = "updated"
-    PRESENT = "present"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

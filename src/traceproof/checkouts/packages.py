@@ -29,8 +29,7 @@ from pydantic import BaseModel, Field
 from urllib3.exceptions import HTTPError
 
 from traceproof import programs
-from traceproof.checkouts.checkout import State
-from traceproof.checkouts.pins import Pin
+from traceproof.checkouts.pins import Pin, State
 from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
 from traceproof.files import disk_errors, write_json

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -48,6 +49,14 @@ def _plain(url: str) -> str:
 
 
 Url = Annotated[str, StringConstraints(min_length=1), AfterValidator(_plain)]
+
+
+class State(StrEnum):
+    """What was done."""
+
+    CLONED = "cloned"
+    UPDATED = "updated"
+    PRESENT = "present"
 
 
 class Pin(BaseModel):

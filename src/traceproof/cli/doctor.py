@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from traceproof.cli import options, run
-from traceproof.doctor.diagnose import diagnose
-from traceproof.doctor.render import screen
+from traceproof.doctor.advice import screen
+from traceproof.doctor.diagnosis import diagnose
 
 SECONDS = 60.0
 

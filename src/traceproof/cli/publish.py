@@ -18,11 +18,9 @@ from traceproof.publish.prepare import (
     Prepared,
     Source,
     dry_run,
-    origin_of,
-    pinned,
     prepare,
     prepare_card,
-    source_commit,
+    provenance,
 )
 from traceproof.publish.push import Hub, Remote
 from traceproof.stacks import MAIN
@@ -165,7 +163,7 @@ def _source(
         run=results / (selection or config.run),
         results=results,
         python=str(python if python.is_absolute() else root / python),
-        provenance={"dataset": origin_of(config.dataset), "traceproof": source_commit(root), **pinned(root)},
+        provenance=provenance(root, config.dataset),
         extra=tuple(path.absolute() for path in extra),
         tests=tests,
         tests_output=tests_output.read_text(encoding="utf-8") if tests_output else "",

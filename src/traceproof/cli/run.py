@@ -17,7 +17,6 @@ from traceproof.config.schema import Config
 from traceproof.dataset.fetch import fetch
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, sweep
-from traceproof.programs import memory_for_jobs
 from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED, end_with_parent
 
 __all__ = ["FINDINGS", "UNFINISHED", "config_of"]  # for commands, which take all that they need of a run from here
@@ -25,7 +24,6 @@ FINE = 0
 FOUND = 3  # what Snakemake ends with on findings, so that its own 1 is none; the variable CODE tells its plugin
 CODE = "TRACEPROOF_FINDINGS"
 STDERR = 2  # the descriptor
-STATE_RESOURCES = frozenset({"--resources", "--res", "--profile", "--workflow-profile"})
 
 
 def repository() -> Path:
@@ -72,7 +70,7 @@ def snakemake(
     Gives the exit code: FINE, FINDINGS, UNFINISHED if the run did not get to its table, or INTERRUPTED.
     """
     program = str(Path(sys.executable).parent / "snakemake")  # its errors begin with this name
-    command = [sys.executable, program, *memory_of_jobs(extra), "--cores", str(cores), *extra]
+    command = [sys.executable, program, "--cores", str(cores), *extra]
     sweep(Path(tempfile.gettempdir()))
     with own_folder() as scratch:
         if changes:  # as a file, since --config would turn every value inside a mapping into text
@@ -121,13 +119,6 @@ def _run(command: Sequence[str], *, cwd: Path, stdout: int | None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def memory_of_jobs(extra: Sequence[str]) -> list[str]:
-    """Options that let all jobs together take most of the free memory; none where the caller states resources."""
-    if any(word.split("=")[0] in STATE_RESOURCES for word in extra):
-        return []
-    return ["--resources", *(f"{name}={size}" for name, size in memory_for_jobs().items())]
 
 
 def all_cores() -> int:

@@ -18,6 +18,8 @@ from pydantic import (
 from traceproof.dataset.fetch import CLOSED, Dataset, Short, Text
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.ops.cases import ALL_SIZES
+from traceproof.sandbox.model import GIB, MIB
+from traceproof.sandbox.model import Limits as CallLimits
 from traceproof.stacks import STACKS, TRUTHS
 from traceproof.stacks.base import Stack
 
@@ -113,6 +115,14 @@ class Limits(BaseModel):
     memory_gb: Positive = 10.0
     output_mb: Positive = 1.0
     build_s: Positive = 900.0
+
+    def of_call(self, *, cases: int = 1) -> CallLimits:
+        """As the sandbox takes them; of a call that runs several cases, it may take longer."""
+        return CallLimits(
+            seconds=cases * self.wall_s,
+            memory_bytes=int(self.memory_gb * GIB),
+            output_bytes=int(self.output_mb * MIB),
+        )
 
 
 def _among(value: tuple[str, ...], known: Iterable[str], what: str) -> tuple[str, ...]:

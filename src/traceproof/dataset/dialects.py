@@ -239,6 +239,7 @@ DTYPES = {
     "dtype": DType.STRING,
     "float4_e2m1fn_x2": DType.FLOAT4_E2M1,
 }
+OPEN_DTYPES = frozenset(DTYPES) | (frozenset(DType) - PUBLISHED_DTYPES)
 # A size above it that nothing fixes is an eighth of what `init` would take: it is judged as well. MLA's heads, of
 # 512 and 64, are the widest size that is the sum of others.
 WIDE = 576
@@ -285,11 +286,12 @@ def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
         return Dialect.TRACE_DUMP
     tags = value.get("tags")
     named = isinstance(tags, list) and any(isinstance(tag, str) and tag.startswith("fi_api:") for tag in tags)
-    # What a published definition has is left to the API's caller: `run`, or a dtype.
-    open_ones = set(DTYPES) | (set(DType) - PUBLISHED_DTYPES)
-    left = any(isinstance(spec.get("dtype"), str) and spec["dtype"] in open_ones for spec in specs)
-    incomplete = "reference" not in value or not _has_run(value["reference"]) or left
-    return Dialect.TRACE_DUMP if named and incomplete else Dialect.PUBLISHED
+    if not named:
+        return Dialect.PUBLISHED
+    # What a published definition has is left to the API's caller: a dtype, or `run`.
+    left = any(isinstance(spec.get("dtype"), str) and spec["dtype"] in OPEN_DTYPES for spec in specs)
+    incomplete = left or "reference" not in value or not _has_run(value["reference"])
+    return Dialect.TRACE_DUMP if incomplete else Dialect.PUBLISHED
 
 
 def _is_expression(axis: object) -> bool:
@@ -316,7 +318,8 @@ def _has_run(reference: object) -> bool:
         body = ast.parse(reference).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True
-    return not any(isinstance(node, ast.FunctionDef) for node in body) or entry_of(reference, ("run",)) is not None
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    return not functions or "run" in functions
 
 
 @dataclass

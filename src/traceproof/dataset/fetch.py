@@ -114,6 +114,9 @@ def fetch(dataset: Dataset, *, root: Path) -> Path:
                 except OSError:
                     if not (folder / "definitions").is_dir():  # else another run was faster, with the same content
                         raise
+    if dataset.path is None and not (folder / FETCHED).is_file():
+        about = {"source": dataset.model_dump(mode="json"), "scan": scan_digest(folder)}
+        write_json(folder / FETCHED, about)
     return folder
 
 
@@ -157,11 +160,6 @@ def _from_git(source: GitSource, scratch: Path) -> Path:
     _check(found, f"dataset.git: folder {source.folder!r} of {source.url} at {source.commit[:12]}")
     shutil.rmtree(target / ".git")
     return found
-
-
-def mark(dataset: Dataset, folder: Path) -> None:
-    """Write down beside a fetched dataset where it came from and what its files are like."""
-    write_json(folder / FETCHED, {"source": dataset.model_dump(mode="json"), "scan": scan_digest(folder)})
 
 
 def untouched(folder: Path) -> bool:

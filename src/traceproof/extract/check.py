@@ -57,10 +57,8 @@ def check(
         for definition, text in zip(definitions, texts, strict=True)
     ]
     # Our own code, which has a worker of its own, shut in, for each reference.
-    here, limits = (
-        Environment(name=MAIN, python=str(python)),
-        Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None),
-    )
+    here = Environment(name=MAIN, python=str(python))
+    limits = Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None)
     with Worker(here, "traceproof.extract.check:setup", {}, limits) as worker:
         outcomes = [worker.ask(item) for item in items]
     findings = []
@@ -90,29 +88,41 @@ def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
 def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict[str, Any]:
     from traceproof.ops import registry
     from traceproof.reasons import Verdict
-    from traceproof.run.case import solve
+    from traceproof.run.definition_run import DefinitionRun, Drawn
+    from traceproof.run.engine import Engine, Settings, this_interpreter
+    from traceproof.run.records import REFERENCE, PlannedCase
     from traceproof.run.source import CallError, loaded
+    from traceproof.run.transfer import Taken
 
     op, unknown = registry.for_definition(definition)
     if unknown is not None:
         return {"cases": 0, "problems": [], "no_oracle": unknown, "too_large": 0}
     every = list(op.cases(definition, sizes=("small",), seed=0))
-    cases = [case for case in every if op.memory(definition, case) <= MEMORY_LIMIT]
+    cases = [
+        PlannedCase(case=case, digest=case.digest, memory=need, trials=0, skip=None, large=False, nonce=0)
+        for case in every
+        if (need := op.memory(definition, case)) <= MEMORY_LIMIT
+    ]
     found: dict[str, Any] = {"cases": 0, "no_oracle": None, "too_large": len(every) - len(cases)}
     problems: list[str] = []
+    settings = Settings(environments={MAIN: this_interpreter(on_gpu=False)}, limits=LIMITS)
     try:
-        with loaded(definition, pool, limits=LIMITS, need=MEMORY_LIMIT, source=reference) as source:
-            for case in cases:
-                subject = solve(definition, case)
-                try:
-                    outputs = source.outputs(subject)
-                except CallError as error:
-                    problems.append(f"{case.id}: {error.told}")
-                    continue
-                for name in definition.outputs:
-                    ruling = subject.ruling(name, outputs.get(name), reference=True)
-                    if ruling.verdict is not Verdict.PASS:
-                        problems.append(f"{case.id}: {name}: {ruling.message}")
+        with (
+            Engine(settings, untrusted=pool) as engine,
+            loaded(definition, pool, limits=LIMITS, need=MEMORY_LIMIT, source=reference) as source,
+        ):
+
+            def call(drawn: Drawn) -> Taken:
+                case = drawn.planned.case
+                return source.run(case, drawn.inputs or {}, seed=0, trials=op.trials(definition, case))
+
+            run = DefinitionRun.of_cases(engine, definition, cases)
+            for drawn in run.each(cases, call):
+                for output, ruling in run.judged(drawn).rulings(REFERENCE):
+                    if ruling.verdict is Verdict.ERROR:
+                        problems.append(f"{drawn.planned.id}: {(ruling.message.strip().splitlines() or [''])[-1]}")
+                    elif output in definition.outputs and ruling.verdict is not Verdict.PASS:
+                        problems.append(f"{drawn.planned.id}: {output}: {ruling.message}")
     except CallError as error:  # the policy refuses it
         return found | {"problems": [str(error)]}
     return found | {"cases": len(cases), "problems": problems}

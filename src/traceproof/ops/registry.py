@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import Dialect
+from traceproof.errors import TraceproofError
 from traceproof.ops.record import OpType
 
 if TYPE_CHECKING:
@@ -26,19 +27,30 @@ def declarations() -> Mapping[str, tuple[str, Op]]:
     """Every op that is declared, with its module: in files of `families`, and of packages that are installed.
 
     Such a package names a module of its own as an entry point of the group `traceproof.ops`. All without PyTorch.
-    Raises ValueError: two declare one op_type.
+    Raises TraceproofError: such a module can not be imported, or two declare one op_type.
     """
     from traceproof.ops.base import Op
 
     places = [f"traceproof.ops.families.{path.stem}" for path in sorted(FOLDER.glob("families/[a-z]*.py"))]
-    places += sorted(entry.value for entry in metadata.entry_points(group="traceproof.ops"))
+    others = {entry.value: entry for entry in metadata.entry_points(group="traceproof.ops")}
     found: dict[str, tuple[str, Op]] = {}
-    for place in places:
-        for op in vars(importlib.import_module(place)).values():
+    for place in (*places, *sorted(others)):
+        try:
+            module = importlib.import_module(place)
+        except ImportError as error:
+            if place not in others:
+                raise
+            dist = others[place].dist
+            package = place if dist is None else dist.name
+            raise TraceproofError(
+                f"{package} names {place} as a module of ops, which can not be imported: {error}. Take torch from "
+                f"traceproof.lazy there, or uninstall {package}"
+            ) from error
+        for op in vars(module).values():
             if not (isinstance(op, Op) and op.family):
                 continue
             if found.setdefault(op.op_type, (place, op))[1] is not op:
-                raise ValueError(f"{found[op.op_type][0]} and {place} both declare {op.op_type}")
+                raise TraceproofError(f"{found[op.op_type][0]} and {place} both declare {op.op_type}")
     return found
 
 

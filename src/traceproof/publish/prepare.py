@@ -111,6 +111,11 @@ def origin_of(dataset: Dataset) -> str:
     return "a local folder"
 
 
+def provenance(root: Path, dataset: Dataset) -> dict[str, str]:
+    """Where a run's things come from: the dataset, traceproof, the pinned sources."""
+    return {"dataset": origin_of(dataset), "traceproof": source_commit(root), **pinned(root)}
+
+
 def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[str], per: Per) -> list[Prepared]:
     """The bundles of a selection; without names, of everything that is verified.
 

@@ -96,7 +96,9 @@ class Cache:
                 if _code(error) not in DAMAGED:
                     raise self._unusable(error) from error
                 sys.stderr.write(f"{self._path} is damaged ({error}): removed, its rows will be computed again\n")
-            self._forget()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
             for suffix in ("", "-journal", "-wal", "-shm"):
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
             try:
@@ -121,11 +123,6 @@ class Cache:
                 self._connection.rollback()
             raise
         return found
-
-    def _forget(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     def _unusable(self, error: sqlite3.DatabaseError) -> TraceproofError:
         free = shutil.disk_usage(self._path.parent).free

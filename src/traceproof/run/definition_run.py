@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -78,6 +78,27 @@ class DefinitionRun:
         self.held: list[JudgedCase] = []  # with a disputed output that may be explained
         self.disagreements: Rows = []
 
+    @classmethod
+    def of_cases(
+        cls,
+        engine: "Engine",
+        definition: Definition,
+        cases: Iterable[PlannedCase],
+        *,
+        no_oracle: str | None = None,
+    ) -> Self:
+        """For `each` alone, over cases that no plan file has."""
+        planned = tuple(cases)
+        entry = PlannedDefinition(
+            path="",
+            digest=definition.digest,
+            no_oracle=no_oracle,
+            nonce=0,
+            definition=definition.as_json(),
+            cases=planned,
+        )
+        return cls(engine, entry, [])
+
     def rows(self) -> Rows:
         """All rows."""
         cases = self.entry.cases
@@ -119,7 +140,7 @@ class DefinitionRun:
     # One case.
 
     def each(
-        self, cases: Iterable[PlannedCase], call: Callable[[Drawn], Result] | None = None, name: str = REFERENCE
+        self, cases: Iterable[PlannedCase], call: Callable[[Drawn], Taken] | None = None, name: str = REFERENCE
     ) -> Iterator[Drawn]:
         """Cases drawn, run and solved, one after the other; `call` has the untrusted code of a name called."""
         for planned in cases:
@@ -131,9 +152,7 @@ class DefinitionRun:
                     self._run(drawn, [one for one in names if one != REFERENCE], call, name)
             yield drawn
 
-    def _run(
-        self, drawn: Drawn, trusted: Sequence[str], call: Callable[[Drawn], Result] | None, name: str
-    ) -> None:
+    def _run(self, drawn: Drawn, trusted: Sequence[str], call: Callable[[Drawn], Taken] | None, name: str) -> None:
         """One case: the calls are made while it is solved here."""
         self._draw(drawn)
         threads = self.engine.threads
@@ -142,7 +161,7 @@ class DefinitionRun:
             for one in trusted
             if one not in drawn.results
         }
-        made = None if call is None else threads.submit(self._attempt, name, partial(call, drawn))
+        made = None if call is None else threads.submit(self._attempt, name, partial(self._untrusted, drawn, call))
         if self.entry.no_oracle is None and not drawn.planned.large and drawn.inputs is not None:
             drawn.right = self._solved(drawn, drawn.inputs)
         if made is not None:
@@ -158,6 +177,17 @@ class DefinitionRun:
         result = call()
         self.timeouts[name] += result.reason == Error.TIMEOUT
         return result
+
+    @staticmethod
+    def _untrusted(drawn: Drawn, call: Callable[[Drawn], Taken]) -> Result:
+        """What a call of untrusted code leaves of a case."""
+        if drawn.inputs is None:
+            assert drawn.problem is not None
+            return Result.failed(drawn.problem, "drawing the inputs: ")
+        try:
+            return Result.taken(call(drawn), drawn.digest)
+        except CallError as error:
+            return Result.failed(error.outcome)
 
     def _draw(self, drawn: Drawn) -> None:
         case = drawn.planned.case
@@ -229,7 +259,11 @@ class DefinitionRun:
         if planned is self.entry.cases[0] and REFERENCE in names and not self.entry.twin:
             self.disagreements = judged.disagreements()
         for name in names:
-            self.settings.progress(name, self.definition.name, planned.id, _word(judged.rows[name]))
+            verdicts = {row.verdict for row in judged.rows[name]}
+            worst = next(
+                one for one in (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP) if one in verdicts
+            )
+            self.settings.progress(name, self.definition.name, planned.id, str(worst))
 
     def _large(self, drawn: Drawn) -> dict[str, Rulings]:
         """Rulings on a case that is too large to be solved at once."""
@@ -329,7 +363,8 @@ class DefinitionRun:
         before: tuple[Values, Tensors] | None = None
         second: Result | None = None
         if first is not None:
-            second = self._attempt(REFERENCE, partial(self._called, source, first, fill=fill, again=True))
+            call = partial(self._called, source, fill=fill, again=True)
+            second = self._attempt(REFERENCE, partial(self._untrusted, first, call))
             if second.status == "ok" and first.inputs is not None:
                 before = first.inputs, second.outputs
         remembered = False
@@ -379,29 +414,16 @@ class DefinitionRun:
 
     def _called(
         self, source: Source, drawn: Drawn, *, fill: float | None = NAN, threads: int = 1, again: bool = False
-    ) -> Result:
+    ) -> Taken:
         """What a call of the reference leaves; without an oracle, its shadow stands beside as what is right."""
-        planned = drawn.planned
-        if drawn.inputs is None:
-            assert drawn.problem is not None
-            return Result.failed(drawn.problem, "drawing the inputs: ")
+        planned, limit = drawn.planned, self.settings.limits.seconds
         once = planned.further is not None and not again and not planned.hidden
-        try:
-            taken = self._call(
-                source,
-                drawn,
-                trials=planned.trials,
-                further=planned.further.within(self.settings.limits.seconds) if once and planned.further else None,
-                fill=fill,
-                threads=threads,
-                again=again,
-            )
-        except CallError as error:
-            return Result.failed(error.outcome)
+        further = planned.further.within(limit) if once and planned.further else None
+        call = partial(self._call, source, drawn, fill=fill, threads=threads)
+        taken = call(trials=planned.trials, further=further, again=again)
         if self.entry.no_oracle is not None and not planned.trials and not again:
-            call = partial(self._call, source, drawn, fill=fill, threads=threads)
             drawn.right = shadowed(self.entry.reference, call)
-        return Result.taken(taken, drawn.digest)
+        return taken
 
     def _call(self, source: Source, drawn: Drawn, *, again: bool = False, **order: Any) -> Taken:  # noqa: ANN401
         """One call, whose seed nobody can tell the case by where something is drawn."""
@@ -453,7 +475,7 @@ def _handed_over(definition: Definition, op: Op, planned: PlannedCase) -> int:
 def raised(error: Exception) -> ItemOutcome:
     """The outcome of a call that our own code could not make."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return ItemOutcome(index=0, status=Status.MEMORY if short else Status.ERROR, message=describe(error))
+    return ItemOutcome(status=Status.MEMORY if short else Status.ERROR, message=describe(error))
 
 
 def _drawn_fill() -> float:
@@ -473,9 +495,3 @@ def _no_space(folder: Path) -> TraceproofError:
     return TraceproofError(
         f"no space left while handing tensors over in {folder} ({free:.0f} MiB free)", todo=todo
     )
-
-
-def _word(rows: Rows) -> str:
-    """What came of a case of an implementation, in one word: the worst of its rows."""
-    found = {row.verdict for row in rows}
-    return str(next(word for word in (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP) if word in found))

@@ -43,10 +43,6 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, as a folder
 ROOM = GIB  # that is left free there
 
 
-def _silent(*_: str) -> None:
-    """Tell nobody."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What is run with."""
@@ -63,7 +59,7 @@ class Settings:
     tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
     weak: bool = False  # whether untrusted code may run where isolation is not whole
     # told of each (implementation, definition, case, status) that is finished; called from any thread
-    progress: Callable[[str, str, str, str], None] = _silent
+    progress: Callable[[str, str, str, str], object] = lambda *_: None
 
 
 class Engine:
@@ -72,7 +68,7 @@ class Engine:
     def __init__(self, settings: Settings, untrusted: Pool | None = None) -> None:
         """With workers for untrusted code of somebody else's; None: its own."""
         self.settings = settings
-        here = {} if MAIN in settings.environments else {MAIN: _this_interpreter()}
+        here = {} if MAIN in settings.environments else {MAIN: this_interpreter(on_gpu=torch.cuda.is_available())}
         self.environments = {**here, **settings.environments}
         self.device = torch.device("cuda" if self.environments[MAIN].on_gpu else "cpu")
         self._lost = False
@@ -248,8 +244,7 @@ class Engine:
         return self.settings.scratch
 
 
-def _this_interpreter() -> Environment:
-    on_gpu = torch.cuda.is_available()
-    return Environment(
-        name=MAIN, python=sys.executable, record={"device_type": "cuda" if on_gpu else "cpu", "digest": ""}
-    )
+def this_interpreter(*, on_gpu: bool) -> Environment:
+    """The environment that this process runs in."""
+    record = {"device_type": "cuda" if on_gpu else "cpu", "digest": ""}
+    return Environment(name=MAIN, python=sys.executable, record=record)

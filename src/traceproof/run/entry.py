@@ -1,14 +1,19 @@
-"""What the scripts of rules share: exit codes, a log, errors for people, an end with their run."""
+"""What the scripts of rules share: a command line, exit codes, a log, errors for people, an end with their run."""
 
+import argparse
 import contextlib
 import ctypes
+import functools
+import inspect
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, get_origin
+
+from pydantic import validate_call
 
 from traceproof.errors import TraceproofError
 
@@ -16,6 +21,33 @@ FINDINGS, UNFINISHED, INTERRUPTED = 1, 2, 130  # exit codes; the last as shells 
 FOUND = "findings\n"  # the last line of a target's log where it ends with findings
 PR_SET_PDEATHSIG = 1
 PATIENCE_SECONDS = 3  # for a clean end of an interrupted job; then the kernel ends it
+
+
+def main() -> None:
+    """Run the job that the command line names: one of the script's public functions; of one alone, it has no name.
+
+    A job's parameters are its options, beside `--log`: a list takes several values, the others one or none.
+    Pydantic turns texts into the parameters' types, so that `Json[...]` is read as such.
+    """
+    script = vars(sys.modules["__main__"])
+    own = {name: one for name, one in script.items() if getattr(one, "__module__", "") == "__main__"}
+    jobs = [one for name, one in own.items() if inspect.isfunction(one) and not name.startswith("_")]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    commands = parser.add_subparsers(required=True) if len(jobs) > 1 else None
+    for job in jobs:
+        command = commands.add_parser(job.__name__, description=job.__doc__) if commands else parser
+        command.set_defaults(job=job)
+        command.add_argument("--log", type=Path, required=True)
+        for name, parameter in inspect.signature(job, eval_str=True).parameters.items():
+            command.add_argument(
+                f"--{name.replace('_', '-')}",
+                nargs="*" if get_origin(parameter.annotation) is list else "?",
+                required=parameter.default is parameter.empty,
+                default=argparse.SUPPRESS,
+            )
+    given = vars(parser.parse_args())
+    job, log = given.pop("job"), given.pop("log")
+    run(functools.partial(validate_call(job), **given), log=log)
 
 
 def run(main: Callable[[], bool | None], *, log: Path) -> None:

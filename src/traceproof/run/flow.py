@@ -5,12 +5,12 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from traceproof.checkouts.pins import NAME
 from traceproof.codedigest import code_digest, verdict_code
@@ -25,11 +25,12 @@ from traceproof.run.dataset_files import DatasetFiles
 from traceproof.run.entry import UNFINISHED
 from traceproof.run.hidden import hidden_seed
 from traceproof.run.implementations import environment_of, for_op_type
-from traceproof.run.records import Index
+from traceproof.run.records import Index, Listed
 from traceproof.run.sources import Sources
 from traceproof.stacks import MAIN, PACKAGES, READER, STACKS, TRUTHS
 
 GIB = 1 << 30
+T = TypeVar("T")
 
 
 class Wildcards(Protocol):
@@ -37,6 +38,9 @@ class Wildcards(Protocol):
 
     op_type: str
     stack: str
+
+    def get(self, name: str, default: str) -> str:
+        """The value of a wildcard that a rule may lack."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,6 @@ class Pipeline(DatasetFiles):
         return f"{self.results}/cache.sqlite"
 
     @property
-    def history(self) -> str:
-        """Where the verdicts of every state are kept."""
-        return f"{self.results}/history"
-
-    @property
     def lock(self) -> list[str]:
         """The file of the sources' pins: one, or none."""
         return [NAME] if (self.root / NAME).is_file() else []
@@ -195,10 +194,9 @@ class Pipeline(DatasetFiles):
         dataset = json.dumps(source | path, sort_keys=True)
         return json.dumps({"dataset": dataset, "whole": not config.selection.case})
 
-    @property
-    def limits(self) -> str:
-        """A case's limits, as JSON."""
-        return self.config.limits.model_dump_json()
+    def limits(self, *, cases: int = 1) -> str:
+        """The limits of so many cases, as JSON."""
+        return json.dumps(self.config.limits.of_call(cases=cases).as_json())
 
     @property
     def tolerance(self) -> str:
@@ -206,38 +204,45 @@ class Pipeline(DatasetFiles):
         return json.dumps(self.config.tolerance)
 
     @property
-    def weak_flag(self) -> list[str]:
-        """The flag that lets references run where isolation is not whole."""
-        return ["--allow-weak-isolation"] if self.config.allow_weak_isolation else []
+    def weak(self) -> str:
+        """The option that lets references run where isolation is not whole."""
+        return f"--weak={self.config.allow_weak_isolation}"
 
     @property
     def plan_options(self) -> list[str]:
-        """What `scripts/cases.py` is told."""
+        """What the job `cases` is told."""
         given = [f"--dataset={self.dataset}", f"--results={self.results}", f"--selection={self.selection}"]
-        return [*given, f"--code={self.planning_code}", *self.weak_flag]
+        return [*given, f"--code={code_digest('dataset', 'draw', 'run')}", self.weak]
 
-    def verify_options(self, op_type: str) -> list[str]:
-        """What `scripts/verify.py` is told of an op_type's jobs."""
+    def verify_options(self, wildcards: Wildcards) -> list[str]:
+        """What the jobs `verify` of an op_type are told; rows are made again where any of it changes."""
+        op_type = wildcards.op_type
         code = verdict_code(op_type, registry.file_of(op_type))
         given = [f"--environments={self.environments(op_type)}", f"--code={code}"]
-        given += [f"--cache={self.cache}", f"--caches={self.caches}", f"--limits={self.limits}"]
-        given += [f"--tolerance={self.tolerance}", f"--repeat={options(self.config, self.root)}", *self.weak_flag]
+        given += [f"--cache={self.cache}", f"--caches={self.caches}", f"--limits={self.limits()}"]
+        given += [f"--build-seconds={self.config.limits.build_s}"]
+        given += [f"--tolerance={self.tolerance}", f"--repeat={options(self.config, self.root)}", self.weak]
         return [*given, "--implementations", *self.implementations(op_type)]
 
     @property
+    def report_options(self) -> list[str]:
+        """What the job `report` is told: where the verdicts of every state are kept, and which these are of."""
+        return [f"--history={self.results}/history", f"--scope={self.scope}", f"--cache={self.cache}"]
+
+    @property
     def clone_options(self) -> list[str]:
-        """What `scripts/clone.py` is told of the dataset, which it records beside what it clones."""
+        """What the job `clone` is told of the dataset, which it records beside what it clones."""
         return [f"--dataset={self.source}", f"--origin={self.dataset_source}"]
 
     @property
     def extract_options(self) -> list[str]:
-        """What `scripts/extract.py` is told."""
+        """What the job `extract` is told."""
         given = [f"--models={self.models}", f"--dataset={self.source}"]
         return [*given, f"--extract-python={self.python(READER)}", f"--torch-python={self.python(MAIN)}"]
 
     @property
     def publish_options(self) -> list[str]:
-        """What `scripts/publish.py` is told."""
+        """What the job `publish` is told."""
         given = [f"--dataset={self.dataset}", f"--base={self.source}", f"--origin={self.dataset_source}"]
         return [*given, f"--run={self.run}", f"--results={self.results}", f"--python={self.python(MAIN)}"]
 
@@ -252,20 +257,19 @@ class Pipeline(DatasetFiles):
         except (FileNotFoundError, TraceproofError):
             return None
 
-    def plan(self, op_type: str) -> str:
+    def plan(self, wildcards: Wildcards) -> str:
         """The file of an op_type's cases."""
-        return f"{self.run}/cases/{op_type}.json"
+        return f"{self.run}/cases/{wildcards.op_type}.json"
 
     def op_types(self, family: str = "") -> list[str]:
         """The op_types that were planned, all or those of one family."""
         planned = self.index.op_types if self.index else ()
         return sorted(name for name in planned if family in {"", registry.record(name).family})
 
-    def verdicts(self, family: str = "") -> list[str]:
-        """The verdict files of those, one per job."""
-        files = (
-            (name for op_type in self.op_types(family) for name in self.index.files(op_type)) if self.index else ()
-        )
+    def verdicts(self, wildcards: Wildcards) -> list[str]:
+        """The verdict files of all that was planned, or of a family's op_types, one per job."""
+        op_types = self.op_types(wildcards.get("family", ""))
+        files = [name for op_type in op_types for name in self.index.files(op_type)] if self.index else []
         return [f"{self.run}/verdicts/{name}.jsonl" for name in files]
 
     def implementations(self, op_type: str) -> tuple[str, ...]:
@@ -277,9 +281,10 @@ class Pipeline(DatasetFiles):
         found = {environment_of(name) for name in self.implementations(op_type)}
         return [MAIN, *sorted(name for name in found - {MAIN} if self.usable(name))]
 
-    def records(self, family: str = "") -> list[str]:
-        """Records of the stacks that anything planned runs in."""
-        found = {stack for op_type in self.op_types(family) for stack in self.stacks_of(op_type)}
+    def records(self, wildcards: Wildcards) -> list[str]:
+        """Records of the stacks that all of it, or a family's op_types, run in."""
+        op_types = self.op_types(wildcards.get("family", ""))
+        found = {stack for op_type in op_types for stack in self.stacks_of(op_type)}
         return [self.record(stack) for stack in sorted(found | {MAIN})]
 
     def environments(self, op_type: str) -> str:
@@ -300,29 +305,21 @@ class Pipeline(DatasetFiles):
         """Records of the stacks that a job works with."""
         return [self.record(stack) for stack in self.stacks_of(wildcards.op_type)]
 
-    def job_options(self, wildcards: Wildcards) -> list[str]:
-        """What else the job's script is told; rows are made again where any of it changes."""
-        return self.verify_options(wildcards.op_type)
-
     def job_digest(self, wildcards: Wildcards) -> str:
         """Changes when the op_type's cases do."""
-        found = self.index.op_types.get(wildcards.op_type) if self.index else None
-        return found.digest if found else ""
+        return self._listed(wildcards).digest
 
     def job_mb(self, wildcards: Wildcards, attempt: int) -> int:
         """Memory of the job in MiB; more where a batch system ended it and it is tried again."""
-        found = self.index.op_types.get(wildcards.op_type) if self.index else None
-        return attempt * (found.mem_mb if found else 2000)
+        return attempt * self._listed(wildcards).mem_mb
 
     def job_gpu_mb(self, wildcards: Wildcards) -> int:
         """Memory of a GPU that the job takes, in MiB."""
-        found = self.index.op_types.get(wildcards.op_type) if self.index else None
-        return found.gpu_mb if found and self.on_gpu else 0
+        return self._listed(wildcards).gpu_mb if self.on_gpu else 0
 
     def job_lanes(self, wildcards: Wildcards) -> int:
         """How many definitions the job works on side by side."""
-        found = self.index.op_types.get(wildcards.op_type) if self.index else None
-        return found.lanes if found else 1
+        return self._listed(wildcards).lanes
 
     def job_threads(self, wildcards: Wildcards) -> int:
         """Cores of the job: of several definitions on a GPU, half wait for it."""
@@ -336,22 +333,14 @@ class Pipeline(DatasetFiles):
 
     def job_priority(self, wildcards: Wildcards) -> int:
         """What takes longest starts first; most of it is compiling, in a first run."""
-        found = self.index.op_types.get(wildcards.op_type) if self.index else None
         facts = registry.record(wildcards.op_type)
         late = 1000 if self.on_gpu and (facts.compiles_late or facts.long) else 0
-        return late + (int(found.seconds) if found else 0)
+        return late + int(self._listed(wildcards).seconds)
 
-    def stack_environment(self, wildcards: Wildcards) -> list[str]:
-        """The environment that a stack runs in, if it is one of ours."""
-        return self.environment(wildcards.stack)
-
-    def stack_clones(self, wildcards: Wildcards) -> list[str]:
-        """What came of cloning the stack's source, if it is taken from sources.lock."""
-        return self.sources.clones(wildcards.stack)
-
-    def stack_state(self, wildcards: Wildcards) -> str:
-        """Changes when a file of the stack's source does."""
-        return self.sources.state(wildcards.stack)
+    def _listed(self, wildcards: Wildcards) -> Listed:
+        """What the list of plans says of an op_type; of one that is not planned, what asks for little."""
+        found = self.index.op_types.get(wildcards.op_type) if self.index else None
+        return found or Listed(digest="", definitions=(), cases=0, mem_mb=2000, gpu_mb=0, lanes=1, seconds=0)
 
     def stack_options(self, wildcards: Wildcards) -> list[str]:
         """What a stack is by the configuration, as its script takes it."""
@@ -359,54 +348,10 @@ class Pipeline(DatasetFiles):
         given = [f"--python={self.python(stack)}", f"--cuda-home={self.stacks[stack].cuda_home}"]
         return [*given, f"--source={source}", f"--linked={self.sources.linked(stack)}"]
 
-    def stack_python(self, wildcards: Wildcards) -> str:
-        """The interpreter that a stack runs in."""
-        return self.python(wildcards.stack)
 
-    def stack_path(self, wildcards: Wildcards) -> str:
-        """PYTHONPATH of what runs in a stack."""
-        return self.sources.path(wildcards.stack)
-
-    def stack_record(self, wildcards: Wildcards) -> str:
-        """The file that says what the stack is."""
-        return self.record(wildcards.stack)
-
-    # Digests of code behind what rules write, other than verdicts.
-
-    @cached_property
-    def planning_code(self) -> str:
-        """Of the plans, but for the code of ops."""
-        return code_digest("dataset", "draw", "run")
-
-    @cached_property
-    def ops_code(self) -> str:
-        """Of all ops."""
-        return code_digest("ops")
-
-    @cached_property
-    def extract_code(self) -> str:
-        """Of an extraction: code, the texts of references, the bundled models."""
-        return code_digest("dataset", "extract", "models", "ops", "stacks")
-
-    @cached_property
-    def report_code(self) -> str:
-        """Of the summary."""
-        return code_digest("run", "bumps/history.py", "judge")
-
-    @cached_property
-    def tests_code(self) -> str:
-        """Of generated tests, and of what runs and reports them."""
-        return code_digest("testgen")
-
-    @cached_property
-    def publish_code(self) -> str:
-        """Of the dry run of publishing."""
-        return code_digest("publish", "run")
-
-    @cached_property
-    def site_code(self) -> str:
-        """Of the site: code, templates, what is copied beside the pages."""
-        return code_digest("site", "run")
+def by_stack(what: Callable[[str], T]) -> Callable[[Wildcards], T]:
+    """What a rule with the wildcard `stack` asks of its stack."""
+    return lambda wildcards: what(wildcards.stack)
 
 
 def _date_back(places: Iterable[Path], now: float) -> None:

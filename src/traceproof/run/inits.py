@@ -70,7 +70,7 @@ class Maker:
             taken = self.source.run(Case("init", "small", {**sizes, SEED: seed}, seed), given, seed=seed)
         except CallError as error:
             raise InitError(f"init: {error.told}") from error
-        held = {_plain(name): one for name, one in taken.outputs.items() if name.endswith(HELD)}
+        held = {name.removesuffix(HELD): one for name, one in taken.outputs.items() if name.endswith(HELD)}
         turned = frozenset(name.removesuffix(COLUMNS) for name in taken.outputs if name.endswith(COLUMNS))
         return replace(_checked(self.definition, held, wanted), columns=turned)
 
@@ -101,10 +101,6 @@ def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]
     )
     with loaded(called, pool, limits=limits, need=MOST_BYTES, source=text, ours=True) as source:
         yield Maker(definition, source)
-
-
-def _plain(name: str) -> str:
-    return name.removesuffix(HELD)
 
 
 def _checked(definition: Definition, given: Tensors, wanted: Mapping[str, int]) -> Made:

@@ -25,16 +25,11 @@ def drawing_device(definition: Definition, case: Case, device: torch.device) -> 
     Drawing takes some 300 small kernels and several waits, and on a GPU each wait is a turn among all processes
     that have it open. So what a CPU draws in a moment is drawn there.
     """
-    return device if draws_much(definition, case) else torch.device("cpu")
-
-
-def draws_much(definition: Definition, case: Case) -> bool:
-    """Whether a CPU takes more than a moment to draw a case's inputs."""
     bits = (
         math.prod(definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits
         for spec in definition.inputs.values()
     )
-    return sum(bits) > 8 * HOST_BYTES
+    return device if sum(bits) > 8 * HOST_BYTES else torch.device("cpu")
 
 
 def place(inputs: Values, device: torch.device) -> Values:

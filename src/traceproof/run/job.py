@@ -74,7 +74,7 @@ class Job:
             cache = stack.enter_context(Cache(self.cache)) if self.cache is not None and keeps else None
             asked = {name: _Asked.of(entry, self) for name, entry in self.plan.definitions.items()}
             if cache is not None and not self.force:
-                found = cache.get(key for one in asked.values() for key in one.all_keys)
+                found = cache.get(key for one in asked.values() for key in (*one.keys.values(), one.pairs))
                 for one in asked.values():
                     one.take(found)
             self._compute([one for one in asked.values() if one.lacking], cache)
@@ -141,11 +141,6 @@ class _Asked:
         return cls(entry, keys, truths, digest_json(keys), lacking={*keys, PAIR})
 
     @property
-    def all_keys(self) -> list[str]:
-        """Of all its entries."""
-        return [*self.keys.values(), self.pairs]
-
-    @property
     def calls(self) -> int:
         """How many cases of implementations lack."""
         shown = sum(not case.hidden for case in self.entry.cases)
@@ -201,7 +196,11 @@ class _Asked:
         kept = {}
         for name, key in {**self.keys, PAIR: self.pairs}.items():
             rows = self.found[name]
-            if name in self.lacking and all(map(_lasting, rows)) and (name != PAIR or self._passed > 1):
+            if (
+                name in self.lacking
+                and all(row.verdict is not Verdict.ERROR or row.reason in LASTING for row in rows)
+                and (name != PAIR or self._passed > 1)
+            ):
                 together = self.all if any(map(_disputed, rows)) else ""
                 kept[key] = {"all": together, "rows": [row.as_json() for row in rows]}
         return kept
@@ -244,11 +243,6 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
 def _disputed(row: VerdictRow) -> bool:
     """Whether a row is one of those that tell who agrees with whom."""
     return row.verdict is Verdict.FAIL and row.reason in DISPUTED and PAIR not in row.actor
-
-
-def _lasting(row: VerdictRow) -> bool:
-    """Whether the same would come out again."""
-    return row.verdict is not Verdict.ERROR or row.reason in LASTING
 
 
 def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:

@@ -41,11 +41,6 @@ def _grade(row: VerdictRow, *, kernel: bool) -> Grade:
     return Grade.PROVED if kernel else Grade.CHECKED
 
 
-def shadow_grade(rows: Iterable[Grade]) -> Grade:
-    """The grade of a definition without an oracle, of those of its rows: the best one."""
-    return Grade.AGREED if Grade.AGREED in set(rows) else Grade.CONSISTENT
-
-
 class Outcome(StrEnum):
     """What came of a definition; of several that fit, the first one in this order counts."""
 
@@ -276,7 +271,8 @@ class Collector:
                 yield name, Grade.CONSISTENT
             elif name in self._shadowed:
                 if name not in self._open:
-                    yield name, shadow_grade(self._shadowed[name])
+                    found = self._shadowed[name]  # of its rows; the best one counts
+                    yield name, Grade.AGREED if Grade.AGREED in found else Grade.CONSISTENT
             elif name not in unmet:
                 yield name, Grade.PROVED
             elif unmet[name].judged:

@@ -258,7 +258,8 @@ def table(summary: Mapping[str, Any]) -> str:
     columns = ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip")
     grid = headed("Verdicts (one row per case output)", ("op_type", "actor"), columns, "skipped because")
     for group in summary["groups"]:
-        if _idle(group):
+        # An actor that has nothing to do with an op_type says nothing that a reader needs a line for.
+        if set(group["skips"]) == {str(Skip.NO_ADAPTER)} and group[Verdict.SKIP] == sum(group[v] for v in Verdict):
             continue
         why = ", ".join(f"{reason} {count}" for reason, count in group["skips"].items())
         shown = group | {"no oracle": group[NO_ORACLE], "skip": group["skip"] - group[NO_ORACLE]}
@@ -285,11 +286,6 @@ def _grades(summary: Mapping[str, Any], reached: proof.Proof) -> Table:
         rest = reached.op_types[op_type] - sum(counts.values()) - wrong
         grid.add_row(op_type, *(str(counts[grade]) for grade in Grade), str(wrong), str(rest))
     return grid
-
-
-def _idle(group: Mapping[str, Any]) -> bool:
-    """Whether an actor has nothing to do with an op_type: it says nothing that a reader needs a line for."""
-    return set(group["skips"]) == {str(Skip.NO_ADAPTER)} and group[Verdict.SKIP] == sum(group[v] for v in Verdict)
 
 
 def _closing(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -208,8 +208,9 @@ class _Caller:
         self, item: dict[str, Any], inputs: Sequence[Any], side: torch.cuda.Stream | None
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
         """What a call returns, in the form of `_returned`, made as the order says."""
-        if item["mode"]:
-            return self._followed(item, inputs)
+        if item["mode"]:  # one draw
+            set_seed(item["seeds"][0], self._device)
+            return shadow.run(item["mode"], self._run, inputs, entries_of), set()
         if side is not None:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -287,13 +288,6 @@ class _Caller:
             return entries_of(self._run(*inputs))
         self._run(*inputs)
         return [(None, value) for value in inputs[len(inputs) - destinations :]]
-
-    def _followed(
-        self, item: dict[str, Any], inputs: Sequence[Any]
-    ) -> tuple[list[tuple[str | None, Any]], set[int]]:
-        """What one draw returns under a mode of `shadow`, in the form of `_returned`."""
-        set_seed(item["seeds"][0], self._device)
-        return shadow.run(item["mode"], self._run, inputs, entries_of), set()
 
     def _write_whole(self, item: dict[str, Any], inputs: Sequence[Any]) -> None:
         """Write a GPU's buffer of inputs with their surroundings back to the file."""

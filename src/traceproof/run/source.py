@@ -111,7 +111,7 @@ def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> ItemOutcome 
     refusals = policy.check(source, rules)
     if not refusals:
         return None
-    return ItemOutcome(index=0, status=Status.REFUSED, message="; ".join(map(str, refusals)))
+    return ItemOutcome(status=Status.REFUSED, message="; ".join(map(str, refusals)))
 
 
 class CallError(RuntimeError):
@@ -213,12 +213,12 @@ class Source:
             taken = transfer.take(sent, outcome.value, case, data=data, out=out)
             return replace(taken, seconds=seconds, isolation=outcome.isolation)
         except BorderError as error:
-            raise CallError(ItemOutcome(index=0, status=Status.CRASH, message=str(error))) from error
+            raise CallError(ItemOutcome(status=Status.CRASH, message=str(error))) from error
         except OSError as error:
             if error.errno in OUT_OF_SPACE:
                 raise
             message = f"its folder takes no files any more: {error}"
-            raise CallError(ItemOutcome(index=0, status=Status.CRASH, message=message)) from error
+            raise CallError(ItemOutcome(status=Status.CRASH, message=message)) from error
         finally:
             for name in (data, out):
                 remove_left(self.folder / name)

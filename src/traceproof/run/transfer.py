@@ -213,7 +213,10 @@ class Transfer:
 
     def _outputs(self, answer: Answer, path: Path, case: Case) -> tuple[dict[str, torch.Tensor], list[str]]:
         """The definition's outputs out of the worker's file, and the names of those that are none."""
-        sizes = [_bytes(output) for output in answer.outputs]
+        for output in answer.outputs:
+            if output.dtype not in DTYPES:
+                raise BorderError(f"an output of dtype {output.dtype}, which torch does not have")
+        sizes = [math.prod(output.shape) * DTYPES[output.dtype].itemsize for output in answer.outputs]
         total = sum(map(aligned, sizes))
         if total > self._most(case):
             raise BorderError(f"outputs of {total} bytes, far more than the definition says")
@@ -303,12 +306,6 @@ def _holds(file: RegularFile, start: int, raw: torch.Tensor) -> bool:
         if not np.array_equal(part, now):
             return False
     return True
-
-
-def _bytes(output: Returned) -> int:
-    if output.dtype not in DTYPES:
-        raise BorderError(f"an output of dtype {output.dtype}, which torch does not have")
-    return math.prod(output.shape) * DTYPES[output.dtype].itemsize
 
 
 def _tensor(output: Returned, data: memoryview) -> torch.Tensor:

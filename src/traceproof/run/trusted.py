@@ -199,7 +199,11 @@ class Runner:
         return {
             "mutated": sorted(name for name in before if after[name] != before[name] and name not in allowed),
             "aliased": aliased,
-            "subclassed": [name for name, value in returned.items() if not _is_plain(value)],
+            "subclassed": [
+                name
+                for name, value in returned.items()
+                if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
+            ],
         }
 
     def _synchronise(self) -> None:
@@ -215,8 +219,3 @@ def _address(value: object) -> int | None:
     if not isinstance(value, torch.Tensor) or not value.numel():
         return None
     return value.untyped_storage().data_ptr()
-
-
-def _is_plain(value: object) -> bool:
-    """A tensor of exactly that class (a subclass may compute when it is looked at), or a number."""
-    return type(value) is torch.Tensor or not isinstance(value, torch.Tensor)

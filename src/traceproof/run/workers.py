@@ -24,7 +24,7 @@ from traceproof.errors import TraceproofError
 from traceproof.run import jit
 from traceproof.sandbox import ItemOutcome, Limits, Status
 from traceproof.sandbox.conversation import how_it_ended
-from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl, status_bytes
+from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl, private_bytes, status_bytes
 from traceproof.sandbox.pool import environment
 from traceproof.sandbox.worker import guarded, run_and_exit
 from traceproof.stacks import STACKS
@@ -67,14 +67,6 @@ class Environment:
         own = Path(traceproof.__file__).resolve().parents[1]
         places = os.pathsep.join([*self.path, str(own)])
         return {**dict.fromkeys(THREADS, "1"), **compiled, "PYTHONPATH": places, **self.variables}
-
-
-def environments_of(value: Mapping[str, Mapping[str, Any]]) -> dict[str, Environment]:
-    """Environments by stack, of the JSON object that rules hand on."""
-    return {
-        name: Environment(name=name, **{**said, "path": tuple(said.get("path", ()))})
-        for name, said in value.items()
-    }
 
 
 class Worker:
@@ -172,20 +164,16 @@ class Worker:
             while not self._channel.poll(min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
                 if time.monotonic() >= end:
                     self.close()
-                    return ItemOutcome(index=0, status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
-                if most is not None and self._baseline and self._grown() > most:
+                    return ItemOutcome(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
+                if most is not None and self._baseline and private_bytes(self._pid) - self._baseline > most:
                     self.close()
                     message = f"took more than {most} bytes of memory"
-                    return ItemOutcome(index=0, status=Status.MEMORY, message=message)
+                    return ItemOutcome(status=Status.MEMORY, message=message)
             said = json.loads(self._channel.recv_bytes())
         except (EOFError, OSError):
-            return ItemOutcome(index=0, status=Status.CRASH, message=how_it_ended(self.close(killing=False)))
+            return ItemOutcome(status=Status.CRASH, message=how_it_ended(self.close(killing=False)))
         value, message = said.get("value"), said.get("message", "")
-        return ItemOutcome(index=0, status=Status(said["status"]), value=value, message=message)
-
-    def _grown(self) -> int:
-        """Bytes that it has taken since it began, pages of mapped files left out."""
-        return status_bytes(self._pid, b"RssAnon:") + status_bytes(self._pid, b"RssShmem:") - self._baseline
+        return ItemOutcome(status=Status(said["status"]), value=value, message=message)
 
     def close(self, *, killing: bool = True) -> int:
         """End it, if it lives; gives how it ended."""

@@ -9,30 +9,29 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.sandbox.model import MIB, BrokenMessageError, Limits, Reader, Status, TooLargeError, decode, encode
+from traceproof.sandbox.model import (
+    MIB,
+    BrokenMessageError,
+    ItemOutcome,
+    Limits,
+    Reader,
+    Status,
+    TooLargeError,
+    decode,
+    encode,
+)
 from traceproof.sandbox.monitor import GIVEN_WORD, IDLE_WORD, ITEM_WORD
+from traceproof.text import plain_text
 
 ANSWER_SPACE = 4096  # beside the value: status, a message, the time
-MESSAGE_CHARACTERS = 8000
 MOST_SECONDS = 1e9  # that an answer may speak of
 REPORT_BYTES = 4096
 # Killing takes milliseconds; a process that hangs in a driver takes until the driver lets go.
 KILL_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of one message: the worker's own words, or how it ended."""
-
-    status: Status
-    value: Any
-    message: str
-    seconds: float
 
 
 class Conversation:
@@ -48,7 +47,7 @@ class Conversation:
         data.setblocking(False)  # noqa: FBT003 - positional in the standard library
         os.set_blocking(output, False)
 
-    def ask(self, message: dict[str, Any], seconds: float) -> Answer:
+    def ask(self, message: dict[str, Any], seconds: float) -> ItemOutcome:
         """Send a message and wait for its answer; whatever goes wrong is in the answer's status.
 
         Raises:
@@ -154,7 +153,7 @@ class Conversation:
                     break
         return None
 
-    def _checked(self, answer: Any, identity: str, started: float) -> Answer:  # noqa: ANN401 - any JSON value
+    def _checked(self, answer: Any, identity: str, started: float) -> ItemOutcome:  # noqa: ANN401 - any JSON value
         """The answer as this package's child gives it; anything else did not come from there."""
         try:
             in_turn = answer["id"] == identity
@@ -167,9 +166,9 @@ class Conversation:
             return self._end(Status.CRASH, "the worker answered another question", started)
         self._tell(IDLE_WORD)
         value = answer.get("value") if status is Status.OK else None
-        return Answer(status, value, message, seconds)
+        return ItemOutcome(status=status, value=value, message=message, seconds=seconds)
 
-    def _end(self, status: Status | None, message: str, started: float) -> Answer:
+    def _end(self, status: Status | None, message: str, started: float) -> ItemOutcome:
         """End the worker. With no status given, the monitor's report decides."""
         seconds = time.monotonic() - started
         report = self.close()
@@ -177,7 +176,7 @@ class Conversation:
             status, message = explain(report, self._limits)
         if "reason" not in report:
             message += f"; its end was not confirmed within {KILL_SECONDS:g} s"
-        return Answer(status, None, message.lstrip("; "), seconds)
+        return ItemOutcome(status=status, message=message.lstrip("; "), seconds=seconds)
 
     def close(self) -> dict[str, Any]:
         """End the worker if it lives, and return the monitor's report, empty if there is none."""
@@ -206,11 +205,6 @@ class Conversation:
             return self._life.recv(REPORT_BYTES)
         except ConnectionResetError:  # the monitor left our last word unread; what it said is still there
             return self._life.recv(REPORT_BYTES)
-
-
-def plain_text(text: str) -> str:
-    """A stranger's text, cut to a length and without lone surrogates, which no file takes."""
-    return text[:MESSAGE_CHARACTERS].encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:

@@ -171,17 +171,12 @@ VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
 
 
-def landlock_version() -> int:
-    """Version of the interface. Raises OSError: the kernel has none, or it is switched off."""
-    return syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)
-
-
 def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
     """Leave this process only these folders and files; no_new_privs must be set. Absent paths are passed over.
 
     Raises OSError: the kernel refuses.
     """
-    known = landlock_version()
+    known = syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)  # of the interface
     handled = (1 << max(count for least, count in RIGHTS_BY_VERSION if known >= least)) - 1
     net = NET_BY_VERSION[1] if known >= NET_BY_VERSION[0] else 0
     scope = SCOPE_BY_VERSION[1] if known >= SCOPE_BY_VERSION[0] else 0

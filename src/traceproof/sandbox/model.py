@@ -64,9 +64,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemOutcome:
-    """How item number `index` ended."""
+    """How one item ended."""
 
-    index: int
     status: Status
     value: Any = None  # what the handler returned; None unless the status is ok
     message: str = ""  # empty if ok, else what happened: the end of a traceback, the signal, the limit

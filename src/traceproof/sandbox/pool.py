@@ -10,17 +10,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
-from traceproof.sandbox.conversation import Answer, Conversation
+from traceproof.sandbox.conversation import Conversation
 from traceproof.sandbox.isolation import lacking, line_of
 from traceproof.sandbox.model import CONNECTIONS, ItemOutcome, Limits, Status
 
@@ -139,11 +138,6 @@ class Interpreter:
             todo="Check that the interpreter exists and that its environment holds what is to be imported.",
         )
 
-    @property
-    def alive(self) -> bool:
-        """Whether it still serves."""
-        return self.process.poll() is None
-
     def worker(self, limits: Limits, scratch: Path, conceal: Sequence[str]) -> Conversation:
         """Ask for a worker that, shut in, sees nothing below the folders in `conceal`.
 
@@ -211,9 +205,7 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def layers(self) -> dict[str, str]:
@@ -250,7 +242,6 @@ class Pool:
             for item in items:
                 yield session.ask(item)
 
-    @contextlib.contextmanager
     def session(
         self,
         *,
@@ -258,37 +249,18 @@ class Pool:
         payload: Any,  # noqa: ANN401 - any JSON value
         limits: Limits | None = None,
         scratch: Path | None = None,
-    ) -> "Iterator[Session]":
-        """A worker for one item after the other, as `run_items` has it, started at the first."""
-        given = limits or Limits()
-        with contextlib.ExitStack() as stack:
-            session = Session(
-                stack,
-                lambda: self._worker(given, scratch),
-                setup=setup,
-                payload=payload,
-                limits=given,
-                strict=not self.weak,
-            )
-            try:
-                yield session
-            except Exception:
-                session.settle()
-                raise
-            session.settle()
+    ) -> "Session":
+        """A worker for one item after the other, as `run_items` has it; a context manager."""
+        return Session(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch)
 
-    @contextlib.contextmanager
-    def _worker(self, limits: Limits, scratch: Path | None) -> Iterator[Conversation]:
-        with contextlib.ExitStack() as stack:
-            folder = (scratch or stack.enter_context(own_folder())).resolve()
-            with self._lock:
-                worker = self._interpreter().worker(limits, folder, self._conceal)
-            stack.callback(worker.close)
-            yield worker
+    def worker(self, limits: Limits, scratch: Path) -> Conversation:
+        """A new worker, which nothing has been said to."""
+        with self._lock:
+            return self._interpreter().worker(limits, scratch.resolve(), self._conceal)
 
     def _interpreter(self) -> Interpreter:
         """The interpreter; started if it is not there. The lock is held."""
-        if self._running is not None and not self._running.alive:
+        if self._running is not None and self._running.process.poll() is not None:
             self._running.stop()
             self._running = None
         if self._running is None:
@@ -306,25 +278,24 @@ class Pool:
 class Session:
     """One worker that runs items, replaced whenever it dies; what refuses the first refuses all."""
 
-    def __init__(  # noqa: PLR0913 - made in one place
-        self,
-        stack: contextlib.ExitStack,
-        worker: Callable[[], contextlib.AbstractContextManager[Conversation]],
-        *,
-        setup: str,
-        payload: Any,  # noqa: ANN401 - any JSON value
-        limits: Limits,
-        strict: bool,  # whether it starts only where isolation is whole
-    ) -> None:
-        self._stack, self._new = stack, worker
-        self._setup, self._payload, self._limits = setup, payload, limits
-        self._strict = strict
+    def __init__(self, pool: Pool, begin: dict[str, Any], limits: Limits, scratch: Path | None) -> None:
+        self._pool, self._begin, self._limits, self._scratch = pool, begin, limits, scratch
+        self._open = contextlib.ExitStack()  # the worker, and its folder if that is none that was given
         self._worker: Conversation | None = None
         self._reach = ""
         self._refused: ItemOutcome | None = None
-        self._count = 0
         self._given = 0
         self._ahead: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None or issubclass(kind, Exception):  # an interrupt waits for nothing
+                self.settle()
+        finally:
+            self._open.close()
 
     def start(self) -> None:
         """Begin to start the worker, beside whatever is done until it is asked something."""
@@ -355,49 +326,35 @@ class Session:
             self._worker.give(count)
 
     def ask(self, item: Any, seconds: float | None = None) -> ItemOutcome:  # noqa: ANN401 - any JSON value
-        """Run one item, in `seconds` or the limit's; the outcome is numbered by how many came before."""
-        index, self._count = self._count, self._count + 1
+        """Run one item, in `seconds` or the limit's."""
         self.settle()
         while self._refused is None:
             if self._worker is None or self._worker.over():
                 self._start()
             else:
-                answer = self._worker.ask({"item": item}, seconds or self._limits.seconds)
-                return _outcome(index, answer, self._reach)
-        return replace(self._refused, index=index)
+                outcome = self._worker.ask({"item": item}, seconds or self._limits.seconds)
+                return replace(outcome, isolation=self._reach)
+        return self._refused
 
     def _start(self) -> None:
         """Take a new worker and set it up."""
-        self._stack.close()
-        self._worker = self._stack.enter_context(self._new())
+        self._open.close()
+        folder = self._scratch or self._open.enter_context(own_folder())
+        self._worker = self._pool.worker(self._limits, folder)
+        self._open.callback(self._worker.close)
         self._reach = ", ".join(lacking(self._worker.layers))
-        if self._reach and self._strict:
-            self._refuse(_not_isolated(self._reach))
+        if self._reach and not self._pool.weak:
+            message = (
+                f"not run: on this machine strangers' code could reach {self._reach} (namespaces and Landlock are"
+                " absent or not allowed here); --allow-weak-isolation runs it all the same"
+            )
+            self._refuse(ItemOutcome(status=Status.ISOLATION, message=message))
             return
         self._worker.give(self._given)
-        start = self._worker.ask({"setup": self._setup, "payload": self._payload}, self._limits.setup_seconds)
-        if start.status is not Status.OK:
-            self._refuse(_outcome(0, start, self._reach, "setup: "))
+        begun = self._worker.ask(self._begin, self._limits.setup_seconds)
+        if begun.status is not Status.OK:
+            self._refuse(replace(begun, message=f"setup: {begun.message}", isolation=self._reach))
 
     def _refuse(self, outcome: ItemOutcome) -> None:
         self._refused = outcome
-        self._stack.close()
-
-
-def _not_isolated(reach: str) -> ItemOutcome:
-    message = (
-        f"not run: on this machine strangers' code could reach {reach} (namespaces and Landlock are absent or not"
-        " allowed here); --allow-weak-isolation runs it all the same"
-    )
-    return ItemOutcome(index=0, status=Status.ISOLATION, message=message)
-
-
-def _outcome(index: int, answer: Answer, reach: str, prefix: str = "") -> ItemOutcome:
-    return ItemOutcome(
-        index=index,
-        status=answer.status,
-        value=answer.value,
-        message=prefix + answer.message,
-        seconds=answer.seconds,
-        isolation=reach,
-    )
+        self._open.close()

@@ -1,10 +1,11 @@
-"""Properties of a kernel beyond right answers: what its bits depend on, and what it touches.
+"""Properties of a kernel beyond right answers: what its bits depend on, what it touches, its precision.
 
-Each is one more call of an ordinary case, judged as any other, whose bits are held against those of a first call.
-Where the kernel's own bits vary from run to run, the others say nothing of bits: only wrong answers count then.
+Each property is one more call of an ordinary case, judged as any other, whose bits are held against those of a
+first call. Where the kernel's own bits vary from run to run, the others say nothing of bits: only wrong answers
+count then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
+from traceproof.judge.precision import examine
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import WORKLOADS, Case
@@ -21,19 +23,21 @@ from traceproof.run.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
 from traceproof.run.source import CallError, Source
 from traceproof.run.tensor_files import same_bits
 from traceproof.run.transfer import Taken
-from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PropertyResult, Row
-from traceproof.solutions.rows import left_behind, refused
-from traceproof.solutions.trial import Evaluation
+from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, Row
+from traceproof.solutions.trial import Evaluation, left_behind, refused
 
 LARGEST = 256 << 20  # bytes that the case of these calls may need
 OTHER_BYTE = 0x3C  # small positive floats, and large whole numbers
 OTHER_FILL = 96.0
+WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 FAR = 64 * 129  # bytes: another room around inputs, so other addresses with the same alignment
 OTHERS = 3  # sizes between two calls that must agree
 DRAWS = 4  # of a sampler, in these calls
 # To a GPU, from the process in which work left on another stream shows: in one channel, work begins in the order
 # in which streams got it. CUDA has no more; a process with so many takes long to open a GPU.
 CHANNELS = 32
+EXAMINED = 64 << 20  # bytes that the case may need: the oracle solves it some ten times
+ODD = (CallError, RuntimeError, ValueError, IndexError, KeyError)  # of inputs that nobody planned
 
 
 @dataclass(slots=True)
@@ -194,9 +198,6 @@ def moved(inputs: Values) -> Values | None:
     return None if same else changed
 
 
-WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-
-
 def _on_gpu(found: _Measured, source: Source, name: str, *hows: str) -> None:
     """Calls that are made in ways that only a GPU has; the first that is wrong ends them."""
     if not found.evaluation.settings.gpu:
@@ -263,3 +264,51 @@ def _empty(found: _Measured, source: Source, cases: Sequence[PlannedCase]) -> No
         return
     if found.call(source, "empty", found.evaluation.subject(empty[0])) is not None:
         found.states["empty"] = HOLDS, "empty outputs"
+
+
+def precision(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Iterator[PrecisionResult]:
+    """What is seen of each floating-point output; nothing where there is no oracle, or no call left outputs."""
+    base = chosen(cases)
+    if (
+        base is None
+        or base.memory > EXAMINED
+        or evaluation.unknown is not None
+        or evaluation.op.trials(evaluation.definition, base.case)
+    ):
+        return
+    subject = evaluation.subject(base.case)
+    inputs = {
+        name: value
+        for name, value in subject.inputs.items()
+        if isinstance(value, torch.Tensor) and value.dtype in WIDE and value.numel()
+    }
+    with evaluation.source() as source:
+        for name, spec in evaluation.definition.outputs.items():
+            if "float" not in spec.dtype or not inputs:
+                continue
+            try:
+                found = _examined(evaluation, source, subject, inputs, name)
+            except ODD:
+                continue
+            if found is not None:
+                yield found
+
+
+def _examined(
+    evaluation: Evaluation, source: Source, subject: Subject, inputs: Mapping[str, torch.Tensor], name: str
+) -> PrecisionResult | None:
+    """One output."""
+
+    def observe(changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return evaluation.call(source, replace(subject, inputs={**subject.inputs, **changed})).outputs[name]
+
+    def exact(changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return evaluation.op.oracle(evaluation.definition, {**subject.inputs, **changed})[name]
+
+    summed = tuple(one for one in evaluation.op.summed(evaluation.definition) if one in inputs)
+    found = examine(inputs, summed, observe, exact)
+    if found is None:
+        return None
+    dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in inputs.values()})
+    asked = f"{', '.join(dtypes)} in, {evaluation.definition.outputs[name].dtype} out"
+    return PrecisionResult(output=name, asked=asked, seen=str(found), evidence=found.evidence)

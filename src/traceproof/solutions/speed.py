@@ -1,7 +1,7 @@
 """Speed of a solution that has passed: cold cache, new contents and addresses in every call, others in turns."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, quantiles
@@ -10,19 +10,20 @@ from typing import Any, TypedDict
 import torch
 
 from traceproof.judge.output import Ruling
+from traceproof.ops import lookup
 from traceproof.ops.base import Values
 from traceproof.ops.cases import ALWAYS, WORKLOADS
 from traceproof.programs import nvidia_smi
 from traceproof.run import timing
 from traceproof.run.case import Subject
+from traceproof.run.implementation import Implementation
 from traceproof.run.records import PlannedCase
 from traceproof.run.source import CallError, Source, loaded, refusal
 from traceproof.run.transfer import PLAIN, Layout, Taken
 from traceproof.sandbox import Limits
 from traceproof.solutions.records import Row, SpeedResult, Times
-from traceproof.solutions.rows import refused
-from traceproof.solutions.timed_truth import Request, ground_truth
-from traceproof.solutions.trial import Evaluation
+from traceproof.solutions.trial import Evaluation, refused
+from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 CASES = 3  # that are timed
 LARGEST = 1 << 30  # bytes that one may need
@@ -33,6 +34,7 @@ SECONDS = 0.1  # that the calls of a turn take at least, within FEWEST and MOST 
 FEWEST, MOST, MOST_ON_CPU = 10, 200, 40
 MILLION = 1e6  # nanoseconds in a millisecond
 SLACK_MS = 0.1  # per call, by which clocks that agree may be apart: starting a call, waiting for a device
+Request = Callable[..., Taken]  # `(first, count, *, call=True)`: has calls made, or all but the calls
 CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 
 
@@ -269,3 +271,41 @@ def clocks(*, gpu: bool) -> str:
         return "CPU, wall clock"
     rows = nvidia_smi(",".join(CLOCKS), units=True)
     return ", ".join(rows[0]) if rows else "not known: nvidia-smi is absent, or does not answer"
+
+
+def ground_truth(evaluation: Evaluation, subject: Subject) -> tuple[str, Request] | None:
+    """The first ground truth that this interpreter can call for the definition, called in this process."""
+    rank = {truth.name: truth.priority for stack in STACKS.values() for truth in stack.truths}
+    definition, device = evaluation.definition, torch.device(evaluation.device)
+    for name in sorted(TRUTHS, key=lambda name: rank[name]):
+        if lookup.serving(name, definition) is None:
+            continue
+        found = Implementation(name)
+        found.device = device.type
+        try:
+            if found.unavailable(definition) is not None:
+                continue
+            request = _called_here(evaluation, found, subject.inputs, device, subject.seed)
+            request(0, 1)
+        except (ImportError, RuntimeError, ValueError, OSError):
+            continue  # whether a package works here is not what is measured
+        return f"{name} ({STACK_OF[name]})" if name != STACK_OF[name] else name, request
+    return None
+
+
+def _called_here(
+    evaluation: Evaluation, called: Implementation, inputs: Values, device: torch.device, seed: int
+) -> Request:
+    names = list(inputs)
+    placed = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]
+    watch = timing.Stopwatch(placed, 0, device, seed)
+
+    def one(given: Sequence[Any]) -> object:
+        return called.run(evaluation.definition, dict(zip(names, given, strict=True)))
+
+    def request(first: int, count: int, *, call: bool = True) -> Taken:
+        times, _, _ = timing.run(one, watch, {"first": first, "count": count, "call": call})
+        pairs = tuple((events, wall) for events, wall in times)
+        return Taken({}, [], [], [], [], [], [], times=pairs)
+
+    return request

@@ -5,10 +5,9 @@ the inputs of one call at a time as a file, and nothing that is expected.
 """
 
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -25,24 +24,23 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Failure, Verdict
 from traceproof.run.case import CPU, Subject
 from traceproof.run.definition_run import DefinitionRun, Drawn, shadowed
-from traceproof.run.engine import Engine
+from traceproof.run.engine import Engine, this_interpreter
 from traceproof.run.engine import Settings as EngineSettings
 from traceproof.run.inputs import make_inputs
-from traceproof.run.judging import Result, Right, rulings
-from traceproof.run.records import WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.judging import REASONS, Result, Right, rulings
+from traceproof.run.records import WHOLE, PlannedCase
 from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, strangers
 from traceproof.run.transfer import Layout, Taken
-from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.records import Row, Settings, Trial
-from traceproof.solutions.rows import bad, refused, row_of
+from traceproof.solutions.records import PrecisionResult, PropertyResult, Row, Settings, SpeedResult, Trial
 from traceproof.stacks import MAIN
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
 SEED_BITS = 30
+UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
 DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
 SOLUTION = "solution"  # what it is called among implementations
 
@@ -76,24 +74,27 @@ def tried(evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool
 
     What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
     """
-    from traceproof.solutions.precision import precision
-    from traceproof.solutions.properties import measure
+    from traceproof.solutions.properties import measure, precision
     from traceproof.solutions.speed import measure_speed
 
+    properties: tuple[PropertyResult, ...] = ()
+    seen: tuple[PrecisionResult, ...] = ()
+    speed: tuple[SpeedResult, ...] = ()
     with evaluation.prepared() as ready:
         failed = ready.compile(cases)
-        if failed is not None:
-            return Trial(rows=(failed,), properties=(), precision=())
-        rows = list(ready.rows(cases) if whole else _until_bad(ready.rows(cases)))
+        made = ready.rows(cases) if failed is None else iter([failed])
+        rows = list(made if whole else _until_bad(made))
         wrong = bad(rows)
-        if wrong and not whole:
-            return Trial(rows=tuple(rows), properties=(), precision=())
-        seen = tuple(precision(ready, cases)) if all(row.reason == Failure.NUMERICS for row in wrong) else ()
-        if wrong:
-            return Trial(rows=tuple(rows), properties=(), precision=seen)
-        properties, further = measure(ready, cases)
-        speed, late = measure_speed(ready, cases) if evaluation.settings.timed and not bad(further) else ((), [])
-    return Trial(rows=(*rows, *further, *late), properties=properties, precision=seen, speed=speed)
+        if (whole or not wrong) and all(row.reason == Failure.NUMERICS for row in wrong):
+            seen = tuple(precision(ready, cases))
+        if not wrong:
+            properties, further = measure(ready, cases)
+            rows += further
+            if evaluation.settings.timed and not bad(further):
+                speed, late = measure_speed(ready, cases)
+                rows += late
+    reach = ", ".join(sorted(ready.reached - {""}))
+    return Trial(rows=tuple(rows), properties=properties, precision=seen, speed=speed, isolation=reach)
 
 
 def _until_bad(rows: Iterable[Row]) -> Iterator[Row]:
@@ -116,6 +117,7 @@ class Evaluation:
     engine: Engine | None = None
     reference: Source | None = None
     compiled: CompiledFiles | None = None
+    reached: set[str] = field(default_factory=set)  # what it could reach where isolation was not whole
 
     @classmethod
     def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> "Evaluation":
@@ -170,9 +172,9 @@ class Evaluation:
     def prepared(self) -> Iterator[Self]:
         """The evaluation with an engine, a place for compiled files, and without an oracle the reference."""
         with ExitStack() as stack:
-            here = Environment(name=MAIN, python=sys.executable, record={"device_type": "cpu", "digest": ""})
             settings = EngineSettings(
-                environments={MAIN: here},  # it draws and solves without a GPU, which is the solution's
+                # It draws and solves without a GPU, which is the solution's.
+                environments={MAIN: this_interpreter(on_gpu=False)},
                 limits=self.limits,
                 dataset=Path(self.settings.dataset),
                 tolerance=self.settings.tolerance,
@@ -212,39 +214,27 @@ class Evaluation:
         for case in cases:
             if case.skip is not None:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
-        entry = PlannedDefinition(
-            path="",
-            digest=self.definition.digest,
-            no_oracle=self.unknown,
-            nonce=self.settings.hidden_seed,
-            definition=self.definition.as_json(),
-            cases=tuple(order),
-        )
         assert self.engine is not None
-        run = DefinitionRun(self.engine, entry, [])
+        run = DefinitionRun.of_cases(self.engine, self.definition, order, no_oracle=self.unknown)
         with self.source() as source:
             for drawn in run.each(order, partial(self._called, source), SOLUTION):
                 why = drawn.problem.message if drawn.problem is not None else ""
                 why = why or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
                 if why:
                     raise RuntimeError(f"{drawn.planned.id} can not be judged: {why}")
+                self.reached.add(drawn.results[SOLUTION].isolation)
                 for output, ruling in run.judged(drawn).rulings(SOLUTION):
                     yield row_of(drawn.planned.case, output, ruling)
 
-    def _called(self, source: Source, drawn: Drawn) -> Result:
+    def _called(self, source: Source, drawn: Drawn) -> Taken:
         """What a call of the solution leaves in a case."""
-        if drawn.inputs is None:
-            return Result(status="error")
         case, order = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
-        subject = self._subject(case, drawn.inputs)
+        subject = self._subject(case, drawn.inputs or {})
         if self.unknown is not None:
             drawn.right = Right(oracle=self._shadow(subject))
         # A slow sampler draws longer than a reference does, for it is one alone.
         further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
-        try:
-            return Result.taken(self.call(source, subject, further=further), drawn.digest)
-        except CallError as error:
-            return Result.failed(error.outcome)
+        return self.call(source, subject, further=further)
 
     def subject(self, case: Case) -> Subject:
         """A case drawn and solved; by the reference's shadow where there is no oracle."""
@@ -301,3 +291,42 @@ class Evaluation:
         """Rows of what one further call left."""
         for output, ruling in rulings(subject, Result.taken(taken), tolerance=self.settings.tolerance):
             yield row_of(subject.case, output, ruling, variant)
+
+
+def refused(case: Case, error: CallError, variant: str = "") -> Row:
+    """The row of a call that left no outputs."""
+    ruling = Ruling(Verdict.ERROR, REASONS[error.outcome.status], error.outcome.message, {})
+    return row_of(case, WHOLE, ruling, variant)
+
+
+def left_behind(case: Case, error: CallError, variant: str) -> Row | None:
+    """The row of a call whose capture CUDA refused since it left work on another stream; None: another failure."""
+    if UNJOINED not in error.outcome.message:
+        return None
+    message = f"work is left on a stream that nothing waits for: {error.told}"
+    return row_of(case, WHOLE, Ruling(Verdict.FAIL, Failure.LATE, message, {}), variant)
+
+
+def bad(rows: Iterable[Row]) -> list[Row]:
+    """Failures and errors."""
+    return [row for row in rows if row.bad]
+
+
+def row_of(case: Case, output: str, ruling: Ruling, variant: str = "") -> Row:
+    """The row of a ruling on one output, or on a case as a whole."""
+    gate = ruling.details.get("gate") or {}
+    failed = ruling.details if ruling.verdict is Verdict.FAIL else {}
+    return Row(
+        case=case.id,
+        size=case.size,
+        seed=case.seed,
+        axes=dict(case.axes),
+        variant=variant,
+        output=output,
+        verdict=ruling.verdict,
+        reason=ruling.reason,
+        message=ruling.message,
+        margin=gate.get("margin"),
+        worst=tuple(failed.get("worst", ())),
+        metrics=failed.get("metrics", {}),
+    )

@@ -1,5 +1,6 @@
 """Writing a dataset's reference tests: all checks first, then all files."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from traceproof.testgen.texts import (
 PLACE = Path("tests", "references")
 GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed
 AUDIT = "audit-tests.json"  # below results
+CASES = 10  # that one definition's tests may take as long as: each is run by about ten tests, but drawn only once
 WHOSE = {"edited": "was edited since it was written; --force writes it again", "foreign": "is not traceproof's"}
 SIZES = ("small", "medium")  # what tests run where nothing else is said; the suite has them too
 
@@ -319,8 +321,8 @@ class TestFlow:
         """The folder of the generated files."""
         return f"{self.root}/{PLACE.as_posix()}"
 
-    def files(self) -> list[str]:
-        """The test file of every op_type that was planned; call it after the checkpoint `cases`."""
+    def files(self, _: object) -> list[str]:
+        """The test file of every op_type that was planned."""
         return [f"{self.folder}/test_{op_type}.py" for op_type in self.flow.op_types()]
 
     def stacks(self, op_type: str) -> list[str]:
@@ -328,8 +330,8 @@ class TestFlow:
         main = self.flow.python(MAIN)
         return [MAIN, *(name for name in self.flow.stacks_of(op_type) if self.flow.python(name) != main)]
 
-    def rows(self) -> list[str]:
-        """What the tests came to, per op_type and environment; call it after the checkpoint `cases`."""
+    def rows(self, _: object) -> list[str]:
+        """What the tests came to, per op_type and environment."""
         pairs = [(op_type, stack) for op_type in self.flow.op_types() for stack in self.stacks(op_type)]
         return [f"{self.flow.run}/tests/{op_type}-{stack}.jsonl" for op_type, stack in pairs]
 
@@ -340,19 +342,24 @@ class TestFlow:
 
     @property
     def file_options(self) -> list[str]:
-        """What `scripts/reference_tests.py` is told of a file."""
+        """What the job `test_file` is told."""
         sizes = self.flow.config.test_sizes
         return [f"--out={self.root}", f"--tolerance={self.flow.tolerance}", "--sizes", *sizes]
 
     @property
     def run_options(self) -> list[str]:
-        """What `scripts/run_tests.py` is told; options of pytest stand behind the flag that passes them on."""
+        """What the job `run_tests` is told; `options` are pytest's."""
         config = self.flow.config
-        workloads = "auto" if config.workloads == "auto" else "yes" if config.workloads else "no"
-        device = "cpu" if config.stacks[MAIN].get("env") == "cpu" else "auto"
-        given = (f"--seed={config.seed}", f"--workloads={workloads}", f"--device={device}")
-        own = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}", f"--limits={self.flow.limits}"]
-        return [*own, *(f"--option={one}" for one in given)]
+        given = {
+            "seed": config.seed,
+            "workloads": "auto" if config.workloads == "auto" else "yes" if config.workloads else "no",
+            "device": "cpu" if config.stacks[MAIN].get("env") == "cpu" else "auto",
+            "memory-gb": config.limits.memory_gb,
+        }
+        options = json.dumps([f"--{name}={value}" for name, value in given.items()])
+        limits = self.flow.limits(cases=CASES)
+        own = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}"]
+        return [*own, f"--limits={limits}", f"--options={options}"]
 
     @cached_property
     def support_code(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from traceproof.dataset.constants import Rule, epsilon
@@ -181,33 +182,18 @@ def gen_norm(_: Definition, __: tuple[int, int]) -> tuple[Module, ...]:
     return (Module("gen_norm"),)
 
 
-@RMSNORM.truth("flashinfer", "norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=is_plain, modules=gen_norm, sm=SM75)
-@RMSNORM.truth(
-    "flashinfer", "norm.gemma_rmsnorm", "gemma_rmsnorm", serves=PLAIN, accepts=is_gemma, modules=gen_norm, sm=SM75
-)
+in_flashinfer = partial(RMSNORM.truth, "flashinfer", modules=gen_norm, sm=SM75)
+
+
+@in_flashinfer("norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=is_plain)
+@in_flashinfer("norm.gemma_rmsnorm", "gemma_rmsnorm", serves=PLAIN, accepts=is_gemma)
 def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     hidden, weight = inputs["hidden_states"], inputs["weight"]
     return {"output": api[gemma_prefix(definition) + "rmsnorm"](hidden, weight, eps=eps_of(definition))}
 
 
-@RMSNORM.truth(
-    "flashinfer",
-    "norm.fused_add_rmsnorm",
-    "fused_add_rmsnorm",
-    serves=FUSED,
-    accepts=is_plain,
-    modules=gen_norm,
-    sm=SM75,
-)
-@RMSNORM.truth(
-    "flashinfer",
-    "norm.gemma_fused_add_rmsnorm",
-    "gemma_fused_add_rmsnorm",
-    serves=FUSED,
-    accepts=is_gemma,
-    modules=gen_norm,
-    sm=SM75,
-)
+@in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=is_plain)
+@in_flashinfer("norm.gemma_fused_add_rmsnorm", "gemma_fused_add_rmsnorm", serves=FUSED, accepts=is_gemma)
 def _flashinfer_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In place: the first argument becomes the output, the second the sum."""
     output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
@@ -267,9 +253,10 @@ def gen_fused_add_rmsnorm(definition: Definition, _: tuple[int, int]) -> tuple[M
     return (Module("gen_fused_add_rmsnorm", (dtype_argument(definition), False), compiles=True),)
 
 
-@RMSNORM.truth(
-    "sglang", "layernorm.norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=compiled, modules=gen_rmsnorm, sm=SM
-)
+in_sglang = partial(RMSNORM.truth, "sglang", sm=SM)
+
+
+@in_sglang("layernorm.norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=compiled, modules=gen_rmsnorm)
 def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Writes where it is told; without that it would overwrite its input."""
     hidden, weight = inputs["hidden_states"], inputs["weight"]
@@ -278,14 +265,12 @@ def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": output}
 
 
-@RMSNORM.truth(
-    "sglang",
+@in_sglang(
     "layernorm.norm.fused_add_rmsnorm",
     "fused_add_rmsnorm",
     serves=FUSED,
     accepts=compiled_fused,
     modules=gen_fused_add_rmsnorm,
-    sm=SM,
 )
 def _sglang_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In place: the first argument becomes the output, the second the sum."""
@@ -294,30 +279,21 @@ def _sglang_fused_add(api: Api, definition: Definition, inputs: Given) -> Output
     return asked(definition, {"output": output, "residual_out": total})
 
 
-@RMSNORM.truth("sglang", "layernorm.fused_rmsnorm", "triton_rmsnorm", serves=PLAIN, accepts=uniform, sm=SM)
+@in_sglang("layernorm.fused_rmsnorm", "triton_rmsnorm", serves=PLAIN, accepts=uniform)
 def _sglang_triton(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": api["triton_rmsnorm"](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
 
 
-@RMSNORM.truth(
-    "sglang",
-    "layernorm.minimax_m3_rmsnorm.gemma_rmsnorm",
-    "triton_gemma_rmsnorm",
-    serves=PLAIN,
-    accepts=is_gemma,
-    sm=SM,
-)
+@in_sglang("layernorm.minimax_m3_rmsnorm.gemma_rmsnorm", "triton_gemma_rmsnorm", serves=PLAIN, accepts=is_gemma)
 def _sglang_gemma(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": api["triton_gemma_rmsnorm"](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
 
 
-@RMSNORM.truth(
-    "sglang",
+@in_sglang(
     "layernorm.minimax_m3_rmsnorm.gemma_fused_add_rmsnorm",
     "triton_gemma_fused_add_rmsnorm",
     serves=FUSED,
     accepts=is_gemma,
-    sm=SM,
 )
 def _sglang_gemma_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
     output, total = api["triton_gemma_fused_add_rmsnorm"](

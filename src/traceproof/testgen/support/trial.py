@@ -18,9 +18,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.dialects import read
 from traceproof.judge.output import Ruling, judge_output
 from traceproof.ops import registry
-from traceproof.ops import registry as ops
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
 from traceproof.ops.cases import LARGE_BYTES, WORKLOADS, Case
+from traceproof.programs import available_memory
 from traceproof.reasons import Skip, Unavailable
 from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject, entries_of, expectation, solve
@@ -32,7 +32,15 @@ from traceproof.run.transfer import Taken
 from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import FIRST_TRUTHS
 
+Function = Callable[..., Any]
 FOLDER = "definitions"
+DATASET = Path(__file__).resolve().parents[3]  # <dataset>/tests/references/<this package>/
+REFERENCE = "reference"
+GIVEN_THREADS = torch.get_num_threads()
+LARGE = 1 << 30  # bytes that a case needs for more than one thread to make it faster
+HEADROOM = 0.8  # of the free memory: the estimate of a case is not exact
+LIMITS = Limits(seconds=3600.0, setup_seconds=600.0, memory_bytes=None)  # a test session has limits of its own
+FILE_BYTES = 1 << 40  # that a call may write: no limit beside the disk's
 
 
 def read_definition(path: Path) -> Definition:
@@ -78,14 +86,6 @@ def cheapest(definition: Definition, cases: list[Case]) -> Case | None:
     return min(cases, key=lambda case: (op.memory(definition, case), case.id), default=None)
 
 
-REFERENCE = "reference"
-GIVEN_THREADS = torch.get_num_threads()
-LARGE = 1 << 30  # bytes that a case needs for more than one thread to make it faster
-HEADROOM = 0.8  # of the free memory: the estimate of a case is not exact
-LIMITS = Limits(seconds=3600.0, setup_seconds=600.0, memory_bytes=None)  # a test session has limits of its own
-FILE_BYTES = 1 << 40  # that a call may write: no limit beside the disk's
-
-
 class Trial:
     """A case, drawn and solved on first use. Everything is kept until the trial is released.
 
@@ -99,7 +99,7 @@ class Trial:
         self.case = case
         self.device = device
         self.dataset = dataset
-        self.op, self.no_oracle = ops.for_definition(definition)
+        self.op, self.no_oracle = registry.for_definition(definition)
         self._truths: dict[str, Tensors | Unavailable] = {}
         self._rulings: dict[tuple[str, float | None], dict[str, Ruling]] = {}
 
@@ -124,10 +124,10 @@ class Trial:
             return Unavailable(Skip.BLOB_MISSING, f"the dataset has no {missing[0]}")
         if files and importlib.util.find_spec("safetensors") is None:
             return Unavailable(Skip.PACKAGE_ABSENT, "the workload's tensors need the package safetensors")
-        return self._too_large(limit)
-
-    def _too_large(self, limit: int | None) -> Unavailable | None:
-        free = _free_memory(self.device) * HEADROOM
+        free = HEADROOM * available_memory()
+        if self.device.type == "cuda":
+            kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)  # by torch
+            free = HEADROOM * (torch.cuda.mem_get_info(self.device)[0] + kept)
         free = free if limit is None else min(free, limit)
         if self.need <= free:
             return None
@@ -285,21 +285,6 @@ def threads(need: int) -> int:
         return GIVEN_THREADS
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1, min(GIVEN_THREADS, len(os.sched_getaffinity(0)) // workers)) if need > LARGE else 1
-
-
-def _free_memory(device: torch.device) -> int:
-    """Bytes that can still be had on a device."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for the next
-        return int(free + kept)
-    with Path("/proc/meminfo").open(encoding="ascii") as lines:
-        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0]
-
-
-Function = Callable[..., Any]
-DATASET = Path(__file__).resolve().parents[3]  # <dataset>/tests/references/<this package>/
 
 
 @cache

@@ -1,18 +1,20 @@
-"""What is missing or broken, and the command that mends it."""
+"""What of a diagnosis is missing or broken, the command that mends it, and all of it as one screen of text."""
 
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from traceproof.config.schema import Config
-from traceproof.doctor import environments
-from traceproof.doctor.model import Disk, Driver, Memory, Problem, Program, StackFound
+from traceproof.doctor.model import Diagnosis, Disk, Driver, Layer, Memory, Problem, Program, StackFound
 from traceproof.environments.building import FOLDER, INSTALLED, PINS
 from traceproof.stacks import MAIN, distribution
 
+WIDTH, LABEL = 100, 13  # columns of the screen, and of what stands before a line's text
 LEAST_GB = 2.0  # free space, beside what is to be installed, that a first run needs for datasets and outputs
 INSTALLERS = (
     ("apt-get", "sudo apt-get install --yes g++"),
@@ -25,6 +27,14 @@ UNBUILT = {
     "half-built": "is half-built: an installation was stopped",
     "stale pins": "was built of other pins than envs/ has now",
 }
+NETWORK, FILES = ("network", "system_calls"), ("files", "landlock")  # either of each keeps it out
+# Settings that forbid namespaces to ordinary users: the file, what it holds then, what allows them.
+SETTINGS = (
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+    ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+    ("user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
+)
+SYSCTL = Path("/proc/sys")
 
 
 def of_stacks(found: Sequence[StackFound], *, root: Path) -> Iterator[Problem]:
@@ -129,12 +139,130 @@ def of_room(memory: Memory, disk: Disk, *, root: Path) -> Iterator[Problem]:
         yield Problem(what=what, todo="Make room there, or set results in config.yaml to a folder elsewhere.")
 
 
-def of_sources(config: Config, *, root: Path) -> Iterator[Problem]:
+def of_sources(config: Config, names: Iterable[str], *, root: Path) -> Iterator[Problem]:
     """Checkouts that stacks are configured to take their package from."""
-    for name in environments.wanted(config):
+    for name in names:
         source = config.stacks[name].get("source")
         if source is None or source == "locked":  # what is locked is cloned by the run
             continue
         if not (root / Path(source).expanduser()).is_dir():
             todo = f"Name a checkout as stacks.{name}.source in config.yaml; null takes the installed package."
             yield Problem(what=f"{name}: its source {source} is no folder", todo=todo)
+
+
+def of_isolation(found: Sequence[Layer]) -> Iterator[Problem]:
+    """What strangers' code could reach here, and the setting that keeps the layers away."""
+    holds = {layer.name for layer in found if layer.holds}
+    reached = []
+    if not holds & set(NETWORK):
+        reached.append("reach the network")
+    if not holds & set(FILES):
+        reached.append("read and write this user's files")
+    if not reached:
+        return
+    mends = ""
+    for place, forbids, allows in reversed(SETTINGS):
+        with suppress(OSError):
+            if (SYSCTL / place).read_text(encoding="ascii").strip() == forbids:
+                mends = f"sudo sysctl -w {allows}"
+    yield Problem(
+        what=f"references, which are code of strangers, could {' and '.join(reached)}",
+        command=mends,
+        todo="Run datasets that you trust, or allow unprivileged user namespaces.",
+        fatal=False,
+    )
+
+
+# The screen.
+
+
+def screen(found: Diagnosis) -> str:
+    """All of it, the problems last."""
+    lines = [f"traceproof {found.traceproof}, Python {found.python}, {found.system}, {found.cores} cores", ""]
+    for label, text in _machine(found):
+        lines += _line(label, text)
+    lines.append("")
+    for one in found.stacks:
+        lines += _line(one.name, _stack(one))
+    lines += ["", *_line("can prove", found.proves), *_reach(found.reach), ""]
+    lines += _problems(found)
+    return "\n".join(lines) + "\n"
+
+
+def _line(label: str, text: str) -> list[str]:
+    rest = " " * LABEL
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"{label:{LABEL}}",
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _machine(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    driver = found.driver
+    if not driver.present:
+        yield "NVIDIA", "no driver"
+    else:
+        gpus = "; ".join(f"{gpu.index}: {gpu.name}, SM {gpu.sm}, {gpu.memory_gib:g} GiB" for gpu in driver.gpus)
+        yield "NVIDIA", f"driver {driver.version or 'unknown'}; {gpus or driver.problem}"
+        for one in found.stacks:
+            if one.compiler is not None:
+                yield "CUDA", f"{_program(one.compiler)} ({one.name})"
+    yield "C++", _program(found.host_compiler)
+    memory, disk = found.memory, found.disk
+    yield "memory", f"{memory.total:g} GiB, {memory.available:g} free; one case may use {memory.limit:g}"
+    missing = f"; about {disk.missing:g} GB are still to be installed" if disk.missing else ""
+    yield "disk", f"{disk.free:g} GB free{missing}"
+    yield "isolation", _isolation(found.isolation)
+
+
+def _reach(reach: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Which op_types have a ground truth here, for some of their forms at least."""
+    met = [op_type for op_type, truths in reach.items() if truths]
+    alone = [op_type for op_type, truths in reach.items() if not truths]
+    parts = [f"with a ground truth: {', '.join(met)}"] if met else []
+    parts += [f"by the oracle alone: {', '.join(alone)}"] if alone and met else []
+    return _line("", "; ".join(parts)) if parts else []
+
+
+def _program(program: Program) -> str:
+    if program.path is None:
+        return f"none: {program.problem}"
+    return f"{program.path}: {program.problem or program.version}"
+
+
+def _isolation(layers: tuple[Layer, ...]) -> str:
+    parts = []
+    holds = [layer.text for layer in layers if layer.holds]
+    if holds:
+        parts.append(f"yes: {', '.join(holds)}")
+    by_reason: dict[str, list[str]] = {}
+    for layer in layers:
+        if not layer.holds:
+            by_reason.setdefault(layer.why, []).append(layer.text)
+    parts += [f"no: {', '.join(names)} ({why})" for why, names in by_reason.items()]
+    return "; ".join(parts)
+
+
+def _stack(one: StackFound) -> str:
+    where = f".venvs/{one.environment}" if one.environment is not None else one.python
+    if one.state == "needs a GPU":
+        return one.state
+    names = dict.fromkeys([distribution(one.name), distribution(MAIN)])
+    versions = ", ".join(f"{name} {one.versions[name]}" for name in names if name in one.versions)
+    return f"{one.state}, {where}{f', {versions}' if versions else ''}"
+
+
+def _problems(found: Diagnosis) -> Iterator[str]:
+    if not found.problems:
+        yield "Nothing is missing."
+        return
+    for problem in sorted(found.problems, key=lambda problem: not problem.fatal):
+        yield from _line("missing" if problem.fatal else "note", problem.what)
+        if problem.command:
+            yield f"{'':{LABEL}}$ {problem.command}"
+        elif problem.todo:
+            yield from _line("", problem.todo)

@@ -1,0 +1,225 @@
+"""What rules run in the driver's environment, a function per job; its parameters are its options."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Json
+
+from traceproof.config.schema import ModelChoice
+from traceproof.dataset.fetch import Dataset, fetch, scan_digest
+from traceproof.environments.building import FOLDER, Installation, ready
+from traceproof.files import read_sealed, write_json
+from traceproof.run import entry
+
+
+def environment(*, name: str, stamp: Path) -> None:
+    """Build one of .venvs/ from its pins, unless it is whole: another run may have built it."""
+    python = str(FOLDER / name / "bin" / "python")
+    ready(Installation.at(name, python), root=Path.cwd(), say=lambda _: None)  # the rule's message says it
+    stamp.touch()
+
+
+def stack(*, name: str, python: str, cuda_home: str, source: str, linked: Path, out: Path) -> None:
+    """Ask a stack's interpreter what it is. Its package is the installed one, unless `source` says otherwise."""
+    from traceproof.environments.package import record_stack
+    from traceproof.run.sources import folder_of
+
+    checkout = folder_of(name, source) if source else None
+    record_stack(Installation.at(name, python, cuda_home=cuda_home), checkout, linked=linked, out=out)
+
+
+def dataset(*, source: Json[Dataset], stamp: Path) -> None:
+    """Fetch the configured dataset."""
+    fetch(source, root=stamp.parent.parent)
+
+
+def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> None:
+    """Clone all that sources.lock pins, and record the dataset beside it; nothing is resolved anew."""
+    from traceproof.checkouts.clone import write_records
+    from traceproof.checkouts.pins import DATASET, read_lock
+    from traceproof.cli.clone_repos import clone_repos
+
+    git, pypi = origin.git, origin.pypi
+    record = {
+        "path": str(dataset.absolute()),
+        "status": "present",
+        "url": git.url if git is not None else f"pypi:{pypi.package}" if pypi is not None else None,
+        "commit": git.commit if git is not None else None,
+        "version": pypi.version if pypi is not None else None,
+        "digest": scan_digest(dataset),
+    }
+    write_records(out.parent, {DATASET: record})
+    clone_repos(sorted(read_lock(lock).keys() - {DATASET}), target_dir=out.parent, lock=lock)
+
+
+def sources(*, pins: Json[dict[str, Any]], out: Path) -> None:
+    """Clone the sources that stacks take from sources.lock, and record what their files are like."""
+    from traceproof.cli.clone_repos import clone_repos
+    from traceproof.run.sources import FOLDER as CLONED
+    from traceproof.run.sources import scan
+
+    if pins:
+        clone_repos(sorted(pins), target_dir=CLONED)
+    write_json(out, {"pins": pins, "scans": {name: scan(CLONED / name) for name in pins}})
+
+
+def extract(
+    *, models: Json[tuple[ModelChoice, ...]], dataset: Path, extract_python: Path, torch_python: Path, stamp: Path
+) -> None:
+    """Put the configured dataset and the definitions of the configured models in one folder, the stamp's."""
+    from traceproof.extract import pipeline
+    from traceproof.extract.reading import ReaderEnvironment
+
+    environment = ReaderEnvironment(extract_python.absolute())
+    settings = pipeline.ExtractionSettings(environment=environment, torch_python=torch_python.absolute())
+    out, report = stamp.parent, stamp.parent.parent
+    pipeline.run(models, settings, dataset=dataset, out=out, report=report, say=partial(_say, "extract"))
+
+
+def report(
+    *,
+    verdicts: list[Path],
+    known: Path | None,
+    stacks: list[Path],
+    lock: Path | None,
+    history: Path,
+    scope: Json[dict[str, Any] | None],
+    cache: Path,
+    summary: Path,
+) -> None:
+    """Summarise, and keep the verdicts under the digest of all that they stand on, unless a user relaxed them."""
+    from traceproof.bumps.history import Scope, keep
+    from traceproof.checkouts.pins import read_lock
+    from traceproof.run.report import report
+
+    records = [read_sealed(path) for path in stacks]
+    report(verdicts, summary, known=known, stacks=records, cache=cache)
+    if scope is not None:
+        keep(history, verdicts, records, read_lock(lock) if lock else {}, Scope(**scope))
+
+
+def test_file(
+    *, out: Path, cases: Path, known: Path | None, tolerance: Json[float | None], sizes: list[str]
+) -> None:
+    """Write an op_type's tests. A definition whose name can not be a class gets none, which is no failure."""
+    from traceproof.run.records import OpTypePlan
+    from traceproof.testgen.generate import Divergences, GenerateOptions, generate_file
+
+    plan = OpTypePlan.read(cases)
+    order = GenerateOptions(
+        root=Path(plan.dataset), out=out, definitions=tuple(plan.whole), sizes=tuple(sizes), tolerance=tolerance
+    )
+    for problem in generate_file(plan.op_type, order, Divergences(verdicts=None, known=known)).problems:
+        _say("no test:", problem)
+
+
+def test_support(*, out: Path) -> None:
+    """Write what generated tests need beside them."""
+    from traceproof.testgen.generate import write_support
+
+    write_support(out)
+
+
+def tests_report(*, rows: list[Path], stacks: list[Path], known: Path | None, out: Path) -> None:
+    """Put what every generated test came to in one file, known failures marked."""
+    from traceproof.run.known import read_known
+    from traceproof.testgen.running import read_rows
+    from traceproof.testgen.summary import judged
+
+    versions = {record["stack"]: record["versions"] for record in map(_read, stacks)}
+    write_json(out, judged(read_rows(rows), read_known(known), versions))
+
+
+def publish(
+    *, dataset: Path, base: Path, origin: Json[Dataset], run: Path, results: Path, python: Path, out: Path
+) -> None:
+    """Write the dry run of everything that is verified. It can not push: it has no code for it."""
+    from traceproof.publish.prepare import NothingVerifiedError, Source, prepare, provenance, show
+
+    root, listed = Path.cwd(), []
+    source = Source(
+        root=root,
+        dataset=dataset,
+        base=base,
+        run=run,
+        results=results,
+        python=str(python.absolute()),
+        provenance=provenance(root, origin),
+    )
+    try:
+        made = prepare(source, definitions=[], op_types=[], per="definition")
+        listed = [show(item, out.parent)[0] for item in made]
+    except NothingVerifiedError as error:  # an empty list says so; the verdicts say why
+        _say("publish", str(error))
+    for item in listed:
+        for problem in item["problems"]:
+            _say("publish", f"{item['bundle']} could not be sent as it is: {problem}")
+    write_json(out, listed)
+
+
+def site(*, results: Path, run: Path, audit: Path | None, out: Path, table: Path, plots: Path) -> None:
+    """Write the pages of a finished run, and the two of them that other reports take."""
+    from traceproof.site.build import Finished, build
+
+    built = build(Finished(results, run, audit), out, (table, plots))
+    _say("site", f"{built.pages} pages in {built.folder}")
+
+
+def outcome(
+    *,
+    sources: Path | None = None,
+    tests: Path | None = None,
+    summary: Path | None = None,
+    bundles: Path | None = None,
+    selection: str = "",
+) -> bool:
+    """Print what a target came to, of what is given; findings fail it. All results stay where they are."""
+    from traceproof.ops.registry import families
+    from traceproof.run.records import Index
+    from traceproof.run.report import absent, failed, read_summary, table
+    from traceproof.testgen import summary as of_tests
+
+    findings, text = False, ""
+    if sources:
+        for name, record in sorted(_read(sources)["repositories"].items()):
+            text += f"{name:18} {record['commit'] or record['version'] or 'in place'}  {record['path']}\n"
+    if tests:
+        found = _read(tests)
+        text += of_tests.table(found)
+        findings = not found["passed"]
+    if summary:
+        verdicts = read_summary(summary)
+        text += table(verdicts)
+        if summary.parent.name == "summaries" and not verdicts["groups"]:  # of a family
+            planned = Index.read(summary.parent.parent / "cases" / "index.json").op_types
+            text += f"{absent(summary.stem, families(), sorted(planned))}\n"
+        findings = findings or failed(verdicts)
+    if bundles:
+        text += f"Pull requests that a push would open (dry run, in {bundles.parent}):\n"
+        listed = _read(bundles)
+        for one in listed:
+            held = f"; not as it is: {'; '.join(one['problems'])}" if one["problems"] else ""
+            text += f"  {one['bundle']}: {len(one['files'])} files{held}\n"
+        text += "" if listed else "  none: nothing selected is verified by a ground truth that runs here\n"
+        chosen = f" --selection {selection}" if selection else ""
+        text += f"Nothing was sent. To open them: traceproof publish{chosen} --push\n"
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return findings
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401 - each file has a schema of its own
+    """A JSON file's value."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _say(what: str, line: str) -> None:
+    """Tell the log, and who watches."""
+    sys.stderr.write(f"{what:10} {line}\n")
+
+
+if __name__ == "__main__":
+    entry.main()

@@ -1,0 +1,163 @@
+"""What rules run in a stack's environment, a function per job; its parameters are its options."""
+
+import os
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from pydantic import Json
+
+from traceproof.files import read_sealed, write_text
+from traceproof.programs import choose_gpu
+from traceproof.run import entry
+from traceproof.run.job import Computes, Job, Progress
+from traceproof.run.records import OpTypePlan
+from traceproof.sandbox.model import CONNECTIONS, Limits
+from traceproof.stacks import MAIN
+from traceproof.stacks.base import LIBRARIES
+from traceproof.text import printable
+
+
+def cases(
+    *,
+    dataset: Path,
+    stack: Path,
+    selection: Json[dict[str, Any]],
+    results: Path,
+    out: Path,
+    code: str = "",
+    weak: bool = False,
+) -> None:
+    """Write a plan per op_type, and last their index, `out`, beside them.
+
+    `stack` is the torch environment's record, `code` the digest of what plans (empty: all is planned anew). Into
+    `results` goes what definitions' own `init` makes; `weak` runs these where isolation is not whole.
+    """
+    from traceproof.run.inits import Inits  # imports torch, after interrupts are caught
+    from traceproof.run.plan import Selection, plan
+
+    record = read_sealed(stack)
+    gpu = record["device_type"] == "cuda"
+    selection["workloads"] = gpu if selection["workloads"] == "auto" else selection["workloads"]
+    state = f"{code} {record['digest']}" if code else ""
+    with Inits(results, (dataset,), weak=weak, lanes=len(os.sched_getaffinity(0))) as inits:
+        plan(dataset, out.parent, Selection.of_json(selection), inits, code=state, gpu=gpu)
+
+
+def verify(
+    *,
+    cases: Path,
+    verdicts: Path,
+    caches: Path,
+    environments: Json[dict[str, Any]],
+    implementations: list[str],
+    code: str,
+    limits: Json[Limits],
+    build_seconds: float,
+    group: str = "",
+    cache: Path | None = None,
+    tolerance: Json[float | None] = None,
+    repeat: str = "",
+    lanes: int = 1,
+    force: bool = False,
+    weak: bool = False,
+) -> None:
+    """Write the verdicts of a plan, `cases`, or of one `group` of its definitions.
+
+    `environments` has python, record (or its file) and path of each that is here; `caches` gets what is compiled,
+    `cache` the finished rows. `code` is the digest of what rows depend on, `repeat` are options of commands that
+    repeat a case. `force` computes what is kept, too; `weak` runs references where isolation is not whole.
+    """
+    plan = OpTypePlan.read(cases).of_group(group)
+    for one in environments.values():
+        one["record"] = read_sealed(Path(one["record"])) if isinstance(one["record"], str) else one["record"]
+        one["python"] = str(Path(one["python"]).absolute())  # links stay, since they tell a virtual environment
+        one["path"] = tuple(str(Path(folder).absolute()) for folder in one["path"])
+
+    def engine(progress: Progress) -> AbstractContextManager[Computes]:
+        if environments[MAIN]["record"]["device_type"] == "cuda":
+            os.environ.setdefault(CONNECTIONS, "1")  # as workers do: processes wait for each other's
+            choose_gpu()
+        from traceproof.run.engine import Engine, Settings  # imports torch, which takes seconds
+        from traceproof.run.workers import Environment
+
+        settings = Settings(
+            environments={name: Environment(name=name, **said) for name, said in environments.items()},
+            limits=limits,
+            build_seconds=build_seconds,
+            dataset=Path(plan.dataset),
+            caches=caches,
+            scratch=verdicts.parent.parent,
+            conceal=[verdicts.parent.parent, Path(plan.dataset)],
+            code=code,
+            tolerance=tolerance,
+            weak=weak,
+            progress=progress,
+        )
+        return Engine(settings)
+
+    Job(
+        plan=plan,
+        group=group,
+        implementations=implementations,
+        code=code,
+        records={name: one["record"] for name, one in environments.items()},
+        engine=engine,
+        cache=cache,
+        tolerance=tolerance,
+        options=repeat,
+        weak=weak,
+        force=force,
+        lanes=lanes,
+    ).verify(verdicts)
+
+
+def run_tests(
+    *,
+    file: Path,
+    cases: Path,
+    stack: Path,
+    dataset: Path,
+    caches: Path,
+    limits: Json[Limits],
+    options: Json[list[str]],
+    lanes: int,
+    rows: Path,
+    junit_file: Path,
+) -> None:
+    """Run generated tests; a failing one is a row, and no error: the report decides what is a finding.
+
+    `cases` is the op_type's plan, `stack` the record of the stack, `options` are pytest's. What the tests compile
+    stays in a folder of their own below `caches`, since references run beside it.
+    """
+    from traceproof.run import jit
+    from traceproof.run.workers import Environment
+    from traceproof.testgen import running
+
+    record = read_sealed(stack)
+    plan, name = OpTypePlan.read(cases), record["stack"]
+    own = caches / "tests" / f"{plan.op_type}-{name}"
+    own.mkdir(parents=True, exist_ok=True)
+    on_gpu = record["device_type"] == "cuda"
+    order = running.Run(
+        file=file,
+        op_type=plan.op_type,
+        stack=name,
+        dataset=dataset,
+        digests={name: found.digest for name, found in plan.whole.items()},
+        options=options,
+        limits=limits,
+        variables={LIBRARIES: jit.environment(caches, record)[LIBRARIES]} if on_gpu else {},
+    )
+    environment = Environment(name=name, python=sys.executable, record=record)
+    found = list(running.run_tests(order, environment, caches=own, lanes=lanes))
+    failed = [row for row in found if row["outcome"] in running.BAD]
+    sys.stderr.write(f"tests      {plan.op_type} in {name}: {len(found)} run, {len(failed)} not passed\n")
+    sys.stderr.write("".join(f"  {printable(running.failure_line(row))}\n" for row in failed[: running.SHOWN]))
+    running.write_rows(found, rows)
+    write_text(junit_file, running.junit(found))
+
+
+if __name__ == "__main__":
+    entry.main()

@@ -1,0 +1,104 @@
+"""Every op and each of its forms: inputs fit, references and equivalent variants pass, every mutant fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import op_support as ops
+import planted_attention as planted
+import pytest
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.ops.answers import answers_of
+from traceproof.ops.base import TORCH_DTYPES
+from traceproof.ops.cases import Case
+from traceproof.ops.common.generic_bugs import wrong_answers
+from traceproof.reasons import Verdict
+from traceproof.run.case import Subject, solve
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
+FORMS = [*map(planted.form, planted.FORMS), planted.indexer()]  # without a reference
+HEAVY = frozenset({"moe", "mla_ragged", "gqa_paged"})  # op_types whose definitions here take seconds
+# Of a form that is here in another size.
+TWICE = frozenset(
+    {
+        "mla_ragged_prefill_causal_h16_qk192_vo128",
+        "moe_fp8_block_scale_renorm_topk2_e8_h1024_i256",
+        "trtllm_fp8_per_tensor_scale_moe_topk1_e8_h1024_i256",
+    }
+)
+HARMLESS = {  # mutants that give the right bits
+    "quantize_fp8_h96_g3": {"scaled by 1.02"},  # rounded away by three bits of mantissa
+    "single_prefill_window_sinks_h4_kv1_d32": {"heads interleaved"},  # one head of keys
+}
+ROOM = 700 << 20  # leaves out nothing but the large cases of attention
+
+
+def each(*definitions: Definition) -> pytest.MarkDecorator:
+    """A parameter that is each of some definitions in turn."""
+    slow = {definition.name for definition in OWN if definition.op_type in HEAVY}
+    return pytest.mark.parametrize(
+        "definition",
+        [
+            pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in slow else [])
+            for one in definitions
+        ],
+    )
+
+
+def cases(definition: Definition, *sizes: str) -> list[Case]:
+    op = registry.get(definition.op_type).of_form(definition)
+    return [case for case in ops.cases(definition, *sizes) if op.memory(definition, case) < ROOM]
+
+
+def refused(subject: Subject, outputs: Mapping[str, torch.Tensor], *, reference: bool = False) -> dict[str, str]:
+    """What the judge says of the outputs that it does not pass."""
+    rulings = {
+        name: subject.ruling(name, outputs.get(name), reference=reference) for name in subject.definition.outputs
+    }
+    return {name: ruling.message for name, ruling in rulings.items() if ruling.verdict != Verdict.PASS}
+
+
+@each(*OWN, *FORMS)
+def test_inputs_fit_the_schema(definition: Definition) -> None:
+    found = cases(definition, "small", "medium", "large")
+    assert len({case.id for case in found}) == len(found)
+    for case in found:
+        assert set(definition.var_axes) <= set(case.axes) <= set(definition.axes)
+        if case.id != "edge-empty":
+            assert registry.get(definition.op_type).of_form(definition).memory(definition, case) > 0
+        ops.assert_inputs_fit(definition, case)
+
+
+@each(*OWN)
+def test_the_reference_passes(definition: Definition) -> None:
+    for case in cases(definition, "small", "medium", "large"):
+        subject = solve(definition, case)
+        torch.manual_seed(3)
+        assert not refused(subject, ops.reference_outputs(subject), reference=True), case.id
+
+
+@each(*(one for one in OWN if one.name not in TWICE), *FORMS)
+def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> None:
+    """Each variant in every case, each mutant in one case at least of those that it applies to."""
+    answers = answers_of(definition.op_type)
+    assert answers is not None
+    waiting = [*wrong_answers(answers.right[0]), *answers.wrong]
+    applying: set[str] = set()
+    dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}
+    for case in cases(definition, "small", "medium"):
+        subject = solve(definition, case)
+        for variant in answers.right:
+            outputs = variant.make(subject)
+            assert outputs is None or not refused(subject, outputs), f"{case.id}: {variant.name}"
+        given = {mutant: mutant.make(subject) for mutant in waiting}
+        for mutant, outputs in given.items():
+            if outputs is not None and mutant in answers.wrong:  # it is wrong by its numbers, not by its form
+                assert {name: value.dtype for name, value in outputs.items()} == dtypes, mutant.name
+        applying |= {mutant.name for mutant, outputs in given.items() if outputs is not None}
+        waiting = [mutant for mutant, outputs in given.items() if outputs is None or not refused(subject, outputs)]
+    assert len(applying) >= 8
+    assert applying & {mutant.name for mutant in waiting} == HARMLESS.get(definition.name, set())
