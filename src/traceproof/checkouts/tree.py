@@ -78,19 +78,6 @@ class FolderTree(Tree):
         return {name: (self.root / name).read_bytes() for name in names}
 
 
-class PackageTree(FolderTree):
-    """The files of some folders of one folder: one package of a site-packages, say."""
-
-    def __init__(self, root: Path, *folders: str) -> None:
-        super().__init__(root)
-        self._parts = {name: FolderTree(root / name) for name in folders}
-
-    @cached_property
-    def files(self) -> frozenset[str]:
-        """All files of the folders."""
-        return frozenset(f"{folder}/{name}" for folder, part in self._parts.items() for name in part.files)
-
-
 class CommitTree(Tree):
     """The files of a commit; nothing is checked out."""
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeGuard
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import BASELINE, Solution
@@ -266,7 +266,7 @@ class Partial:
     def _statement(self, node: ast.stmt) -> list[ast.stmt]:
         match node:
             case ast.Delete():
-                node.targets = [item for item in node.targets if not self._dropped(item)]
+                node.targets = [one for one in node.targets if getattr(one, "id", None) not in self.static]
                 return [node] if node.targets else []
             case ast.Assign(targets=[target]) if self.decided(node.value):
                 return self._assign(target, self.value(node.value), node)
@@ -275,13 +275,13 @@ class Partial:
             case ast.If() | ast.For() | ast.While() | ast.With():
                 for name in ("test", "iter"):
                     if hasattr(node, name):
-                        setattr(node, name, self._expression(getattr(node, name)))
+                        setattr(node, name, _Expressions(self).visit(getattr(node, name)))
                 node.body = self._block(node.body)
                 if not isinstance(node, ast.With):
                     node.orelse = self._block(node.orelse)
                 else:
                     for item in node.items:
-                        item.context_expr = self._expression(item.context_expr)
+                        item.context_expr = _Expressions(self).visit(item.context_expr)
                 return [node]
             case _:
                 return [_Expressions(self).visit(node)]
@@ -296,13 +296,6 @@ class Partial:
         if written is None:
             return []
         return [ast.Assign(targets=[target], value=written)]
-
-    def _dropped(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and node.id in self.static
-
-    def _expression(self, node: ast.expr) -> ast.expr:
-        changed: ast.expr = _Expressions(self).visit(node)
-        return changed
 
     def decided(self, node: ast.expr) -> bool:
         """Whether the definition decides an expression, and something of it can not be written down otherwise."""
@@ -335,7 +328,7 @@ class Partial:
         if any(isinstance(item, ast.Starred) for item in node.args) and any(map(self._hidden, node.args)):
             raise Unemittable(ast.unparse(node))
         named = [*zip(names, node.args, strict=False), *((one.arg, one.value) for one in node.keywords if one.arg)]
-        gone = {name: self._static(value) for name, value in named if self._hidden(value)}
+        gone = {name: self.static.get(value.id) for name, value in named if self._hidden(value)}
         kept = [argument for argument in node.args if not self._hidden(argument)]
         keywords = [keyword for keyword in node.keywords if not (keyword.arg and self._hidden(keyword.value))]
         before = self.called.setdefault(ast.unparse(node.func), (function, gone))
@@ -348,15 +341,11 @@ class Partial:
         found = self.module.get(node.id) if isinstance(node, ast.Name) and node.id not in self._locals else None
         return found if isinstance(found, FunctionType) and found.__module__.startswith("traceproof.") else None
 
-    def _hidden(self, node: ast.expr) -> bool:
+    def _hidden(self, node: ast.expr) -> TypeGuard[ast.Name]:
         """Whether an argument is a static value that can not be written."""
         if not isinstance(node, ast.Name):
             return False
         return node.id == API or (node.id in self.static and literal(self.static[node.id]) is None)
-
-    def _static(self, node: ast.expr) -> Any:  # noqa: ANN401 - any value
-        assert isinstance(node, ast.Name)
-        return None if node.id == API else self.static[node.id]
 
 
 class _Expressions(ast.NodeTransformer):
