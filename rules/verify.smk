@@ -20,7 +20,7 @@ checkpoint cases:
 rule verify:
     """Draw, run and judge the cases of an op_type, of a large one those of 64 definitions; rows are what is kept."""
     input:
-        cases=planned(FLOW.plan),
+        cases=ancient(planned(FLOW.plan)),  # of all jobs of the op_type: `plan` says whether this one's changed
         stacks=FLOW.job_records,
     output:
         f"{FLOW.run}/verdicts/{{op_type}}{{group}}.jsonl",

@@ -140,12 +140,26 @@ def test_the_index_says_what_jobs_take(dataset: Path, tmp_path: Path) -> None:
     assert (host.lanes, host.gpu_mb) == (1, 0)
     assert gpu.lanes > 1
     assert gpu.gpu_mb > 1000
-    assert host.digest == gpu.digest
+    assert host.digests == gpu.digests
 
 
 @pytest.mark.parametrize(("count", "files"), [(1, 1), (GROUP, 1), (GROUP + 1, 2), (3 * GROUP, 3)])
 def test_a_large_op_type_has_a_verdict_file_per_group(count: int, files: int) -> None:
     names = tuple(f"d{number:03}" for number in range(count))
-    listed = Listed(digest="", definitions=names, cases=0, mem_mb=0, gpu_mb=0, lanes=1, seconds=0.0)
+    listed = Listed(digests={}, definitions=names, cases=0, mem_mb=0, gpu_mb=0, lanes=1, seconds=0.0)
     found = Index(dataset="", op_types={"a": listed}).files("a")
     assert found == (["a"] if files == 1 else [f"a.{number}-of-{files}" for number in range(1, files + 1)])
+
+
+def test_an_edit_changes_the_digest_of_its_job_alone(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traceproof.run.records.GROUP", 2)
+    small = Selection(sizes=("small",))
+    before = plan(dataset, tmp_path / "cases", small).op_types["rmsnorm"].digests
+    [file] = dataset.glob("definitions/*/wide.json")
+    definition = json.loads(file.read_text())
+    definition["reference"] += "\n# edited\n"
+    file.write_text(json.dumps(definition))
+    after = plan(dataset, tmp_path / "cases", small).op_types["rmsnorm"].digests
+    assert [group for group in before if before[group] != after[group]] == [".2-of-2"]

@@ -36,6 +36,7 @@ class Wildcards(Protocol):
     """What Snakemake hands a function of a rule; a rule has some of these."""
 
     op_type: str
+    group: str
     stack: str
 
     def get(self, name: str, default: str) -> str:
@@ -305,8 +306,8 @@ class Pipeline(DatasetFiles):
         return [self.record(stack) for stack in self.stacks_of(wildcards.op_type)]
 
     def job_digest(self, wildcards: Wildcards) -> str:
-        """Changes when the op_type's cases do."""
-        return self._listed(wildcards).digest
+        """Changes when the job's cases do."""
+        return self._listed(wildcards).digests.get(wildcards.group, "")
 
     def job_mb(self, wildcards: Wildcards, attempt: int) -> int:
         """Memory of the job in MiB; more where a batch system ended it and it is tried again."""
@@ -339,7 +340,7 @@ class Pipeline(DatasetFiles):
     def _listed(self, wildcards: Wildcards) -> Listed:
         """What the list of plans says of an op_type; of one that is not planned, what asks for little."""
         found = self.index.op_types.get(wildcards.op_type) if self.index else None
-        return found or Listed(digest="", definitions=(), cases=0, mem_mb=2000, gpu_mb=0, lanes=1, seconds=0)
+        return found or Listed(digests={}, definitions=(), cases=0, mem_mb=2000, gpu_mb=0, lanes=1, seconds=0)
 
     def stack_options(self, wildcards: Wildcards) -> list[str]:
         """What a stack is by the configuration, as its script takes it."""

@@ -195,9 +195,8 @@ def _planned_all(  # noqa: PLR0913 - as `plan`
     check_cases(selection, groups)
     listed: dict[str, Listed] = {}
     for planned in plans if inits is None else _with_inits(tree, plans, inits):
-        text = planned.as_text()
-        write_if_changed(out / f"{planned.op_type}.json", text)
-        listed[planned.op_type] = _listed(planned, text, gpu=gpu)
+        write_if_changed(out / f"{planned.op_type}.json", planned.as_text())
+        listed[planned.op_type] = _listed(planned, gpu=gpu)
     for path in out.glob("*.json"):
         if path.stem not in listed:
             path.unlink(missing_ok=True)
@@ -206,8 +205,8 @@ def _planned_all(  # noqa: PLR0913 - as `plan`
     return index
 
 
-def _listed(planned: OpTypePlan, text: str, *, gpu: bool) -> Listed:
-    """What the index says of a plan, of which `text` is the file."""
+def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
+    """What the index says of a plan."""
     cases = list(planned.to_run)
     facts = registry.record(planned.op_type)
     # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
@@ -227,7 +226,7 @@ def _listed(planned: OpTypePlan, text: str, *, gpu: bool) -> Listed:
     stacks = len({environment_of(name) for name in for_op_type(planned.op_type)})  # a process each
     seconds = sum(CASE_SECONDS + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
     return Listed(
-        digest=digest_bytes(text.encode()),
+        digests={group: digest_bytes(planned.of_group(group).as_text().encode()) for group in planned.groups},
         definitions=tuple(sorted(planned.whole)),
         cases=sum(len(entry.cases) for entry in planned.definitions.values()),
         mem_mb=BASE_MB + (stacks * STACK_MB + lanes * PROCESS_MB + largest // lanes if gpu else largest),

@@ -151,13 +151,17 @@ class OpTypePlan(Record):
         Raises TraceproofError: there is no such group.
         """
         names = sorted(self.whole)
-        found = groups(len(names))
-        if group not in found:
+        if group not in self.groups:
             raise TraceproofError(f"the plan of {self.op_type} has no group {group!r}", todo=AGAIN)
-        at = found.index(group) * GROUP
+        at = self.groups.index(group) * GROUP
         wanted = {key for name in names[at : at + GROUP] for key in (name, name + TWIN)}
         mine = {name: entry for name, entry in self.definitions.items() if name in wanted}
         return self.model_copy(update={"definitions": mine, "broken": () if at else self.broken})
+
+    @property
+    def groups(self) -> list[str]:
+        """What tells its jobs apart."""
+        return groups(len(self.whole))
 
     @property
     def whole(self) -> dict[str, PlannedDefinition]:
@@ -173,7 +177,7 @@ class OpTypePlan(Record):
 class Listed(Record):
     """What the rules have to know of an op_type's plan and jobs."""
 
-    digest: str  # of the plan's file
+    digests: dict[str, str]  # of what each of its jobs runs, by group
     definitions: tuple[str, ...]  # the dataset's, by name
     cases: int  # how many there are, those that are skipped too
     # mem_mb, gpu_mb: MiB of the host and of a GPU that a job takes; no gpu_mb: it opens none
