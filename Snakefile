@@ -43,6 +43,7 @@ rule verify_all:
     default_target: True
     input:
         planned(FLOW.verdicts),  # one that a failed job removed is made again, and the summary with it
+        planned(FLOW.records),  # and so is one of these
         summary=f"{FLOW.run}/summary.json",
     log:
         f"{FLOW.run}/logs/verify_all.log",

@@ -202,8 +202,9 @@ def test_a_name_as_an_argument_is_verified_and_json_is_alone_on_stdout(repositor
 
 
 def test_a_failed_job_leaves_no_record_of_an_environment_as_it_was(repository: Repository) -> None:
-    repository.edit("scripts/stack.py", "    stack =", "    raise SystemExit(2)\n    stack =")
+    records = "    from traceproof.environments.package import record_stack\n"
+    repository.edit("scripts/job.py", records, f"    raise SystemExit(2)\n{records}")
     for options in (("--", "--forcerun", "stack"), ()):
         ran = repository.verify(*options)
         assert (ran.code, ran.jobs) == (2, []), ran.out
-    repository.edit("scripts/stack.py", "    raise SystemExit(2)\n    stack =", "    stack =")
+    repository.edit("scripts/job.py", f"    raise SystemExit(2)\n{records}", records)
