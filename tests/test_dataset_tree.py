@@ -63,6 +63,16 @@ def test_definitions_are_found_by_name(tmp_path: Path) -> None:
     assert (tree.broken, tree.notes) == ((), ())
 
 
+def test_a_changed_copy_of_a_definition_has_a_digest_of_its_own(tmp_path: Path) -> None:
+    put(tmp_path, definition())
+    first = read_tree(tmp_path).definitions["twice_h8"].definition
+    asked = first.digest, first.const_axes
+    renamed = first.model_copy(update={"name": "other"})
+    assert renamed.digest != first.digest
+    assert renamed.model_copy(update={"name": first.name}).digest == first.digest
+    assert (first.digest, renamed.const_axes) == asked
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -125,8 +125,12 @@ def test_a_remote_that_stalls_is_given_up(tmp_path: Path, silent: int) -> None:
 def test_an_interrupt_of_git_is_one_of_ours_and_no_second_attempt_follows(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     counted = "!echo x >> counted; kill -INT $PPID; sleep 5"
-    with pytest.raises(KeyboardInterrupt):
-        Git(tmp_path).network("-c", f"alias.stop={counted}", "stop")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # git inherits it where it is ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Git(tmp_path).network("-c", f"alias.stop={counted}", "stop")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (tmp_path / "counted").read_text() == "x\n"
 
 

@@ -237,6 +237,13 @@ class Definition(BaseModel):
             meaning["constants"] = self.constants.as_json()
         return digest_json(meaning)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other fields; its digest and what else follows from fields is computed anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in vars(copy).keys() - type(self).model_fields.keys():
+            del vars(copy)[name]
+        return copy
+
     def as_json(self) -> dict[str, Any]:
         """The JSON object that the file held: only keys that were given, in the schema's order.
 
