@@ -138,7 +138,8 @@ PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is 
 PLAN_BYTES = 4 << 30  # beside what the process has by then
 MIB = 1 << 20
 BASE_MB = 2000  # MiB: a coordinator and what it forks workers from, with torch loaded in each
-PROCESS_MB = 600  # MiB of a GPU, and of the host as well: what a process that has it open takes
+# MiB of the host that the processes of one more definition take; of a GPU, what a process takes that has it open.
+PROCESS_MB = 600
 STACK_MB = 1000  # MiB of the host: the same of one that has imported a ground truth's package
 GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
 SLACK = 1.25  # estimates were up to a fifth below what was measured
@@ -229,7 +230,7 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
         digests={group: digest_bytes(planned.of_group(group).as_text().encode()) for group in planned.groups},
         definitions=tuple(sorted(planned.whole)),
         cases=sum(len(entry.cases) for entry in planned.definitions.values()),
-        mem_mb=BASE_MB + (stacks * STACK_MB + lanes * PROCESS_MB + largest // lanes if gpu else largest),
+        mem_mb=BASE_MB + lanes * PROCESS_MB + (stacks * STACK_MB + largest // lanes if gpu else largest),
         gpu_mb=GPU_MB + (1 + stacks + lanes) * PROCESS_MB + largest if gpu and cases else 0,
         lanes=lanes,
         seconds=seconds / max(1, -(-len(planned.definitions) // GROUP)),
