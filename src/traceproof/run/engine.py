@@ -36,8 +36,7 @@ from traceproof.run.records import (
 from traceproof.run.source import refusal, strangers
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import GIB, ItemOutcome, Limits, Pool
-from traceproof.stacks import MAIN, STACKS
-from traceproof.stacks.base import Module
+from traceproof.stacks import MAIN, STACKS, Module
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, as a folder
 ROOM = GIB  # that is left free there

@@ -24,8 +24,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.environments import toolkit
 from traceproof.programs import without_secrets
 from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl
-from traceproof.stacks import STACKS
-from traceproof.stacks.base import LIBRARIES, Module, Stack
+from traceproof.stacks import LIBRARIES, STACKS, Module, Stack
 from traceproof.text import printable
 
 GIB = 1 << 30

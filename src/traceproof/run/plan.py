@@ -12,7 +12,6 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Self
 
-from traceproof.codedigest import verdict_code
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import (
     Broken,
@@ -25,7 +24,7 @@ from traceproof.dataset.tree import (
     read_tree,
     why,
 )
-from traceproof.digests import digest_bytes, digest_json
+from traceproof.digests import digest_bytes, digest_json, verdict_code
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text
 from traceproof.ops import far, registry
