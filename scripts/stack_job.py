@@ -79,6 +79,7 @@ def verify(
             os.environ.setdefault(CONNECTIONS, "1")  # as workers do: processes wait for each other's
             choose_gpu()
         from traceproof.run.engine import Engine, Settings  # imports torch, which takes seconds
+        from traceproof.run.plan import workers_of
         from traceproof.run.workers import Environment
 
         settings = Settings(
@@ -92,6 +93,7 @@ def verify(
             code=code,
             tolerance=tolerance,
             weak=weak,
+            workers=workers_of(lanes),
             progress=progress,
         )
         return Engine(settings)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import LifoQueue
 from typing import Any, Self
 
 import torch
@@ -57,6 +58,7 @@ class Settings:
     code: str = ""  # digest of our code, for rows
     tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
     weak: bool = False  # whether untrusted code may run where isolation is not whole
+    workers: int = 1  # of each environment at most, where definitions side by side would wait for one
     # told of each (implementation, definition, case, status) that is finished; called from any thread
     progress: Callable[[str, str, str, str], object] = lambda *_: None
 
@@ -74,7 +76,7 @@ class Engine:
         self._open = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, LifoQueue[Worker]] = {}  # of each environment, those that nobody asks
         self._builds: dict[tuple[str, str], Future[str | None]] = {}
         self._builders = ThreadPoolExecutor(jit.side_by_side(available_memory(), len(os.sched_getaffinity(0))))
         self.threads = ThreadPoolExecutor(64)  # each waits for a worker
@@ -126,7 +128,7 @@ class Engine:
             main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
             here = any(name != REFERENCE and environment_of(name) == MAIN for name in implementations)
             if here and main.name not in self._workers and main.python == sys.executable and len(threads) == 1:
-                self._worker(main).fork()  # torch is imported, which takes a second
+                self._workers_of(main).queue[-1].fork()  # torch is imported, which takes a second
             return
         wanted = [
             (environment, module)
@@ -203,22 +205,28 @@ class Engine:
         return Origin(code=self.settings.code, record=environment.record)
 
     def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> ItemOutcome:
-        """Have the worker of a ground truth's environment run one case."""
-        environment = self.environments[environment_of(name)]
+        """Have a worker of a ground truth's environment run one case: the one that was asked last and is free."""
         with self._lock:
-            worker = self._workers.get(environment.name) or self._worker(environment)
-        return worker.ask(item, seconds)
+            free = self._workers_of(self.environments[environment_of(name)])
+        worker = free.get()
+        try:
+            return worker.ask(item, seconds)
+        finally:
+            free.put(worker)
 
-    def _worker(self, environment: Environment) -> Worker:
-        """The worker of an environment, which starts when it is first asked."""
-        device = "cuda" if environment.on_gpu else "cpu"
-        dataset = None if self.settings.dataset is None else str(self.settings.dataset.absolute())
-        payload = {"device": device, "threads": 1, "dataset": dataset}
-        setup = "traceproof.run.trusted:setup"
-        made = Worker(environment, setup, payload, self.settings.limits, self.settings.caches)
-        self._workers[environment.name] = made
-        self._open.callback(made.close)
-        return made
+    def _workers_of(self, environment: Environment) -> "LifoQueue[Worker]":
+        """The workers of an environment; each starts when it is first asked."""
+        if environment.name not in self._workers:
+            device = "cuda" if environment.on_gpu else "cpu"
+            dataset = None if self.settings.dataset is None else str(self.settings.dataset.absolute())
+            payload = {"device": device, "threads": 1, "dataset": dataset}
+            setup = "traceproof.run.trusted:setup"
+            free = self._workers[environment.name] = LifoQueue()
+            for _ in range(self.settings.workers):
+                made = Worker(environment, setup, payload, self.settings.limits, self.settings.caches)
+                self._open.callback(made.close)
+                free.put(made)
+        return self._workers[environment.name]
 
     def room(self, need: int) -> Path | None:
         """The folder in which so many bytes are handed over to a reference: shared memory if it has room.

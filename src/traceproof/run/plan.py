@@ -146,6 +146,7 @@ SLACK = 1.25  # estimates were up to a fifth below what was measured
 LANES = 4  # definitions of one op_type side by side on a GPU, where references take long
 FEW_LANES = 2  # the same of other references
 DRAWING_LANES = 8  # the same of samplers' references: thousands of short calls, and little memory
+DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as references
 # Rough estimates in seconds, from benchmarks on two cores and on an H200 that 16 processes share.
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
@@ -225,7 +226,7 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     )
     largest = int(SLACK * sum(needs[-lanes:]) / MIB)
     truths = for_op_type(planned.op_type)
-    stacks = len({environment_of(name) for name in truths})  # a process each
+    stacks = len({environment_of(name) for name in truths}) * workers_of(lanes)  # processes
     seconds = sum(CASE_SECONDS + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
     return Listed(
@@ -237,6 +238,11 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
         lanes=lanes,
         seconds=builds + seconds / max(1, -(-len(planned.definitions) // GROUP)),
     )
+
+
+def workers_of(lanes: int) -> int:
+    """Workers of each environment of ground truths: several where many definitions draw side by side."""
+    return DRAWING_WORKERS if lanes >= DRAWING_LANES else 1
 
 
 def _before(path: Path, context: str) -> Mapping[str, PlannedDefinition]:
