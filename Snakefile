@@ -2,7 +2,7 @@
 try:
     import snakemake_logger_plugin_traceproof as output
     from traceproof import programs
-    from traceproof.codedigest import code_digest
+    from traceproof.digests import code_digest
     from traceproof.ops.registry import families
     from traceproof.run.flow import Pipeline, by_stack
     from traceproof.stacks import MAIN, READER

@@ -14,8 +14,7 @@ from traceproof.run import entry
 from traceproof.run.job import Computes, Job, Progress
 from traceproof.run.records import OpTypePlan
 from traceproof.sandbox.model import CONNECTIONS, Limits
-from traceproof.stacks import MAIN
-from traceproof.stacks.base import LIBRARIES
+from traceproof.stacks import LIBRARIES, MAIN
 from traceproof.text import printable
 
 

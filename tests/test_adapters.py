@@ -15,9 +15,8 @@ from traceproof.ops.adapter import Values, resolve
 from traceproof.ops.common.ground_truths.flashinfer import outputs_of
 from traceproof.ops.families import gdn
 from traceproof.reasons import Skip, Unavailable
-from traceproof.stacks import FIRST_TRUTHS, STACKS
-from traceproof.stacks.base import Stack
-from traceproof.stacks.sglang.boot import align
+from traceproof.stacks import FIRST_TRUTHS, STACKS, Stack
+from traceproof.stacks.sglang import align
 
 ROOT = Path(__file__).parent
 FILES = sorted([*(ROOT / "dataset").rglob("definitions/*/*.json"), *(ROOT / "gpu").rglob("definitions/*/*.json")])

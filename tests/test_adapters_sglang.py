@@ -18,7 +18,7 @@ from traceproof.ops.base import Values
 from traceproof.reasons import Skip
 from traceproof.run.implementation import Implementation
 from traceproof.run.implementations import environment_of
-from traceproof.stacks.sglang.boot import KERNELS, stand_in_for_kernels
+from traceproof.stacks.sglang import KERNELS, stand_in_for_kernels
 
 Api = dict[str, Callable[..., Any]]
 

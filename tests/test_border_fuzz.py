@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from traceproof.reading import BorderError, read_regular, remove_tree
+from traceproof.files import BorderError, read_regular, remove_tree
 from traceproof.run.transfer import Answer, answer_of
 from traceproof.text import plain_text
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from traceproof import codedigest
-from traceproof.codedigest import code_digest, verdict_code
+from traceproof import digests
+from traceproof.digests import code_digest, verdict_code
 
 PARTS = (
     "run/engine.py",
@@ -27,17 +27,17 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "traceproof"
     for name in PARTS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(codedigest.SOURCE / name, folder / name)
-    monkeypatch.setattr(codedigest, "SOURCE", folder)
-    monkeypatch.setattr(codedigest, "OPS", folder / "ops")
-    codedigest.forget()
+        shutil.copy2(digests.SOURCE / name, folder / name)
+    monkeypatch.setattr(digests, "SOURCE", folder)
+    monkeypatch.setattr(digests, "OPS", folder / "ops")
+    digests.forget()
     yield folder
-    codedigest.forget()
+    digests.forget()
 
 
 def edited(file: Path) -> None:
     file.write_text(file.read_text() + "\n# A word more.\n")
-    codedigest.forget()
+    digests.forget()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_code_of_one_op_concerns_its_op_type_alone(package: Path, name: str,
 def test_files_and_folders_have_a_digest_and_compiled_modules_none(package: Path) -> None:
     before = code_digest("site"), code_digest("site/build.py")
     (package / "site" / "build.pyc").touch()
-    codedigest.forget()
+    digests.forget()
     assert (code_digest("site"), code_digest("site/build.py")) == before
     edited(package / "site" / "build.py")
     assert code_digest("site") != before[0]
@@ -75,26 +75,26 @@ def test_files_and_folders_have_a_digest_and_compiled_modules_none(package: Path
 
 def test_what_runs_a_case_imports_nothing_that_its_digest_leaves_out() -> None:
     """But what no verdict follows from: paths, errors, digests, environments, what the rules ask."""
-    folders = {path.name for path in codedigest.SOURCE.iterdir() if path.is_dir()}
+    folders = {path.name for path in digests.SOURCE.iterdir() if path.is_dir()}
     apart = {"checkouts", "config", "environments", "untrusted", "bumps", "cli"}
     found: dict[str, set[str]] = {}
-    for part in codedigest.ENGINE:
-        for path in (codedigest.SOURCE / part).rglob("*.py"):
-            module = ".".join(("traceproof", *path.relative_to(codedigest.SOURCE).with_suffix("").parts))
-            for name in codedigest.imported(module.removesuffix(".__init__")):
+    for part in digests.ENGINE:
+        for path in (digests.SOURCE / part).rglob("*.py"):
+            module = ".".join(("traceproof", *path.relative_to(digests.SOURCE).with_suffix("").parts))
+            for name in digests.imported(module.removesuffix(".__init__")):
                 folder = name.split(".")[1] if name.startswith("traceproof.") else ""
-                if folder in folders - {*codedigest.ENGINE, "ops"} - apart:
+                if folder in folders - {*digests.ENGINE, "ops"} - apart:
                     found.setdefault(folder, set()).add(module)
     assert found == {}
 
 
 def test_what_is_read_off_the_text_of_a_module_is_what_its_syntax_tree_says() -> None:
-    source = codedigest.SOURCE
+    source = digests.SOURCE
     for path in sorted(source.rglob("*.py")):
         module = ".".join((source.name, *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        named = {name for name in by_syntax_tree(path, package) if codedigest.file_of(name).is_file()}
-        known = {name for name in codedigest.imported(module) if codedigest.file_of(name).is_file()}
+        named = {name for name in by_syntax_tree(path, package) if digests.file_of(name).is_file()}
+        known = {name for name in digests.imported(module) if digests.file_of(name).is_file()}
         assert {name for name in known if re.match(r"traceproof\.", name)} == named - {"traceproof"}, module
 
 

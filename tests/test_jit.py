@@ -16,8 +16,7 @@ import pytest
 from traceproof.ops.families.gdn import PREFILL_SM90
 from traceproof.reasons import UnavailableError
 from traceproof.run import jit
-from traceproof.stacks import STACKS, flashinfer
-from traceproof.stacks.base import LIBRARIES, Module
+from traceproof.stacks import LIBRARIES, STACKS, Module, flashinfer
 
 
 def test_what_hangs_on_one_long_file_starts_first() -> None:

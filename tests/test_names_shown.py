@@ -25,8 +25,7 @@ from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter
 from traceproof.publish.baseline import Unemittable, source
 from traceproof.publish.prepare import dry_run
-from traceproof.stacks import STACKS
-from traceproof.stacks.base import Stack
+from traceproof.stacks import STACKS, Stack
 from traceproof.testgen.texts import Subject, render
 from traceproof.text import literal, markdown, printable, redacted
 

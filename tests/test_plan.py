@@ -14,6 +14,7 @@ from traceproof.errors import TraceproofError
 from traceproof.run import plan as planning
 from traceproof.run.plan import Selection, plan
 from traceproof.run.records import GROUP, INDEX, Index, Listed, OpTypePlan
+from traceproof.stacks import STACKS
 
 SMALL = {"sizes": ("small",), "hidden_seed": 3}
 WIDE = {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": 1 << 22}}
@@ -140,6 +141,7 @@ def test_the_index_says_what_jobs_take(dataset: Path, tmp_path: Path) -> None:
     assert (host.lanes, host.gpu_mb) == (1, 0)
     assert gpu.lanes > 1
     assert gpu.gpu_mb > 1000
+    assert gpu.seconds >= STACKS["flashinfer"].build_seconds["gen_norm"] > host.seconds  # it builds them first
     assert host.digests == gpu.digests
 
 

@@ -19,7 +19,7 @@ from traceproof.environments.probe import probe as by_this_process
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
 from traceproof.run.workers import Environment
-from traceproof.stacks.base import Module
+from traceproof.stacks import Module
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = {"stack": "flashinfer", "digest": "d" * 32}

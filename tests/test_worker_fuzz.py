@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_transfer import CASE, transfer
 
+from traceproof.files import BorderError
 from traceproof.ops.base import Values
-from traceproof.reading import BorderError
 from traceproof.run.judging import Result
 from traceproof.sandbox import ItemOutcome, Limits, Status, model
 from traceproof.sandbox.conversation import Conversation

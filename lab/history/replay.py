@@ -32,9 +32,9 @@ from traceproof.files import write_json
 from traceproof.ops.cases import ALL_SIZES, STRESS
 from traceproof.reasons import Skip
 from traceproof.run.flow import Pipeline
+from traceproof.run.report import headed
 from traceproof.run.rows import VerdictRow
 from traceproof.stacks import MAIN, STACKS
-from traceproof.tables import headed
 
 RELEASES = "releases"  # folder of unpacked releases below that of the replays
 

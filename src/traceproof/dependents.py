@@ -12,7 +12,7 @@ from multiprocessing import get_context
 
 from traceproof.checkouts.tree import Tree, parents
 from traceproof.dataset.tree import paused_collection
-from traceproof.reading import parse_quietly
+from traceproof.files import parse_quietly
 from traceproof.text import names
 
 IMPORTERS = frozenset({"import_module", "__import__", "importorskip", "find_spec", "run_module", "run_path"})

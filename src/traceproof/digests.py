@@ -1,13 +1,26 @@
-"""Digests: what an output, a verdict or a job depends on, as a short hexadecimal string."""
+"""Digests: what an output, a verdict or a job depends on, this package's code among it, as a short string.
+
+Standard library only: every environment imports it. Code is digested by file: rows and files that rules write are
+made again where it changed.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable
-from functools import partial
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 DIGEST_BYTES = 16
+PACKAGE = "traceproof"
+SOURCE = Path(__file__).resolve().parent
+OPS = SOURCE / "ops"
+ORACLE = "oracle.py"  # the file that makes a folder an op_type
+# What runs and judges a case. An edit of the other packages (site, publish, lint ...) leaves rows as they are.
+ENGINE = ("dataset", "draw", "judge", "models", "run", "sandbox", "stacks")
+IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+)?import[ \t]+(\([^)]*\)|.*)", re.MULTILINE)
+COMMENT = re.compile(r"#.*")
 
 
 def digest_bytes(data: bytes) -> str:
@@ -36,3 +49,59 @@ def digest_files(files: Iterable[Path], *, root: Path) -> str:
     """Digest of the files' paths below `root` and their contents, independent of the order given."""
     entries = sorted((path.relative_to(root).as_posix(), digest_bytes(path.read_bytes())) for path in files)
     return digest_json(entries)
+
+
+def code_digest(*parts: str) -> str:
+    """Digest of some files and folders of this package, e.g. `site`."""
+    return digest_json([_content(path) for part in parts for path in _files(SOURCE / part)])
+
+
+def verdict_code(op_type: str, own: Path | None) -> str:
+    """Digest of what an op_type's rows depend on: the engine, what ops share, `own`, the file that declares it."""
+    others = {path.parent for path in OPS.glob(f"*/{ORACLE}")} - {OPS / op_type}
+    others |= set(OPS.glob("families/[a-z]*.py")) - {own}
+    shared = (path for path in _files(OPS) if path.suffix == ".py" and others.isdisjoint({path, *path.parents}))
+    parts = [_content(path) for path in shared]
+    if own is not None and SOURCE not in own.parents:
+        parts.append((own.name, digest_bytes(own.read_bytes())))
+    return digest_json([code_digest(*ENGINE), parts])
+
+
+def forget() -> None:
+    """Drop what was read: for long-lived processes (tests) in which files change."""
+    for cached in (_files, _content, file_of):
+        cached.cache_clear()
+
+
+@cache
+def _files(place: Path) -> tuple[Path, ...]:
+    if place.is_file():
+        return (place,)
+    return tuple(sorted(path for path in place.rglob("*") if path.is_file() and path.suffix != ".pyc"))
+
+
+@cache
+def _content(path: Path) -> tuple[str, str]:
+    return str(path.relative_to(SOURCE)), digest_bytes(path.read_bytes())
+
+
+@cache
+def file_of(module: str) -> Path:
+    """Where a module of this package lies, whether there is one or not."""
+    path = SOURCE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imported(module: str) -> Iterator[str]:
+    """What a module of this package imports, wherever the import stands: modules, and what may be one."""
+    path = file_of(module)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for dots, base, listed in IMPORT.findall(path.read_text(encoding="utf-8")):
+        names = [part.split()[0] for part in COMMENT.sub("", listed).strip("() \t\n").split(",") if part.strip()]
+        if not (dots or base):
+            yield from names
+            continue
+        above = package.rsplit(".", len(dots) - 1)[0] if len(dots) > 1 else package
+        start = ".".join(part for part in (above if dots else "", base) if part)
+        yield start
+        yield from (f"{start}.{name}" for name in names)  # may be a module of that package

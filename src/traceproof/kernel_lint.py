@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 from traceproof.audit.reading import Finding, at, dotted, last_name
 from traceproof.errors import TraceproofError
+from traceproof.files import parse_quietly
 from traceproof.lint.model import Code, codes
 from traceproof.lint.run import read_baseline, split
-from traceproof.reading import parse_quietly
 from traceproof.text import names
 
 GRID = frozenset({"program_id", "num_programs"})

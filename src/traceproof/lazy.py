@@ -1,9 +1,14 @@
-"""PyTorch, imported when something of it is first used.
+"""Packages that may be absent: PyTorch, imported when something of it is first used, and modules in their place.
 
 The driver reads what ops say of themselves (names, constants, which ground truths there are, models' calls) and
 has no PyTorch. So modules that declare ops take `torch` from here, and use nothing of it while they are imported.
 """
 
+import sys
+from collections.abc import Callable, Iterable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,4 +25,30 @@ else:
 
     torch = Lazy()
 
-__all__ = ["torch"]
+__all__ = ["StandIns", "torch"]
+
+
+class StandIns(MetaPathFinder, Loader):
+    """Finds some packages and any module in them, which has every name; `made` gives it by its dotted name."""
+
+    def __init__(self, packages: Iterable[str], made: Callable[[str], object]) -> None:
+        self._packages, self._made = frozenset(packages), made
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Give a specification of one of the packages or of a module in it."""
+        del path, target
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self._packages else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its names."""
+
+        def attribute(name: str) -> object:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return self._made(f"{module.__name__}.{name}")
+
+        vars(module)["__getattr__"] = attribute
+
+    def install(self) -> None:
+        """Put it last on the import path: a package that is really there wins."""
+        sys.meta_path.append(self)

@@ -12,11 +12,11 @@ from typing import Any, TypeGuard
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.files import parse_quietly
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Code
 from traceproof.lint.reference import Reference
 from traceproof.lint.run import Log
-from traceproof.reading import parse_quietly
 from traceproof.text import names
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -13,9 +13,9 @@ from traceproof.audit.reading import Finding, TestFile, check, check_api, check_
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
+from traceproof.files import MIB, read_bytes
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Code, codes
-from traceproof.reading import MIB, read_bytes
 from traceproof.sandbox import GIB, Limits, Pool, Status
 
 SECONDS = 180.0  # for one file, if nothing else is said; a reference over gigabytes of weights takes most of it

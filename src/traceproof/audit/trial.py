@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from traceproof.lazy import StandIns
 from traceproof.run.runner import load_module
 from traceproof.sandbox import policy
-from traceproof.stand_ins import StandIns
 
 GENERATORS = ("generate_random_inputs", "generate_random_inputs_moe", "make_inputs", "generate_inputs")
 RATIOS = ("hit_ratio", "percent", "required_hit_ratio", "min_hit_ratio")

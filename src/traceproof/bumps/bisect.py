@@ -13,8 +13,7 @@ from typing import Any
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.tree import changed_between
-from traceproof.codedigest import verdict_code
-from traceproof.digests import digest_bytes
+from traceproof.digests import digest_bytes, verdict_code
 from traceproof.environments.building import probe
 from traceproof.environments.package import of_package, source_paths
 from traceproof.errors import TraceproofError

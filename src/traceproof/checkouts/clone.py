@@ -16,7 +16,7 @@ from traceproof.checkouts.packages import bring_package, package_digest
 from traceproof.checkouts.pins import ORIGINS, Pin
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json
-from traceproof.stacks.base import Origin
+from traceproof.stacks import Origin
 
 CONFIG = "repos_config.json"
 FAILED = "failed"

@@ -20,8 +20,7 @@ from pydantic import (
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
-from traceproof.stacks import STACKS
-from traceproof.stacks.base import Origin
+from traceproof.stacks import STACKS, Origin
 from traceproof.text import has_credentials, redacted
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from pydantic import (
 from traceproof.dataset.fetch import CLOSED, Dataset, Short, Text
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.ops.cases import ALL_SIZES
-from traceproof.stacks import STACKS, TRUTHS
-from traceproof.stacks.base import Stack
+from traceproof.stacks import STACKS, TRUTHS, Stack
 
 if TYPE_CHECKING:
     from traceproof import sandbox

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from traceproof.dataset.constants import Constants, constants_of
 from traceproof.digests import digest_json
+from traceproof.files import parse_quietly
 from traceproof.names import Identifier, Name, OpType, Plain
-from traceproof.reading import parse_quietly
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)

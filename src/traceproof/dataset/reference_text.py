@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from traceproof.reading import parsed
+from traceproof.files import parsed
 
 MODULES = frozenset({"torch", "F"})  # where a function's argument, not its root, is what it works on
 PACKED_SHIFT = 16  # by which an expert's index is taken out of an int32 that holds its weight, too

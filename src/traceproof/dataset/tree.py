@@ -25,8 +25,8 @@ from traceproof.dataset import dialects
 from traceproof.dataset.definition import Definition, Dialect
 from traceproof.dataset.records import Trace
 from traceproof.errors import TraceproofError
+from traceproof.files import MIB, NotPlainError, read_bytes, read_resolved
 from traceproof.names import OP_TYPE, path_part
-from traceproof.reading import MIB, NotPlainError, read_bytes, read_resolved
 from traceproof.text import printable
 
 DEFINITION_BYTES = 4 * MIB

@@ -15,8 +15,7 @@ from itertools import chain
 from traceproof.ops import lookup
 from traceproof.ops.adapter import resolve, version
 from traceproof.reasons import Unavailable
-from traceproof.stacks import STACK_OF, STACKS
-from traceproof.stacks.base import Stack
+from traceproof.stacks import STACK_OF, STACKS, Stack
 
 
 def problems(truth: str) -> Iterator[tuple[str, str | None]]:

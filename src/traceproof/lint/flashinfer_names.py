@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from traceproof.errors import TraceproofError
-from traceproof.reading import parse_quietly
+from traceproof.files import parse_quietly
 from traceproof.stacks import PACKAGES, TAGGED
 
 DEPTH = 20  # re-exports followed before a circle is assumed

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from traceproof.reading import parse_quietly
+from traceproof.files import parse_quietly
 from traceproof.text import names
 
 # Methods whose result shares memory with the tensor (reshape: mostly).

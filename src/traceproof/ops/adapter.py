@@ -14,7 +14,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.lazy import torch
 from traceproof.ops.base import TORCH_DTYPES, Given, Values, dtype_of, scalar, tensor
 from traceproof.reasons import Skip, Unavailable
-from traceproof.stacks.base import Module, Stack
+from traceproof.stacks import Module, Stack
 from traceproof.text import names
 
 # For ground truths.

@@ -17,7 +17,7 @@ import torch
 from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Outputs, Signature, Values, sizes
 from traceproof.reasons import Skip, Unavailable, UnavailableError
-from traceproof.stacks.base import Stack
+from traceproof.stacks import Stack
 
 ANY_GPU = ((0, 0), (99, 9))  # which one it needs, the function says
 RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says so

@@ -26,8 +26,7 @@ from traceproof.dataset.records import BASELINE, Solution
 from traceproof.lazy import torch
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter
-from traceproof.stacks import STACK_OF, STACKS
-from traceproof.stacks.base import Stack
+from traceproof.stacks import STACK_OF, STACKS, Stack
 from traceproof.text import literal as quoted
 from traceproof.text import unquoted
 

@@ -17,10 +17,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import BASELINE
 from traceproof.dataset.tree import Tree, file_bytes, file_text, json_text, strict_json
 from traceproof.errors import TraceproofError
-from traceproof.files import write_text
+from traceproof.files import NotPlainError, write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.publish.ledger import Ledger, Standing, tagged
-from traceproof.reading import NotPlainError
 from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
 from traceproof.testgen.texts import MARKER, classes, render, state
 

@@ -36,8 +36,7 @@ from traceproof.run.records import (
 from traceproof.run.source import refusal, strangers
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import GIB, ItemOutcome, Limits, Pool
-from traceproof.stacks import MAIN, STACKS
-from traceproof.stacks.base import Module
+from traceproof.stacks import MAIN, STACKS, Module
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, as a folder
 ROOM = GIB  # that is left free there
@@ -134,7 +133,7 @@ class Engine:
             for entry in entries
             for name in implementations
             if (environment := self._environment(name)) is not None and environment.on_gpu
-            for module in self._modules(name, entry.parsed)
+            for module in jit.told(name, entry.parsed, torch.cuda.get_device_capability())
         ]
         order = sorted(wanted, key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
         with self._lock:
@@ -145,14 +144,6 @@ class Engine:
 
     def _environment(self, name: str) -> Environment | None:
         return None if name == REFERENCE else self.environments.get(environment_of(name))
-
-    @staticmethod
-    def _modules(name: str, definition: Definition) -> Sequence[Module]:
-        try:
-            return jit.needed([name], definition, torch.cuda.get_device_capability())
-        except Exception as error:  # noqa: BLE001 - its call will meet it too, and it is that definition's verdict
-            sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")
-            return []
 
     def _build(self, environment: Environment, module: Module) -> str | None:
         caches = self.settings.caches
@@ -172,7 +163,8 @@ class Engine:
         """Why a ground truth's modules for a definition were not built; waits for them. None: they were."""
         if self.device.type != "cuda":
             return None
-        keys = ((environment_of(name), module.label) for module in self._modules(name, definition))
+        modules = jit.told(name, definition, torch.cuda.get_device_capability())
+        keys = ((environment_of(name), module.label) for module in modules)
         builds = [self._builds[key] for key in keys if key in self._builds]
         return next((problem for build in builds if (problem := build.result()) is not None), None)
 

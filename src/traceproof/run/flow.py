@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from traceproof.checkouts.pins import NAME
-from traceproof.codedigest import code_digest, verdict_code
 from traceproof.config.reading import read_config, repeat_options
 from traceproof.config.schema import Config
-from traceproof.digests import digest_bytes, digest_json
+from traceproof.digests import code_digest, digest_bytes, digest_json, verdict_code
 from traceproof.environments.building import FOLDER, INSTALLED, Installation, on_gpu, resolve
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
@@ -322,9 +321,9 @@ class Pipeline(DatasetFiles):
         return self._listed(wildcards).lanes
 
     def job_threads(self, wildcards: Wildcards) -> int:
-        """Cores of the job: of several definitions on a GPU, half wait for it."""
+        """Cores of the job: on a GPU at most two, as all wait for it; four are free only after all small jobs."""
         lanes = self.job_lanes(wildcards)
-        return max(min(lanes, 2), lanes // 2) if self.on_gpu else lanes
+        return min(lanes, 2) if self.on_gpu else lanes
 
     def lanes_on(self, wildcards: Wildcards, threads: int) -> int:
         """How many definitions a job works on side by side that has so many cores."""
@@ -332,9 +331,8 @@ class Pipeline(DatasetFiles):
         return lanes if threads >= self.job_threads(wildcards) else threads
 
     def job_priority(self, wildcards: Wildcards) -> int:
-        """What takes longest starts first; most of it is compiling, in a first run."""
-        facts = registry.record(wildcards.op_type)
-        late = 1000 if self.on_gpu and (facts.compiles_late or facts.long) else 0
+        """What takes longest starts first; kernels that are compiled when they are called take longest of all."""
+        late = 1000 if self.on_gpu and registry.record(wildcards.op_type).compiles_late else 0
         return late + int(self._listed(wildcards).seconds)
 
     def _listed(self, wildcards: Wildcards) -> Listed:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.files import write_text
+from traceproof.files import BorderError, read_regular, write_text
 from traceproof.ops.cases import HIDDEN, Case
-from traceproof.reading import BorderError, read_regular
 
 FILE = "hidden_seed.txt"  # below `results`
 MOST_MORE = 11  # of an axis

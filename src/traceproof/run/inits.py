@@ -20,11 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from traceproof.codedigest import code_digest
 from traceproof.dataset.constraints import System
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.dataset.dialects import COLUMNS, HELD, entry_of, run_of_init
-from traceproof.digests import digest_json
+from traceproof.digests import code_digest, digest_json
 from traceproof.files import disk_errors
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case

@@ -24,8 +24,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.environments import toolkit
 from traceproof.programs import without_secrets
 from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl
-from traceproof.stacks import STACKS
-from traceproof.stacks.base import LIBRARIES, Module, Stack
+from traceproof.stacks import LIBRARIES, STACK_OF, STACKS, Module, Stack
 from traceproof.text import printable
 
 GIB = 1 << 30
@@ -35,6 +34,7 @@ BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
 MESSAGE_CHARACTERS = 3000
 POLL_SECONDS = 0.1
 OTHERS_NICE = 5
+HOPPER = (9, 0)
 
 
 def needed(truths: Iterable[str], definition: Definition, capability: tuple[int, int]) -> list[Module]:
@@ -44,6 +44,32 @@ def needed(truths: Iterable[str], definition: Definition, capability: tuple[int,
     served = [lookup.adapter(truth, definition) for truth in truths]
     able = [adapter for adapter in served if adapter and adapter.runs_on(capability)]
     return [module for adapter in able for module in adapter.modules(definition, capability)]
+
+
+def longest(truths: Iterable[str], definitions: Iterable[Definition]) -> float:
+    """Seconds that the slowest module of definitions takes to build, about, on this GPU or a Hopper one."""
+    import torch
+
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else HOPPER
+    names = list(truths)
+    return max(
+        (
+            urgency(STACKS[STACK_OF[name]], module)[1]
+            for definition in definitions
+            for name in names
+            for module in told(name, definition, capability)
+        ),
+        default=0.0,
+    )
+
+
+def told(truth: str, definition: Definition, capability: tuple[int, int]) -> list[Module]:
+    """As `needed`, of one ground truth; none where they can not be told, which is said on stderr."""
+    try:
+        return needed([truth], definition, capability)
+    except Exception as error:  # noqa: BLE001 - its call will meet it too, and it is that definition's verdict
+        sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")
+        return []
 
 
 def urgency(stack: Stack, module: Module) -> tuple[bool, float]:

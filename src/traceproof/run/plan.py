@@ -12,7 +12,6 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Self
 
-from traceproof.codedigest import verdict_code
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import (
     Broken,
@@ -25,7 +24,7 @@ from traceproof.dataset.tree import (
     read_tree,
     why,
 )
-from traceproof.digests import digest_bytes, digest_json
+from traceproof.digests import digest_bytes, digest_json, verdict_code
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text
 from traceproof.ops import far, registry
@@ -34,6 +33,7 @@ from traceproof.ops.cases import EDGE, WORKLOADS, Case
 from traceproof.ops.twins import PREFIX, twin_of
 from traceproof.programs import bounded
 from traceproof.reasons import Skip
+from traceproof.run import jit
 from traceproof.run.hidden import hidden_cases
 from traceproof.run.implementations import environment_of, for_op_type
 from traceproof.run.inits import Inits
@@ -224,8 +224,10 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
         for entry in planned.definitions.values()
     )
     largest = int(SLACK * sum(needs[-lanes:]) / MIB)
-    stacks = len({environment_of(name) for name in for_op_type(planned.op_type)})  # a process each
+    truths = for_op_type(planned.op_type)
+    stacks = len({environment_of(name) for name in truths})  # a process each
     seconds = sum(CASE_SECONDS + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
+    builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
     return Listed(
         digests={group: digest_bytes(planned.of_group(group).as_text().encode()) for group in planned.groups},
         definitions=tuple(sorted(planned.whole)),
@@ -233,7 +235,7 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
         mem_mb=BASE_MB + lanes * PROCESS_MB + (stacks * STACK_MB + largest // lanes if gpu else largest),
         gpu_mb=GPU_MB + (1 + stacks + lanes) * PROCESS_MB + largest if gpu and cases else 0,
         lanes=lanes,
-        seconds=seconds / max(1, -(-len(planned.definitions) // GROUP)),
+        seconds=builds + seconds / max(1, -(-len(planned.definitions) // GROUP)),
     )
 
 

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import explain
 from traceproof.errors import TraceproofError
-from traceproof.files import sealed, unsealed
+from traceproof.files import BorderError, read_regular, sealed, unsealed
 from traceproof.ops.cases import Case, Further
-from traceproof.reading import BorderError, read_regular
 from traceproof.reasons import Skip
 
 WHOLE = "*"  # the `output` of a row about a case as a whole

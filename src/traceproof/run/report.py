@@ -13,8 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from traceproof.codedigest import code_digest
-from traceproof.digests import digest_file, digest_json
+from traceproof.digests import code_digest, digest_file, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import read_sealed, sealed, write_text
 from traceproof.reasons import Grade, Skip, Verdict
@@ -25,7 +24,6 @@ from traceproof.run.known import Known, read_known
 from traceproof.run.proof import Outcomes, proved, sentence
 from traceproof.run.records import AGAIN, REFERENCE
 from traceproof.run.rows import VerdictRow, each_row
-from traceproof.tables import headed
 from traceproof.text import printable
 
 WIDTH = 118
@@ -341,3 +339,15 @@ def _first(message: str) -> str:
     """The last line of a message (an exception's own), cut to a readable length."""
     line = message.strip().splitlines()[-1] if message.strip() else ""
     return line if len(line) <= 200 else line[:197] + "..."
+
+
+def headed(title: str, words: Iterable[str], numbers: Iterable[str] = (), *last: str) -> Table:
+    """A table for a terminal: columns of words, of numbers (to the right), and further ones of words."""
+    grid = Table(title=title, title_justify="left")
+    for name in words:
+        grid.add_column(name)
+    for name in numbers:
+        grid.add_column(name, justify="right")
+    for name in last:
+        grid.add_column(name)
+    return grid

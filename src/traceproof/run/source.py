@@ -17,11 +17,10 @@ from typing import Any, Self
 
 import traceproof
 from traceproof.dataset.definition import Definition
-from traceproof.files import OUT_OF_SPACE, own_folder
+from traceproof.files import OUT_OF_SPACE, BorderError, own_folder, remove_left, remove_tree
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case, Further
-from traceproof.reading import BorderError, remove_left, remove_tree
 from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject
 from traceproof.run.runner import FOLDER, TRITON

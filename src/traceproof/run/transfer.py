@@ -13,9 +13,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from traceproof.dataset.definition import Definition
+from traceproof.files import PIECE, BorderError, RegularFile, new_file, read_regular, regular_file
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
 from traceproof.ops.cases import Case
-from traceproof.reading import PIECE, BorderError, RegularFile, new_file, read_regular, regular_file
 from traceproof.run.calls import filler
 from traceproof.run.tensor_files import aligned, dtype_name, host_pieces, raw_bytes
 from traceproof.text import plain_text

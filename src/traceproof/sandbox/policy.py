@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-from traceproof.reading import parsed
+from traceproof.files import parsed
 
 # Class declarations, containers, mathematics, iteration, annotations, arrays and tensors; what of these reads or
 # writes files, and PyTorch's switches, is refused below.

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from traceproof.codedigest import code_digest, verdict_code
 from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_file, read_tree
-from traceproof.digests import digest_json
+from traceproof.digests import code_digest, digest_json, verdict_code
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.ops import registry

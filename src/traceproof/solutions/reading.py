@@ -13,7 +13,7 @@ from traceproof.dataset.records import Language, Solution
 from traceproof.dataset.tree import explain, strict_json
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
-from traceproof.reading import MIB, read_bytes
+from traceproof.files import MIB, read_bytes
 from traceproof.sandbox import policy
 from traceproof.sandbox.policy import Refusal
 from traceproof.stacks import STACKS

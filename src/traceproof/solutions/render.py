@@ -12,8 +12,8 @@ from rich.table import Table
 
 from traceproof.dataset.records import Trace
 from traceproof.reasons import Verdict
+from traceproof.run.report import headed
 from traceproof.solutions.records import Certificate, Row, SpeedResult, Times
-from traceproof.tables import headed
 from traceproof.text import printable
 
 WIDTH = 118

@@ -1,6 +1,6 @@
 """Flash Linear Attention. APIs read off fla-core 0.6.0."""
 
-from traceproof.stacks.base import GroundTruth, Origin, Stack
+from traceproof.stacks import GroundTruth, Origin, Stack
 
 STACK = Stack(
     name="fla",

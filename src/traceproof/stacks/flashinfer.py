@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from traceproof.reasons import Skip, Unavailable, UnavailableError
-from traceproof.stacks.base import LIBRARIES, GroundTruth, Origin, Stack
+from traceproof.stacks import LIBRARIES, GroundTruth, Origin, Stack
 
 ENVIRONMENT = "flashinfer.jit.env"  # where its folders are named
 LOADER = "flashinfer.jit.cubin_loader"  # of kernels that it downloads as they are called

@@ -1,6 +1,6 @@
 """Liger-Kernel: Triton kernels for training; their forward halves are ground truths. APIs read off 0.8.5."""
 
-from traceproof.stacks.base import GroundTruth, Origin, Stack
+from traceproof.stacks import GroundTruth, Origin, Stack
 
 STACK = Stack(
     name="liger",

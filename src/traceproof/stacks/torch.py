@@ -1,6 +1,6 @@
 """PyTorch's operators, and all that is not a ground truth's: planning, references, oracles, judging."""
 
-from traceproof.stacks.base import GroundTruth, Stack
+from traceproof.stacks import GroundTruth, Stack
 
 STACK = Stack(
     name="torch",

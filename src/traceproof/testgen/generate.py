@@ -14,8 +14,7 @@ from traceproof.dataset.tree import Entry, Tree, read_tree, why
 from traceproof.digests import digest_json
 from traceproof.environments.versions import said
 from traceproof.errors import TraceproofError
-from traceproof.files import write_if_changed
-from traceproof.reading import read_bytes
+from traceproof.files import read_bytes, write_if_changed
 from traceproof.run.flow import Pipeline
 from traceproof.run.known import read_known
 from traceproof.run.records import REFERENCE

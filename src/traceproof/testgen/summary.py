@@ -8,7 +8,7 @@ from typing import TypedDict
 from rich.console import Console
 
 from traceproof.run.known import Entry, Known
-from traceproof.tables import headed
+from traceproof.run.report import headed
 from traceproof.testgen.running import BAD, SHOWN, Row, failure_line
 
 WIDTH = 118

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 import traceproof
-from traceproof.codedigest import PACKAGE, SOURCE, file_of, imported
-from traceproof.digests import digest_bytes, digest_json
+from traceproof.digests import PACKAGE, SOURCE, digest_bytes, digest_json, file_of, imported
+from traceproof.files import MIB, read_bytes
 from traceproof.ops import registry
-from traceproof.reading import MIB, read_bytes
 from traceproof.stacks import TRUTHS
 from traceproof.text import literal, unquoted
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from traceproof.stand_ins import StandIns
+from traceproof.lazy import StandIns
 
 # A version is added here only with a golden reading of its own in tests/extract_golden.
 SUPPORTED: Mapping[str, str] = MappingProxyType({"0.5.22": "sglang_0_5_22", "0.5.23": "sglang_0_5_22"})

@@ -8,8 +8,8 @@ from typing import TypeGuard
 
 from traceproof.dataset.constraints import evaluate
 from traceproof.digests import digest_bytes
+from traceproof.files import parse_quietly
 from traceproof.lint.model import Hit, LintedDataset, LintedDefinition, definition_rule, pointer, rule
-from traceproof.reading import parse_quietly
 
 REFERENCE = pointer("reference")
 

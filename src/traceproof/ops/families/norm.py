@@ -21,7 +21,7 @@ from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.far import Far
 from traceproof.ops.formula import ADVERSARIAL, Form, FormulaOp, Mutant, Part, Variant, Wide, same
-from traceproof.stacks.sglang.boot import publish
+from traceproof.stacks.sglang import publish
 
 Norm = Callable[["torch.Tensor", float], "torch.Tensor"]  # rows and eps -> rows
 SM = ((8, 0), (12, 9))

@@ -15,7 +15,7 @@ from traceproof.ops.compare import Close
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
-from traceproof.stacks.sglang.boot import KERNELS
+from traceproof.stacks.sglang import KERNELS
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

@@ -14,8 +14,7 @@ from traceproof.ops.base import TORCH_DTYPES
 from traceproof.reasons import Unavailable, Verdict
 from traceproof.run.implementation import OTHER_SEED
 from traceproof.run.tensor_files import same_values
-from traceproof.stacks import TRUTHS
-from traceproof.stacks.base import GroundTruth
+from traceproof.stacks import TRUTHS, GroundTruth
 from traceproof.testgen.support.trial import REFERENCE, Trial
 
 FIGURES = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")

@@ -15,7 +15,7 @@ from traceproof.ops.adapter import SM89, Adapter, Api, Definition, Outputs, Valu
 from traceproof.ops.common.quant import BLOCK
 from traceproof.ops.moe.form import Form, Scaling, form_of
 from traceproof.ops.moe.routing import PACKED_SHIFT, Method
-from traceproof.stacks.sglang.boot import publish
+from traceproof.stacks.sglang import publish
 
 FOREIGN = -1  # the kernel leaves out an expert of this index
 
