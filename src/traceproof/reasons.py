@@ -34,6 +34,7 @@ class Skip(StrEnum):
     DOES_NOT_FIT = "does_not_fit"
     BLOB_MISSING = "blob_missing"
     NO_ORACLE = "no_oracle"
+    UNJUDGED = "unjudged"  # an output that the definition declares and nobody compared
     NO_REFERENCE = "no_reference"
     NO_INPUTS = "no_inputs"
     DTYPE_UNSUPPORTED = "dtype_unsupported"

@@ -287,6 +287,11 @@ class Op(ABC):
         del definition
         return frozenset()
 
+    def judged(self, definition: Definition) -> dict[str, TensorSpec]:
+        """All that a call gives: the outputs, then inputs that it writes to and that no output stands for."""
+        written = sorted(self.mutated(definition) - definition.in_place)
+        return {**definition.outputs, **{name: definition.inputs[name] for name in written}}
+
 
 def scaled_down(sizes: Mapping[str, int]) -> dict[str, int]:
     """All sizes divided by the largest power of two that leaves whole numbers of at least TWIN_LEAST."""

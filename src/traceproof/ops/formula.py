@@ -332,17 +332,17 @@ class FormulaOp(Op):
         kinds = self.comparisons(definition)
         if not any(isinstance(kind, Close) for kind in kinds.values()):
             return {}
-        low = self._computed(definition, inputs, torch.float32, extras=False)
+        low, specs = self._computed(definition, inputs, torch.float32, extras=False), self.judged(definition)
         if self.roundings:
             exact = self.oracle(definition, inputs)
             for name, count in self.roundings.items():
-                if name in low and definition.outputs[name].dtype == "float32":
+                if name in low and specs[name].dtype == "float32":
                     lost = count if isinstance(count, int | float) else count(low[name].shape[-1])
                     low[name] = exact[name] * (1 + lost * 2.0**-24)
         return {
             name: to_dtype(low[name], dtype_of(spec))
-            for name, spec in definition.outputs.items()
-            if isinstance(kinds[name], Close)
+            for name, spec in specs.items()
+            if isinstance(kinds[name], Close) and (name in low or name in definition.outputs)
         }
 
     def _computed(self, definition: Definition, inputs: Values, dtype: torch.dtype, *, extras: bool) -> Tensors:
@@ -350,14 +350,14 @@ class FormulaOp(Op):
         return {
             name: value
             for name, value in found.items()
-            if name in definition.outputs or (extras and name.partition("@")[0] in definition.outputs)
+            if name in self.judged(definition) or (extras and name.partition("@")[0] in definition.outputs)
         }
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: one rounding of the output is the whole floor, but of a float32 one."""
         return {
             name: self.gates.get(name, self.wide_gate if spec.dtype == "float32" else Close())
-            for name, spec in definition.outputs.items()
+            for name, spec in self.judged(definition).items()
         }
 
     def mutated(self, definition: Definition) -> frozenset[str]:

@@ -284,7 +284,7 @@ class JudgedCase:
     def _arbitrated(self, row: VerdictRow, rows: Rows) -> VerdictRow:
         """A failing row that says who agrees with whom, and who is in the minority."""
         actor, output = row.actor, row.output
-        if actor not in self._ran or not entries_of(self.right.oracle, output):
+        if output not in self._ran.get(actor, {}) or not entries_of(self.right.oracle, output):
             return row
         apart = {other: self._apart(actor, other, output) for other in self._ran if other != actor}
         passed = [one.actor for one in _passed(rows, output)]
@@ -356,19 +356,32 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
     numeric: Rulings | None = None,  # on outputs that were judged in chunks; None: they are judged here
 ) -> Iterator[tuple[str, Ruling]]:
     """The judge's rulings on what a call left: output by output, then (WHOLE) on what it did beside."""
-    outputs = result.outputs
-    for name, spec in subject.definition.outputs.items() if numeric is None else ():
-        if not (spec.optional and name not in outputs):
+    outputs, declared = result.outputs, subject.op.judged(subject.definition)
+    for name, spec in declared.items() if numeric is None else ():
+        if name in outputs or (name in subject.definition.outputs and not spec.optional):
             ruling = subject.ruling(name, outputs.get(name), tolerance, reference=reference)
             if ruling.reason == Skip.NO_ORACLE and shadow:
                 ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {shadow}")
             yield name, ruling
     yield from (numeric or {}).items()
+    for name, why in _unjudged(subject, outputs, numeric):
+        yield name, Ruling(Verdict.SKIP, Skip.UNJUDGED, f"not judged: {why}", {})
     for name in dict.fromkeys([*outputs, *result.surplus]):
-        if name not in subject.definition.outputs and name not in (numeric or {}):
+        if name not in declared and name not in (numeric or {}):
             yield name, surplus(name)
     for ruling in _conduct(result):
         yield WHOLE, ruling
+
+
+def _unjudged(subject: Subject, outputs: Tensors, numeric: Rulings | None) -> Iterator[tuple[str, str]]:
+    """The outputs that have an answer and were compared with nothing, and why."""
+    if numeric is not None:
+        for name in outputs.keys() - subject.definition.outputs.keys() - numeric.keys():
+            yield name, "where a case is judged in chunks of rows, inputs that are written to are not compared"
+        return
+    for name in subject.definition.outputs.keys() & subject.oracle.keys() - outputs.keys():
+        if subject.definition.outputs[name].optional:
+            yield name, "the output is optional and was not returned, though the case has an answer for it"
 
 
 def _conduct(result: Result) -> Iterator[Ruling]:

@@ -151,6 +151,7 @@ WHY: Mapping[str, str] = {
     Skip.NO_REFERENCE: "it has no reference",
     Skip.NO_INPUTS: "no inputs can be made for it",
     Skip.NO_ORACLE: "no oracle is known for it",
+    Skip.UNJUDGED: "nobody judged one of its outputs",
     Skip.NO_ADAPTER: "no ground truth is known for it",
     NO_TRUTH: "no ground truth is known for it",
 }
@@ -229,8 +230,8 @@ class Collector:
             self._reasons[name].add(RELAXED)
         elif verdict in {Verdict.PASS, Verdict.FAIL} and row.output != WHOLE:  # conduct alone is no comparison
             self._cases[name, actor].add(str(row.case))
-        elif actor == REFERENCE and row.reason == Skip.NO_ORACLE:
-            self._reasons[name].add(Skip.NO_ORACLE)
+        elif actor == REFERENCE and row.unjudged:
+            self._reasons[name].add(str(row.reason))
         elif row.case is None:
             self._reasons[name].add(UNREADABLE)
         elif actor in TRUTHS or verdict == Verdict.ERROR:
@@ -273,6 +274,8 @@ class Collector:
                 if name not in self._open:
                     found = self._shadowed[name]  # of its rows; the best one counts
                     yield name, Grade.AGREED if Grade.AGREED in found else Grade.CONSISTENT
+            elif name in self._open:
+                continue  # of an output that nobody judged, nothing is proved
             elif name not in unmet:
                 yield name, Grade.PROVED
             elif unmet[name].judged:

@@ -13,6 +13,7 @@ from traceproof.errors import TraceproofError
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.run.records import AGAIN, REFERENCE, Record
 
+UNJUDGED = frozenset({Skip.NO_ORACLE, Skip.UNJUDGED})
 NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")  # told of an output
 
 
@@ -104,7 +105,7 @@ class VerdictRow(Record):
     @property
     def unjudged(self) -> bool:
         """Whether nobody judged a reference's numerics: that is no pass."""
-        return self.actor == REFERENCE and self.verdict == Verdict.SKIP and self.reason == Skip.NO_ORACLE
+        return self.actor == REFERENCE and self.verdict == Verdict.SKIP and self.reason in UNJUDGED
 
 
 def place(worst: Mapping[str, Any], against: str | None, actor: str) -> str:

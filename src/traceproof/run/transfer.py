@@ -183,6 +183,7 @@ class Transfer:
         """Take what a call left. Raises BorderError: answer or file is not in its form."""
         answer = answer_of(said)
         outputs, surplus = self._outputs(answer, self.folder / out, case)
+        outputs |= self._written(sent, self.folder / data)
         names = self._names(answer)
         return Taken(
             outputs=outputs,
@@ -194,6 +195,19 @@ class Transfer:
             late=_named(names, answer.late),
             times=tuple((events, wall) for events, wall in answer.times),
         )
+
+    def _written(self, sent: Sent, path: Path) -> Tensors:
+        """What inputs hold now that the definition has written to, and that none of its outputs stands for."""
+        places = dict(zip(sent.values, sent.specs, strict=False))
+        found: Tensors = {}
+        for name in self.op.judged(self.definition).keys() - self.definition.outputs.keys():
+            value = sent.values.get(name)
+            if isinstance(value, torch.Tensor):
+                with regular_file(path, most=sent.size, exactly=sent.size) as file:
+                    raw = torch.empty(value.nbytes, dtype=torch.uint8)
+                    file.fill(raw.numpy().data, places[name]["offset"])
+                found[name] = raw.view(value.dtype).reshape(value.shape)
+        return found
 
     def _is_in_place(self, output: str) -> bool:
         """Whether the definition says that an output is an input, modified."""

@@ -234,9 +234,17 @@ class Tokens:
 
 
 def recur(
-    tokens: Tokens, *, starts: Sequence[int], lengths: Sequence[int], state: torch.Tensor, rounding: Rounding
+    tokens: Tokens,
+    *,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    state: torch.Tensor,
+    rounding: Rounding,
+    after: Callable[[int, torch.Tensor], object] = lambda *_: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run every sequence from its state; gives outputs [tokens, value heads, V], and final states.
+
+    `after` is told the states after each step where all sequences are of one length.
 
     With S the state [V, K], decayed: S += rate * (v - S k) k^T, then output = scale * S q. A sequence without
     tokens keeps its state. States are [sequences, value heads, V, K], and not modified.
@@ -251,6 +259,7 @@ def recur(
         count = sum(length > step for length in running)
         at = first[:count] + step
         output[at] = _advance(tokens, at, current[:count], rounding)
+        after(step, current)
     final = torch.empty_like(current)
     final[place] = current
     return output, final
@@ -282,8 +291,8 @@ def gated_delta(wide: Wide, *, chunks: str = "") -> Tensors:
 
     States are "k last", value heads share query and key heads in consecutive groups. A scale of 0 or None stands
     for 1 / sqrt(K), a state of None for zeros. In mtp the named slots of the pool take the state after the last
-    token, the others stay; `intermediate_states_buffer`, where given, is scratch that the call may overwrite and
-    that no output shows. A sequence without tokens keeps its state.
+    token, the others stay; where `intermediate_states_buffer` [slots, tokens, ...] is given, its named slots take
+    the state after each token. A sequence without tokens keeps its state.
 
     Decode and mtp kernels multiply in float32. Prefill kernels put a chunk's products on tensor cores: in float32
     state and correction are rounded to bfloat16 as they enter a product, the state that is carried on is not.
@@ -314,10 +323,16 @@ def gated_delta(wide: Wide, *, chunks: str = "") -> Tensors:
     pool = torch.zeros(shape, dtype=wide.dtype, device=q.device) if given is None else given
     slots = wide["initial_state_indices"].to(torch.int64) if found.kind is Kind.MTP else None
     state = pool if slots is None else pool[slots]
-    output, final = recur(tokens, starts=bounds[:-1], lengths=lengths, state=state, rounding=rounding)
+    kept = {BUFFER: wide[BUFFER].clone()} if BUFFER in wide else {}
+
+    def keep(step: int, states: torch.Tensor) -> None:
+        for buffer in kept.values():
+            buffer[slots, step] = states
+
+    output, final = recur(tokens, starts=bounds[:-1], lengths=lengths, state=state, rounding=rounding, after=keep)
     if slots is not None:
         final = pool.index_copy(0, slots, final)
-    return {"output": output.view(v.shape), found.final: final}
+    return {"output": output.view(v.shape), found.final: final, **kept}
 
 
 def chunked(wide: Wide, dtype: torch.dtype) -> Tensors:
@@ -459,7 +474,7 @@ class GatedDeltaRule(FormulaOp):
             return {"output": Close(4.0, reason=CHUNKED), found.final: Close(12.0, row_axes=2, reason=CHUNKED)}
         fast = definition.outputs[found.final].dtype == "float32"
         state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
-        return {"output": Close(), found.final: state}
+        return {"output": Close(), found.final: state} | dict.fromkeys(self.mutated(definition), state)
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Tensors as the default has it, and the states four times more in float64."""
@@ -468,7 +483,7 @@ class GatedDeltaRule(FormulaOp):
         return super().memory(definition, case) + 32 * math.prod(states)
 
     def mutated(self, definition: Definition) -> frozenset[str]:
-        """The scratch of mtp."""
+        """The states that mtp keeps after each token."""
         return frozenset({BUFFER} & definition.inputs.keys())
 
 
