@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-KEY = ("definition", "case", "seed", "actor", "against", "output")
+KEY = ("definition", "case", "seed", "implementation", "against", "output")
 SAME = ("verdict", "reason", "message", "gate", "metrics", "specification", "worst", "grade")
 
 
@@ -29,6 +29,7 @@ def rows(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     for path in sorted(folder.glob("verdicts/*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
+            row.setdefault("implementation", row.get("actor"))  # its name before 2026-11-24
             found[", ".join(str(row.get(name)) for name in KEY)] = row
     if not found:
         raise SystemExit(f"{folder} holds no verdicts/*.jsonl")

@@ -189,7 +189,7 @@ def settings(dataset: Path, hidden_seed: int, *, memory_gib: int = 2) -> Setting
 
 
 def pool(*, gpu: bool) -> Pool:
-    """Isolated workers that may import this project, unlike those of strangers' solutions."""
+    """Isolated workers that may import this project, unlike those of untrusted solutions."""
     source = str(Path(traceproof.__file__).resolve().parents[1])
     env = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return Pool(preload=PRELOAD, env=env, gpu=gpu, without=CUDA_REFUSES if gpu else ())

@@ -12,7 +12,7 @@ from mutation.trial import cut, parsed
 from relations.op_types import relations_of
 from relations.trial import memory, tables, try_relations
 from traceproof.dataset.tree import read_tree
-from traceproof.run.source import strangers
+from traceproof.run.source import untrusted_pool
 from traceproof.sandbox import GIB, Limits
 
 
@@ -29,7 +29,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
-    with strangers() as pool:
+    with untrusted_pool() as pool:
         for dataset in options.dataset:
             for name, entry in read_tree(dataset).definitions.items():
                 if options.definition_name and name not in options.definition_name:

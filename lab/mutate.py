@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mutation.trial import cut, parsed, score
 from traceproof.dataset.tree import read_tree
-from traceproof.run.source import strangers
+from traceproof.run.source import untrusted_pool
 from traceproof.sandbox import GIB, Limits
 
 
@@ -26,7 +26,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
-    with strangers() as pool:
+    with untrusted_pool() as pool:
         for name, entry in read_tree(options.dataset).definitions.items():
             path = options.out / f"{name}.json"
             if path.exists() or (options.definition_name and name not in options.definition_name):

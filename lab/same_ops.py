@@ -116,7 +116,7 @@ def computed(op: Op, definition: Definition, case: Case, *, known: bool) -> Dige
     found: Digests = {"inputs": digest_json(_shown(inputs))}
     if known:
         found["expected"] = digest_json(_shown(op.oracle(definition, inputs)))
-        found["baseline"] = digest_json(_shown(op.floor(definition, inputs)))
+        found["baseline"] = digest_json(_shown(op.baseline(definition, inputs)))
     return found
 
 

@@ -31,7 +31,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import Tree, read_tree
 from traceproof.digests import digest_json
 from traceproof.ops import registry
-from traceproof.run.source import strangers
+from traceproof.run.source import untrusted_pool
 from traceproof.sandbox import GIB, Limits
 from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
@@ -161,7 +161,7 @@ def _fates(definition: Definition, chosen: Sequence[Mutant], known: Known) -> It
     """By the judge, as each is asked for: whether a mutant gives other bits. One that crashes or hangs does."""
     mine = known.setdefault(definition.digest, {})
     trial = None
-    with strangers() as pool:
+    with untrusted_pool() as pool:
         for mutant in chosen:
             key = digest_json(mutant.source)
             if key not in mine:

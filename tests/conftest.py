@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Workers for strangers' code: one interpreter for all files, until this process ends."""
+    """Workers for untrusted code: one interpreter for all files, until this process ends."""
     from pipeline import borrowed  # imports torch
 
     with borrowed() as found:

@@ -78,7 +78,7 @@ def reference(definition: Definition, values: Values) -> Outputs:
 
 
 def truth(definition: Definition, values: Values) -> Tensors:
-    """Oracle and floors as the judge wants them: by output, then by what they are."""
+    """Oracle and baselines as the judge wants them: by output, then by what they are."""
     return registry.get(definition.op_type).of_form(definition).answers(definition, values)
 
 

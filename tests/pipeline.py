@@ -19,7 +19,7 @@ from traceproof.run.plan import Selection, plan
 from traceproof.run.records import OpTypePlan
 from traceproof.run.report import summarise as summary_of
 from traceproof.run.rows import VerdictRow
-from traceproof.run.source import strangers
+from traceproof.run.source import untrusted_pool
 from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import MAIN
 
@@ -30,12 +30,12 @@ Rows = list[dict[str, Any]]
 @cache
 def _interpreter() -> Pool:
     """Workers for untrusted code, of an interpreter that lasts as long as this process."""
-    return strangers()
+    return untrusted_pool()
 
 
 def borrowed(*, gpu: bool = False, environment: Mapping[str, str] | None = None, **options: Any) -> Pool:  # noqa: ANN401
-    """The same workers, with other `options` of `strangers`; others where they need another interpreter."""
-    own = strangers(gpu=gpu, environment=environment, **options)
+    """The same workers, with other `options` of `untrusted_pool`; others where they need another interpreter."""
+    own = untrusted_pool(gpu=gpu, environment=environment, **options)
     if gpu or environment:
         return own
     _interpreter().layers()  # started, so that copies have it in common

@@ -25,7 +25,7 @@ from traceproof.publish.push import Hub
 REPOSITORY = "owner/trace"
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = {"torch": "2.13.0"}
-ACTORS = ("reference", "torch")
+IMPLEMENTATIONS = ("reference", "torch")
 CASES = ("small-0", "small-1")
 BATCH = {"small-0": 1, "small-1": 2}
 
@@ -38,7 +38,7 @@ def dataset(root: Path, *names: str) -> Path:
     return root
 
 
-def row(name: str, digest: str, case: str, actor: str, /, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+def row(name: str, digest: str, case: str, implementation: str, /, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     """A verdict row that passed."""
     plain = {
         "definition": name,
@@ -47,13 +47,13 @@ def row(name: str, digest: str, case: str, actor: str, /, **changes: Any) -> dic
         "size": "small",
         "seed": 0,
         "axes": {"batch_size": BATCH[case]},
-        "actor": actor,
+        "implementation": implementation,
         "against": "oracle",
         "output": "output",
         "verdict": "pass",
         "reason": None,
         "message": "fine",
-        "gate": {"kind": "floor", "margin": 0.25},
+        "gate": {"kind": "baseline", "margin": 0.25},
         "digests": {
             "definition": digest,
             "case": "1" * 32,
@@ -117,7 +117,12 @@ def of_alpha(folder: Path, *names: str) -> Prepared:
     """The bundle of `alpha`, of a dataset of these definitions of which every case passed."""
     root = dataset(folder / "dataset", *names)
     digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
-    rows = [row(name, digests[name], case, actor) for name in digests for case in CASES for actor in ACTORS]
+    rows = [
+        row(name, digests[name], case, implementation)
+        for name in digests
+        for case in CASES
+        for implementation in IMPLEMENTATIONS
+    ]
     return bundles(finished(folder / "run", root, rows), "alpha")[0]
 
 

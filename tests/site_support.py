@@ -21,7 +21,7 @@ from traceproof.site.build import Finished
 HOSTILE = '</script><script>hacked=1</script><img src=x onerror="hacked=1"> {{ 7*7 }} \'"&\u2028'
 BROKEN = "<img src=x onerror=hacked=1>"  # name of a file that is no definition
 NAMES = ("alpha", "beta", "gamma", "zeta")
-ACTORS = ("reference", "torch", "flashinfer")
+IMPLEMENTATIONS = ("reference", "torch", "flashinfer")
 HISTOGRAM = [0] * 20 + [7, 5, 0, 0, 1]
 AUDIT = {
     "files": 1,
@@ -40,18 +40,20 @@ def stack(name: str, package: str, version: str) -> dict[str, Any]:
 
 
 def rows_of(name: str, digest: str, version: str) -> Iterator[dict[str, Any]]:
-    """Two cases of three actors: flashinfer is skipped, and gamma's reference fails the second one."""
+    """Two cases of three implementations: flashinfer is skipped, and gamma's reference fails the second one."""
     for case in ("small-0", "small-1"):
-        for actor in ACTORS:
-            found = row(name, digest, case, actor, versions={"torch": "2.13.0", "flashinfer-python": version})
-            if actor == "flashinfer":
+        for implementation in IMPLEMENTATIONS:
+            found = row(
+                name, digest, case, implementation, versions={"torch": "2.13.0", "flashinfer-python": version}
+            )
+            if implementation == "flashinfer":
                 found |= {"output": "*", "verdict": "skip", "reason": "no_cuda", "message": "needs a CUDA device"}
                 found.pop("gate")
-            elif name == "gamma" and actor == "reference" and case == "small-1":
+            elif name == "gamma" and implementation == "reference" and case == "small-1":
                 found |= {"verdict": "fail", "reason": "numerics", "message": HOSTILE, "replay": HOSTILE}
-                found |= {"gate": {"kind": "floor", "margin": 41.0}}
+                found |= {"gate": {"kind": "baseline", "margin": 41.0}}
                 found |= {"worst": [{"index": [4, 17], "expected": 0.1132, "actual": "nan"}]}
-            if actor != "flashinfer":
+            if implementation != "flashinfer":
                 found["metrics"] = {"max_abs": 0.125, "histogram": HISTOGRAM}
             yield found
 
@@ -78,7 +80,8 @@ def site_run(folder: Path, *, states: int = 2) -> Finished:
     rows = [found for name in NAMES for found in rows_of(name, entries[name].digest, "0.7")]
     broken = {"verdict": "error", "reason": "bad_definition", "message": HOSTILE, "path": f"x/{BROKEN}.json"}
     rows.append(
-        {"definition": BROKEN, "op_type": "rmsnorm", "case": None, "actor": "reference", "output": "*"} | broken
+        {"definition": BROKEN, "op_type": "rmsnorm", "case": None, "implementation": "reference", "output": "*"}
+        | broken
     )
     finished(results, dataset, rows)
     verdicts = results / "verdicts" / "rmsnorm.jsonl"

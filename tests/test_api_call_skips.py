@@ -12,7 +12,7 @@ from test_api_call import PARAMETERS, SAMPLE, STACK, WANTED, called, definition
 from traceproof.ops import lookup
 from traceproof.ops.api_call import api_adapter, asks_for_another, binding, refused
 from traceproof.reasons import Skip, UnavailableError
-from traceproof.run import implementations as actors
+from traceproof.run import implementations
 
 
 def test_a_size_is_told_by_its_words_and_what_may_be_nothing_is_nothing_where_no_input_says() -> None:
@@ -140,7 +140,7 @@ def test_only_functions_of_the_tagged_package_are_called() -> None:
     assert api_adapter(STACK, definition()) is not None
     for tag in ("fi_api:os.system", f"fi_api:{STACK.package}.decode.Wrapper.run", "status:verified"):
         assert api_adapter(STACK, definition(tags=[tag])) is None
-    assert STACK.truths[0].name in actors.for_op_type("unheard_of")
+    assert STACK.truths[0].name in implementations.for_op_type("unheard_of")
 
 
 def test_without_a_gpu_the_actor_skips_by_type() -> None:

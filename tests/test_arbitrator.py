@@ -1,4 +1,4 @@
-"""Where actors disagree: who is in the minority, what an answer looks like, and what is left to look at."""
+"""Disagreement: who is in the minority, what an answer looks like, and what is left to look at."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_right_answer_that_only_rounds_badly_is_not_given_a_name() -> None:
 def test_two_answers_that_pass_agree(kind: Comparison, one: float, other: float, dtype: torch.dtype) -> None:
     value = torch.linspace(0.5, 2, 64, dtype=torch.float64).view(4, 16)
     step = torch.cos(torch.arange(64, dtype=torch.float64)).view(4, 16)
-    oracle = {"": value, "floor": (value + 0.004 * step).to(dtype), "bound": (0.002 * step).abs() + 1e-4}
+    oracle = {"": value, "baseline": (value + 0.004 * step).to(dtype), "bound": (0.002 * step).abs() + 1e-4}
     expected = Expected(shape=(4, 16), dtype=dtype, oracle=oracle, comparison=kind)
     answers = [(value + 0.01 * size * step).to(dtype) for size in (one, other)]
     apart = agree(answers[0], answers[1], expected)
@@ -104,7 +104,7 @@ def test_an_outvoted_reference_is_named_and_leaves_a_replay(tmp_path: Path) -> N
     write(tmp_path / "dataset", rmsnorm("beta", wrong.replace("+ EPS", "+ 10 * EPS").replace("* 100000", "")))
     run = Run(tmp_path / "dataset", tmp_path / "results", limits=LIMITS)
     rows = run.verify("torch")
-    failing = [row for row in rows["beta"] if row["verdict"] == "fail" and row["actor"] == "reference"]
+    failing = [row for row in rows["beta"] if row["verdict"] == "fail" and row["implementation"] == "reference"]
     assert failing
     for row in failing:
         assert row["arbitration"]["outvoted"] == ["reference"]
@@ -126,8 +126,8 @@ def test_ground_truths_are_held_against_each_other_once_a_pair(
     monkeypatch.setattr(judging, "HELD_APART", held)
     write(tmp_path / "dataset", rmsnorm("alpha"))
     rows = Run(tmp_path / "dataset", tmp_path / "results", limits=LIMITS).verify("torch", "sglang")["alpha"]
-    pairs = [row for row in rows if "~" in row["actor"]]
-    both = {row["case"] for row in rows if row["actor"] == "sglang" and row["verdict"] == "pass"}
+    pairs = [row for row in rows if "~" in row["implementation"]]
+    both = {row["case"] for row in rows if row["implementation"] == "sglang" and row["verdict"] == "pass"}
     assert {row["case"] for row in pairs} == both  # none where SGLang is absent
     assert all(row["verdict"] == "pass" and row["gate"]["margin"] <= 1 for row in pairs)
     assert all(("at most" in row["message"]) == (held == 0) for row in pairs)

@@ -22,7 +22,14 @@ STACKS = [{"stack": "fla", "digest": "d", "versions": {"fla-core": "0.5.0"}}]
 def row(verdict: str = "pass", *, margin: float | None = 0.5, **changes: object) -> dict[str, Any]:
     """A verdict row."""
     reason = None if verdict == "pass" else "x"
-    base = {"definition": "a", "op_type": "gdn", "case": "small-0", "actor": "fla", "output": "o", "message": "m"}
+    base = {
+        "definition": "a",
+        "op_type": "gdn",
+        "case": "small-0",
+        "implementation": "fla",
+        "output": "o",
+        "message": "m",
+    }
     return {**base, "verdict": verdict, "reason": reason, "gate": {"kind": "close", "margin": margin}, **changes}
 
 
@@ -52,7 +59,13 @@ SKIP: dict[str, Any] = {"output": "*", "reason": "api_absent", "message": "modul
         pytest.param([row(definition="b")], [row()], None, False, id="another selection"),
         pytest.param([row(definition="b")], [row("fail")], None, False, id="a definition that was not run before"),
         pytest.param([row(case="small-1")], [row("fail")], None, False, id="a case that was not run before"),
-        pytest.param([row(actor="reference")], [row("fail")], None, False, id="an actor that did not run before"),
+        pytest.param(
+            [row(implementation="reference")],
+            [row("fail")],
+            None,
+            False,
+            id="an implementation that did not run before",
+        ),
     ],
 )
 def test_a_change_is_of_one_kind(
@@ -85,7 +98,10 @@ def test_no_version_is_named_where_none_changed_or_the_row_was_not_there() -> No
     assert not compared([row("fail")], [row()]).as_json()["passing"][0]["between"]
     appeared = diff(state("1", [row(output="p")], "0.5.0"), state("2", [row("fail")], "0.6.0"))
     assert not appeared.as_json()["failing"][0]["between"]
-    of_torch = diff(state("1", [row(actor="reference")]), state("2", [row("fail", actor="reference")], "0.6.0"))
+    of_torch = diff(
+        state("1", [row(implementation="reference")]),
+        state("2", [row("fail", implementation="reference")], "0.6.0"),
+    )
     assert not of_torch.as_json()["failing"][0]["between"]
 
 

@@ -33,7 +33,7 @@ def computed(repository: Repository, op_type: str) -> dict[str, set[str | None]]
     """By implementation, the environments that its rows were computed in."""
     rows = read_rows(repository.root / "results" / "verdicts" / f"{op_type}.jsonl")
     return {
-        name: {row.digests.environment for row in rows if row.actor == name}
+        name: {row.digests.environment for row in rows if row.implementation == name}
         for name in ("reference", "sglang_native")
     }
 

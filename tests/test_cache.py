@@ -94,7 +94,7 @@ def test_clean_removes_what_no_run_shows_or_what_is_old(
         definition="a",
         op_type="b",
         case="c",
-        actor=REFERENCE,
+        implementation=REFERENCE,
         output=WHOLE,
         verdict=Verdict.PASS,
         digests=RowDigests(outputs="shown"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from traceproof.run import runner
-from traceproof.run.source import strangers
+from traceproof.run.source import untrusted_pool
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "SOME_PACKAGE_WORKSPACE_BASE"
@@ -43,7 +43,7 @@ def test_whole_kernels_of_trusted_code_are_found_and_partial_ones_are_not(shared
     own = Path(os.environ[runner.TRITON])
     assert (own / "WHOLE" / "kernel.cubin").read_bytes() == b"machine code"
     assert not (own / "PARTIAL").exists()
-    assert [*strangers(environment={runner.TRITON: str(shared)}).readable] == [shared]
+    assert [*untrusted_pool(environment={runner.TRITON: str(shared)}).readable] == [shared]
 
 
 def test_a_worker_without_compilers_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,4 +51,4 @@ def test_a_worker_without_compilers_needs_no_folder(tmp_path: Path, monkeypatch:
         monkeypatch.delenv(name)
     runner.use_own(tmp_path)
     assert not list(tmp_path.iterdir())
-    assert [*strangers().readable] == []
+    assert [*untrusted_pool().readable] == []

@@ -172,12 +172,12 @@ def test_a_slope_may_be_off_by_luck_and_not_by_more() -> None:
 def test_rows_of_a_matrix_are_averaged_where_their_errors_hang_together() -> None:
     """One row's rounding is thrice the others': luck of one number, not an error of the whole."""
     expected = torch.ones((1, 64, 8), dtype=torch.float64)
-    floor = expected + 1e-3
+    baseline = expected + 1e-3
     actual = expected + 1e-3
     actual[0, 5] += 4e-3
-    assert not gate_of(actual, {"": expected, "floor": floor}, Close()).ok
-    assert gate_of(actual, {"": expected, "floor": floor}, replace(Close(), row_axes=2)).ok
-    assert not gate_of(actual + 4e-3, {"": expected, "floor": floor}, replace(Close(), row_axes=2)).ok
+    assert not gate_of(actual, {"": expected, "baseline": baseline}, Close()).ok
+    assert gate_of(actual, {"": expected, "baseline": baseline}, replace(Close(), row_axes=2)).ok
+    assert not gate_of(actual + 4e-3, {"": expected, "baseline": baseline}, replace(Close(), row_axes=2)).ok
 
 
 def test_a_single_escape_is_not_rounded_away() -> None:

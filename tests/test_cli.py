@@ -117,7 +117,7 @@ def row(**changes: object) -> dict[str, Any]:
         "case": "small-0",
         "axes": {"n": 3},
         "seed": 0,
-        "actor": "reference",
+        "implementation": "reference",
         "against": "oracle",
         "output": "y",
         "verdict": "pass",

@@ -280,7 +280,9 @@ def test_a_constant_by_the_reference_alone_earns_no_tag() -> None:
             "seed": 0,
             "date": "2026-01-01",
         }
-        ledger = Ledger(Record(actor=actor, **common) for actor in ("reference", "torch"))
+        ledger = Ledger(
+            Record(implementation=implementation, **common) for implementation in ("reference", "torch")
+        )
         return ledger.standing(definition).reason
 
     assert standing(norm(description="Epsilon 1e-6.")) == ""

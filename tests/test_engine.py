@@ -71,7 +71,7 @@ def test_definitions_side_by_side_give_the_rows_that_they_give_alone(tmp_path: P
     alone = [engine.rows(entry, (REFERENCE, "torch")) for entry in entries.values()]
     with ThreadPoolExecutor(3) as threads:
         beside = list(threads.map(lambda entry: engine.rows(entry, (REFERENCE, "torch")), entries.values()))
-    told = ("case", "actor", "output", "verdict", "reason", "gate", "digests")
+    told = ("case", "implementation", "output", "verdict", "reason", "gate", "digests")
     assert [[[getattr(row, name) for name in told] for row in rows] for rows in beside] == [
         [[getattr(row, name) for name in told] for row in rows] for rows in alone
     ]
@@ -84,9 +84,9 @@ def test_hidden_cases_and_a_second_run_are_the_reference_s_alone(
     entry = planned(dataset, tmp_path / "cases")["alpha"]
     both = engine.rows(entry, (REFERENCE, "torch"))
     assert any(str(row.case).startswith("hidden") for row in both)
-    assert {row.actor for row in both if str(row.case).startswith("hidden")} == {REFERENCE}
+    assert {row.implementation for row in both if str(row.case).startswith("hidden")} == {REFERENCE}
     alone = engine.rows(entry, ("torch",))
-    assert alone == [row for row in both if row.actor == "torch"]
+    assert alone == [row for row in both if row.implementation == "torch"]
 
 
 def test_what_a_definition_lacks_is_said_without_a_worker(
@@ -97,7 +97,7 @@ def test_what_a_definition_lacks_is_said_without_a_worker(
     monkeypatch.setattr(Engine, "ask", None)
     monkeypatch.setattr(engine, "untrusted", None)
     rows = engine.rows(entry.model_copy(update={"definition": without}), (REFERENCE, TRUTH, "sglang_native"))
-    assert {(row.actor, row.verdict, row.reason) for row in rows} == {
+    assert {(row.implementation, row.verdict, row.reason) for row in rows} == {
         (REFERENCE, "skip", "no_reference"),
         (TRUTH, "skip", "no_cuda"),
         ("sglang_native", "skip", "package_absent"),
@@ -151,10 +151,12 @@ def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: P
     path.write_text("".join(json.dumps(empty | {"workload": line}) + "\n" for line in lines), encoding="utf-8")
     selection = Selection(definitions=("alpha",), sizes=("small",), workloads=True)
     rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify("torch")["alpha"]
-    by_case = {(row["case"], row["actor"]): (row["verdict"], row["reason"]) for row in rows}
-    for actor in (REFERENCE, "torch"):
-        assert by_case["workload-one", actor] == by_case["workload-three", actor] == ("pass", None)
-        assert by_case["workload-two", actor] == ("skip", "blob_missing")
+    by_case = {(row["case"], row["implementation"]): (row["verdict"], row["reason"]) for row in rows}
+    for implementation in (REFERENCE, "torch"):
+        assert (
+            by_case["workload-one", implementation] == by_case["workload-three", implementation] == ("pass", None)
+        )
+        assert by_case["workload-two", implementation] == ("skip", "blob_missing")
 
 
 def test_inputs_that_can_not_be_drawn_are_an_error_of_their_case(
@@ -168,7 +170,7 @@ def test_inputs_that_can_not_be_drawn_are_an_error_of_their_case(
     rows = engine.rows(
         entry.holding([first.model_copy(update={"case": case, "repeat": False})]), (REFERENCE, "torch")
     )
-    assert {(row.actor, row.verdict, row.reason) for row in rows} == {
+    assert {(row.implementation, row.verdict, row.reason) for row in rows} == {
         (REFERENCE, "error", "exception"),
         ("torch", "error", "exception"),
     }
@@ -309,7 +311,7 @@ def test_a_large_case_is_judged_in_chunks_as_it_would_be_whole(
         monkeypatch.setitem(judging.CHUNK_ELEMENTS, "cpu", 64)  # a few rows at a time
         run = Run(dataset, tmp_path / name, limits=LIMITS, selection=Selection(sizes=("small", "medium")))
         found[name] = run.verify("torch")["alpha"]
-    compared = ("case", "actor", "output", "verdict", "reason")
+    compared = ("case", "implementation", "output", "verdict", "reason")
     for whole, chunks in zip(found["whole"], found["chunks"], strict=True):
         assert whole["message"].startswith(chunks["message"])  # who agrees with whom is not said of large cases
         assert [chunks[key] for key in compared] == [whole[key] for key in compared]

@@ -17,12 +17,12 @@ from traceproof.run.proof import graded
 from traceproof.run.report import table
 
 
-def row(name: str, actor: str, against: str, verdict: str = "pass", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+def row(name: str, implementation: str, against: str, verdict: str = "pass", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     made = {
         "definition": name,
         "op_type": name.partition("_")[0],
         "case": "small-0",
-        "actor": actor,
+        "implementation": implementation,
         "against": against,
         "output": "y",
         "verdict": verdict,
@@ -128,11 +128,11 @@ def test_without_a_definition_of_no_oracle_the_table_is_as_it_was() -> None:
     assert "Grades of proof" not in table(summarise(judged("a_proved", "a_checked"), Known()))
 
 
-def record(actor: str, digest: str, against: str) -> Record:
+def record(implementation: str, digest: str, against: str) -> Record:
     return Record(
         definition="silu_and_mul_h64",
         op_type="activation",
-        actor=actor,
+        implementation=implementation,
         status="passed",
         reason="",
         cases=("small-0",),
@@ -161,7 +161,9 @@ def test_without_an_oracle_two_ground_truths_are_needed_to_be_verified(
     against: str, truths: tuple[str, ...], *, verified: bool
 ) -> None:
     definition = read(GATED).definition
-    ledger = Ledger(record(actor, definition.digest, against) for actor in ("reference", *truths))
+    ledger = Ledger(
+        record(implementation, definition.digest, against) for implementation in ("reference", *truths)
+    )
     assert ledger.standing(definition).verified is verified
 
 

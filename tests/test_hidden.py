@@ -125,7 +125,7 @@ def test_no_oracle_is_no_pass() -> None:
         "definition": "mystery",
         "op_type": "mystery",
         "case": "small-0",
-        "actor": "reference",
+        "implementation": "reference",
         "repeat": "",
         "message": "not verified: no oracle",
     }
@@ -149,7 +149,14 @@ def test_no_oracle_is_no_pass() -> None:
 def test_a_known_fault_may_show_in_a_hidden_case_or_not() -> None:
     entry = {"definitions": ["a"], "cases": ["small-0"], "outputs": ["y"], "verdict": "fail", "reason": "numerics"}
     known = Known.model_validate({"findings": [entry | {"why": "the reference's fault: see the findings"}]})
-    row = {"definition": "a", "op_type": "rope", "actor": "reference", "output": "y", "repeat": "", "message": ""}
+    row = {
+        "definition": "a",
+        "op_type": "rope",
+        "implementation": "reference",
+        "output": "y",
+        "repeat": "",
+        "message": "",
+    }
     fault = {"verdict": "fail", "reason": "numerics"}
     for there in (fault, {"verdict": "pass", "reason": None}):
         rows = [row | {"case": "small-0"} | fault, row | {"case": "hidden-0"} | there]

@@ -101,7 +101,7 @@ def test_a_bug_that_is_not_there_is_suggested() -> None:
 
 
 def row(case: str, verdict: str, **more: Any) -> VerdictRow:  # noqa: ANN401 - fields
-    values = {"definition": "d", "op_type": "rmsnorm", "case": case, "actor": "x", "output": "output"}
+    values = {"definition": "d", "op_type": "rmsnorm", "case": case, "implementation": "x", "output": "output"}
     return VerdictRow.model_validate({**values, "verdict": verdict, **more})
 
 

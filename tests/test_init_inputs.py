@@ -1,4 +1,4 @@
-"""A definition's own `init` makes its inputs: behind policy and isolation, checked, the same for every actor."""
+"""A definition's own `init` makes its inputs: behind policy and isolation, checked, the same for all."""
 
 from __future__ import annotations
 

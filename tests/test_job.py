@@ -50,7 +50,7 @@ class Stub:
                     definition=definition,
                     op_type="rmsnorm",
                     case=case.id,
-                    actor=name,
+                    implementation=name,
                     against="oracle",
                     output="output",
                     verdict=Verdict.PASS,
@@ -105,14 +105,14 @@ def test_what_is_kept_is_not_computed_again_and_comes_out_alike(verify: Verify, 
     shown = [case.id for case in planned.definitions["alpha"].cases if not case.hidden]
     alpha = [row for row in rows if row.definition == "alpha"]
     assert [row.case for row in alpha] == [*shown, *cases, *shown, *shown]
-    assert list(dict.fromkeys(row.actor for row in alpha)) == [
+    assert list(dict.fromkeys(row.implementation for row in alpha)) == [
         "flashinfer",
         REFERENCE,
         "sglang",
         "flashinfer~sglang",
     ]
     assert {row.repeat.split(" --case")[0] for row in alpha} == {"traceproof verify --definition-name alpha"}
-    assert {str(row.grade) for row in alpha if row.actor == REFERENCE} >= {"proved"}
+    assert {str(row.grade) for row in alpha if row.implementation == REFERENCE} >= {"proved"}
 
 
 def test_a_change_costs_what_depends_on_it(verify: Verify, planned: OpTypePlan) -> None:

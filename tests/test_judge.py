@@ -31,7 +31,7 @@ def noisy(value: torch.Tensor, seed: int) -> torch.Tensor:
 
 def rule(actual: torch.Tensor | None, comparison: Comparison | None = None) -> Ruling:
     value = oracle_value()
-    entries = {"": value, "floor": noisy(value, 2), "bound": torch.full(SHAPE, 1e-3, dtype=torch.float64)}
+    entries = {"": value, "baseline": noisy(value, 2), "bound": torch.full(SHAPE, 1e-3, dtype=torch.float64)}
     expected = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=comparison or Close())
     return judge_output(actual, expected, tolerance=None)
 
@@ -96,12 +96,12 @@ def test_one_wrong_element_fails_the_floor_gate() -> None:
 def test_an_element_that_the_floor_hits_may_be_rounded_twice_and_once_more() -> None:
     expected = torch.full((4, 64), 1.0, dtype=torch.float64)
     expected[:, 0] = 8.0
-    floor = expected + 0.006
-    floor[:, 0] = 8.0  # hit by luck, where rounding once may lose 8 * 2**-8
+    baseline = expected + 0.006
+    baseline[:, 0] = 8.0  # hit by luck, where rounding once may lose 8 * 2**-8
     for roundings, ok in ((2.0, True), (2.9, True), (3.1, False)):
         actual = expected.clone()
         actual[1, 0] += roundings * gates.unit_roundoff(torch.bfloat16) * 8.0
-        gate = gate_of(actual, {"": expected, "floor": floor}, Close(), torch.bfloat16)
+        gate = gate_of(actual, {"": expected, "baseline": baseline}, Close(), torch.bfloat16)
         assert gate.ok == ok, gate.detail
 
 
@@ -112,16 +112,16 @@ def test_a_row_decided_by_one_element_that_the_floor_hits_may_lose_what_one_roun
     generator = torch.Generator().manual_seed(1)
     expected = 0.02 * torch.randn((5, 96), generator=generator, dtype=torch.float64)
     expected[:, 32] = 14.6934  # between 8 and 16 bfloat16 has steps of 1/16
-    floor = expected.to(torch.bfloat16)  # off by 0.09 of a step there, and so in every row
-    actual = floor.to(torch.float64)
+    baseline = expected.to(torch.bfloat16)  # off by 0.09 of a step there, and so in every row
+    actual = baseline.to(torch.float64)
     actual[:, 32] = expected[:, 32] + spacings / 16
-    gate = gate_of(actual, {"": expected, "floor": floor}, Close(), torch.bfloat16)
+    gate = gate_of(actual, {"": expected, "baseline": baseline}, Close(), torch.bfloat16)
     assert gate.ok == ok, gate.detail
     assert gate.detail.startswith("row RMS"), "a single element may lose 2.8 steps"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
-def test_a_row_of_thousands_of_alike_elements_keeps_its_floor_within_3_per_cent(dtype: torch.dtype) -> None:
+def test_a_row_of_thousands_of_alike_elements_keeps_its_baseline_within_3_per_cent(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     value = 1 + torch.rand((3, 4096), generator=generator, dtype=torch.float64)
     realised = (value.to(dtype).to(torch.float64) - value).square().mean(-1).sqrt()
@@ -147,7 +147,7 @@ def test_luck_allows_nothing_where_nothing_is_rounded() -> None:
         assert not gates.rounding_rms(held, torch.bfloat16).any()
     assert not gates.rounding_rms(value + 0.3, torch.int8).any()
     actual = value * (1 + torch.finfo(torch.bfloat16).eps)
-    assert not gate_of(actual, {"": value, "floor": value}, Close(), torch.bfloat16).ok
+    assert not gate_of(actual, {"": value, "baseline": value}, Close(), torch.bfloat16).ok
 
 
 def test_luck_leaves_rows_with_nan_and_infinities_to_their_finite_elements() -> None:
@@ -157,7 +157,7 @@ def test_luck_leaves_rows_with_nan_and_infinities_to_their_finite_elements() -> 
     actual[:, 32] += 0.92 / 16
     for spread, ok in ((1.0, True), (2.0, False)):
         off = value + spread * (actual - value).nan_to_num()
-        gate = gate_of(off, {"": value, "floor": value.to(torch.bfloat16)}, Close(), torch.bfloat16)
+        gate = gate_of(off, {"": value, "baseline": value.to(torch.bfloat16)}, Close(), torch.bfloat16)
         assert gate.ok == ok, gate.detail
 
 
@@ -173,14 +173,14 @@ def test_without_an_oracle_shape_and_dtype_are_judged_and_numerics_skipped() -> 
 
 
 def test_an_empty_output_of_the_right_shape_passes() -> None:
-    entries = {"": torch.zeros((0, 4), dtype=torch.float64), "floor": torch.zeros((0, 4))}
+    entries = {"": torch.zeros((0, 4), dtype=torch.float64), "baseline": torch.zeros((0, 4))}
     expected = Expected(shape=(0, 4), dtype=torch.float32, oracle=entries, comparison=Close())
     assert judge_output(torch.zeros((0, 4)), expected, tolerance=None).verdict == Verdict.PASS
 
 
 def test_minus_infinity_where_the_oracle_has_it_passes() -> None:
     value = torch.tensor([1.0, float("-inf")], dtype=torch.float64)
-    entries = {"": value, "floor": value.float()}
+    entries = {"": value, "baseline": value.float()}
     expected = Expected(shape=(2,), dtype=torch.float32, oracle=entries, comparison=Close())
     assert judge_output(value.float(), expected, tolerance=None).verdict == Verdict.PASS
 
@@ -194,7 +194,7 @@ def test_a_users_tolerance_decides_in_place_of_the_gate(
     kind: Close | Quantised | Backward, tolerance: float | None, verdict: Verdict
 ) -> None:
     value = oracle_value()
-    entries = {"": value, "floor": value.to(torch.bfloat16), "bound": torch.full_like(value, 1e-6)}
+    entries = {"": value, "baseline": value.to(torch.bfloat16), "bound": torch.full_like(value, 1e-6)}
     expected = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=kind)
     wrong = (value * 1.03).to(torch.bfloat16)
     ruling = judge_output(wrong, expected, tolerance=tolerance)
@@ -206,7 +206,7 @@ def test_a_users_tolerance_decides_in_place_of_the_gate(
 
 def test_a_tolerance_of_zero_accepts_equal_bits_alone() -> None:
     value = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    entries = {"": value, "floor": value.float()}
+    entries = {"": value, "baseline": value.float()}
     expected = Expected(shape=(2,), dtype=torch.float32, oracle=entries, comparison=Close())
     assert judge_output(value.float(), expected, tolerance=0.0).verdict == Verdict.PASS
     assert judge_output(value.float() * (1 + 2**-22), expected, tolerance=0.0).verdict == Verdict.FAIL
@@ -219,7 +219,7 @@ def test_what_is_exact_and_where_nan_stands_no_tolerance_changes() -> None:
     assert ruling.verdict == Verdict.FAIL
     assert "tolerance" not in ruling.details
     value = oracle_value()
-    entries = {"": value, "floor": value.bfloat16()}
+    entries = {"": value, "baseline": value.bfloat16()}
     floats = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=Close())
     broken = value.bfloat16()
     broken[0, 0] = float("nan")

@@ -55,7 +55,7 @@ def distances(ruling: Ruling) -> list[str]:
 def test_chunks_are_judged_as_the_whole_is(kind: str, answer: str, rows: int) -> None:
     value = oracle_value()
     actual = ANSWERS[answer](value)
-    entries = {"": value, "floor": noisy(value, 2), "bound": torch.full(SHAPE, 1e-3, dtype=torch.float64)}
+    entries = {"": value, "baseline": noisy(value, 2), "bound": torch.full(SHAPE, 1e-3, dtype=torch.float64)}
     if kind == "exact":
         entries = {"": value.to(torch.bfloat16)}
     whole = judge_output(
@@ -88,7 +88,11 @@ def edge_of(kind: Comparison, entries: dict[str, torch.Tensor], outwards: float)
 @pytest.mark.parametrize("outwards", [0.999, 1.001])
 def test_chunks_fall_on_the_same_side_of_a_gate(kind: str, outwards: float) -> None:
     value = oracle_value()
-    entries = {"": value, "floor": noisy(value, 2).double(), "bound": torch.full(SHAPE, 1e-3, dtype=torch.float64)}
+    entries = {
+        "": value,
+        "baseline": noisy(value, 2).double(),
+        "bound": torch.full(SHAPE, 1e-3, dtype=torch.float64),
+    }
     actual = edge_of(KINDS[kind], entries, outwards)
     gate = numeric_gate(cast("Numeric", KINDS[kind]), torch.bfloat16)
     parts = [{k: v[row : row + 1] for k, v in entries.items()} for row in range(len(actual))]

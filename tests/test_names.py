@@ -143,7 +143,9 @@ def test_publishing_a_definition_named_after_a_folder_leaves_the_folder_alone(tm
     root = dataset(tmp_path / "dataset", "alpha")
     digest = read_tree(root).definitions["alpha"].digest
     name = str(precious)
-    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
+    rows = [
+        row("alpha", digest, case, implementation) for case in CASES for implementation in ("reference", "torch")
+    ]
     source = finished(tmp_path / "run", root, rows)
     cases = tmp_path / "run" / "cases" / "rmsnorm.json"
     planned = json.loads(cases.read_text())
@@ -163,7 +165,9 @@ def test_publishing_a_definition_named_after_a_folder_leaves_the_folder_alone(tm
 def test_a_dry_run_deletes_nothing_of_somebody_elses(tmp_path: Path) -> None:
     root = dataset(tmp_path / "dataset", "alpha")
     digest = read_tree(root).definitions["alpha"].digest
-    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
+    rows = [
+        row("alpha", digest, case, implementation) for case in CASES for implementation in ("reference", "torch")
+    ]
     made = bundles(finished(tmp_path / "run", root, rows), "alpha")[0]
     theirs = tmp_path / "out" / made.bundle.slug / "thesis.txt"
     theirs.parent.mkdir(parents=True)

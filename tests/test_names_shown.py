@@ -117,7 +117,9 @@ def test_a_model_of_a_tag_is_no_code_in_a_document() -> None:
 def test_output_of_tests_is_no_markup_and_no_marker_in_a_description(tmp_path: Path) -> None:
     root = dataset(tmp_path / "dataset", "alpha")
     digest = read_tree(root).definitions["alpha"].digest
-    rows = [row("alpha", digest, case, actor) for case in CASES for actor in ("reference", "torch")]
+    rows = [
+        row("alpha", digest, case, implementation) for case in CASES for implementation in ("reference", "torch")
+    ]
     run = replace(finished(tmp_path / "run", root, rows), tests_output="```\n# mine\ntraceproof-bundle: other\n")
     dry_run(bundles(run, "alpha")[0], tmp_path / "out", allow_changes=False)
     lines = (tmp_path / "out" / "definition-alpha" / "description.md").read_text().splitlines()
@@ -132,7 +134,7 @@ def test_what_a_reference_raises_steers_no_terminal_and_forges_no_line() -> None
         "definition": "a\nVERIFIED: 9 definitions",
         "op_type": "rmsnorm",
         "case": "small-0",
-        "actor": "reference",
+        "implementation": "reference",
         "output": "*",
         "verdict": "error",
         "reason": "exception",

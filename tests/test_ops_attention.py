@@ -24,7 +24,7 @@ from traceproof.ops.dsa_paged.sparse import SparseAttention
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
 
-CLEAR = 2.0  # times the judge's limit, which itself is twice the floor's error
+CLEAR = 2.0  # times the judge's limit, which itself is twice the baseline's error
 # At amplitude 3 few tokens hold all the weight, so one that no head leans to may come or go without a trace.
 FAINT_WHEN_LONG = {"one token dropped", "one token twice", "first token dropped", "last page read whole"}
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +40,7 @@ def op_of(definition: Definition) -> AttentionOp | SparseAttention:
 def margin(definition: Definition, inputs: Values, results: Tensors) -> float:
     """The worse of the two outputs' margins at the judge's gate; infinite for a NaN or a misplaced infinity."""
     op = op_of(definition)
-    exact, floor = op.oracle(definition, inputs), op.floor(definition, inputs)
+    exact, baseline = op.oracle(definition, inputs), op.baseline(definition, inputs)
     worst = 0.0
     for name, spec in definition.outputs.items():
         actual = results[name].to(TORCH_DTYPES[spec.dtype])
@@ -48,7 +48,7 @@ def margin(definition: Definition, inputs: Values, results: Tensors) -> float:
             return math.inf
         kind = op.comparisons(definition)[name]
         assert isinstance(kind, Close)
-        worst = max(worst, gate_of(actual, {"": exact[name], "floor": floor[name]}, kind).margin)
+        worst = max(worst, gate_of(actual, {"": exact[name], "baseline": baseline[name]}, kind).margin)
     return worst
 
 
@@ -63,9 +63,9 @@ def test_every_bug_of_precision_shows(name: str) -> None:
             continue
         inputs = ops.inputs_of(definition, case)
         operands = op.operands(definition, inputs)
-        for bug, actor in bugs.items():
+        for bug, implementation in bugs.items():
             if shown[bug] < CLEAR:
-                shown[bug] = max(shown[bug], margin(definition, inputs, actor(operands)))
+                shown[bug] = max(shown[bug], margin(definition, inputs, implementation(operands)))
     assert not {bug: round(value, 2) for bug, value in shown.items() if value < CLEAR}
 
 
@@ -175,7 +175,7 @@ def test_queries_without_a_key_give_zero_and_minus_infinity(name: str) -> None:
     op = op_of(definition)
     (case,) = (case for case in ops.cases(definition) if case.id == "edge-q-longer")
     inputs = ops.inputs_of(definition, case)
-    for results in (op.oracle(definition, inputs), op.floor(definition, inputs)):
+    for results in (op.oracle(definition, inputs), op.baseline(definition, inputs)):
         empty = []
         starts = ops.tensor(inputs, "qo_indptr").tolist()
         for start, q_len, kv_len in zip(starts, case.params["q_lens"], case.params["kv_lens"], strict=False):

@@ -19,7 +19,7 @@ from traceproof.checkouts import packages as package_index
 from traceproof.checkouts.packages import download_sdist
 from traceproof.checkouts.pins import Pin
 from traceproof.errors import TraceproofError
-from traceproof.programs import for_strangers, without_secrets
+from traceproof.programs import for_untrusted, without_secrets
 
 SETUP = "import os, pathlib\npathlib.Path({ran!r}).write_text(str(dict(os.environ)))\nraise SystemExit(1)\n"
 SECRETS = {
@@ -178,4 +178,4 @@ def test_what_programs_get_to_know_of_the_environment() -> None:
     harmless = {"PATH": "/bin", "LANG": "C", "CUDA_VISIBLE_DEVICES": "0"}
     mine = {"HOME": "/home/me", "SSH_AUTH_SOCK": "/x", "PIP_INDEX_URL": "https://example.org"}
     assert without_secrets(SECRETS | harmless | mine) == harmless | mine
-    assert for_strangers(SECRETS | harmless | mine) == harmless
+    assert for_untrusted(SECRETS | harmless | mine) == harmless

@@ -20,12 +20,14 @@ STACKS: Sequence[Mapping[str, Any]] = (
 )
 
 
-def row(definition: str, actor: str, verdict: str = "pass", *, reason: str | None = None) -> dict[str, Any]:
+def row(
+    definition: str, implementation: str, verdict: str = "pass", *, reason: str | None = None
+) -> dict[str, Any]:
     return {
         "definition": definition,
         "op_type": definition.partition("_")[0],
         "case": "small-0",
-        "actor": actor,
+        "implementation": implementation,
         "output": "output",
         "verdict": verdict,
         "reason": reason,
@@ -41,7 +43,7 @@ def ending(*rows: dict[str, Any], stacks: Sequence[Mapping[str, Any]] = STACKS) 
 
 
 def test_a_gpu_and_the_ground_truths_are_named_with_their_versions() -> None:
-    rows = [row("gqa_a", actor) for actor in ("reference", "flashinfer")]
+    rows = [row("gqa_a", implementation) for implementation in ("reference", "flashinfer")]
     assert ending(*rows) == [
         "Proved on SM 9.0 (NVIDIA H200) with FlashInfer 0.7.2.post1: 1 of 1 definitions against a ground truth."
     ]
@@ -51,7 +53,10 @@ def test_what_had_no_ground_truth_here_is_named_with_the_reason() -> None:
     rows = [row("norm_a", "reference"), row("norm_a", "torch")]
     for name in ("gdn_a", "gdn_b", "gdn_c"):
         rows += [row(name, "reference"), row(name, "flashinfer", "skip", reason=Skip.NO_CUDA)]
-    rows += [row("moe_a", actor, "skip", reason=Skip.DOES_NOT_FIT) for actor in ("reference", "flashinfer")]
+    rows += [
+        row("moe_a", implementation, "skip", reason=Skip.DOES_NOT_FIT)
+        for implementation in ("reference", "flashinfer")
+    ]
     stacks = [{"stack": "torch", "versions": {"torch": "2"}, "device_type": "cpu", "capability": None}]
     proved, unreached = ending(*rows, stacks=stacks)
     start, _, counts = proved.partition(": ")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from definitions import GOOD, rmsnorm
-from publish_support import ACTORS, CASES, bundles, dataset, finished, path_of, row, with_piece
+from publish_support import CASES, IMPLEMENTATIONS, bundles, dataset, finished, path_of, row, with_piece
 from ruamel.yaml import YAML
 
 from traceproof.dataset.definition import Definition
@@ -41,7 +41,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     folder = tmp_path_factory.mktemp("publish")
     root = dataset(folder / "dataset", "alpha", "beta")
     digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
-    rows = [row(name, digests[name], case, actor) for name in digests for case in CASES for actor in ACTORS]
+    rows = [
+        row(name, digests[name], case, implementation)
+        for name in digests
+        for case in CASES
+        for implementation in IMPLEMENTATIONS
+    ]
     return finished(folder / "run", root, rows)
 
 
@@ -55,7 +60,7 @@ def test_the_dry_run_lists_every_file_with_its_digest(prepared: Prepared, tmp_pa
     assert {file["path"].split("/")[0] for file in listed["files"]} == {"blob", "solutions", "workloads"}
     assert listed["unchanged"] == ["definitions/rmsnorm/alpha.json"]
     text = (tmp_path / "definition-alpha" / "description.md").read_text()
-    assert "| `alpha` | reference | passed | 2 | 2 | output: floor 0.25 |" in text
+    assert "| `alpha` | reference | passed | 2 | 2 | output: baseline 0.25 |" in text
     assert "NVIDIA TEST" in text
     assert "made for tests" in text
 
@@ -332,7 +337,10 @@ ALPHA = Definition.model_validate(rmsnorm("alpha"))
 
 
 def rows_of(**changes: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row("alpha", ALPHA.digest, "small-0", actor, **changes.get(actor, {})) for actor in ACTORS]
+    return [
+        row("alpha", ALPHA.digest, "small-0", implementation, **changes.get(implementation, {}))
+        for implementation in IMPLEMENTATIONS
+    ]
 
 
 def test_a_reference_and_a_ground_truth_that_pass_earn_the_tag(tmp_path: Path) -> None:
@@ -389,7 +397,11 @@ def untitled(tmp_path: Path) -> Source:
     (root / "workloads" / "rmsnorm").mkdir(parents=True)
     (root / "workloads" / "rmsnorm" / "alpha.jsonl").write_text("{}\n")
     digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
-    rows = [row("alpha", digests["alpha"], case, actor) for case in CASES for actor in ("reference", "torch")]
+    rows = [
+        row("alpha", digests["alpha"], case, implementation)
+        for case in CASES
+        for implementation in ("reference", "torch")
+    ]
     return finished(tmp_path / "run", root, rows)
 
 

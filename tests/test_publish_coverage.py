@@ -30,9 +30,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     (root / "tests" / "references").mkdir(parents=True)
     (root / "tests" / "references" / "test_beta.py").write_text("assert True\n")
     digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
-    actors = ("reference", "torch")
+    implementations = ("reference", "torch")
     rows = [
-        row(name, digests[name], case, actor) for name in ("alpha", "beta") for case in CASES for actor in actors
+        row(name, digests[name], case, implementation)
+        for name in ("alpha", "beta")
+        for case in CASES
+        for implementation in implementations
     ]
     return replace(finished(folder / "run", root, rows), tests=True)
 

@@ -12,7 +12,7 @@ from worker_pools import NOTHING
 
 import traceproof
 from traceproof.run.plan import Selection
-from traceproof.run.source import strangers
+from traceproof.run.source import untrusted_pool
 from traceproof.sandbox import Limits, Pool, Status, policy
 from traceproof.sandbox.isolation import lacking
 
@@ -40,7 +40,7 @@ found += [one for one in list(__import__('sys').modules) if one.startswith('trac
 """,
     "finds_the_oracle_by_its_text": """
 import gc
-names = {'oracle', 'tells_apart', 'floor', 'comparisons'}
+names = {'oracle', 'tells_apart', 'baseline', 'comparisons'}
 found = [one for one in gc.get_objects() if isinstance(one, type) and names <= set(vars(one))]
 """,
     "reads_the_source": """
@@ -110,7 +110,7 @@ def test_each_protection_needs_one_of_its_layers_of_isolation() -> None:
 
 def test_strangers_code_does_not_run_where_it_can_not_be_isolated(tmp_path: Path) -> None:
     write(tmp_path / "dataset", rmsnorm("alpha"))
-    with strangers() as bare, pytest.MonkeyPatch.context() as patch:
+    with untrusted_pool() as bare, pytest.MonkeyPatch.context() as patch:
         bare.without = NOTHING
         patch.setattr("pipeline._interpreter", lambda: bare)
         run = Run(tmp_path / "dataset", tmp_path / "results", selection=SELECTION, limits=LIMITS)

@@ -27,7 +27,7 @@ def row(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         "definition": "rmsnorm_h8",
         "op_type": "rmsnorm",
         "case": "small-0",
-        "actor": "reference",
+        "implementation": "reference",
         "output": "output",
         "verdict": "pass",
         "reason": None,
@@ -50,8 +50,8 @@ def known(**changes: Any) -> Known:  # noqa: ANN401 - JSON
 
 
 def test_a_known_finding_that_this_machine_skips_is_no_news() -> None:
-    entry = known(actor="flashinfer", outputs=["*"])
-    assert not summarise([row(actor="flashinfer", output="*", verdict="skip", reason="no_cuda")], entry)[
+    entry = known(implementation="flashinfer", outputs=["*"])
+    assert not summarise([row(implementation="flashinfer", output="*", verdict="skip", reason="no_cuda")], entry)[
         "findings"
     ]["unexpected"]
 
@@ -138,7 +138,7 @@ def test_a_known_finding_with_another_reason_fails_the_run() -> None:
 
 
 def test_a_known_finding_of_another_actor_does_not_cover() -> None:
-    assert failed(summarise([row(verdict="fail", reason="nan", actor="flashinfer")], known()))
+    assert failed(summarise([row(verdict="fail", reason="nan", implementation="flashinfer")], known()))
 
 
 def test_a_known_finding_that_was_not_run_is_no_news() -> None:
@@ -170,8 +170,8 @@ def flashinfer(version: str) -> list[dict[str, Any]]:
     ],
 )
 def test_a_finding_is_expected_of_the_versions_that_it_names(version: str, verdict: str, kind: str | None) -> None:
-    entry = known(actor="flashinfer", versions="flashinfer-python<0.7")
-    one = row(actor="flashinfer", verdict=verdict, reason=None if verdict == "pass" else "nan")
+    entry = known(implementation="flashinfer", versions="flashinfer-python<0.7")
+    one = row(implementation="flashinfer", verdict=verdict, reason=None if verdict == "pass" else "nan")
     summary = summarise([row(), one], entry, flashinfer(version))
     assert {name: len(found) for name, found in summary["findings"].items() if found} == (
         {kind: 1} if kind else {}
@@ -180,17 +180,17 @@ def test_a_finding_is_expected_of_the_versions_that_it_names(version: str, verdi
 
 
 def test_versions_of_this_run_count_where_a_row_is_an_earlier_one_s() -> None:
-    entry = known(actor="flashinfer", versions=["flashinfer-python>=0.7", "torch<3"])
-    kept = row(actor="flashinfer", verdict="fail", reason="nan", versions={"flashinfer-python": "0.6.13"})
+    entry = known(implementation="flashinfer", versions=["flashinfer-python>=0.7", "torch<3"])
+    kept = row(implementation="flashinfer", verdict="fail", reason="nan", versions={"flashinfer-python": "0.6.13"})
     assert not failed(summarise([kept], entry, flashinfer("0.7.2.post1")))
     assert failed(summarise([kept | {"versions": {"torch": "2", "flashinfer-python": "0.6.13"}}], entry))
 
 
 def test_a_package_that_the_actor_s_stack_lacks_is_an_error() -> None:
-    entry = known(actor="flashinfer", versions="fla-core<1")
+    entry = known(implementation="flashinfer", versions="fla-core<1")
     with pytest.raises(TraceproofError, match="fla-core<1: that environment holds no fla-core, but flashinfer-py"):
-        summarise([row(actor="flashinfer", verdict="fail", reason="nan")], entry, flashinfer("0.6.13"))
-    summarise([row(actor="flashinfer", verdict="skip", reason="no_cuda")], entry, flashinfer("0.6.13"))
+        summarise([row(implementation="flashinfer", verdict="fail", reason="nan")], entry, flashinfer("0.6.13"))
+    summarise([row(implementation="flashinfer", verdict="skip", reason="no_cuda")], entry, flashinfer("0.6.13"))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_bad_specifier_says_what_is_wrong_with_it(tmp_path: Path, versions: st
 
 def test_the_shipped_list_serves_flashinfer_before_and_after_its_mask_was_mended() -> None:
     listed = read_known(ROOT / "known.yaml")
-    for entry in (entry for entry in listed.findings if entry.actor == "flashinfer"):
+    for entry in (entry for entry in listed.findings if entry.implementation == "flashinfer"):
         mended = entry.why.startswith(("G1 ", "G3 "))
         found = [entry.stands({"flashinfer-python": version}) for version in ("0.6.13", "0.7.2.post1")]
         assert found == [True, not mended], entry.why
@@ -274,11 +274,18 @@ def test_op_types_are_summarised_once_and_together_as_at_once(
         return each_row(path)
 
     monkeypatch.setattr("traceproof.run.report.each_row", noted)
-    norms = [row(), row(definition="rmsnorm_h9", verdict="fail", reason="nan"), row(actor="torch")]
+    norms = [row(), row(definition="rmsnorm_h9", verdict="fail", reason="nan"), row(implementation="torch")]
     others = [
         row(op_type="gdn", definition="a", grade="twin", twin="n 2 -> 1"),
         row(op_type="gdn", definition="b", verdict="skip", reason="no_oracle"),
-        row(op_type="gdn", definition="c", actor="flashinfer", output="*", verdict="skip", reason="no_cuda"),
+        row(
+            op_type="gdn",
+            definition="c",
+            implementation="flashinfer",
+            output="*",
+            verdict="skip",
+            reason="no_cuda",
+        ),
     ]
     entry = tmp_path / "known.yaml"
     entry.write_text(known(definitions=["rmsnorm_h9"]).model_dump_json(exclude_unset=True), encoding="utf-8")
@@ -327,8 +334,8 @@ def test_skips_are_counted_by_reason() -> None:
 def test_an_actor_without_an_adapter_gets_no_line() -> None:
     rows = [
         row(),
-        row(actor="fla", verdict="skip", reason="no_adapter"),
-        row(actor="sglang", verdict="skip", reason="no_cuda"),
+        row(implementation="fla", verdict="skip", reason="no_adapter"),
+        row(implementation="sglang", verdict="skip", reason="no_cuda"),
     ]
     text = table(summarise(rows, Known()))
     assert "fla" not in text
@@ -354,7 +361,7 @@ def test_the_last_line_reads_right_to_a_stranger() -> None:
     rows = [row(definition=f"right_{number}") for number in range(41)]
     rows += [row(case="small-1"), row(verdict="fail", reason="nan")]
     rows += [row(definition="large", output="*", verdict="skip", reason="does_not_fit")]
-    rows += [row(definition="large", actor="flashinfer", output="*", verdict="skip", reason="no_cuda")]
+    rows += [row(definition="large", implementation="flashinfer", output="*", verdict="skip", reason="no_cuda")]
     told = "43 definitions, 41 right, 1 with known findings, 1 not runnable here"
     summary = summarise(rows, known())
     assert f"\nVERIFIED: {told}\n" in table(summary)
@@ -368,7 +375,8 @@ def test_the_last_line_reads_right_to_a_stranger() -> None:
 @pytest.mark.parametrize("reason", ["does_not_fit", "blob_missing", "no_oracle"])
 def test_a_run_of_skips_alone_is_no_success(reason: str) -> None:
     summary = summarise(
-        [row(verdict="skip", reason=reason), row(actor="torch", output="*", verdict="skip", reason="x")], Known()
+        [row(verdict="skip", reason=reason), row(implementation="torch", output="*", verdict="skip", reason="x")],
+        Known(),
     )
     assert failed(summary)
     assert "NOT VERIFIED: 1 definition, 1 not " in table(summary)
@@ -377,7 +385,7 @@ def test_a_run_of_skips_alone_is_no_success(reason: str) -> None:
 
 def test_what_a_users_tolerance_accepts_is_neither_right_nor_proved_nor_known() -> None:
     accepted = row(tolerance=0.1)
-    summary = summarise([accepted, row(actor="torch", tolerance=0.1)], known())
+    summary = summarise([accepted, row(implementation="torch", tolerance=0.1)], known())
     assert not failed(summary)
     text = table(summary)
     assert "VERIFIED: 1 definition, 1 accepted by your tolerance, not proved" in text

@@ -56,7 +56,7 @@ def test_a_failure_of_a_case_that_is_known_to_diverge_is_no_finding() -> None:
 
 
 def test_a_ground_truth_s_known_finding_counts_in_its_own_stack_and_version() -> None:
-    entry = known(actor="flashinfer", versions="flashinfer-python<0.8")
+    entry = known(implementation="flashinfer", versions="flashinfer-python<0.8")
     rows = [row(case="edge-zeros", outcome="failed", stack="flashinfer", test="test_correctness_vs_flashinfer")]
     assert judged(rows, entry, {"flashinfer": {"flashinfer-python": "0.7.2"}})["passed"]
     assert not judged(rows, entry, {"flashinfer": {"flashinfer-python": "0.8"}})["passed"]

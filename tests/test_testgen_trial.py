@@ -56,7 +56,7 @@ def test_inputs_are_drawn_once_and_outputs_ruled_once(tmp_path: Path, counted: C
     found.rulings("torch", None)
     found.run_reference()
     assert counted["normal"] == once > 0
-    assert counted["ruling"] == 2  # one output, two actors
+    assert counted["ruling"] == 2  # one output, two implementations
 
 
 def test_another_seed_or_tolerance_is_not_taken_for_the_same(tmp_path: Path) -> None:
@@ -142,5 +142,5 @@ def test_a_sum_is_held_to_the_specification_only_where_its_order_does_not_decide
     raw["axes"]["K"] = {"type": "const", "value": k}
     definition = read_definition(write(tmp_path, raw))
     found = Trial(definition, cases_of(definition, ("small",), 0)[0], CPU)
-    assert found.floor_within("C", None) is held
-    assert found.floor_within("C", None, answers=2) is held
+    assert found.baseline_within("C", None) is held
+    assert found.baseline_within("C", None, answers=2) is held

@@ -81,7 +81,7 @@ def ruling(kernel: Kernel, probs: torch.Tensor, *, reference: bool = False) -> R
     definition = Definition.model_validate(RENORM)
     entries = {
         beside: followed(top_p, probs, P, mode=mode)[0]
-        for beside, mode in (("", FLOAT64), ("floor", OTHER_ORDER), (OTHER_TIES, OTHER_TIES))
+        for beside, mode in (("", FLOAT64), ("baseline", OTHER_ORDER), (OTHER_TIES, OTHER_TIES))
     }
     op, case = GenericOp("unheard_of"), Case("one", "small", {"rows": len(probs)}, 0, {})
     expected = expectation(definition, op, case, "y", entries, reference=reference)

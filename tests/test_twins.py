@@ -108,7 +108,9 @@ def test_a_definition_that_does_not_fit_is_judged_by_its_twin_and_says_so(tmp_pa
     assert whole["message"].endswith("; judged by a smaller twin: hidden_size 16384 -> 256")
     twins = [row for row in rows if "twin" in row]
     assert {(row["verdict"], row["twin"]) for row in twins} == {("pass", "hidden_size 16384 -> 256")}
-    assert {row["grade"] for row in twins if row["actor"] == "reference" and row["output"] != "*"} == {"twin"}
+    assert {row["grade"] for row in twins if row["implementation"] == "reference" and row["output"] != "*"} == {
+        "twin"
+    }
     assert all(row["case"].startswith(("twin-", "hidden-")) for row in twins)
     assert whole["digests"]["definition"] != twins[0]["digests"]["definition"]
 
@@ -165,7 +167,7 @@ def test_a_definition_without_a_twin_says_why_it_has_none(tmp_path: Path) -> Non
 
 def test_one_case_of_a_twin_can_be_repeated(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(), cases=("twin-medium-0",))
-    assert {row["case"] for row in rows if row["actor"] == "reference"} == {"twin-medium-0"}
+    assert {row["case"] for row in rows if row["implementation"] == "reference"} == {"twin-medium-0"}
     assert {row["verdict"] for row in rows} == {"pass"}
 
 

@@ -3,7 +3,7 @@
 Queries and keys are drawn as the stress cases draw them. Logits of bfloat16 products with float32 sums, by cuBLAS and by Triton's
 `tl.dot` in blocks of 64 (of 64 rows: wgmma on Hopper; of 16: mma), are held against float64. For each, a model that reproduces its
 bits is searched: products of a group and the sum so far are cut off (toward zero) `bits` below the largest of them, added, and
-the sum is cut off to float32. Last, log-sum-exp and output in float64 from those logits, over the error of traceproof's floor.
+the sum is cut off to float32. Last, log-sum-exp and output in float64 from those logits, over the error of traceproof's baseline.
 """
 
 import itertools
@@ -106,10 +106,10 @@ def attend(logits, values, scale, weights=F64):
     return p @ values.to(logits.dtype) / total, ((top + total.log()) / math.log(2)).reshape(-1, HEADS)
 
 
-def times(actual, exact, floor):
-    """Largest RMS error of a row over the floor's, which is at least the whole output's in proportion; and the whole's."""
+def times(actual, exact, baseline):
+    """Largest RMS error of a row over the baseline's, which is at least the whole output's in proportion; and the whole's."""
     rms = lambda x: x.square().mean(-1).sqrt()  # noqa: E731
-    error, lost, size = rms(actual.double() - exact), rms(floor.double() - exact), rms(exact)
+    error, lost, size = rms(actual.double() - exact), rms(baseline.double() - exact), rms(exact)
     pooled = rms(lost / size) * size
     return f"{float((error / torch.maximum(lost, pooled)).max()):5.2f} ({float(rms(error / size) / rms(lost / size)):5.2f})"
 
@@ -120,12 +120,12 @@ def main():
     ways = {"cublas": with_cublas}
     if triton:
         ways |= {"triton, 64 rows": with_triton(64), "triton, 16 rows": with_triton(16)}
-    print("error in units in the last place of float32; floors: largest row (all rows), limits 8 (lse) and 2 (output)")
+    print("error in units in the last place of float32; baselines: largest row (all rows), limits 8 (lse) and 2 (output)")
     for width, pattern in itertools.product(WIDTHS, PATTERNS):
         q, k, v, scale = draw(width, pattern)
         exact = q.double() @ k.double().T
         output, lse = attend(exact, v, scale)
-        low_output, low_lse = attend(q.float() @ k.float().T, v, scale, BF16)  # on the CPU, as traceproof's floor
+        low_output, low_lse = attend(q.float() @ k.float().T, v, scale, BF16)  # on the CPU, as traceproof's baseline
         low_output = low_output.to(BF16)
         unit = power(torch.frexp(exact).exponent - 24)
         on_gpu = [x.to(DEVICE) for x in (q, k)]

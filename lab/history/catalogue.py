@@ -237,7 +237,7 @@ class Outcome(BaseModel):
 class Rows(BaseModel):
     """Rows by what was compared."""
 
-    # verdict and message by `definition case actor output`
+    # verdict and message by `definition case implementation output`
     compared: dict[str, tuple[Verdict, str]] = Field(default_factory=dict)
     skipped: list[tuple[Skip, str]] = Field(default_factory=list)  # reasons and messages of what was not
 
@@ -251,7 +251,7 @@ class Rows(BaseModel):
         for row in rows:
             if bug.shown_by and row.case not in bug.shown_by:
                 continue
-            key = f"{row.definition} {row.case} {row.actor} {row.output}"
+            key = f"{row.definition} {row.case} {row.implementation} {row.output}"
             if row.verdict is Verdict.SKIP:
                 sorted_.skipped.append((Skip(str(row.reason)), row.message))
             elif key not in sorted_.compared or row.bad:
@@ -311,5 +311,5 @@ def _without_errors(rows: Rows) -> dict[str, str]:
 
 
 def _case(key: str) -> str:
-    """The case and actor of a row's key."""
+    """The case and implementation of a row's key."""
     return key.rpartition(" ")[0]

@@ -317,7 +317,7 @@ def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence
 
     Args:
         definition: the definition.
-        pool: workers for strangers' code, see `traceproof.run.source.strangers`.
+        pool: workers for untrusted code, see `traceproof.run.source.untrusted_pool`.
         limits: of one call.
         sizes: of the cases.
         seed: of the cases.

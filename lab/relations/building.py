@@ -23,7 +23,7 @@ class Experiment:
 
     calls: tuple[Values | Callable[[Outputs], Values], ...]  # inputs, or what gives them from the outputs so far
     # the two sides, by output name, with the same shapes and the outputs' dtypes or float64. It is also applied to
-    # the oracle's and the floor's outputs, which tells how far rounding may bring the two apart.
+    # the oracle's and the baseline's outputs, which tells how far rounding may bring the two apart.
     sides: Callable[[Outputs], tuple[Tensors, Tensors]]
 
 

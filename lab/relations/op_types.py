@@ -518,7 +518,7 @@ def _routed_experts(subject: Subject) -> Experiment:
     values = subject.with_inputs(router_logits=logits[:, order])
 
     def renamed(outputs: Tensors) -> Tensors:
-        ids = outputs.get("topk_ids")  # floors have none
+        ids = outputs.get("topk_ids")  # baselines have none
         return dict(outputs) if ids is None else {**outputs, "topk_ids": order[ids.long()].to(ids.dtype)}
 
     return other_inputs(values, renamed)

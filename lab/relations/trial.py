@@ -75,13 +75,13 @@ def _comparison(comparison: Comparison) -> Comparison:
 
 
 def _expected(right: torch.Tensor, room: torch.Tensor | None) -> Mapping[str, torch.Tensor]:
-    """The right side in the oracle's place; what both sides may lose, in the floor's or the bound's."""
+    """The right side in the oracle's place; what both sides may lose, in the baseline's or the bound's."""
     value = right.to(torch.float64)
-    return {"": value} if room is None else {"": value, "floor": value + room, "bound": room}
+    return {"": value} if room is None else {"": value, "baseline": value + room, "bound": room}
 
 
 def room_for(sides: list[tuple[Tensors, Tensors]], name: str) -> torch.Tensor | None:
-    """What the floor loses against the oracle, |left| + |right|, the experiment done with each of the two."""
+    """What the baseline loses against the oracle, |left| + |right|, the experiment done with each of the two."""
     (low_left, low_right), (exact_left, exact_right) = sides
     if name not in low_left or name not in exact_left:
         return None
@@ -220,17 +220,17 @@ def _run(experiment: Experiment, original: Tensors, compute: Callable[[Values], 
 
 
 def _rooms(subject: Subject, experiment: Experiment) -> list[tuple[Tensors, Tensors]] | None:
-    """Both sides as the floor has them, and as the oracle has them; None where there is no floor."""
+    """Both sides as the baseline has them, and as the oracle has them; None where there is no baseline."""
     op, definition = subject.op, subject.definition
 
     def exact(inputs: Values) -> Tensors:
         return {name: value for name, value in op.oracle(definition, inputs).items() if "@" not in name}
 
     def low(inputs: Values) -> Tensors:
-        floor = op.floor(definition, inputs)
-        return floor or _bounded(definition, op.oracle(definition, inputs))
+        baseline = op.baseline(definition, inputs)
+        return baseline or _bounded(definition, op.oracle(definition, inputs))
 
-    if not op.floor(definition, subject.inputs) and not any(name.endswith("@bound") for name in subject.oracle):
+    if not op.baseline(definition, subject.inputs) and not any(name.endswith("@bound") for name in subject.oracle):
         return None
     return [experiment.sides(_run(experiment, compute(subject.inputs), compute)) for compute in (low, exact)]
 
@@ -288,7 +288,7 @@ def memory(definition: Definition, *, seed: int) -> int:
 def try_relations(definition: Definition, pool: Pool, *, limits: Limits, seed: int) -> Iterator[Finding]:
     """Every relation of a definition. A refusal, a crash, a hang or an out-of-memory breaks the relation at hand.
 
-    `pool` has workers for strangers' code, see `traceproof.run.source.strangers`.
+    `pool` has workers for untrusted code, see `traceproof.run.source.untrusted_pool`.
     """
     subjects, need = subjects_of(definition, seed), memory(definition, seed=seed)
     for relation in relations_of(definition):

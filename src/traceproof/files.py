@@ -283,7 +283,7 @@ def remove_left(path: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder in which strangers' code wrote, however deep and whatever its modes; follows no link."""
+    """Remove a folder in which untrusted code wrote, however deep and whatever its modes; follows no link."""
     if folder.is_symlink():
         folder.unlink()
         return

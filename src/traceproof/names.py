@@ -1,6 +1,6 @@
 """Names that a dataset, a server or a user gives: what they may be, and what a path or a terminal gets of them.
 
-A dataset is a stranger's. Its schema takes only names that match the patterns below; whatever else stands in its
+A dataset is not trusted. Its schema takes only names that match the patterns below; whatever else stands in its
 place (a folder's or a file's name, an axis of a file that is no definition) reaches a path through `path_part`, a
 terminal or a log through `printable`, and the folders named after it go through `fresh_folder`.
 """

@@ -26,7 +26,7 @@ MEMORY_SHARE = 0.85  # of what is free at the start; estimates were up to a fift
 LAST = 8  # lines of a failed program's output that an error shows; the cause stands last
 # Where huggingface_hub looks for one in the environment.
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-# All that a stranger's code gets to know of the user's environment: where programs are, the language, the devices.
+# All that untrusted code gets to know of the user's environment: where programs are, the language, the devices.
 HARMLESS = re.compile(
     r"PATH|LANG|LANGUAGE|LC_[A-Z]+|TZ|TERM|TMPDIR|LD_LIBRARY_PATH|CUDA_[A-Z_]+|NVIDIA_[A-Z_]+|OMP_[A-Z_]+|MKL_[A-Z_]+"
     r"|TORCH_[A-Z_]+|TRITON_[A-Z_]+|PYTHONPATH|PYTHONHASHSEED|PYTHONUTF8|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
@@ -114,8 +114,8 @@ def without_secrets(environment: Mapping[str, str] | None = None) -> dict[str, s
     return {name: value for name, value in given.items() if not says_secret(name)}
 
 
-def for_strangers(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment (of this process's) for a program that runs strangers' code: what is known to be harmless.
+def for_untrusted(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment (of this process's) for a program that runs untrusted code: what is known to be harmless.
 
     HOME, where credentials lie, is not in it.
     """

@@ -42,7 +42,7 @@ class Skip(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A typed skip: why an actor can not run a definition here."""
+    """A typed skip: why an implementation can not run a definition here."""
 
     reason: Skip
     message: str

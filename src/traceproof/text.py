@@ -1,4 +1,4 @@
-"""Text that strangers wrote, made fit for a terminal, a log or a document: the one place where it is escaped."""
+"""Untrusted text, made fit for a terminal, a log or a document: the one place where it is escaped."""
 
 import math
 import re
@@ -23,7 +23,7 @@ def names(text: str) -> frozenset[str]:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, control characters escaped: what a stranger says must not steer the terminal."""
+    """`text` on one line, control characters escaped: untrusted text must not steer the terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 

@@ -48,7 +48,11 @@ def test_the_judge_passes_it(path: Path, truth: str) -> None:
         found |= {f"{case.id} {name}": r.message for name, r in rulings.items() if r.verdict.value != "pass"}
     known = read_known(TESTS.parent / "known.yaml").findings
     versions = {name: metadata.version(name) for name in ("sglang", "sglang-kernel")}
-    listed = [entry for entry in known if entry.actor == truth and entry.means(definition.name, definition.digest)]
+    listed = [
+        entry
+        for entry in known
+        if entry.implementation == truth and entry.means(definition.name, definition.digest)
+    ]
     ran = {case.id for case in support.cases(definition)}  # those of size class stress are not
     expected = {
         f"{case} {name}" for e in listed if e.stands(versions) for case in ran & set(e.cases) for name in e.outputs

@@ -24,12 +24,12 @@ TITLES: Mapping[str, str] = {
 }
 
 Row = Mapping[str, Any]
-Key = tuple[str, str, str, str]  # text, case and seed, actor, output
+Key = tuple[str, str, str, str]  # text, case and seed, implementation, output
 
 
 @dataclass(frozen=True, slots=True)
 class Bump:
-    """A change of version between two states, of the package that an actor's answers come from."""
+    """A change of version between two states, of the package that an implementation's answers come from."""
 
     package: str
     before: str
@@ -60,10 +60,10 @@ def side(row: Row | None) -> str:
 
 
 def bumps_of(before: Kept, after: Kept, row: Row) -> list[Bump]:
-    """Which of the packages that a row's actors stand for have another version in `after` than in `before`."""
+    """Which of the packages behind a row have another version in `after` than in `before`."""
     found = []
-    for actor in str(row["actor"]).split(PAIR):
-        stack = environment_of(actor) if actor in IMPLEMENTATIONS else actor
+    for implementation in str(row["implementation"]).split(PAIR):
+        stack = environment_of(implementation) if implementation in IMPLEMENTATIONS else implementation
         package = distribution(stack)
         one, other = (kept.about["stacks"].get(stack, {}).get(package) for kept in (before, after))
         if one is not None and other is not None and one != other:
@@ -102,7 +102,9 @@ class Diff:
 
     def between(self, was: Row | None, row: Row | None) -> str:
         """Between which versions a row was fixed or broken; empty where the version or the verdict stayed."""
-        said = (bump.said(was, row) for bump in bumps_of(self.before, self.after, row or was or {"actor": ""}))
+        said = (
+            bump.said(was, row) for bump in bumps_of(self.before, self.after, row or was or {"implementation": ""})
+        )
         return ", ".join(filter(None, said))
 
     def as_json(self) -> dict[str, Any]:
@@ -130,10 +132,10 @@ class Diff:
 
 
 def diff(before: Kept, after: Kept) -> Diff:
-    """Compare two states by definition, case, seed, actor and output.
+    """Compare two states by definition, case, seed, implementation and output.
 
-    What only one of them ran is left out: a dataset, a definition, a case, an actor. A definition of the same text
-    is the same in any dataset; of one whose text changed, the dataset tells which it was.
+    What only one of them ran is left out: a dataset, a definition, a case, an implementation. A definition of the
+    same text is the same in any dataset; of one whose text changed, the dataset tells which it was.
     """
     series = _Series.of(before.rows)
     old = _by_key(before.rows, series.own)
@@ -198,7 +200,7 @@ def _by_key(rows: Iterable[Row], series: Callable[[Row], str]) -> dict[Key, Row]
     found: dict[Key, Row] = {}
     for row in rows:
         case = f"{row.get('case')} {row.get('seed')}"
-        key = (series(row), case, str(row["actor"]), str(row["output"]))
+        key = (series(row), case, str(row["implementation"]), str(row["output"]))
         # Several rows of a case as a whole (conduct): the worst one speaks for it.
         if key not in found or row["verdict"] in BAD:
             found[key] = row
@@ -233,4 +235,4 @@ def _now(new: Mapping[Key, Row], key: Key, row: Row) -> Row:
 
 
 def _api(row: Row) -> str:
-    return f"{row['actor']}: {row['message']}"
+    return f"{row['implementation']}: {row['message']}"

@@ -19,7 +19,7 @@ from traceproof.run.rows import VerdictRow, each_row
 
 # What of a row two runs can be compared by.
 KEPT = (
-    *("definition", "op_type", "case", "actor", "output"),
+    *("definition", "op_type", "case", "implementation", "output"),
     *("verdict", "reason", "message", "gate", "size", "seed", "device"),
 )
 Rows = list[dict[str, Any]]
@@ -232,7 +232,7 @@ def _untouched(old: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]
 def _unit(row: Mapping[str, Any], *, whole: bool) -> tuple[Any, ...]:
     """What is replaced together: all cases of a size, or one case."""
     part = row.get("size") if whole else row.get("case")
-    return row.get("dataset"), row["definition"], row["actor"], row.get("seed"), part
+    return row.get("dataset"), row["definition"], row["implementation"], row.get("seed"), part
 
 
 def states(folder: Path) -> list[Path]:

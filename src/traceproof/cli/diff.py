@@ -61,7 +61,7 @@ def _lines(found: Diff, *, limit: int) -> list[str]:
 def _pair(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> str:
     one = row or was or {}
     between = found.between(was, row)
-    where = f"{one['definition']} {one.get('case')} {one['actor']} {one['output']}"
+    where = f"{one['definition']} {one.get('case')} {one['implementation']} {one['output']}"
     text = f"{where}: {side(was)} -> {side(row)}"
     return f"{text}; {between}" if between else text
 

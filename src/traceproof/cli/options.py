@@ -18,7 +18,7 @@ UpdateBaseline = Annotated[
 Dataset = Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")]
 Tolerance = Annotated[float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")]
 WeakIsolation = Annotated[
-    bool, typer.Option("--allow-weak-isolation", help="Run strangers' code where it can not be isolated whole.")
+    bool, typer.Option("--allow-weak-isolation", help="Run untrusted code where it can not be isolated whole.")
 ]
 Selection = Annotated[
     str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")

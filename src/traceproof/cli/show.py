@@ -108,7 +108,7 @@ def _unseen(name: str, where: Path, dataset: Path) -> TraceproofError:
 
 def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
     """Lines for people: a heading per case, a line per output; with `full`, its metrics and worst places too."""
-    for case, group in groupby(rows, key=lambda row: (row.case, row.actor)):
+    for case, group in groupby(rows, key=lambda row: (row.case, row.implementation)):
         members = list(group)
         yield _heading(members[0], *case)
         width = max(len(row.output) for row in members)
@@ -120,18 +120,18 @@ def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
             yield f"  repeat  {members[0].repeat}"
 
 
-def _heading(row: VerdictRow, case: str | None, actor: str) -> str:
+def _heading(row: VerdictRow, case: str | None, implementation: str) -> str:
     if case is None:
         return printable(f"{row.definition}, {row.path}")
     axes = ", ".join(f"{name} {size}" for name, size in row.axes.items())
     twin = f"; twin: {row.twin}" if row.twin else ""
-    return printable(f"{row.definition}, case {case} ({axes}, seed {row.seed}{twin}), {actor}")
+    return printable(f"{row.definition}, case {case} ({axes}, seed {row.seed}{twin}), {implementation}")
 
 
 def _places(row: VerdictRow) -> str:
     if row.verdict != Verdict.FAIL or not row.worst:
         return ""
-    return f"; worst {place(row.worst[0], row.against, row.actor)}"
+    return f"; worst {place(row.worst[0], row.against, row.implementation)}"
 
 
 def _details(row: VerdictRow) -> Iterator[str]:
@@ -141,4 +141,4 @@ def _details(row: VerdictRow) -> Iterator[str]:
     if row.specification:
         told = "within" if row.metrics.get("within_specification") else "outside"
         yield f"    {told} the specification's row ({figures(row.specification, row.specification)})"
-    yield from (f"    {place(one, row.against, row.actor)}" for one in row.worst)
+    yield from (f"    {place(one, row.against, row.implementation)}" for one in row.worst)

@@ -10,7 +10,7 @@ from typing import Any
 
 from traceproof.coverage.model import Axis, Chosen, Coverage, Space, Values, cover, placed
 from traceproof.errors import TraceproofError
-from traceproof.programs import for_strangers, telling
+from traceproof.programs import for_untrusted, telling
 from traceproof.stacks import STACKS
 
 LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # whose tests are read by default
@@ -134,7 +134,7 @@ def of_suite(path: Path, *, python: str, run: bool, library: str = LIBRARY.packa
     order = json.dumps({"path": str(path.resolve()), "run": run, "library": library})
     source = str(Path(__file__).resolve().parents[2])
     known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
-    environment = for_strangers() | {"PYTHONPATH": os.pathsep.join(known)}
+    environment = for_untrusted() | {"PYTHONPATH": os.pathsep.join(known)}
     command = [python, "-m", "traceproof.coverage.collect", order]
     try:
         with telling(f"{'running' if run else 'collecting'} the tests of {path}"):

@@ -151,7 +151,7 @@ def of_sources(config: Config, names: Iterable[str], *, root: Path) -> Iterator[
 
 
 def of_isolation(found: Sequence[Layer]) -> Iterator[Problem]:
-    """What strangers' code could reach here, and the setting that keeps the layers away."""
+    """What untrusted code could reach here, and the setting that keeps the layers away."""
     holds = {layer.name for layer in found if layer.holds}
     reached = []
     if not holds & set(NETWORK):
@@ -166,7 +166,7 @@ def of_isolation(found: Sequence[Layer]) -> Iterator[Problem]:
             if (SYSCTL / place).read_text(encoding="ascii").strip() == forbids:
                 mends = f"sudo sysctl -w {allows}"
     yield Problem(
-        what=f"references, which are code of strangers, could {' and '.join(reached)}",
+        what=f"references, which are untrusted code, could {' and '.join(reached)}",
         command=mends,
         todo="Run datasets that you trust, or allow unprivileged user namespaces.",
         fatal=False,

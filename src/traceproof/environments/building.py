@@ -72,7 +72,8 @@ def resolve(config: Config, name: str) -> Installation:
         wanted = settings.get("env")
         environment = name if wanted == "cuda" or (wanted == "auto" and driver) else stack.cpu
     elif not stack.reads_models and not driver:
-        # Nothing to run there: its actors say so from wherever torch is, and nothing is downloaded for it.
+        # Nothing to run there: its implementations say so from wherever torch is, and nothing is downloaded for
+        # it.
         main = resolve(config, MAIN)
         return Installation(name, main.environment, main.python)
     python = str(FOLDER / environment / "bin" / "python")

@@ -78,10 +78,10 @@ def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
     """In the worker, once."""
     import torch
 
-    from traceproof.run.source import strangers
+    from traceproof.run.source import untrusted_pool
 
     torch.set_num_threads(1)
-    pool = strangers()
+    pool = untrusted_pool()
     return lambda item: _judge_reference(Definition.model_validate(item["definition"]), item["reference"], pool)
 
 

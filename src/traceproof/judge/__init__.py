@@ -1,1 +1,1 @@
-"""The judge: compares what actors gave with the oracle, by the gate that the op declares for each output."""
+"""The judge: compares outputs with the oracle, by the gate that the op declares for each output."""

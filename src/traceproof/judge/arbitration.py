@@ -1,4 +1,4 @@
-"""Where actors disagree: who agrees with whom, and whether a known convention or bug gives such an answer."""
+"""Where implementations disagree: who agrees with whom, and whether a known convention or bug gives this."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -81,7 +81,7 @@ def _matches(actual: torch.Tensor, wanted: torch.Tensor, expected: Expected) -> 
     """Whether an answer would pass if `wanted` were right, with the limits that hold here."""
     value = expected.oracle[""].to(torch.float64)
     moved = {"": wanted}
-    if "floor" in expected.oracle:  # what the floor loses, lost from there
-        moved["floor"] = wanted + (expected.oracle["floor"].to(torch.float64) - value).nan_to_num()
+    if "baseline" in expected.oracle:  # what the baseline loses, lost from there
+        moved["baseline"] = wanted + (expected.oracle["baseline"].to(torch.float64) - value).nan_to_num()
     held = replace(expected, oracle={**expected.oracle, **moved})
     return passes(actual, held)

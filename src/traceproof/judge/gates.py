@@ -108,7 +108,7 @@ class Rows:
     actual: torch.Tensor  # what was computed
     expected: torch.Tensor  # the oracle's
     error: torch.Tensor  # their distance
-    allowed: torch.Tensor  # what the gate needs beside them: the floor's error, the bound, or nothing
+    allowed: torch.Tensor  # what the gate needs beside them: the baseline's error, the bound, or nothing
 
 
 Kind = TypeVar("Kind")
@@ -123,9 +123,9 @@ class _Gate(Generic[Kind]):
 
 
 class CloseGate(_Gate[Close]):
-    """Error against the oracle, elementwise and by row, at most `factor` times the floor's, plus one rounding.
+    """Error against the oracle, elementwise and by row, at most `factor` times the baseline's, plus one rounding.
 
-    A row's own floor may be small by luck, so a row is also allowed what the whole output's floor loses in
+    A row's own baseline may be small by luck, so a row is also allowed what the whole output's baseline loses in
     proportion to its magnitude. That is why every chunk is pooled before the first one is held. Where few elements
     decide a row, all rows may be small by the same luck, so a row that is over its limit is held against what one
     rounding of the oracle's values may lose (`gates.rounding_rms`), if that is more.
@@ -141,7 +141,7 @@ class CloseGate(_Gate[Close]):
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk; its rows are those of the whole output."""
-        tensors = (actual, entries[""], entries["floor"])
+        tensors = (actual, entries[""], entries["baseline"])
         a, e, f = (_rows(t.to(torch.float64), self._kind.row_axes) for t in tensors)
         error, lost = (a - e).abs(), (f - e).abs()
         if not all(all_finite(t) for t in (a, e, f)):
@@ -150,7 +150,7 @@ class CloseGate(_Gate[Close]):
         return Rows(a, e, error, lost)
 
     def pool(self, rows: Rows) -> None:
-        """Add what the floor loses in the chunk to what it loses in the whole output."""
+        """Add what the baseline loses in the chunk to what it loses in the whole output."""
         scale = _rms(rows.expected)
         relative = (_rms(rows.allowed) / scale.clamp_min(TINY))[scale > 0]
         self._lost_squares += float((relative * relative).sum())
@@ -168,13 +168,13 @@ class CloseGate(_Gate[Close]):
         peak = torch.maximum(rows.allowed.amax(-1, keepdim=True), PEAK * pooled * scale[:, None])
         limit = factor * torch.maximum(peak, once) + once + TINY
         self._largest("largest error", rows.error / limit)
-        floor, error = torch.maximum(_rms(rows.allowed), pooled * scale), _rms(rows.error)
+        baseline, error = torch.maximum(_rms(rows.allowed), pooled * scale), _rms(rows.error)
         rounded = self._rounding * scale / 3**0.5 + TINY
-        ratios = error / (factor * floor + rounded)
+        ratios = error / (factor * baseline + rounded)
         over = ratios > 1
         if over.any():  # mostly none is, and spacings cost as much as the rest of the gate
-            floor = torch.maximum(floor[over], rounding_rms(rows.expected[over], self._dtype))
-            ratios[over] = (error[over] / (factor * floor + rounded[over])).clamp_min(1.0)
+            baseline = torch.maximum(baseline[over], rounding_rms(rows.expected[over], self._dtype))
+            ratios[over] = (error[over] / (factor * baseline + rounded[over])).clamp_min(1.0)
         self._largest("row RMS", ratios)
 
     def _largest(self, name: str, ratios: torch.Tensor) -> None:
@@ -187,8 +187,8 @@ class CloseGate(_Gate[Close]):
             total, error = (math.sqrt(sum_ / self._elements) for sum_ in (self._energy, self._error_energy))
             ratios["RMS"] = error / (self._kind.rms * total + TINY)
         which = max(ratios, key=lambda name: ratios[name])
-        detail = f"{which} {ratios[which] * factor:.3g}x the low-precision floor (limit {factor:g}x)"
-        return Gate("floor", ratios[which], detail)
+        detail = f"{which} {ratios[which] * factor:.3g}x the low-precision baseline (limit {factor:g}x)"
+        return Gate("baseline", ratios[which], detail)
 
 
 class BackwardGate(_Gate[Backward]):
@@ -319,8 +319,8 @@ def numeric_gate(kind: Close | Backward | Quantised | Exact, dtype: torch.dtype)
 
 def gate_of(
     actual: torch.Tensor,  # the output, or a float64 value that stands for one
-    # the oracle's: "" is the value, float64, of `actual`'s shape; beside it `floor`, `bound` or `roundings` as the
-    # kind needs
+    # the oracle's: "" is the value, float64, of `actual`'s shape; beside it `baseline`, `bound` or `roundings` as
+    # the kind needs
     entries: Mapping[str, torch.Tensor],
     kind: Close | Backward | Quantised | Exact,  # how to compare
     dtype: torch.dtype | None = None,  # the output's; None: `actual`'s own

@@ -25,7 +25,7 @@ class Subject:
     op: Op
     case: Case
     inputs: Values
-    oracle: Tensors  # the oracle's entries and floors, as `output` or `output@what`; empty: there is no oracle
+    oracle: Tensors  # the oracle's entries and baselines, as `output` or `output@what`; empty: there is no oracle
     seed: int  # of this round; what is random in a way of computing starts from it
 
     @property
@@ -45,9 +45,9 @@ class Subject:
         """The oracle's outputs, rounded once."""
         return self.rounded(self.op.oracle(self.definition, self.inputs))
 
-    def floor(self, **changes: Any) -> Tensors:  # noqa: ANN401 - tensors and scalars
+    def baseline(self, **changes: Any) -> Tensors:  # noqa: ANN401 - tensors and scalars
         """The outputs at the precision that kernels work in, with some inputs replaced."""
-        return self.op.floor(self.definition, self.with_inputs(**changes))
+        return self.op.baseline(self.definition, self.with_inputs(**changes))
 
     def with_inputs(self, **changes: Any) -> Values:  # noqa: ANN401 - tensors and scalars
         """The inputs with some replaced."""
@@ -75,7 +75,7 @@ class Answers:
 
 def both_precisions(kernels: str, wide: str) -> tuple[Answer, Answer]:
     """The op's own two right answers: at the precision of kernels, and in float64."""
-    return Answer(kernels, Subject.floor), Answer(wide, Subject.exact)
+    return Answer(kernels, Subject.baseline), Answer(wide, Subject.exact)
 
 
 def answers_of(op_type: str) -> Answers | None:

@@ -200,18 +200,21 @@ class Op(ABC):
         Entries named `<output>@<what>` carry what a comparison needs beside the value.
         """
 
-    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+    def baseline(self, definition: Definition, inputs: Values) -> Tensors:
         """Outputs judged by `Close`, computed naively at the kernel's precision, in the definition's dtypes."""
         del definition, inputs
         return {}
 
     def answers(self, definition: Definition, inputs: Values) -> Tensors:
-        """The oracle's entries, and the floors as `<output>@floor`."""
-        floors = self.floor(definition, inputs)
-        return {**self.oracle(definition, inputs), **{f"{name}@floor": value for name, value in floors.items()}}
+        """The oracle's entries, and the baselines as `<output>@baseline`."""
+        baselines = self.baseline(definition, inputs)
+        return {
+            **self.oracle(definition, inputs),
+            **{f"{name}@baseline": value for name, value in baselines.items()},
+        }
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """How each output is compared. The default is Close: one rounding of the output is the whole floor."""
+        """How each output is compared. The default is Close: one rounding of the output is the whole baseline."""
         return {name: Close() for name in definition.outputs}
 
     def memory(self, definition: Definition, case: Case) -> int:
@@ -240,7 +243,7 @@ class Op(ABC):
         return scaled_down({name: size for name, size in axes.items() if size >= 2 * TWIN_LEAST})
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """How often an actor runs the case, stacked along a new first axis; 0: once, no such axis."""
+        """How often an implementation runs the case, stacked along a new first axis; 0: once, no such axis."""
         del definition, case
         return 0
 

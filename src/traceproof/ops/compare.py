@@ -1,8 +1,8 @@
 """How an output is compared: declared by the op, carried out by the judge.
 
-Every kind is judged against the float64 oracle. The op gives, beside the oracle's value, a `floor`: the same
-output computed naively at the precision the kernel works in. What the floor loses is what precision costs, so an
-actor may err about that much and not more.
+Every kind is judged against the float64 oracle. The op gives, beside the oracle's value, a `baseline`: the same
+output computed naively at the precision the kernel works in. What the baseline loses is what precision costs, so
+an implementation may err about that much and not more.
 """
 
 from dataclasses import dataclass, replace
@@ -15,10 +15,13 @@ REFERENCE_SLOPE = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Floating point values: error against the oracle, at most `factor` times the floor's."""
+    """Floating point values: error against the oracle, at most `factor` times the baseline's."""
 
-    factor: float = 2.0  # how many times the floor's error an actor may have; 2 unless the op gives a reason
-    # limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None derives it from the floor alone
+    factor: float = (
+        2.0  # how many times the baseline's error an implementation may have; 2 unless the op gives a reason
+    )
+    # limit of RMS(error) / RMS(oracle) over the whole output, a second gate; None derives it from the baseline
+    # alone
     rms: float | None = None
     # how many last axes make a row, over which errors are averaged. 2 where the error of a matrix is of rank one,
     # so that its rows hold one rounding each and average nothing.
@@ -58,8 +61,8 @@ class IndexSet:
 class Samples:
     """Random draws: exact support and a frequency test.
 
-    The actor's output has a leading axis of trials: int64 [trials, rows], or [trials, rows, length] where a draw
-    is a sequence, as each of the tokens below is then. The op's oracle returns, beside output
+    The implementation's output has a leading axis of trials: int64 [trials, rows], or [trials, rows, length] where
+    a draw is a sequence, as each of the tokens below is then. The op's oracle returns, beside output
     `name` (any one valid draw), each row's exact distribution in sparse form, n being the largest support:
     `name + "@tokens"`: int64 [rows, n], the tokens that may be drawn, most probable first, padded with -1;
     `name + "@probs"`: float64 [rows, n], their probabilities if all of them take part, padded with 0;

@@ -1,4 +1,4 @@
-"""Ops that one formula says in any precision: in float64 it is the oracle, in float32, rounded once, the floor."""
+"""Ops that one formula says: in float64 it is the oracle, in float32, rounded once, the baseline."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class FormulaOp(Op):
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
         gates: Mapping[str, Comparison] = NOTHING,
         wide_gate: Comparison = WIDE,  # how float32 outputs are compared that `gates` does not name
-        # float32 outputs whose floor is so many roundings of the oracle's value: of one computed naively often
+        # float32 outputs whose baseline is so many roundings of the oracle's value: of one computed naively often
         # none is lost, and right ways lose some. A function of the row's width, or their number
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
         requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
@@ -327,7 +327,7 @@ class FormulaOp(Op):
         """The formula in float64."""
         return self._computed(definition, inputs, torch.float64, extras=True)
 
-    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+    def baseline(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone."""
         kinds = self.comparisons(definition)
         if not any(isinstance(kind, Close) for kind in kinds.values()):
@@ -354,7 +354,7 @@ class FormulaOp(Op):
         }
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close: one rounding of the output is the whole floor, but of a float32 one."""
+        """Close: one rounding of the output is the whole baseline, but of a float32 one."""
         return {
             name: self.gates.get(name, self.wide_gate if spec.dtype == "float32" else Close())
             for name, spec in self.judged(definition).items()

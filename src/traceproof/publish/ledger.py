@@ -1,6 +1,7 @@
 """The ledger: what was proved of a definition, against which ground truth, with what.
 
-`status:verified` is earned here and nowhere else. There is one record per definition and actor (the reference, and
+`status:verified` is earned here and nowhere else. There is one record per definition and implementation (the
+reference, and
 each ground truth), all against the oracle; a definition stands as verified while its reference and at least one
 ground truth passed everything that was compared, on the definition's present digest. Without an oracle, two ground
 truths are needed.
@@ -34,11 +35,11 @@ VERIFIED, UNVERIFIED = f"{STATUS}verified", f"{STATUS}unverified"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What one actor's verdicts on one definition come to."""
+    """What one implementation's verdicts on one definition come to."""
 
     definition: str
     op_type: str
-    actor: str  # `reference`, or a ground truth
+    implementation: str  # `reference`, or a ground truth
     status: str  # `passed` (something was compared and nothing failed), `failed`, or `not run`
     reason: str  # why it is not `passed`; empty if it is
     cases: tuple[str, ...]  # ids of the cases of which an output was compared and passed
@@ -77,12 +78,12 @@ class Standing:
 
 
 class Ledger:
-    """All records, by definition and actor."""
+    """All records, by definition and implementation."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records: dict[str, dict[str, Record]] = {}
         for record in records:
-            self.records.setdefault(record.definition, {})[record.actor] = record
+            self.records.setdefault(record.definition, {})[record.implementation] = record
 
     def standing(self, definition: Definition) -> Standing:
         """What the records say of a definition as it is now."""
@@ -99,7 +100,9 @@ class Ledger:
         truths = tuple(name for name in TRUTHS if name in records and _supports(records[name], reference))
         if not truths:
             ran = [records[name] for name in TRUTHS if name in records]
-            why = "; ".join(f"{item.actor}: {item.reason or 'other cases, or another state'}" for item in ran)
+            why = "; ".join(
+                f"{item.implementation}: {item.reason or 'other cases, or another state'}" for item in ran
+            )
             return Standing((), f"no ground truth was compared ({why or 'none ran'})")
         if reference.against == SHADOW and len(truths) < NEEDED:
             return Standing((), f"no oracle, and {len(truths)} of the {NEEDED} ground truths needed then")
@@ -156,14 +159,14 @@ def read_dates(results: Path) -> dict[str, str]:
 def records(
     rows: Iterable[VerdictRow], date: Callable[[str], str], references: Mapping[str, str]
 ) -> Iterator[Record]:
-    """The records that verdict rows come to, one per definition and actor.
+    """The records that verdict rows come to, one per definition and implementation.
 
     `date` gives the day on which a record was first written, by the digest of its content.
     """
     groups: dict[tuple[str, str], list[VerdictRow]] = {}
     for row in rows:
-        if PAIR not in row.actor:  # two ground truths held against each other: evidence beside the point
-            groups.setdefault((row.definition, row.actor), []).append(row)
+        if PAIR not in row.implementation:  # two ground truths held against each other: evidence beside the point
+            groups.setdefault((row.definition, row.implementation), []).append(row)
     for (name, _), group in groups.items():
         yield _record(group, date, references.get(name, ""))
 
@@ -177,7 +180,7 @@ def _record(rows: Sequence[VerdictRow], date: Callable[[str], str], reference: s
     content: dict[str, Any] = {
         "definition": first.definition,
         "op_type": first.op_type,
-        "actor": first.actor,
+        "implementation": first.implementation,
         "against": next((row.against for row in compared if row.against is not None), ORACLE),
         **_status(rows, compared, skipped),
         "cases": tuple(dict.fromkeys(row.case for row in compared)),

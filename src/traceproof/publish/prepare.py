@@ -277,9 +277,9 @@ def _provenance(bundle: Bundle, ledger: Ledger, provenance: Mapping[str, str]) -
     yield "|---|---|"
     rows = {"models": ", ".join(models), **provenance}
     used = [
-        ledger.records[name][actor]
+        ledger.records[name][implementation]
         for name, standing in bundle.standings.items()
-        for actor in (REFERENCE, *standing.truths)
+        for implementation in (REFERENCE, *standing.truths)
     ]
     rows["devices"] = ", ".join(sorted({record.device or "unknown" for record in used}))
     rows["versions"] = ", ".join(sorted({f"{k} {v}" for record in used for k, v in record.versions.items()}))
@@ -291,11 +291,11 @@ def _provenance(bundle: Bundle, ledger: Ledger, provenance: Mapping[str, str]) -
 
 
 def _verdicts(bundle: Bundle, ledger: Ledger) -> Iterator[str]:
-    yield "| definition | actor | status | cases | outputs | gates (share of the limit used) | date |"
+    yield "| definition | implementation | status | cases | outputs | gates (share of the limit used) | date |"
     yield "|---|---|---|---|---|---|---|"
     for name in bundle.definitions:
         found = ledger.records[name].values()
-        for record in sorted(found, key=lambda item: (item.actor != REFERENCE, item.actor)):
+        for record in sorted(found, key=lambda item: (item.implementation != REFERENCE, item.implementation)):
             if record.status == "not run" and set(record.skipped) == {"no_adapter"}:
                 continue
             gates = []
@@ -303,7 +303,14 @@ def _verdicts(bundle: Bundle, ledger: Ledger) -> Iterator[str]:
                 margin = "" if gate["margin"] is None else f" {gate['margin']:.2f}"
                 gates.append(f"{output}: {'+'.join(gate['kinds']) or 'exact'}{margin}")
             status = record.status if not record.reason else f"{record.status}: {record.reason}"
-            cells = (record.actor, status, len(record.cases), record.compared, ", ".join(gates), record.date)
+            cells = (
+                record.implementation,
+                status,
+                len(record.cases),
+                record.compared,
+                ", ".join(gates),
+                record.date,
+            )
             yield f"| `{record.definition}` | {' | '.join(markdown(str(cell)) for cell in cells)} |"
 
 

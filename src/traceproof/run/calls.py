@@ -232,7 +232,7 @@ def _most_bytes(device: torch.device) -> int:
     return most if device.type == "cpu" else min(most, torch.cuda.mem_get_info(device)[0] // PART_OF_FREE)
 
 
-def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what strangers return
+def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
     """An output of repeated rows, one repetition after the other, on the host."""
     found = torch.as_tensor(value).detach()
     if found.dim() < 1 or len(found) != times * rows:

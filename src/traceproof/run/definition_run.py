@@ -122,7 +122,7 @@ class DefinitionRun:
         order = {planned.id: place for place, planned in enumerate(self.entry.cases)}
         for judged in sorted(self.held, key=lambda one: (one.planned.memory, order[one.planned.id])):
             rows = self.rows_of[judged.planned.id]
-            told = {row.actor for row in judged.every if row.arbitration is not None} - explained
+            told = {row.implementation for row in judged.every if row.arbitration is not None} - explained
             for name in told & rows.keys():
                 rows[name] = [judged.explained(row) for row in rows[name]]
             explained |= told
@@ -134,7 +134,7 @@ class DefinitionRun:
                 *(row for planned in self.entry.cases for row in self.rows_of.get(planned.id, {}).get(name, ())),
             )
         ]
-        pairs = sorted(self.pairs, key=lambda row: (row.actor, order[str(row.case)], row.output))
+        pairs = sorted(self.pairs, key=lambda row: (row.implementation, order[str(row.case)], row.output))
         return graded([*found, *pairs])
 
     # One case.

@@ -34,7 +34,7 @@ from traceproof.run.records import (
     REFERENCE,
     PlannedDefinition,
 )
-from traceproof.run.source import refusal, strangers
+from traceproof.run.source import refusal, untrusted_pool
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import GIB, ItemOutcome, Limits, Pool
 from traceproof.stacks import MAIN, STACKS, Module
@@ -82,7 +82,7 @@ class Engine:
         self.threads = ThreadPoolExecutor(64)  # each waits for a worker
         main = self.environments[MAIN]
         self.untrusted = untrusted or self._open.enter_context(
-            strangers(
+            untrusted_pool(
                 gpu=main.on_gpu,
                 conceal=settings.conceal,
                 weak=settings.weak,
@@ -120,7 +120,7 @@ class Engine:
         wanted = {*implementations}
         needed = {REFERENCE} if entry.no_oracle is not None else set()  # whose shadow stands in for an oracle
         rows = DefinitionRun(self, entry, sorted(wanted | needed)).rows()
-        return [row for row in rows if row.actor in wanted or PAIR in row.actor]
+        return [row for row in rows if row.implementation in wanted or PAIR in row.implementation]
 
     def prepare(self, entries: Iterable[PlannedDefinition], implementations: Sequence[str]) -> None:
         """Begin to start what definitions need: a worker beside this process, or builds, the longest first."""

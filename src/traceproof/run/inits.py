@@ -1,4 +1,4 @@
-"""Inputs that a definition's own `init` makes: strangers' code, called once per case and believed nothing.
+"""Inputs that a definition's own `init` makes: untrusted code, called once per case and believed nothing.
 
 It is called while planning, read by the policy and shut in as references are. What it gave is kept, and read by
 every implementation. It must have the definition's dtypes and shapes; the var axes follow from them. A number that
@@ -30,7 +30,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.run.inputs import COLUMN_MAJOR, fingerprints
 from traceproof.run.records import PlannedCase
-from traceproof.run.source import CallError, Source, loaded, refusal, strangers
+from traceproof.run.source import CallError, Source, loaded, refusal, untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool
 
 SEED = "seed"
@@ -152,7 +152,7 @@ class Inits:
     """Calls of `init`; what each gave is kept: not a pure function of ours, which every process could call."""
 
     folder: Path  # of the results
-    conceal: Sequence[Path] = ()  # folders that strangers' code does not see
+    conceal: Sequence[Path] = ()  # folders that untrusted code does not see
     weak: bool = False  # whether it may run where isolation is not whole
     lanes: int = 1  # how many run side by side
 
@@ -207,7 +207,7 @@ class Inits:
 
     @cached_property
     def _pool(self) -> Pool:
-        return strangers(conceal=[self.folder, *self.conceal], weak=self.weak)
+        return untrusted_pool(conceal=[self.folder, *self.conceal], weak=self.weak)
 
     def _case(self, source: Maker, entry: PlannedCase) -> PlannedCase:
         """One case with inputs that `init` makes, or made before."""

@@ -183,7 +183,9 @@ class _Asked:
             self.lacking = {*self.keys, PAIR}
             rows = self._computed(engine)
         for name in self.lacking:
-            self.found[name] = [row for row in rows if (PAIR if PAIR in row.actor else row.actor) == name]
+            self.found[name] = [
+                row for row in rows if (PAIR if PAIR in row.implementation else row.implementation) == name
+            ]
 
     def _computed(self, engine: Computes) -> Rows:
         """Rows of what lacks; once more where a process died, which may have been killed from outside."""
@@ -242,7 +244,7 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
 
 def _disputed(row: VerdictRow) -> bool:
     """Whether a row is one of those that tell who agrees with whom."""
-    return row.verdict is Verdict.FAIL and row.reason in DISPUTED and PAIR not in row.actor
+    return row.verdict is Verdict.FAIL and row.reason in DISPUTED and PAIR not in row.implementation
 
 
 def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
@@ -251,7 +253,7 @@ def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
         definition=Path(broken.path).stem,
         op_type=op_type,
         case=None,
-        actor=REFERENCE,
+        implementation=REFERENCE,
         against=None,
         output=WHOLE,
         verdict=Verdict.ERROR,
@@ -305,8 +307,8 @@ def finished(
     failing: dict[str, list[VerdictRow]] = {}
     for row in rows:
         whole = row.changed(repeat=row.command(options))
-        if run is not None and row.verdict == Verdict.FAIL and PAIR not in row.actor:
-            names = path_part(entry.definition["name"]), path_part(f"{row.case}-{row.actor}")
+        if run is not None and row.verdict == Verdict.FAIL and PAIR not in row.implementation:
+            names = path_part(entry.definition["name"]), path_part(f"{row.case}-{row.implementation}")
             place = Path(REPLAY, path_part(row.op_type, OP_TYPE), *names).as_posix()
             whole = whole.changed(replay=place)
             failing.setdefault(place, []).append(whole)

@@ -223,7 +223,7 @@ class JudgedCase:
             size=case.size,
             seed=case.seed,
             axes=dict(case.axes),
-            actor=name,
+            implementation=name,
             against=SHADOW if self.shadowed else ORACLE,
             output=output,
             verdict=ruling.verdict,
@@ -266,7 +266,7 @@ class JudgedCase:
             if isinstance(comparisons.get(output), Samples | IndexSet):
                 continue  # sets and draws do not lie apart by an amount
             elements = math.prod(self.definition.shape_of(spec, self.planned.case.axes) or ())
-            passed = {row.actor: row for row in _passed(self.every, output)}
+            passed = {row.implementation: row for row in _passed(self.every, output)}
             named = [truth for truth in TRUTHS if truth in passed and truth in self._ran]
             for one, other in combinations(named, 2):
                 if (
@@ -283,15 +283,17 @@ class JudgedCase:
 
     def _arbitrated(self, row: VerdictRow, rows: Rows) -> VerdictRow:
         """A failing row that says who agrees with whom, and who is in the minority."""
-        actor, output = row.actor, row.output
-        if output not in self._ran.get(actor, {}) or not entries_of(self.right.oracle, output):
+        implementation, output = row.implementation, row.output
+        if output not in self._ran.get(implementation, {}) or not entries_of(self.right.oracle, output):
             return row
-        apart = {other: self._apart(actor, other, output) for other in self._ran if other != actor}
-        passed = [one.actor for one in _passed(rows, output)]
+        apart = {
+            other: self._apart(implementation, other, output) for other in self._ran if other != implementation
+        }
+        passed = [one.implementation for one in _passed(rows, output)]
         near = (
             other for other, value in apart.items() if value is not None and value <= 1 and other not in passed
         )
-        ours, theirs = sorted([actor, *near]), [ORACLE, *sorted(passed)]
+        ours, theirs = sorted([implementation, *near]), [ORACLE, *sorted(passed)]
         outvoted = ours if len(ours) < len(theirs) else theirs if len(theirs) < len(ours) else []
         sides = {"ours": ours, "theirs": theirs, "outvoted": outvoted, "recognised": []}
         found = Arbitration.model_validate(sides)
@@ -304,7 +306,9 @@ class JudgedCase:
         case = self.planned.case
         inputs = make_inputs(self.op, self.definition, case, device=torch.device("cpu"), dataset=self.dataset)
         subject = replace(self.subject, inputs=inputs)
-        known = explain(subject, row.output, self._ran[row.actor][row.output], subject.expected(row.output))
+        known = explain(
+            subject, row.output, self._ran[row.implementation][row.output], subject.expected(row.output)
+        )
         told = "".join(f"; {text}" for text in known)
         arbitration = row.arbitration.model_copy(update={"recognised": tuple(known)})
         return row.changed(message=row.message + told, arbitration=arbitration)
@@ -328,7 +332,7 @@ def _pair(row: VerdictRow, other: str, output: str, apart: float, about: str = "
         size=row.size,
         seed=row.seed,
         axes=row.axes,
-        actor=f"{row.actor}{PAIR}{other}",
+        implementation=f"{row.implementation}{PAIR}{other}",
         against=other,
         output=output,
         verdict=Verdict.PASS if matches else Verdict.FAIL,

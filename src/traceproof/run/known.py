@@ -1,7 +1,7 @@
 """known.yaml: findings that are known, each with its reason, so that only news fails a run.
 
-An entry names definitions, cases, outputs and an actor, and the verdict and reason code that are expected there.
-A fault of a reference is one of its text: there a definition's digest stands beside its name, and another
+An entry names definitions, cases, outputs and an implementation, and the verdict and reason code that are expected
+there. A fault of a reference is one of its text: there a definition's digest stands beside its name, and another
 definition of that name (extracted, or in another dataset) is not meant.
 A fault of a package is one of its versions: `versions: flashinfer-python<0.7` says of which.
 Of others the entry says nothing: what fails there is news, what passes is fine.
@@ -34,7 +34,7 @@ class Entry(BaseModel):
     # cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole
     cases: Names
     outputs: Names
-    actor: str = "reference"  # whose verdict it is
+    implementation: str = "reference"  # whose verdict it is
     # package versions that it is true for, as `package<version`, one or a list; none: for all
     versions: Annotated[tuple[Window, ...], PlainValidator(windows)] = ()
     # verdict, reason: what is expected; a skip only where there is no oracle
@@ -51,7 +51,7 @@ class Entry(BaseModel):
     def names(self, row: VerdictRow) -> bool:
         """Whether a verdict row is one that this entry speaks of."""
         return (
-            row.actor == self.actor
+            row.implementation == self.implementation
             and self.means(row.definition, row.digests.definition)
             # Which known faults show in a hidden case is left open.
             and (row.case in self.cases or (is_hidden(row.case) and self.expects(row)))
@@ -67,7 +67,7 @@ class Entry(BaseModel):
         try:
             found = [window.holds(versions) for window in self.versions]
         except TraceproofError as error:
-            todo = "Name a package of the stack that the entry's actor runs in."
+            todo = "Name a package of the stack that the entry's implementation runs in."
             raise TraceproofError(f"known.yaml, {self.why!r}: {error.what}", todo=todo) from error
         return False if False in found else None if None in found else True
 

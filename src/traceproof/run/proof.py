@@ -19,7 +19,9 @@ def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
     A user's tolerance proves nothing, so what it let pass has none.
     """
     found = list(rows)
-    kernels = {(row.case, row.output) for row in found if row.actor in TRUTHS and row.verdict is Verdict.PASS}
+    kernels = {
+        (row.case, row.output) for row in found if row.implementation in TRUTHS and row.verdict is Verdict.PASS
+    }
     return [
         row.changed(grade=_grade(row, kernel=(row.case, row.output) in kernels)) if _has_grade(row) else row
         for row in found
@@ -27,7 +29,7 @@ def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
 
 
 def _has_grade(row: VerdictRow) -> bool:
-    passed = row.actor == REFERENCE and row.verdict is Verdict.PASS
+    passed = row.implementation == REFERENCE and row.verdict is Verdict.PASS
     return passed and row.output != WHOLE and row.tolerance is None
 
 
@@ -85,7 +87,7 @@ class Outcomes:
         if finding is not None:
             news = Outcome.UNVERIFIED if row.unjudged else Outcome.WRONG
             marks.add(Outcome.KNOWN if finding == "known" else news)
-        elif row.actor != REFERENCE:
+        elif row.implementation != REFERENCE:
             return
         elif row.grade in OF_GRADE:
             marks.add(Outcome.UNCONFIRMED if row.constants else OF_GRADE[row.grade])
@@ -128,7 +130,7 @@ def _idle(summary: Mapping[str, Any]) -> str:
         return ""
     skips: Counter[str] = Counter()
     for group in summary["groups"]:
-        if group["actor"] == REFERENCE:
+        if group["implementation"] == REFERENCE:
             skips.update(group["skips"])
     why = ", ".join(f"{reason} {count}" for reason, count in skips.items()) or "the selection has no case"
     where = " in its own size" if Outcome.TWIN in summary["outcomes"].values() else ""
@@ -175,7 +177,7 @@ class Proof(BaseModel):
     # device, capability: the GPU and its compute capability; None without one
     device: str | None
     capability: str | None
-    truths: dict[str, str | None]  # versions of the ground truths that were compared, by actor
+    truths: dict[str, str | None]  # versions of the ground truths that were compared, by implementation
     op_types: dict[str, int]  # definitions by op_type
     proved: int  # how many were proved against a ground truth
     alone: int  # how many were proved against the oracle alone
@@ -209,7 +211,7 @@ class Collector:
     def _note(self, row: VerdictRow) -> None:
         name = row.definition
         self._op_types[name] = row.op_type
-        if row.actor == REFERENCE and row.bad:
+        if row.implementation == REFERENCE and row.bad:
             self._wrong.add(name)
         if row.twin:
             if row.grade is Grade.TWIN:
@@ -224,31 +226,35 @@ class Collector:
         self._compare(row)
 
     def _compare(self, row: VerdictRow) -> None:
-        """Note that an actor's output was compared, or why it was not."""
-        name, actor, verdict = row.definition, row.actor, row.verdict
+        """Note that an implementation's output was compared, or why it was not."""
+        name, implementation, verdict = row.definition, row.implementation, row.verdict
         if row.tolerance is not None:
             self._reasons[name].add(RELAXED)
         elif verdict in {Verdict.PASS, Verdict.FAIL} and row.output != WHOLE:  # conduct alone is no comparison
-            self._cases[name, actor].add(str(row.case))
-        elif actor == REFERENCE and row.unjudged:
+            self._cases[name, implementation].add(str(row.case))
+        elif implementation == REFERENCE and row.unjudged:
             self._reasons[name].add(str(row.reason))
         elif row.case is None:
             self._reasons[name].add(UNREADABLE)
-        elif actor in TRUTHS or verdict == Verdict.ERROR:
+        elif implementation in TRUTHS or verdict == Verdict.ERROR:
             self._reasons[name].add(str(row.reason) if verdict == Verdict.SKIP else ERROR)
 
     def proof(self, stacks: Iterable[Mapping[str, Any]]) -> Proof:
         """What the rows show; `stacks` are the records of the stacks that they come from."""
         records = {str(record["stack"]): record for record in stacks}
         gpu = next((one for one in records.values() if one.get("device_type") == "cuda"), {})
-        compared = {actor for (_, actor), cases in self._cases.items() if cases}
+        compared = {implementation for (_, implementation), cases in self._cases.items() if cases}
         unmet = [one for one in map(self._unmet, sorted(self._op_types)) if one is not None]
         grades = dict(self._grades({one.definition: one for one in unmet}))
         counts = Counter(grades.values())
         return Proof(
             device=gpu.get("device"),
             capability=gpu.get("capability"),
-            truths={actor: _version(actor, records) for actor in TRUTHS if actor in compared},
+            truths={
+                implementation: _version(implementation, records)
+                for implementation in TRUTHS
+                if implementation in compared
+            },
             op_types=dict(sorted(Counter(self._op_types.values()).items())),
             proved=counts[Grade.PROVED],
             alone=counts[Grade.CHECKED],
@@ -283,7 +289,7 @@ class Collector:
 
     def _unmet(self, name: str) -> Unmet | None:
         judged = self._cases.get((name, REFERENCE), set())
-        if any(judged & self._cases.get((name, actor), set()) for actor in TRUTHS):
+        if any(judged & self._cases.get((name, implementation), set()) for implementation in TRUTHS):
             return None
         reasons = self._reasons.get(name, set())
         reason = next((one for one in WHY if one in reasons), NO_TRUTH)
@@ -311,8 +317,8 @@ def joined(proofs: Sequence[Proof]) -> Proof:
     )
 
 
-def _version(actor: str, records: Mapping[str, Mapping[str, Any]]) -> str | None:
-    stack = STACK_OF[actor]
+def _version(implementation: str, records: Mapping[str, Mapping[str, Any]]) -> str | None:
+    stack = STACK_OF[implementation]
     version = records.get(stack, {}).get("versions", {}).get(distribution(stack))
     return None if version is None else str(version)
 
@@ -322,7 +328,10 @@ def sentences(proof: Proof) -> Iterator[str]:
     total = sum(proof.op_types.values())
     if not total:
         return
-    named = (f"{TRUTHS[actor].label} {version or ''}".strip() for actor, version in proof.truths.items())
+    named = (
+        f"{TRUTHS[implementation].label} {version or ''}".strip()
+        for implementation, version in proof.truths.items()
+    )
     truths = ", ".join(named)
     where = "on the CPU" if proof.capability is None else f"on SM {proof.capability} ({proof.device})"
     counts = [f"{proof.proved} of {total} definitions against a ground truth"]

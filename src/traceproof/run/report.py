@@ -33,7 +33,17 @@ NO_ORACLE = str(Skip.NO_ORACLE)  # of a definition: nobody judged its numerics, 
 KINDS = ("new", "known", "unexpected")  # of findings
 SUMMARY, VERDICTS = "summary.json", "verdicts"  # a run's file and folder
 MADE_OF = "made_of"  # of a summary: digests of verdict files by name
-FINDING_KEYS = ("definition", "op_type", "case", "actor", "output", "verdict", "reason", "message", "repeat")
+FINDING_KEYS = (
+    "definition",
+    "op_type",
+    "case",
+    "implementation",
+    "output",
+    "verdict",
+    "reason",
+    "message",
+    "repeat",
+)
 
 
 def report(
@@ -82,7 +92,7 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The summary of several verdict files, out of the summary of each."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for group in (group for part in parts for group in part["groups"]):
-        names = group["op_type"], group["actor"]
+        names = group["op_type"], group["implementation"]
         groups[names] = _both(groups[names], group) if names in groups else group
     findings = {kind: [found for part in parts for found in part["findings"][kind]] for kind in KINDS}
     reached = proof.joined([proof.Proof.model_validate(part["proof"]) for part in parts])
@@ -94,7 +104,7 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the summary, of those of two verdict files."""
-    added = {name: one[name] + other[name] for name in one if name not in {"op_type", "actor", "skips"}}
+    added = {name: one[name] + other[name] for name in one if name not in {"op_type", "implementation", "skips"}}
     skips = dict(sorted((Counter(one["skips"]) + Counter(other["skips"])).items()))
     return {**one, **added, "members": sorted(added["members"]), "skips": skips}
 
@@ -158,9 +168,9 @@ def _digest(path: Path) -> str | None:
 def summarise(
     rows: Iterable[VerdictRow], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Counts by op_type and actor; findings that are new; known ones; known ones that came out otherwise.
+    """Counts by op_type and implementation; findings that are new; known ones; known ones that came out otherwise.
 
-    Raises TraceproofError: known.yaml limits versions of a package that an actor's stack does not hold.
+    Raises TraceproofError: known.yaml limits versions of a package that an implementation's stack does not hold.
     """
     versions = {str(record["stack"]): record["versions"] for record in stacks}
     collector, outcomes = proof.Collector(), Outcomes()
@@ -172,7 +182,7 @@ def summarise(
         definitions.setdefault(row.definition, Counter())[shown] += 1
         kind = _kind(row, known, versions)
         outcomes.note(row, kind)
-        groups.setdefault((row.op_type, row.actor), _Group()).note(row, kind)
+        groups.setdefault((row.op_type, row.implementation), _Group()).note(row, kind)
         if kind is not None:
             findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
     overall = {name: _overall(counts) for name, counts in sorted(definitions.items())}
@@ -182,7 +192,7 @@ def summarise(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What the rows of an actor over an op_type come to."""
+    """What the rows of an implementation over an op_type come to."""
 
     counts: Counter[str] = field(default_factory=Counter)  # of verdicts, kinds of findings, and what nobody judged
     skips: Counter[str] = field(default_factory=Counter)  # by reason
@@ -197,13 +207,13 @@ class _Group:
         if row.verdict == Verdict.SKIP:
             self.skips[str(row.reason)] += 1
 
-    def as_json(self, op_type: str, actor: str) -> dict[str, Any]:
+    def as_json(self, op_type: str, implementation: str) -> dict[str, Any]:
         """The group's row of the summary."""
         return {
             "op_type": op_type,
-            "actor": actor,
+            "implementation": implementation,
             "definitions": len(self.members),
-            "members": sorted(self.members) if actor == REFERENCE else [],
+            "members": sorted(self.members) if implementation == REFERENCE else [],
             "cases": sum(map(len, self.members.values())),
             **{name: self.counts[name] for name in (*Verdict, "known", NO_ORACLE)},
             "skips": dict(sorted(self.skips.items())),
@@ -230,10 +240,10 @@ def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]
 
 
 def _versions(row: VerdictRow, stacks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Package versions that a row's actors ran with: those of this run, since a row may be an earlier one's."""
+    """Package versions that a row ran with: those of this run, since a row may be an earlier one's."""
     found = dict(row.versions or {})
-    for actor in row.actor.split(PAIR):
-        found |= stacks.get(environment_of(actor), {})
+    for implementation in row.implementation.split(PAIR):
+        found |= stacks.get(environment_of(implementation), {})
     return found
 
 
@@ -254,14 +264,14 @@ def table(summary: Mapping[str, Any]) -> str:
     console = Console(file=out, width=WIDTH)
     nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []
     columns = ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip")
-    grid = headed("Verdicts (one row per case output)", ("op_type", "actor"), columns, "skipped because")
+    grid = headed("Verdicts (one row per case output)", ("op_type", "implementation"), columns, "skipped because")
     for group in summary["groups"]:
-        # An actor that has nothing to do with an op_type says nothing that a reader needs a line for.
+        # An implementation that has nothing to do with an op_type says nothing that a reader needs a line for.
         if set(group["skips"]) == {str(Skip.NO_ADAPTER)} and group[Verdict.SKIP] == sum(group[v] for v in Verdict):
             continue
         why = ", ".join(f"{reason} {count}" for reason, count in group["skips"].items())
         shown = group | {"no oracle": group[NO_ORACLE], "skip": group["skip"] - group[NO_ORACLE]}
-        grid.add_row(group["op_type"], group["actor"], *(str(shown[key]) for key in columns), why)
+        grid.add_row(group["op_type"], group["implementation"], *(str(shown[key]) for key in columns), why)
     console.print(grid)
     reached = proof.Proof.model_validate(summary["proof"])
     if not {Grade.PROVED, Grade.CHECKED}.issuperset(reached.grades.values()):
@@ -321,8 +331,12 @@ def _findings(by_definition: Mapping[str, Sequence[Mapping[str, Any]]]) -> Itera
 
 
 def _where(finding: Mapping[str, Any]) -> str:
-    """Case and actor; of a file that is no definition there is no case."""
-    return finding["actor"] if finding["case"] is None else f"case {finding['case']}, {finding['actor']}"
+    """Case and implementation; of a file that is no definition there is no case."""
+    return (
+        finding["implementation"]
+        if finding["case"] is None
+        else f"case {finding['case']}, {finding['implementation']}"
+    )
 
 
 def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ class RowDigests(Record):
 
 
 class Arbitration(Record):
-    """Which actors agree with a failing one, and which with the oracle; `with` and `against` in the file."""
+    """Who agrees with a failing one, and who with the oracle; `with` and `against` in the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
     ours: Annotated[tuple[str, ...], Field(alias="with")]
@@ -46,7 +46,7 @@ class Arbitration(Record):
 
 
 class VerdictRow(Record):
-    """One output of a case of an actor, or a case as a whole, judged."""
+    """One output of a case of an implementation, or a case as a whole, judged."""
 
     # definition, op_type, case, size, seed, axes: what was run; no case where the definition can not be read
     definition: str
@@ -55,14 +55,14 @@ class VerdictRow(Record):
     size: str | None = None
     seed: int | None = None
     axes: dict[str, int] = Field(default_factory=dict)
-    actor: str  # who ran it; two ground truths that are held against each other are joined
+    implementation: str  # who ran it; two ground truths that are held against each other are joined
     against: str | None = None  # what it was held against
     output: str  # its name, or WHOLE
     # verdict, reason, message: what came of it
     verdict: Verdict
     reason: str | None = None
     message: str = ""
-    isolation: str = ""  # what strangers' code could reach, where isolation was not whole
+    isolation: str = ""  # what untrusted code could reach, where isolation was not whole
     # worst, metrics, specification: figures of a numeric comparison
     worst: list[dict[str, Any]] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
@@ -105,12 +105,12 @@ class VerdictRow(Record):
     @property
     def unjudged(self) -> bool:
         """Whether nobody judged a reference's numerics: that is no pass."""
-        return self.actor == REFERENCE and self.verdict == Verdict.SKIP and self.reason in UNJUDGED
+        return self.implementation == REFERENCE and self.verdict == Verdict.SKIP and self.reason in UNJUDGED
 
 
-def place(worst: Mapping[str, Any], against: str | None, actor: str) -> str:
+def place(worst: Mapping[str, Any], against: str | None, implementation: str) -> str:
     """One of the worst places of an output: where, what was expected there, and what came."""
-    return f"at {worst['index']}: {against} {worst['expected']}, {actor} {worst['actual']}"
+    return f"at {worst['index']}: {against} {worst['expected']}, {implementation} {worst['actual']}"
 
 
 def figures(metrics: Mapping[str, Any], names: Iterable[str] = NUMBERS) -> str:

@@ -309,7 +309,7 @@ def _stacked(draws: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(draws) if alike else [value.cpu() for value in draws])
 
 
-def entries_of(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what strangers return
+def entries_of(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what untrusted code returns
     """What a container that was returned holds, by name if it has names. Raises TypeError: it may compute that."""
     if isinstance(returned, dict):
         return [(str(name)[:NAME_CHARACTERS], value) for name, value in dict.items(returned)]
@@ -351,7 +351,7 @@ def copies_in_order(
         ]
 
 
-def changed_since(taken: Any, value: Any) -> bool:  # noqa: ANN401 - what strangers return
+def changed_since(taken: Any, value: Any) -> bool:  # noqa: ANN401 - what untrusted code returns
     """Whether a tensor has changed since its copy was taken."""
     if taken is value or taken.is_meta:
         return False

@@ -99,7 +99,7 @@ def _links(folder: str, names: list[str]) -> set[str]:
 
 
 def project_folders() -> list[Path]:
-    """Where this project's code lies, which strangers' code does not see: the package, or a clone's folders."""
+    """Where this project's code lies, which untrusted code does not see: the package, or a clone's folders."""
     package = Path(traceproof.__file__).resolve().parent
     root = package.parents[1]
     return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]
@@ -114,7 +114,7 @@ def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> ItemOutcome 
 
 
 class CallError(RuntimeError):
-    """A call of strangers' code that left no outputs; the text says why, the outcome how it ended."""
+    """A call of untrusted code that left no outputs; the text says why, the outcome how it ended."""
 
     def __init__(self, outcome: ItemOutcome) -> None:
         what = "the reference may not run" if outcome.status is Status.REFUSED else outcome.status
@@ -227,14 +227,14 @@ class Source:
         return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
 
 
-def strangers(
+def untrusted_pool(
     *,
     gpu: bool = False,
     conceal: Sequence[Path] = (),
     weak: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> Pool:
-    """Workers for strangers' code, which find the runner imported and see nothing else of this project.
+    """Workers for untrusted code, which find the runner imported and see nothing else of this project.
 
     The arguments are those of `Pool`.
     """
@@ -258,7 +258,7 @@ def strangers(
 @contextmanager
 def loaded(  # noqa: PLR0913 - one worker, spelled out
     definition: Definition,  # whose inputs and outputs it takes and gives
-    pool: Pool,  # see `strangers`
+    pool: Pool,  # see `untrusted_pool`
     *,
     limits: Limits,  # of one call
     need: int,  # bytes that its largest case takes, by the op's estimate

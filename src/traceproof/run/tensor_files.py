@@ -1,4 +1,4 @@
-"""Tensors as bytes, and files of inputs and outputs as the process of strangers' code reads and writes them.
+"""Tensors as bytes, and files of inputs and outputs as the process of untrusted code reads and writes them.
 
 `traceproof.run.transfer` is the other end. Standard library and torch only.
 """
@@ -70,7 +70,7 @@ DRAW_BYTES = 1 << 16  # of one of many draws that stay on a GPU until the last o
 PACKED_BYTES = 64 << 20  # of outputs on a GPU that are put together there, to be waited for once
 
 
-def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
+def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
     """The value as a plain CPU tensor of its own; a scalar becomes a 0-d one. Raises TypeError: it is neither."""
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what it holds, not what its class makes of it
@@ -95,14 +95,14 @@ def plain_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     ]
 
 
-def _packs(value: Any) -> bool:  # noqa: ANN401 - what strangers return
+def _packs(value: Any) -> bool:  # noqa: ANN401 - what untrusted code returns
     """Whether a value is a plain tensor on a GPU whose bytes are its elements."""
     if type(value) is not torch.Tensor or value.layout != torch.strided:
         return False
     return value.is_cuda and value.numel() > 0 and not value.is_complex()
 
 
-def draw_kept(value: Any) -> torch.Tensor:  # noqa: ANN401 - what strangers return
+def draw_kept(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
     """A plain copy of one of many draws, where it lies if it is small: a copy to the host would wait for a GPU."""
     if _packs(value) and value.numel() * value.element_size() <= DRAW_BYTES:
         kept: torch.Tensor = value.detach().clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Times calls in the process that makes them, beside strangers' code too. Standard library and torch only.
+"""Times calls in the process that makes them, beside untrusted code too. Standard library and torch only.
 
 Clocks and what waits for a GPU are taken here when the module is imported, before any of that code: what is put in
 their place later is not called. What this process says of its own time is held against a clock outside of it.

@@ -1,6 +1,6 @@
-"""Inputs as a file for the worker that strangers' code runs in, and outputs out of the file that it leaves.
+"""Inputs as a file for the worker that untrusted code runs in, and outputs out of the file that it leaves.
 
-Runs where strangers' code can not reach. What it says of a call it has measured itself, in the files.
+Runs where untrusted code can not reach. What it says of a call it has measured itself, in the files.
 """
 
 import math
@@ -48,7 +48,7 @@ class Returned(BaseModel):
 
 
 class Answer(BaseModel):
-    """All that a worker which runs strangers' code may say of a call.
+    """All that a worker which runs untrusted code may say of a call.
 
     `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back to their file) and `late`
     (outputs that changed after the call's stream was done) can be seen in its process only: what is said there
@@ -136,7 +136,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The files of one definition's calls, in the folder that strangers' code writes in."""
+    """The files of one definition's calls, in the folder that untrusted code writes in."""
 
     definition: Definition
     op: Op

@@ -97,7 +97,7 @@ def line_of(layers: Mapping[str, str]) -> str:
 
 
 def lacking(layers: Mapping[str, str]) -> list[str]:
-    """What strangers' code could reach with these layers; empty: isolation is whole.
+    """What untrusted code could reach with these layers; empty: isolation is whole.
 
     Several layers may do for one protection: a GPU's driver does not start behind Landlock, say.
     """

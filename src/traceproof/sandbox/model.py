@@ -70,7 +70,7 @@ class ItemOutcome:
     value: Any = None  # what the handler returned; None unless the status is ok
     message: str = ""  # empty if ok, else what happened: the end of a traceback, the signal, the limit
     seconds: float = 0.0  # time in the handler; wall clock seen from outside if the handler did not come back
-    isolation: str = ""  # what strangers' code could reach where isolation was not whole; empty: nothing
+    isolation: str = ""  # what untrusted code could reach where isolation was not whole; empty: nothing
 
 
 LENGTH = struct.Struct("!Q")

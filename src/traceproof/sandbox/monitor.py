@@ -22,7 +22,7 @@ from traceproof.sandbox.worker import WorkerSpec, run_and_exit, work
 FRESH_BYTES_PER_SECOND = 8e9
 LEAST_LOOK_SECONDS = 0.02
 MOST_LOOK_SECONDS = 0.05
-IDLE_LOOK_SECONDS = 0.25  # between two items, for threads that strangers' code may have left running
+IDLE_LOOK_SECONDS = 0.25  # between two items, for threads that untrusted code may have left running
 SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than looking at /proc
 SCRATCH_ENTRIES = 100_000  # a folder of more files than this is a flood by itself
 WORD_BYTES = 4096

@@ -1,6 +1,6 @@
 """What a reference or a solution may say, read off its syntax tree before it runs; names what it refuses.
 
-This is not the isolation: a determined stranger gets around any reading of Python, and the sandbox is there for
+This is not the isolation: a determined author gets around any reading of Python, and the sandbox is there for
 that. It finds out, with a line number, what no such code has a reason to do, on machines without a sandbox too.
 """
 

@@ -345,7 +345,7 @@ class Session:
         self._reach = ", ".join(lacking(self._worker.layers))
         if self._reach and not self._pool.weak:
             message = (
-                f"not run: on this machine strangers' code could reach {self._reach} (namespaces and Landlock are"
+                f"not run: on this machine untrusted code could reach {self._reach} (namespaces and Landlock are"
                 " absent or not allowed here); --allow-weak-isolation runs it all the same"
             )
             self._refuse(ItemOutcome(status=Status.ISOLATION, message=message))

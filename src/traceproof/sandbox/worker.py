@@ -167,7 +167,7 @@ def guarded(call: Callable[[], Any]) -> dict[str, Any]:
     """Run the call; whatever Python raises becomes an answer, also SystemExit: here it would end the worker."""
     try:
         return {"status": Status.OK, "value": call()}
-    except BaseException as error:  # noqa: BLE001 - the verdict on strangers' code is made of it
+    except BaseException as error:  # noqa: BLE001 - the verdict on untrusted code is made of it
         return {"status": _status_of(error), "message": describe(error)}
 
 
@@ -184,7 +184,7 @@ def _status_of(error: BaseException) -> Status:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException:  # noqa: BLE001 - a stranger's __str__ may raise anything
+    except BaseException:  # noqa: BLE001 - an untrusted __str__ may raise anything
         return "(its text can not be read)"
 
 

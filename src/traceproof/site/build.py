@@ -48,7 +48,7 @@ HEAD: Sequence[tuple[str, str]] = (
 ALONE = ("site.css", "uplot.css", "uplot.js", "plots.js")  # of a page that stands alone
 LONGEST = 200_000  # characters of a source that are highlighted; a longer one is shown plain
 NOW = "this run"
-FindingKey = tuple[str, str | None, str, str]  # definition, case, actor, output
+FindingKey = tuple[str, str | None, str, str]  # definition, case, implementation, output
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Finished:
     def findings(self) -> Mapping[FindingKey, str]:
         """`new`, `known` or `unexpected` for each row that is a finding."""
         return {
-            (found["definition"], found["case"], found["actor"], found["output"]): kind
+            (found["definition"], found["case"], found["implementation"], found["output"]): kind
             for kind, rows in self.summary["findings"].items()
             for found in rows
         }
@@ -224,7 +224,7 @@ class Overview:
         self._earlier = earlier
         # of each kind, words in the order in which they are met
         self._words: dict[str, list[str]] = {
-            "actors": list(IMPLEMENTATIONS),
+            "implementations": list(IMPLEMENTATIONS),
             "states": [NOW],
             **{name: [] for name in ("devices", "versions", "verdicts", "reasons", "op_types", "outcomes")},
         }
@@ -247,7 +247,12 @@ class Overview:
             return  # it has nothing to do with the definition
         margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
         reason = "" if tally.verdict == Verdict.PASS else tally.reason
-        words = {"actors": place.actor, "devices": place.device, "versions": place.version, "states": state}
+        words = {
+            "implementations": place.implementation,
+            "devices": place.device,
+            "versions": place.version,
+            "states": state,
+        }
         places = [self._place(*one) for one in (words | {"verdicts": tally.verdict, "reasons": reason}).items()]
         self._results.append([len(self._definitions) - 1, *places[:-1], margin, places[-1]])
 
@@ -350,7 +355,14 @@ class Site:
             if view.definition is not None:
                 self._models += coverage([view.definition], view.ledger)
             for kind, row in view.findings:
-                cells = [kind, row.actor, str(row.case or row.path), row.output, str(row.verdict), str(row.reason)]
+                cells = [
+                    kind,
+                    row.implementation,
+                    str(row.case or row.path),
+                    row.output,
+                    str(row.verdict),
+                    str(row.reason),
+                ]
                 self._findings.append([link(view.name), *cells, row.message[:300]])
             self._ledger += [_ledger_row(record) for record in view.records]
             shown = {key: highlighted(getattr(view.definition, key, None) or "") for key in ("reference", "init")}
@@ -370,7 +382,7 @@ class Site:
     def _view(self, plan: OpTypePlan, name: str, found: list[VerdictRow]) -> View:
         planned, summary = plan.definitions.get(name), self._finished.summary
         reference = {name: planned.reference} if planned is not None else {}
-        kinds = ((row.case, row.actor, row.output) for row in found)
+        kinds = ((row.case, row.implementation, row.output) for row in found)
         return View(
             name=name,
             op_type=plan.op_type,
@@ -432,7 +444,14 @@ class Site:
 
 
 def _ledger_row(record: Record) -> list[Any]:
-    cells = [record.actor, record.status, record.compared, record.against, record.device or "", record.reason]
+    cells = [
+        record.implementation,
+        record.status,
+        record.compared,
+        record.against,
+        record.device or "",
+        record.reason,
+    ]
     return [link(record.definition), *cells, record.date]
 
 

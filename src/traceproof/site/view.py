@@ -60,25 +60,25 @@ class Tally:
 class Place:
     """Who ran, on what, in which version."""
 
-    actor: str
+    implementation: str
     device: str
     version: str
 
 
-def version_of(actor: str, versions: Mapping[str, Mapping[str, str]]) -> str:
-    """Version of the package that an actor's answers come from; of two joined by PAIR, of both."""
-    stacks = [environment_of(one) if one in IMPLEMENTATIONS else one for one in actor.split(PAIR)]
+def version_of(implementation: str, versions: Mapping[str, Mapping[str, str]]) -> str:
+    """Version of the package that an implementation's answers come from; of two joined by PAIR, of both."""
+    stacks = [environment_of(one) if one in IMPLEMENTATIONS else one for one in implementation.split(PAIR)]
     names = {stack: distribution(stack) for stack in stacks}
     found = {stack: versions.get(stack, {}).get(name) for stack, name in names.items()}
     return ", ".join(f"{names[stack]} {version}" for stack, version in found.items() if version)
 
 
 def by_place(rows: Iterable[VerdictRow]) -> dict[Place, Tally]:
-    """The tally of each actor, device and version that rows have, in the order in which they come."""
+    """The tally of each implementation, device and version that rows have, in the order in which they come."""
     found: dict[Place, Tally] = {}
     for row in rows:
         versions = dict.fromkeys(STACKS, row.versions or {})  # those of its own stack, whichever that is
-        place = Place(row.actor, row.device or "", version_of(row.actor, versions))
+        place = Place(row.implementation, row.device or "", version_of(row.implementation, versions))
         gate = row.gate
         found.setdefault(place, Tally()).add(row.verdict, row.reason, gate.margin if gate else None)
     return found
@@ -86,7 +86,7 @@ def by_place(rows: Iterable[VerdictRow]) -> dict[Place, Tally]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """All actors' verdicts on one output of one case."""
+    """All implementations' verdicts on one output of one case."""
 
     case: str
     size: str
@@ -107,11 +107,11 @@ class View:
     outcome: str  # what came of it, in a word of the summary
     grade: str  # how strong its proof is; empty: it has none
     rows: Sequence[VerdictRow]  # its verdict rows
-    # `new`, `known` or `unexpected`, of rows that are findings, by case, actor and output
+    # `new`, `known` or `unexpected`, of rows that are findings, by case, implementation and output
     kinds: Mapping[tuple[str | None, str, str], str]
     planned: PlannedDefinition | None  # its plan; None: its file is no definition
     ledger: Ledger  # with its records
-    # what each actor came to in each kept state, by the state's place among `labels`
+    # what each implementation came to in each kept state, by the state's place among `labels`
     trend: Sequence[tuple[int, Place, Tally]]
     labels: Sequence[str]  # of the kept states, the oldest first
 
@@ -137,23 +137,25 @@ class View:
 
     @cached_property
     def places(self) -> Mapping[Place, Tally]:
-        """What each actor came to."""
+        """What each implementation came to."""
         return by_place(self.rows)
 
     @cached_property
     def compared(self) -> tuple[str, ...]:
         """Actors of which anything was not a skip: the columns of the table of cases."""
-        return tuple(dict.fromkeys(row.actor for row in self.rows if row.verdict != Verdict.SKIP))
+        return tuple(dict.fromkeys(row.implementation for row in self.rows if row.verdict != Verdict.SKIP))
 
     @property
     def lines(self) -> Iterator[Line]:
         """The table of cases."""
         table: dict[tuple[str, str], dict[str, VerdictRow]] = {}
         for row in self.rows:
-            if row.actor in self.compared:
+            if row.implementation in self.compared:
                 cells = table.setdefault((str(row.case or row.path), row.output), {})
-                if row.actor not in cells or row.bad:  # of several rows about a case as a whole the bad one counts
-                    cells[row.actor] = row
+                if (
+                    row.implementation not in cells or row.bad
+                ):  # of several rows about a case as a whole the bad one counts
+                    cells[row.implementation] = row
         for (case, output), cells in table.items():
             row = next(iter(cells.values()))
             axes = ", ".join(f"{name} {size}" for name, size in row.axes.items())
@@ -163,7 +165,7 @@ class View:
     @cached_property
     def findings(self) -> list[tuple[str, VerdictRow]]:
         """Rows that are findings, with what kind of one."""
-        kinds = ((self.kinds.get((row.case, row.actor, row.output), ""), row) for row in self.rows)
+        kinds = ((self.kinds.get((row.case, row.implementation, row.output), ""), row) for row in self.rows)
         return [(kind or "new", row) for kind, row in kinds if kind or row.bad]
 
     @property
@@ -182,8 +184,8 @@ class View:
     @property
     def worst_margins(self) -> dict[str, float]:
         """The largest margin of each implementation that has one."""
-        found = ((place.actor, tally.margin) for place, tally in self.places.items())
-        return {actor: margin for actor, margin in found if margin is not None}
+        found = ((place.implementation, tally.margin) for place, tally in self.places.items())
+        return {implementation: margin for implementation, margin in found if margin is not None}
 
     @cached_property
     def margins(self) -> dict[str, Any]:
@@ -191,7 +193,7 @@ class View:
         found: dict[str, dict[str, float]] = {}
         for row in self.rows:
             if row.gate is not None and row.gate.margin is not None:
-                found.setdefault(f"{row.actor}: {row.output}", {})[str(row.case)] = row.gate.margin
+                found.setdefault(f"{row.implementation}: {row.output}", {})[str(row.case)] = row.gate.margin
         cases = list(dict.fromkeys(case for values in found.values() for case in values))
         return plot("margins", cases, {name: [values.get(c) for c in cases] for name, values in found.items()})
 
@@ -202,7 +204,7 @@ class View:
         for row in self.rows:
             counts = row.metrics.get("histogram")
             if counts:
-                name = f"{row.actor}: {row.output}"
+                name = f"{row.implementation}: {row.output}"
                 found[name] = [a + b for a, b in zip(found.get(name, [0] * len(counts)), counts, strict=True)]
         low, high = OCTAVES
         labels = [*(f"< 2^{octave}" for octave in range(low, high)), f"\u2265 2^{high - 1}"]
@@ -210,10 +212,10 @@ class View:
 
     @cached_property
     def progress(self) -> dict[str, Any]:
-        """Plot: the largest margin of each actor in each kept state."""
+        """Plot: the largest margin of each implementation in each kept state."""
         found: dict[str, list[float | None]] = {}
         for state, place, tally in self.trend:
-            values = found.setdefault(place.actor, [None] * len(self.labels))
+            values = found.setdefault(place.implementation, [None] * len(self.labels))
             values[state] = max(filter(None, (values[state], tally.margin)), default=None)
         kept = {name: values for name, values in found.items() if any(value is not None for value in values)}
         return plot("history", self.labels, kept)
@@ -283,7 +285,7 @@ class History:
 
     states: list[State] = field(default_factory=list)
     bumps: list[Bump] = field(default_factory=list)
-    # by definition, what each actor came to in each state, by the state's place in `states`
+    # by definition, what each implementation came to in each state, by the state's place in `states`
     trends: dict[str, list[tuple[int, Place, Tally]]] = field(default_factory=dict)
 
 
@@ -305,8 +307,8 @@ def _note(history: History, kept: Kept) -> None:
     index, stacks = len(history.states) - 1, kept.about["stacks"]
     tallies: dict[tuple[str, Place], Tally] = {}
     for row in kept.rows:
-        actor = str(row["actor"])
-        place = Place(actor, str(row.get("device") or ""), version_of(actor, stacks))
+        implementation = str(row["implementation"])
+        place = Place(implementation, str(row.get("device") or ""), version_of(implementation, stacks))
         margin = (row.get("gate") or {}).get("margin")
         tally = tallies.setdefault((str(row["definition"]), place), Tally())
         tally.add(str(row["verdict"]), row.get("reason"), margin)
@@ -329,5 +331,5 @@ def _bump(found: Diff, before: State, after: State) -> Bump:
 
 def _change(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> Change:
     one = row or was or {}
-    where = f"{one.get('case')}, {one['actor']}, {one['output']}"
+    where = f"{one.get('case')}, {one['implementation']}, {one['output']}"
     return Change(str(one["definition"]), where, side(was), side(row), found.between(was, row))

@@ -179,7 +179,7 @@ def as_json(certificate: Certificate) -> str:
 
 
 def page(certificate: Certificate) -> str:
-    """One HTML page; whatever strangers wrote is escaped by the template's environment, nowhere else."""
+    """One HTML page; untrusted text is escaped by the template's environment, nowhere else."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     found = environment.get_template(TEMPLATE)

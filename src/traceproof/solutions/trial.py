@@ -29,7 +29,7 @@ from traceproof.run.engine import Settings as EngineSettings
 from traceproof.run.inputs import make_inputs
 from traceproof.run.judging import REASONS, Result, Right, rulings
 from traceproof.run.records import WHOLE, PlannedCase
-from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, strangers
+from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, untrusted_pool
 from traceproof.run.transfer import Layout, Taken
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.cases import planned
@@ -66,7 +66,7 @@ def judged(candidate: Candidate, name: str, settings: Settings, scratch: Path) -
 def workers(settings: Settings, scratch: Path) -> Pool:
     """The workers that solutions run in, which see nothing of what is judged by."""
     conceal = [scratch, *map(Path, settings.conceal)]
-    return strangers(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
+    return untrusted_pool(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
 
 
 def tried(evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool = True) -> Trial:

@@ -17,9 +17,9 @@ LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of modules 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundTruth:
-    """A ground truth: an actor of that name, with adapters in `ops/<op_type>/ground_truths/<name>.py`."""
+    """A ground truth: an implementation of that name, with adapters in `ops/<op_type>/ground_truths/<name>.py`."""
 
-    name: str  # of the actor
+    name: str  # of the implementation
     label: str  # what people call it
     calls: str  # what it calls, to follow "agrees with"
     priority: int  # place in the specified order; the smallest comes first

@@ -54,7 +54,7 @@ class Divergences:
         self._rows: dict[str, list[VerdictRow]] = {}
         for path in sorted(verdicts.glob("*.jsonl")) if verdicts is not None else ():
             for row in read_rows(path):
-                if row.actor == REFERENCE and row.bad and row.case is not None:
+                if row.implementation == REFERENCE and row.bad and row.case is not None:
                     self._rows.setdefault(row.definition, []).append(row)
         self._known = read_known(known).findings if known is not None and known.is_file() else []
 
@@ -69,7 +69,7 @@ class Divergences:
             if row.digests.definition == definition.digest
         }
         for entry in self._known:
-            if entry.means(definition.name, definition.digest) and entry.actor == REFERENCE:
+            if entry.means(definition.name, definition.digest) and entry.implementation == REFERENCE:
                 found.update(dict.fromkeys(entry.cases, f"{entry.reason}{said(entry.versions)}"))
         return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
 

@@ -43,7 +43,7 @@ def _is_known(row: Row, known: Known, versions: Versions) -> bool:
 def _speaks_of(entry: Entry, row: Row, versions: Versions) -> bool:
     """Whether an entry is about the test's case, and about the reference or the ground truth that it runs."""
     return (
-        entry.actor in {"reference", row["stack"]}
+        entry.implementation in {"reference", row["stack"]}
         and entry.means(row["definition"], row["digest"])
         and row["case"] in entry.cases
         and entry.stands(versions.get(row["stack"], {})) is not False

@@ -1,4 +1,4 @@
-"""Softmax attention over gathered rows, in float64 for the oracle and at the kernel's precision for the floor.
+"""Softmax attention over gathered rows, in float64 for the oracle and at the kernel's precision for the baseline.
 
 Every attention op is brought to one shape: queries [T, Hq, D], flattened keys [S, Hkv, D] and values [S, Hkv, Dv],
 and one `Span` a sequence that says which queries see which rows. Absorbed MLA is the case Hkv = 1 with the values
@@ -134,7 +134,7 @@ def oracle(definition: Definition, operands: Operands) -> Tensors:
     return {name: exact[name] for name in definition.outputs}
 
 
-def floor(definition: Definition, operands: Operands) -> Tensors:
+def baseline(definition: Definition, operands: Operands) -> Tensors:
     """The definition's outputs from a naive low-precision computation.
 
     Logits in float32 from the inputs as stored; weights exp(logit - max) rounded to the inputs' dtype, since that

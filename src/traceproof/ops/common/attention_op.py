@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import MAX_LOGITS, Operands, comparisons, const_size, floor, oracle
+from traceproof.ops.common.attention import MAX_LOGITS, Operands, baseline, comparisons, const_size, oracle
 from traceproof.ops.common.attention_cases import Plan, Planner
 from traceproof.ops.common.paging import paged_axes
 from traceproof.ops.compare import Comparison
@@ -17,7 +17,7 @@ SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as
 
 
 class AttentionFormula(Op):
-    """An op whose oracle and floor are those of attention over its operands."""
+    """An op whose oracle and baseline are those of attention over its operands."""
 
     @abstractmethod
     def operands(self, definition: Definition, inputs: Values) -> Operands:
@@ -27,9 +27,9 @@ class AttentionFormula(Op):
         """The formula in float64, sequence by sequence."""
         return oracle(definition, self.operands(definition, inputs))
 
-    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+    def baseline(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula with float32 sums and softmax weights in the inputs' dtype."""
-        return floor(definition, self.operands(definition, inputs))
+        return baseline(definition, self.operands(definition, inputs))
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close, both."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from traceproof.lazy import torch
 
-# A float32 state loses some 4e-8 of itself in the floor. With lg2.approx and ex2.approx at their documented worst
+# A float32 state loses some 4e-8 of itself in the baseline. With lg2.approx and ex2.approx at their documented
+# worst
 # (2**-22), all errors of one sign, over 16 tokens, it loses up to 67 times that (tests/test_ops_gdn.py). A state
 # kept in bfloat16 or multiplied in TF32 loses 10,000 times as much.
 FAST_EXP_FACTOR = 100.0

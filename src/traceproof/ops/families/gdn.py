@@ -391,11 +391,11 @@ def _one_chunk(chunk: Tensors, state: torch.Tensor, dtype: torch.dtype) -> tuple
     return output, last.exp() * state + product(left.mT, k)
 
 
-# A chunk of 64 tokens passes through five products, the floor's token through two; measured with chunked
-# computations of our own (tests/test_ops_gdn.py, ops/gdn/chunked.py): up to 3.2 times the floor for the output,
+# A chunk of 64 tokens passes through five products, the baseline's token through two; measured with chunked
+# computations of our own (tests/test_ops_gdn.py, ops/gdn/chunked.py): up to 3.2 times the baseline for the output,
 # 4.8 for the state. A token changes a state by a matrix of rank one, so one row of it holds one rounding.
 DECAY = 90.0  # exp(-90) is nothing in float32; sums with it still tell neighbours' decays apart
-CHUNKED = "chunked kernels round the operands of five products in bfloat16, the floor those of two"
+CHUNKED = "chunked kernels round the operands of five products in bfloat16, the baseline those of two"
 
 
 class GatedDeltaRule(FormulaOp):
@@ -443,7 +443,7 @@ class GatedDeltaRule(FormulaOp):
         }
         if kind == "outlier":
             # Several columns of v, not alike: were it one, a row of the output would be one number, and what the
-            # floor loses there a matter of luck.
+            # baseline loses there a matter of luck.
             drawn["q"][..., 1] = 100.0
             drawn["v"][..., 1::4] *= 300.0
         if found.kind is Kind.PREFILL and far.SIZE in case.params:
@@ -468,7 +468,7 @@ class GatedDeltaRule(FormulaOp):
         return ordered(definition, values)
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close: chunks in bfloat16 round more often than the floor; float32 states feel hardware exponentials."""
+        """Close: chunks in bfloat16 round more often than the baseline; float32 states feel hardware exp."""
         found = layout(definition)
         if found.kind is Kind.PREFILL:
             return {"output": Close(4.0, reason=CHUNKED), found.final: Close(12.0, row_axes=2, reason=CHUNKED)}

@@ -314,19 +314,19 @@ def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
 class CascadeMerge(FormulaOp):
     """States of one row, judged by what the largest logarithm among them loses."""
 
-    def floor(self, definition: Definition, inputs: Values) -> Tensors:
+    def baseline(self, definition: Definition, inputs: Values) -> Tensors:
         """The formula in float32; of a logarithm, 8 roundings of the largest one that is merged.
 
         Where one state outweighs the others, the naive sum gives that one's logarithm without any rounding; other
         right ways convert between the bases 2 and e, and lose a rounding in each step.
         """
-        floors = super().floor(definition, inputs)
+        baselines = super().baseline(definition, inputs)
         level = list(definition.outputs)[1]
         exact = self.oracle(definition, inputs)[level]
         given = [value for name, value in inputs.items() if name[0] == "s" and isinstance(value, torch.Tensor)]
         largest = max([1.0, *(float(value[value.isfinite()].abs().amax()) for value in given if value.numel())])
-        floors[level] = (exact + 8 * 2.0**-24 * largest).float()
-        return floors
+        baselines[level] = (exact + 8 * 2.0**-24 * largest).float()
+        return baselines
 
 
 CASCADE_MERGE = CascadeMerge(

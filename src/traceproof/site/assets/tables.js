@@ -44,7 +44,7 @@
     const of = data.definitions.map(() => []);
     data.results.forEach((one) => of[one[0]].push(one));
     const facets = [["op_type", data.op_types], ["outcome", data.outcomes], ["verdict", data.verdicts],
-      ["implementation", used.map((place) => data.actors[place])], ["GPU", data.devices],
+      ["implementation", used.map((place) => data.implementations[place])], ["GPU", data.devices],
       ["version", data.versions.filter(Boolean)], ["run", data.states]];
     const cell = (results) => (results.length ? { results: results.map((one) => {
       const reason = data.reasons[one[7]]; // of what did not pass; else there is the margin
@@ -57,7 +57,7 @@
         && (!chosen.version || data.versions[one[3]] === chosen.version)
         && (!chosen.run || data.states[one[4]] === chosen.run);
       const wanted = (one) => (!chosen.verdict || data.verdicts[one[5]] === chosen.verdict)
-        && (!chosen.implementation || data.actors[one[1]] === chosen.implementation);
+        && (!chosen.implementation || data.implementations[one[1]] === chosen.implementation);
       const found = [];
       data.definitions.forEach(([name, op, outcome, slug], place) => {
         if (!`${name} ${data.op_types[op]}`.toLowerCase().includes(text)) return;
@@ -67,11 +67,11 @@
         const narrowed = chosen.verdict || chosen.implementation || chosen.GPU || chosen.version;
         if (narrowed && !results.some(wanted)) return;
         found.push([[name, `definitions/${slug ?? name}.html`], data.op_types[op], data.outcomes[outcome],
-          ...used.map((actor) => cell(results.filter((one) => one[1] === actor)))]);
+          ...used.map((implementation) => cell(results.filter((one) => one[1] === implementation)))]);
       });
       return found;
     };
-    return { columns: ["definition", "op_type", "outcome", ...used.map((place) => data.actors[place])],
+    return { columns: ["definition", "op_type", "outcome", ...used.map((place) => data.implementations[place])],
       facets, first: { run: NOW }, rows };
   }
 

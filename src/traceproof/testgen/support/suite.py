@@ -65,7 +65,7 @@ class ReferenceTests:
             name: ruling
             for name, ruling in trial.rulings(REFERENCE, tolerance).items()
             if not ruling.details.get("metrics", {}).get("within_specification", True)
-            and trial.floor_within(name, tolerance)
+            and trial.baseline_within(name, tolerance)
         }
         if outside:
             pytest.fail(report(trial, outside, REFERENCE, "oracle"), pytrace=False)
@@ -163,30 +163,32 @@ def direct(
             continue
         ruling = trial.compare(name, ours.get(name), theirs[name], tolerance)
         within = ruling.details.get("metrics", {}).get("within_specification", True)
-        verdict = Verdict.PASS if within or not trial.floor_within(name, tolerance, answers=2) else Verdict.FAIL
+        verdict = Verdict.PASS if within or not trial.baseline_within(name, tolerance, answers=2) else Verdict.FAIL
         rulings[name] = Ruling(verdict, ruling.reason, "outside the specification's tolerance", ruling.details)
     return rulings
 
 
-def fail_on(trial: Trial, rulings: Mapping[str, Ruling], actor: str, other: str) -> None:
+def fail_on(trial: Trial, rulings: Mapping[str, Ruling], implementation: str, other: str) -> None:
     """Fail with the report if any ruling is a failure or an error."""
     bad = {name: r for name, r in rulings.items() if r.verdict not in {Verdict.PASS, Verdict.SKIP}}
     if bad:
-        pytest.fail(report(trial, bad, actor, other), pytrace=False)
+        pytest.fail(report(trial, bad, implementation, other), pytrace=False)
 
 
-def report(trial: Trial, rulings: Mapping[str, Ruling], actor: str, other: str) -> str:
+def report(trial: Trial, rulings: Mapping[str, Ruling], implementation: str, other: str) -> str:
     """Everything that is known of a failure, the five worst locations among it."""
     case = trial.case
     axes = ", ".join(f"{name} {size}" for name, size in case.axes.items())
-    lines = [f"{trial.definition.name}, case {case.id} ({axes}; seed {case.seed}) on {trial.device}: {actor}"]
+    lines = [
+        f"{trial.definition.name}, case {case.id} ({axes}; seed {case.seed}) on {trial.device}: {implementation}"
+    ]
     for name, ruling in rulings.items():
         lines.append(f"  {name}  {ruling.verdict} {ruling.reason or ''}: {ruling.message}")
-        lines += [f"    {line}" for line in _details(ruling.details, actor, other)]
+        lines += [f"    {line}" for line in _details(ruling.details, implementation, other)]
     return "\n".join(lines)
 
 
-def _details(details: Mapping[str, Any], actor: str, other: str) -> Iterable[str]:
+def _details(details: Mapping[str, Any], implementation: str, other: str) -> Iterable[str]:
     figures = details.get("metrics", {})
     known = [f"{key} {figures[key]:.4g}" for key in FIGURES if isinstance(figures.get(key), int | float)]
     if known:
@@ -194,4 +196,4 @@ def _details(details: Mapping[str, Any], actor: str, other: str) -> Iterable[str
     if row := details.get("specification"):
         yield f"specification: atol {row['atol']:g}, rtol {row['rtol']:g}, hit ratio {row['hit_ratio']:g}"
     for place in details.get("worst", ()):
-        yield f"at {place['index']}: {actor} {place['actual']}, {other} {place['expected']}"
+        yield f"at {place['index']}: {implementation} {place['actual']}, {other} {place['expected']}"

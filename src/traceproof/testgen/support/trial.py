@@ -26,7 +26,7 @@ from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject, entries_of, expectation, solve
 from traceproof.run.implementation import Implementation, call, named_outputs
 from traceproof.run.inputs import make_inputs
-from traceproof.run.source import Source, loaded, strangers
+from traceproof.run.source import Source, loaded, untrusted_pool
 from traceproof.run.tensor_files import plain_tensor
 from traceproof.run.transfer import Taken
 from traceproof.sandbox import Limits, Pool
@@ -183,18 +183,18 @@ class Trial:
         named = named_outputs(self.definition, returned)
         return {name: plain_tensor(value) for name, value in named.items() if value is not None}
 
-    def rulings(self, actor: str, tolerance: float | None) -> Mapping[str, Ruling]:
+    def rulings(self, implementation: str, tolerance: float | None) -> Mapping[str, Ruling]:
         """The judge's ruling on every output of the reference, or of a ground truth that runs here; ruled once.
 
         Raises LookupError: the ground truth does not run here.
         """
-        key = (actor, tolerance)
+        key = (implementation, tolerance)
         if key not in self._rulings:
-            outputs = self.reference.outputs if actor == REFERENCE else self.run_truth(actor)
+            outputs = self.reference.outputs if implementation == REFERENCE else self.run_truth(implementation)
             if isinstance(outputs, Unavailable):
-                raise LookupError(f"{actor} does not run here: {outputs.message}")
+                raise LookupError(f"{implementation} does not run here: {outputs.message}")
             names = self.definition.outputs
-            reference = actor == REFERENCE
+            reference = implementation == REFERENCE
             self._rulings[key] = {
                 name: self.subject.ruling(name, outputs.get(name), tolerance, reference=reference)
                 for name in names
@@ -205,28 +205,28 @@ class Trial:
         self, name: str, actual: torch.Tensor | None, truth: torch.Tensor, tolerance: float | None
     ) -> Ruling:
         """The figures of one output against another's; the gate is no judge here, both have a rounding each."""
-        entries = {"": truth.to(torch.float64), "floor": truth, "bound": truth.to(torch.float64).abs()}
+        entries = {"": truth.to(torch.float64), "baseline": truth, "bound": truth.to(torch.float64).abs()}
         expected = expectation(self.definition, self.op, self.case, name, entries)
         return judge_output(actual, expected, tolerance=tolerance)
 
-    def floor_within(self, name: str, tolerance: float | None, *, answers: int = 1) -> bool:
+    def baseline_within(self, name: str, tolerance: float | None, *, answers: int = 1) -> bool:
         """Whether naive computations at the kernel's precision meet the specification's tolerance themselves.
 
         One is held against the oracle; two part from each other by what both lose, which is twice as much. A sum
         in float32 may lose its bound: which part of it depends on the order in which it is taken.
         """
         entries = entries_of(self.subject.oracle, name)
-        floor, bound = entries.get("floor"), entries.get("bound")
-        if floor is None and bound is None:
+        baseline, bound = entries.get("baseline"), entries.get("bound")
+        if baseline is None and bound is None:
             return True
         value = entries[""].to(torch.float64)
-        if floor is None:
-            floor = value.to(TORCH_DTYPES[self.definition.outputs[name].dtype])
-        lost = floor.to(torch.float64) - value
+        if baseline is None:
+            baseline = value.to(TORCH_DTYPES[self.definition.outputs[name].dtype])
+        lost = baseline.to(torch.float64) - value
         if bound is not None:
             lost = torch.copysign(torch.maximum(lost.abs(), bound.to(torch.float64)), lost)
         parted = value + answers * lost
-        parted = torch.where(torch.isfinite(parted), parted, floor.to(torch.float64)).to(floor.dtype)
+        parted = torch.where(torch.isfinite(parted), parted, baseline.to(torch.float64)).to(baseline.dtype)
         details = self.compare(name, parted, value, tolerance).details
         return bool(details.get("metrics", {}).get("within_specification", True))
 
@@ -247,7 +247,7 @@ class Workers:
 
     def new(self, definition: Definition, device: str) -> AbstractContextManager[Source]:
         """A worker of its own, with the reference loaded."""
-        pool = self._pools.setdefault(device, strangers(gpu=device == "cuda"))
+        pool = self._pools.setdefault(device, untrusted_pool(gpu=device == "cuda"))
         return loaded(definition, pool, limits=LIMITS, need=FILE_BYTES, device=device)
 
     def source(self, definition: Definition, device: str) -> Source:
