@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,10 +38,9 @@ from traceproof.run.records import PlannedCase
 from traceproof.run.source import PRELOAD
 from traceproof.sandbox import GIB, Limits, Pool
 from traceproof.sandbox.isolation import CUDA_REFUSES
-from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, objections
-from traceproof.solutions.trial import Evaluation, tried
+from traceproof.solutions.trial import Evaluation, planned, tried
 
 AT_ONCE = 5  # answers that a process judges in a row
 SOURCE = """import sys
@@ -219,7 +217,6 @@ class Judge:
 
     given: Settings
     workers: Pool
-    folder: Path
     drawn: dict[str, tuple[Definition, list[PlannedCase], dict[tuple[str, int], Subject]]]
 
     def judged(self, dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
@@ -227,8 +224,7 @@ class Judge:
         given = self.given.model_copy(update={"dataset": dataset})
         if name not in self.drawn:
             self.drawn.clear()
-            (self.folder / name).mkdir(exist_ok=True)
-            self.drawn[name] = (*planned(name, given, self.folder / name), {})
+            self.drawn[name] = (*planned(name, given), {})
         definition, cases, subjects = self.drawn[name]
         return [
             _judged(definition, cases, answer, given, self.workers, wrong=wrong, subjects=subjects)
@@ -245,8 +241,7 @@ def start(given: Settings) -> None:
     torch.set_num_threads(1)
     held = ExitStack()
     Finalize(None, held.close, exitpriority=10)
-    folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
-    JUDGES.append(Judge(given, held.enter_context(pool(gpu=given.gpu)), folder, {}))
+    JUDGES.append(Judge(given, held.enter_context(pool(gpu=given.gpu)), {}))
 
 
 def known(op_type: str) -> list[tuple[Answer, bool]]:

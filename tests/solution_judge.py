@@ -14,10 +14,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.run.records import PlannedCase
 from traceproof.sandbox import Limits, Pool
-from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, Trial, objections
-from traceproof.solutions.trial import Evaluation, tried
+from traceproof.solutions.trial import Evaluation, planned, tried
 
 DATASET = Path(__file__).parent / "dataset"
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=2 << 30)
@@ -43,14 +42,11 @@ class SolutionJudge:
 
     settings: Settings
     pool: Pool
-    scratch: Path
 
     @cache  # noqa: B019 - lives as long as the module's tests
     def planned(self, name: str) -> tuple[Definition, list[PlannedCase]]:
         """A definition and its cases."""
-        folder = self.scratch / name
-        folder.mkdir()
-        return planned(name, self.settings, folder)
+        return planned(name, self.settings)
 
     def trial(self, solution: Candidate, definition: str, *, whole: bool = True) -> Trial:
         """What came of a solution that the policy has not read; if not `whole`, the first bad row ends it."""
@@ -94,4 +90,4 @@ def solution_judge(  # noqa: PLR0913 - all but the folder have defaults
     )
     conceal = [scratch, *map(Path, settings.conceal)]
     with borrowed(gpu=gpu, conceal=conceal, environment=environment) as pool:
-        yield SolutionJudge(settings, pool, scratch)
+        yield SolutionJudge(settings, pool)

@@ -12,15 +12,15 @@ import known_bugs
 import sanitize
 from known_bugs import ABSENT, ACCEPTED, REFUSED
 from traceproof.ops.answers import answers_of
-from traceproof.solutions.cases import planned
+from traceproof.solutions.trial import planned
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 TESTS = Path(__file__).parent / "dataset"
 
 
-def test_a_known_bug_is_refused_as_a_solution_and_a_right_way_is_accepted(tmp_path: Path) -> None:
+def test_a_known_bug_is_refused_as_a_solution_and_a_right_way_is_accepted() -> None:
     given = known_bugs.settings(TESTS, 5)
-    definition, cases = planned("rmsnorm_h96", given, tmp_path)
+    definition, cases = planned("rmsnorm_h96", given)
     found = answers_of("rmsnorm")
     assert found is not None
     dropped = next(one for one in found.wrong if one.name == "weight dropped")

@@ -5,7 +5,7 @@ import errno
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.generic import GenericOp
 from traceproof.reasons import Error, Unavailable, Verdict
 from traceproof.run.calls import BETWEEN_BYTES, giving_back, set_seed
+from traceproof.run.implementation import Implementation
 from traceproof.run.implementations import environment_of
 from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Result, Right, Rows, Rulings
@@ -32,6 +33,7 @@ from traceproof.run.shadow import modes_of
 from traceproof.run.source import NAN, CallError, Source, loaded
 from traceproof.run.tensor_files import plain_tensors, same_bits, same_draws
 from traceproof.run.transfer import Taken
+from traceproof.run.trusted import Runner
 from traceproof.sandbox import ItemOutcome, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import STACKS, TAGGED
@@ -159,11 +161,14 @@ class DefinitionRun:
         asked = {
             one: threads.submit(self._attempt, one, partial(self._trusted, one, drawn.planned))
             for one in trusted
-            if one not in drawn.results
+            if one not in drawn.results and one not in self.settings.functions
         }
         made = None if call is None else threads.submit(self._attempt, name, partial(self._untrusted, drawn, call))
         if self.entry.no_oracle is None and not drawn.planned.large and drawn.inputs is not None:
             drawn.right = self._solved(drawn, drawn.inputs)
+        here = self.settings.functions.keys() & set(trusted) - drawn.results.keys()
+        for one in here:  # in the thread of who asks: it may debug its function
+            drawn.results[one] = self._attempt(one, partial(self._trusted, one, drawn.planned))
         if made is not None:
             drawn.results[name] = made.result()
         drawn.results |= {one: future.result() for one, future in asked.items()}
@@ -291,9 +296,6 @@ class DefinitionRun:
 
     def _trusted(self, name: str, planned: PlannedCase) -> Result:
         """What a ground truth leaves of a case."""
-        problem = self.engine.not_built(name, self.definition)
-        if problem is not None:
-            return Result(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
         item = {
             "implementation": name,
             "definition": self.entry.definition,
@@ -301,6 +303,12 @@ class DefinitionRun:
             "case": planned.case.as_json(),
             "repeat": planned.repeat,
         }
+        function = self.settings.functions.get(name)
+        if function is not None:
+            return self._called_here(function, item)
+        problem = self.engine.not_built(name, self.definition)
+        if problem is not None:
+            return Result(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
         outcome = self.engine.ask(name, item, self._seconds(name))
         if outcome.status is not Status.OK:
             return Result.failed(outcome)
@@ -308,6 +316,15 @@ class DefinitionRun:
         if "skip" in said:
             return Result.skipped(Unavailable(said["skip"], said["message"]))
         return Result(status="ok", **said)
+
+    def _called_here(self, function: Implementation, item: Mapping[str, Any]) -> Result:
+        """What an implementation leaves of a case that it computes in this process."""
+        function.device = self.engine.device.type
+        runner = Runner(self.definition, self.op, function, self.engine.device, self.settings.dataset)
+        try:
+            return Result(status="ok", **runner.run(item))
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
+            return Result.failed(raised(error))
 
     def _seconds(self, name: str) -> float:
         """What a call may take: on a GPU, one of a function that the definition's tag names compiles it."""

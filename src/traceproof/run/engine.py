@@ -27,7 +27,7 @@ from traceproof.reasons import Unavailable
 from traceproof.run import jit
 from traceproof.run.calls import cuda_is_lost, keep_memory, wait_asleep
 from traceproof.run.definition_run import DefinitionRun, raised
-from traceproof.run.implementation import absent, blocked
+from traceproof.run.implementation import Implementation, absent, blocked
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.judging import Origin, Result, Rows
 from traceproof.run.records import (
@@ -59,6 +59,8 @@ class Settings:
     tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
     weak: bool = False  # whether untrusted code may run where isolation is not whole
     workers: int = 1  # of each environment at most, where definitions side by side would wait for one
+    # implementations that are called in this process, by name: code that its user trusts (`traceproof.check`)
+    functions: Mapping[str, Implementation] = field(default_factory=dict)
     # told of each (implementation, definition, case, status) that is finished; called from any thread
     progress: Callable[[str, str, str, str], object] = lambda *_: None
 
@@ -116,7 +118,7 @@ class Engine:
 
         Raises TraceproofError: a disk is full, or a worker can not be started.
         """
-        self.prepare([entry], implementations)
+        self.prepare([entry], [name for name in implementations if name not in self.settings.functions])
         wanted = {*implementations}
         needed = {REFERENCE} if entry.no_oracle is not None else set()  # whose shadow stands in for an oracle
         rows = DefinitionRun(self, entry, sorted(wanted | needed)).rows()
@@ -191,6 +193,8 @@ class Engine:
                 return Result.skipped(Unavailable(lacking.reason, lacking.message))
             refused = refusal(entry.reference)
             return None if refused is None else Result.failed(refused)
+        if name in self.settings.functions:
+            return None
         try:
             why = blocked(name, definition, self.device.type)
         except Exception as error:  # noqa: BLE001 - an adapter's condition that can not be told is that definition's

@@ -311,20 +311,30 @@ def _definition_plan(tree: Tree, entry: Entry, selection: Selection, broken: lis
         return None, None
     if twin is not None:
         cases = [noted(case, twin) for case in cases]
-    whole = _planned_definition(entry, definition, cases, selection)
+    path = printable(entry.path.as_posix())
+    whole = _planned_definition(definition, cases, selection, path)
     blobs = [planned.model_copy(update={"blobs": blobs_of(tree.root, planned)}) for planned in whole.cases]
     whole = whole.holding(blobs).model_copy(update={"no_oracle": unknown})
     if not isinstance(twin, PlannedTwin):
         return whole, None
-    smaller = _planned_definition(entry, twin.definition, twin.cases, selection)
+    smaller = _planned_definition(twin.definition, twin.cases, selection, path)
     return whole, smaller.model_copy(update={"twin": twin.told})
 
 
+def planned_alone(
+    definition: Definition, selection: Selection, lines: Iterable[WorkloadLine] = ()
+) -> PlannedDefinition:
+    """The plan of one definition, with workload lines if it has any; raises as its op does."""
+    op, unknown = registry.for_definition(definition)
+    cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
+    return _planned_definition(definition, cases, selection).model_copy(update={"no_oracle": unknown})
+
+
 def _planned_definition(
-    entry: Entry, definition: Definition, cases: Iterable[PlannedCase], selection: Selection
+    definition: Definition, cases: Iterable[PlannedCase], selection: Selection, path: str = ""
 ) -> PlannedDefinition:
     return PlannedDefinition(
-        path=printable(entry.path.as_posix()),
+        path=path,
         digest=definition.digest,
         no_oracle=None,
         nonce=selection.hidden_seed,

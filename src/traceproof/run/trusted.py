@@ -61,7 +61,7 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
         if isinstance(found, dict):
             return found
         try:
-            with giving_back(BETWEEN_BYTES):
+            with giving_back(BETWEEN_BYTES), ending_if_lost(found.device):
                 answer = found.run(item)
                 answer[OUTPUTS] = _handed_over(answer.pop("outputs"), given)
                 return answer
@@ -114,21 +114,20 @@ class Runner:
 
     def run(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Run one case; gives its outputs, what was drawn, and what it did beside."""
-        with ending_if_lost(self.device):
-            case = Case(**item["case"])
-            drawn = self._drawn(case)
-            seen = fingerprints(drawn)
-            inputs = self._given(case, drawn)
-            before = fingerprints(inputs) if far.SIZE in case.params else seen
-            set_seed(case.seed, self.device)
-            returned = named_outputs(self.definition, self._call(case, inputs, further=True))
-            self._synchronise()
-            notes = self._notes(inputs, returned, before)
-            tensors = self._kept(case, returned)
-            if item["repeat"]:
-                notes |= self._repeat(case, tensors, returned)
-                notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
-            return {"inputs": digest_json(seen), "outputs": tensors, **notes}
+        case = Case(**item["case"])
+        drawn = self._drawn(case)
+        seen = fingerprints(drawn)
+        inputs = self._given(case, drawn)
+        before = fingerprints(inputs) if far.SIZE in case.params else seen
+        set_seed(case.seed, self.device)
+        returned = named_outputs(self.definition, self._call(case, inputs, further=True))
+        self._synchronise()
+        notes = self._notes(inputs, returned, before)
+        tensors = self._kept(case, returned)
+        if item["repeat"]:
+            notes |= self._repeat(case, tensors, returned)
+            notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
+        return {"inputs": digest_json(seen), "outputs": tensors, **notes}
 
     def _given(self, case: Case, drawn: Values) -> Values:
         """The inputs as the ground truth gets them."""

@@ -165,11 +165,8 @@ def _not_run(message: str) -> Row:
 
 def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) -> Trial:
     here = Environment(name=MAIN, python=environment.python, record=environment.record)
-    with (
-        own_folder() as scratch,
-        # Our own code, which has the solution called in workers that are shut in.
-        Worker(here, SETUP, {"scratch": str(scratch)}, OVERALL, environment.caches) as worker,
-    ):
+    # Our own code, which has the solution called in workers that are shut in.
+    with Worker(here, SETUP, {}, OVERALL, environment.caches) as worker:
         settings = environment.settings(target, here.told(environment.caches))
         order = {"settings": settings, "solution": candidate.as_json(), "definition": target.definition.name}
         outcome = worker.ask(order)

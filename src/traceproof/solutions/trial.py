@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import find, read_tree
 from traceproof.digests import digest_json
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
@@ -28,11 +29,11 @@ from traceproof.run.engine import Engine, this_interpreter
 from traceproof.run.engine import Settings as EngineSettings
 from traceproof.run.inputs import make_inputs
 from traceproof.run.judging import REASONS, Result, Right, rulings
+from traceproof.run.plan import Selection, fitting_lines, planned_alone
 from traceproof.run.records import WHOLE, PlannedCase
 from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, untrusted_pool
 from traceproof.run.transfer import Layout, Taken
 from traceproof.sandbox import Limits, Pool
-from traceproof.solutions.cases import planned
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import PrecisionResult, PropertyResult, Row, Settings, SpeedResult, Trial
 from traceproof.stacks import MAIN
@@ -45,27 +46,41 @@ DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may dr
 SOLUTION = "solution"  # what it is called among implementations
 
 
-def setup(payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def setup(_: object) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Called once in a worker; the result judges `{"settings": ..., "solution": ..., "definition": name}`."""
     torch.set_num_threads(1)
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
         settings, candidate = Settings.model_validate(item["settings"]), Candidate(**item["solution"])
-        return judged(candidate, item["definition"], settings, Path(payload["scratch"])).model_dump(mode="json")
+        definition, cases = planned(item["definition"], settings)
+        with workers(settings) as pool:
+            return tried(Evaluation.of(definition, candidate, settings, pool), cases).model_dump(mode="json")
 
     return handle
 
 
-def judged(candidate: Candidate, name: str, settings: Settings, scratch: Path) -> Trial:
-    """What came of one solution to the definition of a name."""
-    definition, cases = planned(name, settings, scratch)
-    with workers(settings, scratch) as pool:
-        return tried(Evaluation.of(definition, candidate, settings, pool), cases)
+def planned(name: str, settings: Settings) -> tuple[Definition, list[PlannedCase]]:
+    """A definition and its cases: those that anybody can compute, and as many of a seed that nobody knew.
+
+    Raises TraceproofError: the dataset has no such definition.
+    """
+    tree = read_tree(Path(settings.dataset))
+    definition = find(tree, name).definition
+    found: dict[tuple[str, int], PlannedCase] = {}
+    for seed, lines in ((settings.seed, fitting_lines(tree, definition, [])), (settings.hidden_seed, [])):
+        selection = Selection(
+            sizes=settings.sizes,
+            seed=seed,
+            hidden_seed=settings.hidden_seed,
+            memory_limit=settings.memory_limit,
+        )
+        found |= {(one.id, one.case.seed): one for one in planned_alone(definition, selection, lines).cases}
+    return definition, list(found.values())
 
 
-def workers(settings: Settings, scratch: Path) -> Pool:
+def workers(settings: Settings) -> Pool:
     """The workers that solutions run in, which see nothing of what is judged by."""
-    conceal = [scratch, *map(Path, settings.conceal)]
+    conceal = [*map(Path, settings.conceal)]
     return untrusted_pool(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
 
 
