@@ -12,7 +12,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import scalar, tensor
-from traceproof.ops.sampling.oracle import DISTRIBUTIONS, OP
+from traceproof.ops.families.sampler import DISTRIBUTIONS, SAMPLING
 from traceproof.run.case import Subject, solved
 
 FORMS = {"probs": (), "logits": (), "probs min_p": ("min_p",), "logits top_k top_p": ("top_k", "top_p")}
@@ -111,7 +111,7 @@ def test_forms_are_told_by_their_inputs() -> None:
     per_row = definition("probs top_k top_p").as_json()
     for name in ("top_k", "top_p"):
         per_row["inputs"][name]["shape"] = ["rows"]
-    assert OP.of_form(Definition.model_validate(per_row)) is OP
+    assert SAMPLING.of_form(Definition.model_validate(per_row)) is SAMPLING
     assert registry.for_definition(definition("probs min_p top_k"))[1] is not None
     narrow = {"rows": {"type": "var"}, "vocabulary": {"type": "const", "value": 100}}
     assert registry.for_definition(definition("probs", axes=narrow))[1] is not None

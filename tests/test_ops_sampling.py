@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import op_support as ops
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from traceproof.dataset.definition import Definition
 from traceproof.judge.sampling import judge_samples
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.cases import Case
-from traceproof.ops.sampling.filters import support
-from traceproof.ops.sampling.oracle import OP
-from traceproof.ops.sampling.patterns import CLOSE_TO_P, NOTHING, PACKS, PEAK, PLAIN, TRICKY, patterns
+from traceproof.ops.families.sampler import (
+    CLOSE_TO_P,
+    NOTHING,
+    PACKS,
+    PEAK,
+    PLAIN,
+    SAMPLING,
+    TRICKY,
+    patterns,
+    support,
+)
 
 BY_FILTER = {
     "k": ops.load("sampling", "top_k_sampling_from_probs_v1000"),
@@ -91,8 +102,8 @@ def rejected(definition: Definition, bug: str, seed: int = 0) -> set[str]:
     found = set()
     for case in ops.cases(definition):
         values = ops.inputs_of(definition, case)
-        known = OP.oracle(definition, values)
-        samples = sample(values, OP.trials(published, case), bug, seed)
+        known = SAMPLING.oracle(definition, values)
+        samples = sample(values, SAMPLING.trials(published, case), bug, seed)
         extras = (known["samples@tokens"], known["samples@probs"], known["samples@optional"])
         if not judge_samples(samples, *extras, 1e-6)[0]:
             found.add(case.id)
@@ -134,13 +145,14 @@ def test_a_mistake_is_seen_with_few_draws(filters: str, bug: str) -> None:
 def test_another_temperature_is_seen_at_a_large_vocabulary(definition: Definition, power: float) -> None:
     published = ops.variant(definition, vocab_size=PUBLISHED_VOCABULARY)
     case = ops.case_named(published, "medium-1")
-    known = OP.oracle(published, ops.inputs_of(published, case))
+    known = SAMPLING.oracle(published, ops.inputs_of(published, case))
     tokens, probs, optional = (known[f"samples@{what}"] for what in ("tokens", "probs", "optional"))
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         for exponent, right in ((1.0, True), (power, False)):
             weights = torch.where(probs > 0, probs**exponent, 0.0)
-            picks = torch.multinomial(weights, OP.trials(published, case), replacement=True, generator=generator)
+            trials = SAMPLING.trials(published, case)
+            picks = torch.multinomial(weights, trials, replacement=True, generator=generator)
             ok, fields = judge_samples(tokens.gather(1, picks).T.contiguous(), tokens, probs, optional, 1e-6)
             assert ok == right, fields
 
@@ -150,7 +162,7 @@ def test_a_p_of_zero_leaves_the_most_probable_token(filters: str) -> None:
     definition = BY_FILTER[filters]
     case = ops.case_named(definition, "edge-p-zero")
     values = ops.inputs_of(definition, case)
-    known = OP.oracle(definition, values)
+    known = SAMPLING.oracle(definition, values)
     assert not ops.tensor(values, "top_p").any()
     assert known["samples@tokens"].flatten().tolist() == ops.tensor(values, "probs").argmax(-1).tolist()
 
@@ -184,17 +196,17 @@ def test_a_tiny_vocabulary_works(filters: str, vocabulary: int) -> None:
 @EVERY
 def test_a_large_vocabulary_has_few_draws(definition: Definition) -> None:
     published = ops.variant(definition, vocab_size=PUBLISHED_VOCABULARY)
-    draws = {case.id: OP.trials(published, case) * case.axes["batch_size"] for case in ops.cases(published)}
+    draws = {case.id: SAMPLING.trials(published, case) * case.axes["batch_size"] for case in ops.cases(published)}
     assert sum(draws.values()) <= 776  # of 4 to 8 ms each, further ones aside
     assert draws["adversarial-dense"] <= 18
-    assert OP.trials(published, Case("workload-1", "workloads", {"batch_size": 3}, 0, {"inputs": {}})) >= 1
+    assert SAMPLING.trials(published, Case("workload-1", "workloads", {"batch_size": 3}, 0, {"inputs": {}})) >= 1
 
 
 @EVERY
 @pytest.mark.parametrize("vocabulary", [17, 1000, PUBLISHED_VOCABULARY])
 def test_further_draws_cost_ten_seconds_of_a_definition_at_most(definition: Definition, vocabulary: int) -> None:
     sized = ops.variant(definition, vocab_size=vocabulary)
-    found = {case.id: OP.further(sized, case) for case in ops.cases(sized)}
+    found = {case.id: SAMPLING.further(sized, case) for case in ops.cases(sized)}
     assert found.pop("edge-empty") is None
     orders = [order for order in found.values() if order is not None]
     assert len(orders) == len(found)
@@ -204,8 +216,8 @@ def test_further_draws_cost_ten_seconds_of_a_definition_at_most(definition: Defi
     many = found["adversarial-draws"]
     assert many is not None
     assert many.draws * 16 >= 1e5
-    far = next(iter(OP.stress(sized, seed=0)))
-    assert OP.further(sized, far) is None
+    far = next(iter(SAMPLING.stress(sized, seed=0)))
+    assert SAMPLING.further(sized, far) is None
 
 
 @EVERY
@@ -226,7 +238,7 @@ def test_rows_for_many_draws_are_there_twice_and_exact(definition: Definition, v
     if vocabulary >= 1000:
         first, second = broad.sort(descending=True).values[:2].tolist()
         assert second < first < 0.0045
-        assert float(OP.oracle(sized, values)["samples@probs"][0, 0]) == pytest.approx(0.5, rel=0.05)
+        assert float(SAMPLING.oracle(sized, values)["samples@probs"][0, 0]) == pytest.approx(0.5, rel=0.05)
 
 
 @EVERY
@@ -240,9 +252,9 @@ def test_swapped_parameters_are_seen(
     case = ops.case_named(definition, case_id)
     values = ops.inputs_of(definition, case)
     swapped = {name: change(value) if name != "probs" else value for name, value in tensors(values).items()}
-    known = OP.oracle(definition, values)
+    known = SAMPLING.oracle(definition, values)
     extras = (known["samples@tokens"], known["samples@probs"], known["samples@optional"])
-    order = OP.further(definition, case)
+    order = SAMPLING.further(definition, case)
     assert order is not None
     assert not judge_samples(sample({**values, **swapped}, order.draws), *extras, 1e-6)[0]
     assert judge_samples(sample(values, order.draws), *extras, 1e-6)[0]
@@ -262,12 +274,12 @@ def test_a_filter_off_by_a_token_of_two_in_a_thousand_is_seen_by_a_kernel_s_draw
     found = patterns("draws", definition.const_axes["vocab_size"])
     rows = [row for row in range(case.axes["batch_size"]) if found[row % len(found)].name == "edge"]
     values: Values = {name: value[rows] for name, value in tensors(ops.inputs_of(definition, case)).items()}
-    known = OP.oracle(definition, values)
+    known = SAMPLING.oracle(definition, values)
     extras = (known["samples@tokens"], known["samples@probs"], known["samples@optional"])
     least = torch.where(extras[1] > 0, extras[1], 1.0).amin(-1)
     assert least.tolist() == pytest.approx([0.002] * 2, rel=0.01)
     assert not extras[2].any()
-    order = OP.further(definition, case)
+    order = SAMPLING.further(definition, case)
     assert order is not None
     ok, fields = judge_samples(sample(values, order.draws, bug), *extras, 1e-6)
     assert ok == (not bug), fields
@@ -309,4 +321,76 @@ def test_an_unknown_form_has_no_oracle(change: Callable[[dict[str, Any]], None])
     entry = BY_FILTER["k"].as_json()
     change(entry)
     with pytest.raises(Unsupported):
-        OP.check(Definition.model_validate(entry))
+        SAMPLING.check(Definition.model_validate(entry))
+
+
+# Which tokens right samplers may give, whatever order they filter in.
+
+
+def right_samplers(weights: list[int], k: int | None, p: Fraction | None) -> Iterator[set[int]]:
+    """Supports of all right samplers: exactly k tokens whichever ties they take, or all ties, then top-p."""
+    tokens = sorted((token for token, weight in enumerate(weights) if weight), key=lambda token: -weights[token])
+    after_k = []
+    if k is None or not 0 < k < len(tokens):
+        after_k.append(tokens)
+    else:
+        boundary = weights[tokens[k - 1]]
+        above = [token for token in tokens if weights[token] > boundary]
+        ties = [token for token in tokens if weights[token] == boundary]
+        need = k - len(above)
+        after_k += [above + ties[start:] + ties[:start] for start in range(len(ties))]
+        after_k = [kept[:k] for kept in after_k if need] + [above + ties]
+    for kept in after_k:
+        if p is None:
+            yield set(kept)
+            continue
+        mass = sum(weights[token] for token in kept)
+        for turn in range(len(kept)):  # every tie comes first once
+            order = sorted(kept[turn:] + kept[:turn], key=lambda token: -weights[token])
+            before = Fraction(0)
+            chosen: set[int] = set()
+            for token in order:
+                if chosen and before > p:
+                    break
+                chosen.add(token)
+                before += Fraction(weights[token], mass)
+            yield chosen
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    weights=st.lists(st.integers(0, 6), min_size=1, max_size=7).filter(any),
+    k=st.none() | st.integers(-1, 9),
+    p=st.none() | st.sampled_from([0.013, 0.21, 0.37, 0.451, 0.59, 0.683, 0.77, 0.861, 0.97]),
+)
+def test_the_support_is_what_right_samplers_agree_on(weights: list[int], k: int | None, p: float | None) -> None:
+    row = torch.tensor(weights, dtype=torch.float32) / sum(weights)
+    found = support(row, k, p)
+    supports = list(right_samplers(weights, k, None if p is None else Fraction(p)))
+    tokens = found.tokens.tolist()
+    certain = {token for token, may in zip(tokens, found.optional.tolist(), strict=True) if not may}
+    assert certain == set.intersection(*supports)
+    assert set.union(*supports) <= set(tokens)
+    kept = [weights[token] for token in tokens]
+    assert found.probs.tolist() == pytest.approx([weight / sum(kept) for weight in kept], rel=1e-6)
+    assert kept == sorted(kept, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("k", "p", "certain", "optional"),
+    [
+        (1, None, [0], []),
+        (2, None, [0], [1, 2]),
+        (3, None, [0, 1, 2], []),
+        (0, None, [0, 1, 2, 3], []),
+        (4, 0.5, [0], [1, 2]),  # half the mass is exactly the first token's: the next may stay
+        (None, 0.0, [0], []),
+        (None, 1.0, [0, 1, 2, 3], []),
+        (None, 0.9, [0, 1, 2], [3]),  # .5 + .2 + .2 is p
+    ],
+)
+def test_boundaries(k: int | None, p: float | None, certain: list[int], optional: list[int]) -> None:
+    found = support(torch.tensor([0.5, 0.2, 0.2, 0.1]), k, p)
+    tokens = found.tokens.tolist()
+    assert [token for token, may in zip(tokens, found.optional.tolist(), strict=True) if not may] == certain
+    assert sorted(token for token, may in zip(tokens, found.optional.tolist(), strict=True) if may) == optional

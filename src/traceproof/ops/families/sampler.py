@@ -1,0 +1,850 @@
+"""Samplers: a token drawn from a row of probabilities after filters, or a chain of drafted tokens kept or refused.
+
+The oracle gives, in place of an output, each row's exact distribution (`Samples`), which draws are judged by. So
+the rows are made to tell samplers apart with few draws: a CPU reference pays for each one from a large vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from traceproof.lazy import torch
+from traceproof.models.reading import Kernel, kernel
+from traceproof.ops import far
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
+from traceproof.ops.answers import Answer, Answers, Subject
+from traceproof.ops.base import (
+    Op,
+    Tensors,
+    Unsupported,
+    Value,
+    Values,
+    dtype_of,
+    ordered,
+    scalar,
+    specified,
+    tensor,
+)
+from traceproof.ops.cases import STRESS, Case, Further
+from traceproof.ops.compare import Comparison, Samples
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Extraction, held_against
+from traceproof.ops.far import Far
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
+
+# What filters leave of a row.
+
+
+UNIT = 2.0**-24  # float32's unit roundoff
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What one row may yield."""
+
+    tokens: torch.Tensor  # int64 [n], those that may be drawn, most probable first
+    probs: torch.Tensor  # float64 [n], their distribution if all of them belong to the support
+    optional: torch.Tensor  # bool [n], may be left out: ties at the boundary, or a boundary within rounding of p
+
+
+def support(row: torch.Tensor, k: int | None, p: float | None) -> Support:
+    """The support of one row of probabilities; None: that filter is not there.
+
+    Top-k comes first, top-p refers to what it leaves, renormalised: it keeps the shortest prefix of the falling
+    order whose mass exceeds p, the crossing token included. A k outside [1, vocabulary) filters nothing; p >= 1
+    filters nothing, p <= 0 leaves the most probable token.
+
+    Sorting leaves the order of equal values open, and kernels that filter by a threshold keep all equals. So a
+    value at the boundary is followed both ways: `fewest` is what every right sampler keeps at least, `most` what
+    it may keep at most. Whether `k` keeps exactly k or all ties decides the mass that top-p then refers to.
+    """
+    places = row.nonzero().flatten()  # tokens without mass are never drawn, and most have none
+    values, order = torch.sort(row[places].to(torch.float64), descending=True, stable=True)
+    order = places[order]
+    exact = certain = ties = len(values)
+    if k is not None and 0 < k < min(len(values), len(row)):
+        exact = k
+        certain, ties = _ties_with(values, k)
+        if ties == k:
+            certain = k
+    fewest, most = certain, ties
+    if p is not None and len(values):
+        fewest, _ = _top_p(values[:exact], p, cautious=True)
+        _, most = _top_p(values[:ties], p, cautious=False)
+        fewest = min(fewest, certain)
+    kept = values[:most]
+    optional = torch.arange(most, device=row.device) >= fewest
+    return Support(tokens=order[:most], probs=kept / kept.sum(), optional=optional)
+
+
+def _ties_with(values: torch.Tensor, count: int) -> tuple[int, int]:
+    """How many of the falling `values` are above the last of the first `count`, and how many are not below it."""
+    last = float(values[count - 1])
+    return int((values > last).sum()), int((values >= last).sum())
+
+
+def _top_p(values: torch.Tensor, p: float, *, cautious: bool) -> tuple[int, int]:
+    """Of falling `values`, renormalised: how many top-p keeps for sure, and how many at most.
+
+    Token j stays if the mass before it does not exceed p, but the first always stays. Sums in float32, in any
+    order, err by about the square root of the number of terms.
+    """
+    shares = values / values.sum()
+    before = torch.cumsum(shares, 0) - shares
+    slack = 4 * UNIT * (math.sqrt(len(values)) + 2)
+    inside = before < p - slack if cautious else before <= p + slack
+    last = max(1, int(inside.sum())) if p > 0 else 1
+    above, ties = _ties_with(values, last)
+    return last if ties == last else above, max(last, ties)
+
+
+def above(row: torch.Tensor, least: float) -> Support:
+    """The tokens of at least that part of the largest probability; one within rounding of it may stay or go."""
+    whole = support(row, None, None)
+    bound = float(whole.probs[0]) * least
+    kept = whole.probs[whole.probs >= bound * (1 - 8 * UNIT)]
+    return Support(whole.tokens[: len(kept)], kept / kept.sum(), kept < bound * (1 + 8 * UNIT))
+
+
+def distribution(found: Sequence[Support], device: torch.device) -> Tensors:
+    """The likeliest token of each row, and the rows' distributions side by side: see `Samples`."""
+    width = max((len(one.tokens) for one in found), default=0)
+    tokens = torch.full((len(found), width), -1, dtype=torch.int64, device=device)
+    probs = torch.zeros((len(found), width), dtype=torch.float64, device=device)
+    optional = torch.zeros((len(found), width), dtype=torch.bool, device=device)
+    for row, one in enumerate(found):
+        count = len(one.tokens)
+        tokens[row, :count], probs[row, :count], optional[row, :count] = one.tokens, one.probs, one.optional
+    first = tokens[:, 0] if width else torch.zeros(len(found), dtype=torch.int64, device=device)
+    return {"samples": first, "samples@tokens": tokens, "samples@probs": probs, "samples@optional": optional}
+
+
+# Rows that tell samplers apart: a few tokens with weight, all others zero.
+#
+# Most cases have a few dozen draws. That is enough when each row puts a fifth of its mass or more on the token
+# that a wrong filter would add or drop, and when many rows share a distribution, since their draws are judged
+# together. One pack, "draws", is for samplers that are a little wrong: in few of their draws, or about tokens of
+# little mass. Its rows are those in which such a part tells most, and time goes to it: see `Sampler.further`.
+
+
+WHOLE_VOCABULARY = -1  # as a k: no filter
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One row: integer weights (the probability is weight / sum), the filters, and what the row is for."""
+
+    name: str  # what the row shows, for the reader
+    weights: tuple[int, ...]  # of the tokens that have any mass, in falling order; they are placed at random
+    k: int  # top_k of the row, or WHOLE_VOCABULARY
+    p: float  # top_p of the row where it is the only filter
+    p_after_k: float  # top_p of the row after its top-k, where the shares are larger
+    balanced: bool = False  # whether the first token is as likely as the others together, however few these are
+
+    def within(self, vocabulary: int) -> tuple[int, ...]:
+        """The weights of as many tokens as there are."""
+        kept = self.weights[:vocabulary]
+        return (max(1, len(kept) - 1), *kept[1:]) if self.balanced else kept
+
+
+PLAIN = (
+    # after top-k .42 .33 .25: top-p first would keep the third token, top-k first stops at the second
+    Pattern("order", (5, 4, 3, 2, 1, 1), 3, 0.7, 0.7),
+    # 89 % of the mass lie outside: without renormalisation they go to one of eight like tokens
+    Pattern("outside", (16, 15, 14, 13, 12, 11, 10, 9, *(4,) * 200), 8, 0.1, 0.95),
+    # ratios of 2: drawing without weights, or with a temperature, shows
+    Pattern("steep", (128, 64, 32, 16, 8, 4, 2, 1, 1), 8, 0.995, 0.995),
+    # .58 .42 after top-k: the token that crosses p belongs to the support
+    Pattern("crossing", (7, 5, 4), 2, 0.6, 0.6),
+)
+TRICKY = (
+    Pattern("one-hot", (1,), 3, 0.5, 0.5),
+    Pattern("k-one", (6, 5, 5), 1, 0.3, 0.3),
+    Pattern("k-vocabulary", (8, 4, 2, 1, 1), WHOLE_VOCABULARY, 1.0, 1.0),
+    Pattern("p-tiny", (7, 5, 4), 2, 1e-6, 1e-6),
+    Pattern("near-uniform", (20, 19, 18, 17, 16, 15, 14, 9), 5, 0.6, 0.7),
+    Pattern("tie-at-k", (4, 3, 3, 3, 3), 3, 0.6, 0.6),  # any two of the four
+    Pattern("tie-inside", (4, 4, 3, 3, 2), 4, 0.75, 0.75),  # both or one of a pair, by filter
+    Pattern("p-on-a-sum", (8, 4, 2, 2), 3, 0.75, 0.75),  # .5 + .25 is p exactly: the next token may stay or go
+    Pattern("k-beyond-mass", (3, 1), 6, 0.9, 0.9),  # tokens without mass are never drawn
+    Pattern("p-just-below", (8, 7, 1), 2, 0.49, 0.52),  # the second token stays away, and comes in at 1.03 p
+    Pattern("close", tuple(range(4007, 3999, -1)), 3, 0.3, 0.5),  # alike in bfloat16: another choice shows
+    Pattern("rounded", (7, 6, 5, 4, 3, 2, 2), 6, 0.85, 0.85),  # 29 is no power of two: float32 rounds
+)
+# One token as likely as 8,192 others together: to the power of 1.2 it is 86 in 100, so that 128 draws tell. More
+# others would tell more, but at p = 1 the rounding of their sum in float32 could drop the last one.
+PEAK = Pattern("one-and-many", (8192, *(1,) * 8192), WHOLE_VOCABULARY, 1.0, 1.0, balanced=True)
+# .53 .47: the second token stays for p and goes for 0.96 p, so that 40 draws tell a p that is a little small
+CLOSE_TO_P = Pattern("p-just-above", (8, 7, 1), 2, 0.52, 0.55)
+# No mass at all is wanted: the most probable token, by a branch of its own in references
+NOTHING = Pattern("p-zero", (7, 5, 4), 3, 0.0, 0.0)
+PACKS = {
+    "nothing": (NOTHING,),
+    "single": PLAIN[:1],
+    "plain": PLAIN,
+    # rows alike but for their places are judged together
+    "weights": (PEAK, PLAIN[2], PEAK, CLOSE_TO_P, PEAK, PEAK, PEAK, CLOSE_TO_P),
+    "tricky": TRICKY,
+}
+DRAWS = "draws"
+DRAWN_ROWS = 16  # of that case: each of its rows twice, at the same places, so that equal rows can be compared
+# Boundaries at tokens of 0.002, which a filter that is off by one adds or drops.
+EDGE = Pattern("edge", (5000, 3000, 1500, 461, 20, 19), 5, 0.997, 0.999)
+MOST_TOKENS = 1 << 16
+UNITS = 1 << 28  # weights of whole numbers below 2 ** 24 that sum to it are exact as parts of it
+
+
+def patterns(pack: str, vocabulary: int) -> Sequence[Pattern]:
+    """The rows of a pack."""
+    if pack != DRAWS:
+        return PACKS[pack]
+    peak, broad = _peak(vocabulary), _broad(vocabulary)
+    return (peak, broad, PLAIN[1], peak, broad, EDGE, peak, broad)
+
+
+def _peak(vocabulary: int) -> Pattern:
+    """One token as likely as all others, of which there are many: what a temperature changes most.
+
+    The last tokens are a little less likely than the others, so that none but these is within rounding of p = 1.
+    """
+    others = min(MOST_TOKENS, vocabulary) - 1
+    last = max(1, others // 64)
+    tail = (16,) * (others - last) + (15,) * last
+    whole = 1 << (2 * sum(tail) - 1).bit_length()  # a power of two: sums of such parts are exact in float32
+    return Pattern("peak", (max(16, whole - sum(tail)), *tail), WHOLE_VOCABULARY, 1.0, 1.0)
+
+
+def _broad(vocabulary: int) -> Pattern:
+    """Many tokens of like probability, the first a little above, and as many that are hardly ever drawn.
+
+    Whoever takes the most likely token now and then draws the first far too often; any token alike: the last ones.
+    """
+    count = min(MOST_TOKENS, vocabulary)
+    low = max(1, MOST_TOKENS // count)
+    half, quarter = max(1, count // 2), count // 4
+    # The last ones have more than the sum's rounding in float32, so that none but these is within it of p = 1.
+    tail = (3 * low,) * (count - half - quarter) + (2 * low,) * quarter
+    units = min(UNITS, half << 23)
+    # Heads are multiples of 2 ** -24 where there are many, so that sums of them are exact in float32 in any order.
+    step = 16
+    first = (units - sum(tail)) * 11 // (10 * half + 1)
+    each, more = divmod((units - sum(tail) - first) // step, max(1, half - 1))
+    first = units - sum(tail) - step * (each * (half - 1) + more)
+    heads = (first, *(step * each + step,) * more, *(step * each,) * (half - 1 - more))
+    return Pattern("broad", (*heads, *tail), WHOLE_VOCABULARY, 1.0, 1.0)
+
+
+def placed(draw: Draw, pack: str, probs: torch.Tensor) -> list[Pattern]:
+    """Write the rows of a pack into `probs` [rows, vocabulary], as often as it has rows; the pattern of each.
+
+    A pattern's tokens go to random distinct places, the first and last ones of the vocabulary among them. Those of
+    the pack of many draws are at the same places each time.
+    """
+    kinds = patterns(pack, probs.shape[1])
+    found = []
+    for row, out in enumerate(probs):
+        pattern = kinds[row % len(kinds)]
+        name = row % len(kinds) if pack == DRAWS else row
+        weights = pattern.within(len(out))
+        count = len(weights)
+        slot = len(out) // count
+        tokens = torch.arange(count, device=out.device) * slot
+        tokens += draw.integers(f"offset.{name}", (count,), torch.int64, low=0, high=slot)
+        tokens[0] = 0
+        tokens[-1] = len(out) - 1 if count > 1 else int(tokens[0])
+        # Integers below 2**24: one correctly rounded division, on the host: a GPU multiplies by a reciprocal.
+        values = torch.tensor(weights, dtype=torch.float32) / float(sum(weights))
+        out[tokens[draw.permutation(f"order.{name}", count)]] = values.to(out.device)
+        found.append(pattern)
+    return found
+
+
+def dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tuple[int, float]]]:
+    """Rows [rows, vocabulary] in which every token has mass, a fifth of it on 16 tokens, and their k and p.
+
+    The filters cut deep, a little, and not at all.
+    """
+    weights = draw.integers("weights", (rows, vocabulary), torch.int64, low=1, high=256)
+    heavy = min(16, vocabulary)
+    slot = vocabulary // heavy
+    places = draw.integers("heavy", (rows, heavy), torch.int64, low=0, high=slot)
+    places += torch.arange(heavy, device=draw.device) * slot  # distinct: a scatter to equal places is a race
+    sizes = (torch.arange(heavy, device=draw.device) + 4) * max(1, vocabulary // 4)
+    weights.scatter_(1, places, sizes.expand(rows, heavy))
+    probs = weights.to(torch.float64) / weights.sum(-1, keepdim=True).to(torch.float64)
+    filters = [(max(1, vocabulary // 4), 0.5), (20, 0.15), (WHOLE_VOCABULARY, 1.0)]
+    return probs.to(torch.float32), [filters[row % len(filters)] for row in range(rows)]
+
+
+# Three forms: filters per row, filters of the whole call, and drafts that are verified.
+
+
+FURTHER_SECONDS, FURTHER_DRAWS = 8.0, 1 << 18  # of the case for many draws, over all rows
+SHORT_SECONDS, SHORT_DRAWS = 0.25, 1 << 14  # ... and of every other one
+FEW_TRIALS = 4  # where one token alone is right, or further draws follow
+
+
+class Sampler(Op):
+    """What samplers have in common; without a family, it is not the op_type itself."""
+
+    op_type = "sampling"
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """None."""
+        del definition, seed
+        return ()
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """The distribution, not the sample."""
+        return {name: Samples() for name in definition.outputs}
+
+    def further(self, definition: Definition, case: Case) -> Further | None:
+        """Most further draws are made of the case that is for them; none of far tensors."""
+        axis = (next(iter(definition.outputs.values())).shape or ())[:1]
+        rows = case.axes.get(axis[0], 0)
+        if not rows or far.SIZE in case.params:
+            return None
+        many = case.params.get("rows") == DRAWS
+        seconds, draws = (FURTHER_SECONDS, FURTHER_DRAWS) if many else (SHORT_SECONDS, SHORT_DRAWS)
+        places = [place for place, spec in enumerate(definition.inputs.values()) if (spec.shape or ())[:1] == axis]
+        return Further(draws=max(1, draws // rows), seconds=seconds, inputs=tuple(places))
+
+
+class Filtered(Sampler):
+    """Probabilities, and top_k, top_p or both of each row; both: top-k first, top-p on what it leaves."""
+
+    family = "sampling"
+    long = True
+    coupled = True
+
+    SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}  # rows
+    DRAWS = 160  # of a case, over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
+    WEIGHT_DRAWS = 256  # ... of cases that are to tell temperatures: a power of 1.2 is told in 998 of 1,000 runs
+    CHEAP_DRAWS = 5 << 18  # ... and that many divided by the vocabulary where it is small: few tokens tell less
+    MAX_TRIALS = 128
+    DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
+
+    def of_form(self, definition: Definition) -> Op:
+        """Chain speculative sampling is told by its drafts, filters of the whole call by their shapes."""
+        if DRAFT in definition.inputs:
+            return SPECULATIVE
+        return self if Distributions.source(definition) is None else DISTRIBUTIONS
+
+    def check(self, definition: Definition) -> None:
+        """Known: probs [rows, vocabulary], top_k [rows] or top_p [rows] or both; samples [rows]."""
+        names = set(definition.inputs)
+        if not ({"probs", "top_k"} <= names or {"probs", "top_p"} <= names) or names - {"probs", "top_k", "top_p"}:
+            raise Unsupported(f"inputs are {list(definition.inputs)}")
+        if list(definition.outputs) != ["samples"]:
+            raise Unsupported(f"outputs are {list(definition.outputs)}")
+        probs = definition.inputs["probs"].shape or ()
+        if len(probs) != 2 or definition.var_axes != probs[:1]:
+            raise Unsupported(f"probs is {list(probs)} with var axes {list(definition.var_axes)}")
+        for name, spec in {**definition.inputs, **definition.outputs}.items():
+            if name != "probs" and spec.shape != probs[:1]:
+                raise Unsupported(f"{name} has the shape {spec.shape}, not one value per row")
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """Batches of telling rows; ties, one-hot and the like; three rows over the whole vocabulary."""
+        rows = (definition.inputs["probs"].shape or ())[0]
+        for size in sizes:
+            for index, count in enumerate(self.SIZES[size]):
+                name = "single" if count == 1 else "plain" if count < 16 else "weights"
+                yield Case(f"{size}-{index}", size, {rows: count}, seed, {"rows": name})
+        yield Case("edge-empty", "edge", {rows: 0}, seed, {"rows": "plain"})
+        if "top_p" in definition.inputs:
+            yield Case("edge-p-zero", "edge", {rows: 2}, seed, {"rows": "nothing"})
+        yield Case("adversarial-rows", "adversarial", {rows: len(TRICKY)}, seed, {"rows": "tricky"})
+        yield Case("adversarial-dense", "adversarial", {rows: 3}, seed, {"rows": "dense"})
+        yield Case("adversarial-draws", "adversarial", {rows: DRAWN_ROWS}, seed, {"rows": DRAWS})
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Telling rows behind so many that 32 bits do not count their probabilities."""
+        enlarged = self.enlarged(definition)
+        params = {"rows": "plain", far.SIZE: enlarged.size(definition, far.ROWS)}
+        yield Case("stress-far", STRESS, {enlarged.axis: far.ROWS}, seed, params)
+
+    def enlarged(self, definition: Definition) -> Far:
+        """The rows; sorting them takes several times their memory."""
+        return Far(axis=(definition.inputs["probs"].shape or ())[0], copies=8)
+
+    def trials(self, definition: Definition, case: Case) -> int:
+        """About DRAWS draws in all; where temperatures are to be told, more if the vocabulary is small."""
+        rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
+        if rows == 0:
+            return 1
+        cheap = self.CHEAP_DRAWS // max(vocabulary, 1)
+        draws = self.DRAWS
+        match case.params.get("rows"):
+            case "nothing" | "draws":
+                return FEW_TRIALS
+            case "weights":
+                draws = max(self.WEIGHT_DRAWS, cheap)
+            case "tricky":
+                draws = max(self.DRAWS, cheap)
+            case "dense":
+                draws = max(self.DENSE_TRIALS * rows, cheap)
+        if case.size == "small":
+            # these cases are for the wiring; but a filter that drops a quarter of the mass must show in them
+            draws = max(draws // 3, min(self.DRAWS, cheap))
+        return max(1, min(self.MAX_TRIALS, draws // rows))
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Rows of the case's pack, each pattern's tokens at places of its own."""
+        rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
+        if case.params.get("rows") == "dense":
+            probs, filters = dense(draw, rows, vocabulary)
+        else:
+            probs = torch.zeros((rows, vocabulary), dtype=torch.float32, device=draw.device)
+            kinds = placed(draw, case.params["rows"], probs)
+            both = "top_k" in definition.inputs
+            filters = [(pattern.k, pattern.p_after_k if both else pattern.p) for pattern in kinds]
+        ks = [vocabulary if k == WHOLE_VOCABULARY else min(k, vocabulary) for k, _ in filters]
+        values: Tensors = {
+            "probs": probs,
+            "top_k": torch.tensor(ks, device=draw.device),
+            "top_p": torch.tensor([p for _, p in filters], dtype=torch.float32, device=draw.device),
+        }
+        return {name: values[name].to(dtype_of(spec)) for name, spec in definition.inputs.items()}
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """One valid draw, and each row's exact distribution."""
+        del definition
+        probs, top_k, top_p = tensor(inputs, "probs"), inputs.get("top_k"), inputs.get("top_p")
+        ks = top_k.tolist() if isinstance(top_k, torch.Tensor) else [None] * len(probs)
+        ps = top_p.tolist() if isinstance(top_p, torch.Tensor) else [None] * len(probs)
+        return distribution([support(*row) for row in zip(probs, ks, ps, strict=True)], probs.device)
+
+    def memory(self, definition: Definition, case: Case) -> int:
+        """Probabilities and a dozen rows of scratch, 8 bytes a token."""
+        rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
+        return 4 * rows * vocabulary + 12 * 8 * vocabulary
+
+    def known_answers(self) -> Answers:
+        """Draws by torch from the distribution that right or wrong filters leave."""
+        return ANSWERS
+
+
+class Distributions(Sampler):
+    """Probabilities or logits: all of them, those above a part of the largest (min-p), top-k and top-p.
+
+    Filters are numbers of the whole call. Rows may be named by `indices`, which is left out.
+    """
+
+    FILTERS: tuple[set[str], ...] = (set(), {"min_p"}, {"top_k", "top_p"})
+    ZERO = -10_000.0  # as a logit: its exponential is 0
+    SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 8), "large": (16, 32)}  # rows
+    DRAWS, MAX_TRIALS = 512, 256
+    # Of a call: whether a filter cuts deep, a little, or nothing.
+    VALUES: Mapping[str, Mapping[str, float]] = {
+        "deep": {"min_p": 0.55, "top_k": 3, "top_p": 0.66},
+        "little": {"min_p": 0.11, "top_k": 6, "top_p": 0.97},
+        "none": {"min_p": 0.0, "top_k": 1 << 20, "top_p": 1.0},
+    }
+
+    @classmethod
+    def source(cls, definition: Definition) -> str | None:
+        """The input that holds the distributions, where a definition has this form."""
+        names = set(definition.inputs)
+        found = names & {"probs", "logits"}
+        filters = names - found - {"indices"}
+        per_call = all(definition.inputs[name].shape is None for name in filters)
+        return found.pop() if len(found) == 1 and filters in cls.FILTERS and per_call else None
+
+    def check(self, definition: Definition) -> None:
+        """Known: probs or logits [rows, vocabulary]; samples [rows]; `indices` may be left out."""
+        rows, *_ = shape = definition.inputs[str(self.source(definition))].shape or ("", "")
+        indices = definition.inputs.get("indices")
+        if len(shape) != 2 or definition.const_axes.get(shape[1], 0) < max(len(one.weights) for one in PLAIN):
+            raise Unsupported(f"the distributions are {list(shape)}")
+        if list(definition.outputs) != ["samples"] or definition.outputs["samples"].shape != (rows,):
+            raise Unsupported(f"outputs are {list(definition.outputs)}")
+        if indices is not None and not indices.optional:
+            raise Unsupported("indices can not be left out")
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """Batches of telling rows, under filters that cut deep, a little, and nothing; ties; one against many."""
+
+        def case(name: str, size: str, count: int, values: str, rows: str) -> Case:
+            return Case(
+                name, size, dict.fromkeys(definition.var_axes, count), seed, {"values": values, "rows": rows}
+            )
+
+        for size in sizes:
+            for index, count in enumerate(self.SIZES[size]):
+                yield case(f"{size}-{index}", size, count, ("deep", "little")[index % 2], "plain")
+        yield case("edge-no-filter", "edge", 4, "none", "plain")
+        yield case("adversarial-weights", "adversarial", len(PACKS["weights"]), "none", "weights")
+        yield case("adversarial-rows", "adversarial", len(TRICKY), "deep", "tricky")
+        yield case("adversarial-draws", "adversarial", DRAWN_ROWS, "none", DRAWS)
+
+    def trials(self, definition: Definition, case: Case) -> int:
+        """About DRAWS draws in all."""
+        rows, _ = definition.shape_of(definition.inputs[str(self.source(definition))], case.axes) or (1, 0)
+        if case.params.get("rows") == DRAWS:
+            return FEW_TRIALS  # and many further ones
+        return max(1, min(self.MAX_TRIALS, self.DRAWS // max(rows, 1)))
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Rows of the case's pack, each pattern's tokens at places of its own."""
+        name = str(self.source(definition))
+        shapes, dtypes = specified(definition, case, (name,))
+        probs = torch.zeros(shapes[name], device=draw.device)
+        placed(draw, case.params["rows"], probs)
+        given = probs if name == "probs" else torch.where(probs > 0, probs.log(), self.ZERO)
+        stated = self.VALUES[case.params["values"]]
+        filters: dict[str, Value] = {**stated, "indices": None, "top_k": min(int(stated["top_k"]), probs.shape[1])}
+        return {one: given.to(dtypes[name]) if one == name else filters[one] for one in definition.inputs}
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """One valid draw, and each row's exact distribution."""
+        name = str(self.source(definition))
+        given = tensor(inputs, name).to(torch.float64)
+        probs = given if name == "probs" else torch.softmax(given, -1)
+        if "min_p" in inputs:
+            return distribution([above(row, scalar(inputs, "min_p")) for row in probs], probs.device)
+        k = int(scalar(inputs, "top_k")) if "top_k" in inputs else None
+        p = scalar(inputs, "top_p") if "top_p" in inputs else None
+        return distribution([support(row, k, p) for row in probs], probs.device)
+
+
+DRAFT, IDS, TARGET = "draft_probs", "draft_token_ids", "target_probs"
+# Eighths of six tokens: what the draft says, and two targets, which accept the first four of them by 1/4, 1, 0 and
+# 1, and by 3/4, 1, 1 and 0.
+DRAFTED = (4, 2, 1, 1, 0, 0)
+TARGETS = ((1, 2, 0, 2, 2, 1), (3, 2, 1, 0, 1, 1))
+
+
+class Speculative(Sampler):
+    """Chain speculative sampling: keep drafted tokens as far as the target model would have drawn them.
+
+    A draft is accepted with the probability min(1, target / draft) of its token. The first one that is not ends
+    the sequence with a token drawn from what the target has more than the draft; where all are accepted, a token
+    of the target follows. Places behind the end hold -1. Each position of a row has distributions of its own.
+    """
+
+    # Rows and drafts.
+    SIZES: Mapping[str, tuple[tuple[int, int], ...]] = {
+        "small": ((1, 3), (2, 2)),
+        "medium": ((8, 4), (16, 3)),
+        "large": ((32, 5), (64, 2)),
+    }
+    DRAWS, MAX_TRIALS = 1024, 256
+    # Which target a position has, and which token was drafted there; each row begins at another one.
+    POSITIONS: Mapping[str, tuple[tuple[int, int], ...]] = {
+        "mixed": ((1, 0), (0, 0), (1, 0), (0, 3), (0, 2), (1, 1)),
+        "accepted": ((0, 1), (1, 2), (0, 3)),
+        "refused": ((0, 2), (1, 3)),
+    }
+
+    def check(self, definition: Definition) -> None:
+        """Known: drafts [rows, drafts], their probabilities, the target's with one more; one output of tokens."""
+        if set(definition.inputs) != {DRAFT, IDS, TARGET} or len(definition.outputs) != 1:
+            raise Unsupported(f"inputs are {list(definition.inputs)}, outputs {list(definition.outputs)}")
+        (rows, drafts), *_ = shapes = self._shapes(definition)
+        more, vocabulary = shapes[2][1:2], shapes[2][2:]
+        wanted = [(rows, drafts), (rows, drafts, *vocabulary), (rows, *more, *vocabulary), (rows, *more)]
+        if shapes != wanted or set(definition.var_axes) != {rows, drafts, *more}:
+            raise Unsupported(f"shapes are {shapes} with var axes {list(definition.var_axes)}")
+        if definition.const_axes[vocabulary[0]] < len(DRAFTED):
+            raise Unsupported(f"a vocabulary of {definition.const_axes[vocabulary[0]]} tokens")
+
+    @staticmethod
+    def _shapes(definition: Definition) -> list[tuple[str, ...]]:
+        """Axes of the drafts, their probabilities, the target's, and the output."""
+        specs = [definition.inputs[name] for name in (IDS, DRAFT, TARGET)]
+        found = [spec.shape or () for spec in (*specs, *definition.outputs.values())]
+        if [len(shape) for shape in found] != [2, 3, 3, 2]:
+            raise Unsupported(f"shapes are {found}")
+        return found
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """Rows whose drafts are accepted by chance; then all drafts accepted, and all refused."""
+        (rows, drafts), _, (_, more, _), _ = self._shapes(definition)
+
+        def case(name: str, size: str, count: int, drafted: int, kind: str) -> Case:
+            return Case(name, size, {rows: count, drafts: drafted, more: drafted + 1}, seed, {"drafts": kind})
+
+        for size in sizes:
+            for index, (count, drafted) in enumerate(self.SIZES[size]):
+                yield case(f"{size}-{index}", size, count, drafted, "mixed")
+        yield case("edge-one-draft", "edge", 2, 1, "mixed")
+        for kind in ("accepted", "refused"):
+            yield case(f"adversarial-{kind}", "adversarial", 3, 3, kind)
+
+    def trials(self, definition: Definition, case: Case) -> int:
+        """About DRAWS sequences in all."""
+        rows = self._shapes(definition)[0][0]
+        return max(1, min(self.MAX_TRIALS, self.DRAWS // max(case.axes[rows], 1)))
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Six tokens of each position have all the mass, at places of their own."""
+        shapes, dtypes = specified(definition, case, (DRAFT, IDS, TARGET))
+        rows, more, vocabulary = shapes[TARGET]
+        slot = vocabulary // len(DRAFTED)
+        places = draw.integers("places", (rows, more, len(DRAFTED)), torch.int64, low=0, high=slot)
+        places += torch.arange(len(DRAFTED), device=draw.device) * slot
+        kinds = self.POSITIONS[case.params["drafts"]]
+        chosen = [[kinds[(row + position) % len(kinds)] for position in range(more)] for row in range(rows)]
+        weights = torch.tensor([[TARGETS[which] for which, _ in row] for row in chosen], device=draw.device)
+        drafted = torch.tensor([[token for _, token in row] for row in chosen], device=draw.device)
+        target = torch.zeros(shapes[TARGET], device=draw.device).scatter_(-1, places, weights.float() / 8)
+        draft_weights = torch.tensor(DRAFTED, device=draw.device).expand(rows, more - 1, -1).float() / 8
+        drafts = torch.zeros(shapes[DRAFT], device=draw.device).scatter_(-1, places[:, :-1], draft_weights)
+        ids = places.gather(-1, drafted[..., None]).squeeze(-1)[:, :-1]
+        values = {DRAFT: drafts, IDS: ids, TARGET: target}
+        return ordered(definition, {name: value.to(dtypes[name]) for name, value in values.items()})
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The likeliest sequence, and each row's exact distribution over sequences."""
+        drafts, target = (tensor(inputs, name).to(torch.float64) for name in (DRAFT, TARGET))
+        ids = tensor(inputs, IDS).tolist()
+        found = [_sequences(*row) for row in zip(drafts, ids, target, strict=True)]
+        width, length = max((len(one) for one in found), default=0), target.shape[1]
+        tokens = torch.full((len(found), width, length), -1, dtype=torch.int64, device=target.device)
+        probs = torch.zeros((len(found), width), dtype=torch.float64, device=target.device)
+        for row, sequences in enumerate(found):
+            for place, (chance, sequence) in enumerate(sequences):
+                tokens[row, place, : len(sequence)] = torch.tensor(sequence)
+                probs[row, place] = chance
+        [name] = definition.outputs
+        optional = torch.zeros_like(probs, dtype=torch.bool)
+        first = tokens[:, 0] if width else tokens.new_zeros((0, length))
+        return {name: first, f"{name}@tokens": tokens, f"{name}@probs": probs, f"{name}@optional": optional}
+
+
+def _sequences(
+    drafts: torch.Tensor, ids: Sequence[int], target: torch.Tensor
+) -> list[tuple[float, tuple[int, ...]]]:
+    """What one row may give, each with its probability, the likeliest first."""
+    found: list[tuple[float, tuple[int, ...]]] = []
+
+    def ended(reached: float, kept: tuple[int, ...], weights: torch.Tensor) -> None:
+        """Note the sequences that end here, with a token drawn by weights."""
+        places = weights.nonzero().flatten().tolist()
+        shares = (weights[places] / weights.sum()).tolist()
+        found.extend((reached * share, (*kept, place)) for share, place in zip(shares, places, strict=True))
+
+    reached = 1.0
+    kept: tuple[int, ...] = ()
+    for wanted, said, token in zip(target[:-1], drafts, ids, strict=True):
+        accepted = min(1.0, float(wanted[token] / said[token])) if said[token] else float(wanted[token] > 0)
+        if accepted < 1:
+            ended(reached * (1 - accepted), kept, (wanted - said).clamp_min(0))
+        reached, kept = reached * accepted, (*kept, int(token))
+        if not reached:
+            break
+    else:
+        ended(reached, kept, target[-1])
+    return sorted(found, reverse=True)
+
+
+SAMPLING, SPECULATIVE, DISTRIBUTIONS = Filtered(), Speculative(), Distributions()
+
+
+# Right and wrong samplers with filters per row: draws from the distribution that their filters leave.
+
+
+SEEDS = 1 << 63  # of torch's generators
+Change = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
+    """Places [rows, trials] drawn by weights [rows, n]."""
+    return torch.multinomial(probs, trials, replacement=True, generator=generator)
+
+
+def inverse_transform(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
+    """The same by the cumulative sum in float32, as kernels do it."""
+    cdf = probs.float().cumsum(-1)
+    wanted = torch.rand((len(probs), trials), generator=generator) * cdf[:, -1:]
+    last = (probs > 0).sum(-1, keepdim=True) - 1
+    return torch.minimum(torch.searchsorted(cdf, wanted, right=True), last)
+
+
+def sampled(
+    subject: Subject,
+    salt: int,
+    *,
+    probs: Change = lambda probs: probs,  # of the tokens that the filters leave, the most probable first
+    by: Callable[[torch.Tensor, int, torch.Generator], torch.Tensor] = multinomial,
+    inputs: Mapping[str, Value] = MappingProxyType({}),  # those that are replaced
+) -> Tensors:
+    """Draws, int64 [trials, rows], from the exact distribution of the inputs, changed."""
+    expected = subject.op.oracle(subject.definition, subject.with_inputs(**inputs))
+    tokens, trials = expected["samples@tokens"], subject.trials
+    if not len(tokens):
+        return {"samples": torch.zeros((trials, 0), dtype=torch.int64)}
+    generator = torch.Generator().manual_seed((subject.seed * 7919 + salt) % SEEDS)
+    picks = by(probs(expected["samples@probs"]), trials, generator)
+    return subject.rounded({"samples": tokens.gather(1, picks).T.contiguous()})
+
+
+def _filter(name: str, filtered: str, change: Change) -> Answer:
+    def make(subject: Subject) -> Tensors | None:
+        if filtered not in subject.inputs:
+            return None
+        return sampled(subject, 1, inputs={filtered: change(subject.tensor(filtered))})
+
+    return Answer(name, make)
+
+
+def _first_alone(probs: torch.Tensor) -> torch.Tensor:
+    return (torch.arange(probs.shape[1]) == 0).to(probs.dtype).expand_as(probs)
+
+
+def _without_crossing(subject: Subject) -> Tensors | None:
+    """Top-p that leaves out the token which crosses p."""
+    if "top_p" not in subject.inputs:
+        return None
+
+    def change(probs: torch.Tensor) -> torch.Tensor:
+        crossing = (probs > 0).sum(-1, keepdim=True) - 1
+        left_out = (crossing > 0) & (subject.tensor("top_p") < 1)[:, None]
+        return probs.masked_fill(left_out & (torch.arange(probs.shape[1]) == crossing), 0.0)
+
+    return sampled(subject, 7, probs=change)
+
+
+def _next_token(subject: Subject) -> Tensors:
+    return {"samples": (sampled(subject, 2)["samples"] + 1) % subject.tensor("probs").shape[1]}
+
+
+ANSWERS = Answers(
+    right=(
+        Answer("multinomial", lambda subject: sampled(subject, 2)),
+        Answer("inverse transform", lambda subject: sampled(subject, 3, by=inverse_transform)),
+    ),
+    wrong=(
+        _filter("top-k ignored", "top_k", lambda k: torch.full_like(k, 1 << 20)),
+        _filter("k plus one", "top_k", lambda k: k + 1),
+        _filter("k minus one", "top_k", lambda k: (k - 1).clamp_min(1)),
+        _filter("top-p ignored", "top_p", lambda p: torch.ones_like(p)),
+        _filter("p x 0.9", "top_p", lambda p: p * 0.9),
+        Answer("crossing token left out", _without_crossing),
+        Answer("most probable token always", lambda subject: sampled(subject, 4, probs=_first_alone)),
+        Answer(
+            "support sampled evenly", lambda subject: sampled(subject, 5, probs=lambda probs: (probs > 0).double())
+        ),
+        Answer("probabilities squared", lambda subject: sampled(subject, 6, probs=lambda probs: probs.square())),
+        Answer("token plus one", _next_token),
+        Answer("rows shifted", lambda subject: {"samples": sampled(subject, 2)["samples"].roll(1, -1)}),
+    ),
+)
+
+
+# FlashInfer's samplers.
+
+
+def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """One draw of every row, from torch's seed.
+
+    FlashInfer can let many launch rows point at one row of `probs` (`indices`), but its top-k sampler then reads
+    the per-row k past the end: it takes it by launch row and checks that there is one a row of `probs` (0.6.13).
+    """
+    probs = inputs["probs"]
+    present = [name for name in ("top_k", "top_p") if name in definition.inputs]
+    options = {"filter_apply_order": "top_k_first"} if len(present) == 2 else {}
+    generator = torch.Generator(device=probs.device).manual_seed(torch.initial_seed() % (1 << 63))
+    filters = [inputs[name] for name in present]
+    samples = api["_".join(present)](probs, *filters, generator=generator, **options)
+    return {"samples": samples.to(torch.int64)}
+
+
+for key, serves in (
+    ("top_k", "probs top_k -> samples"),
+    ("top_p", "probs top_p -> samples"),
+    ("top_k_top_p", "probs top_k top_p -> samples"),
+):
+    SAMPLING.truth(
+        "flashinfer",
+        f"sampling.{key}_sampling_from_probs",
+        key,
+        serves=serves,
+        modules=lambda _, __: (Module("gen_sampling"),),
+        sm=SM80,
+    )(_flashinfer)
+
+
+# SGLang's filters of probabilities, and PyTorch's draw after them, which SGLang's own sampler calls too. On a GPU
+# of NVIDIA SGLang hands the filters to FlashInfer, which would be no second opinion. These are the ones it brings
+# for other GPUs: Triton over PyTorch's sort, and they run on any. The module of its sampler is not imported: that
+# needs the server's packages, in exactly a release's versions.
+
+
+@SAMPLING.truth(
+    "sglang",
+    "sampling.renorm_triton",
+    "top_k_renorm",
+    "top_p_renorm",
+    serves="probs top_k top_p -> samples",
+    sm=SM80,
+)
+@SAMPLING.truth(
+    "sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves="probs top_p -> samples", sm=SM80
+)
+@SAMPLING.truth(
+    "sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves="probs top_k -> samples", sm=SM80
+)
+def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Top-k first, top-p on what it leaves."""
+    probs = inputs["probs"]
+    if "top_k" in definition.inputs:
+        probs = api["top_k_renorm"](probs, inputs["top_k"])
+    if "top_p" in definition.inputs:
+        probs = api["top_p_renorm"](probs, inputs["top_p"])
+    return {"samples": torch.multinomial(probs, num_samples=1).view(-1)}
+
+
+# SGLang's sampler in its native form, with one filter: with both it holds top-p against the probabilities before
+# top-k, where definitions renormalise between them.
+NATIVE = "sampler.top_k_top_p_min_p_sampling_from_probs_torch"
+
+
+@SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves="probs top_p -> samples")
+@SAMPLING.truth("sglang_native", NATIVE, "filter_and_sample", serves="probs top_k -> samples")
+def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """One draw of every row; no seed of SGLang's own."""
+    probs = inputs["probs"]
+    rows, vocabulary = probs.shape
+    every = torch.full((rows,), vocabulary, device=probs.device)
+    top_k = inputs["top_k"] if "top_k" in definition.inputs else every
+    top_p = inputs["top_p"] if "top_p" in definition.inputs else torch.ones(rows, device=probs.device)
+    filters = (top_k, top_p, torch.zeros(rows, device=probs.device))
+    samples = api["filter_and_sample"](probs, *filters, False, None, None)  # noqa: FBT003 - its signature
+    return {"samples": samples.view(-1).to(torch.int64)}
+
+
+# The sampler that follows a model.
+
+
+def sampler(filters: tuple[str, ...], vocab: int) -> Draft:
+    """A definition of one sampler over probabilities."""
+    values = {
+        "vocab_size": vocab,
+        "kind": "_".join(filters),
+        "filter": " and ".join(filters),
+        "order": ", top-k first" if len(filters) > 1 else "",
+    }
+    twin = sampler(filters, 4096) if vocab > 4096 else None  # drawing is what costs; the text is the same
+    return draft(SAMPLING.op_type, "sampling", values, without={"top_k", "top_p"} - {*filters}, twin=twin)
+
+
+def samplers(call: Kernel) -> Iterator[Draft]:
+    """Top-k, top-p, and both."""
+    for filters in (("top_k",), ("top_p",), ("top_k", "top_p")):
+        yield sampler(filters, call["vocab"])
+
+
+SAMPLING.extraction = Extraction(
+    once=lambda reading: kernel("sampling", count=1, path="logits_processor", vocab=reading.vocab),
+    differs={"sampling": held_against("embedding", lambda facts, _: {"vocab": facts["vocab"]}, counted=False)},
+    drafts={"sampling": lambda call, _: samplers(call)},
+)

@@ -1,1 +1,0 @@
-"""Ground truths of sampling, one file per source."""
