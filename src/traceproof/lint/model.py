@@ -1,16 +1,14 @@
-"""What rules look at (a dataset, its definitions with their references parsed), what a rule is and finds."""
+"""What the linter looks at (a dataset, its definitions with their references parsed), and what it finds."""
 
-import ast
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from traceproof.dataset.constraints import with_axes
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.dataset.tree import Tree, Workloads
 from traceproof.digests import digest_json
@@ -58,12 +56,6 @@ class LintedDefinition:
         return tuple(found)
 
     @cached_property
-    def constraints(self) -> tuple[tuple[str, str, ast.expr], ...]:
-        """Where each constraint stands, its text, and its tree with axes in place of `tensor.shape[i]`."""
-        texts = enumerate(self.definition.constraints or ())
-        return tuple((pointer("constraints", at), text, with_axes(text, self.definition)) for at, text in texts)
-
-    @cached_property
     def tensors(self) -> Mapping[str, TensorSpec]:
         """Inputs and outputs that are tensors, by name."""
         both = {**self.definition.inputs, **self.definition.outputs}
@@ -79,7 +71,7 @@ class LintedDataset:
 
     @cached_property
     def subjects(self) -> tuple[LintedDefinition, ...]:
-        """All usable definitions in the published schema, in the order of their paths; the rules are of that."""
+        """All usable definitions in the published schema, in the order of their paths; the checks are of that."""
         return tuple(
             LintedDefinition(entry.path, entry.definition)
             for entry in self.tree.definitions.values()
@@ -87,12 +79,12 @@ class LintedDataset:
         )
 
     @cached_property
-    def by_family(self) -> Mapping[str, tuple[LintedDefinition, ...]]:
+    def by_family(self) -> Mapping[str, list[LintedDefinition]]:
         """The definitions of each family."""
         found: dict[str, list[LintedDefinition]] = {}
         for subject in self.subjects:
             found.setdefault(subject.family, []).append(subject)
-        return {family: tuple(subjects) for family, subjects in found.items()}
+        return found
 
     @cached_property
     def workloads(self) -> Mapping[str, Workloads]:
@@ -150,7 +142,7 @@ class Stated(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DatasetFinding:
     """One finding of one rule of the dataset linter."""
 
     code: str  # the rule's code
@@ -172,43 +164,11 @@ class Finding:
         return asdict(self) | {"path": self.path.as_posix(), "fingerprint": self.fingerprint}
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """What a rule yields: where and what. `path` is filled in by rules over one definition."""
+class Hit(NamedTuple):
+    """What a check yields: its code, where and what. `path` is filled in for checks of one definition."""
 
-    field: str
-    evidence: str
+    code: str
+    field: str  # JSON pointer into the file (or the line); empty for the whole
+    evidence: str  # what was found, so that a reader can check it against the file
     path: Path = Path()
-    line: int = 0
-
-
-Check = Callable[[LintedDataset], Iterator[Hit]]
-SubjectCheck = Callable[[LintedDefinition], Iterator[Hit]]
-RULES: dict[str, Check] = {}  # by code, as `lint.rules` defines them
-NEEDS_FLASHINFER = frozenset({"TP422"})  # rules that only run beside an unpacked FlashInfer
-
-
-def rule(code: str) -> Callable[[Check], Check]:
-    """Register a rule over the whole dataset; codes.toml says what it looks for."""
-
-    def register(check: Check) -> Check:
-        if code in RULES or code not in codes("TP"):
-            raise ValueError(f"{code} is registered twice, or codes.toml does not have it")
-        RULES[code] = check
-        return check
-
-    return register
-
-
-def definition_rule(code: str) -> Callable[[SubjectCheck], SubjectCheck]:
-    """Register a rule that looks at one definition at a time."""
-
-    def register(check: SubjectCheck) -> SubjectCheck:
-        def over_all(dataset: LintedDataset) -> Iterator[Hit]:
-            for subject in dataset.subjects:
-                yield from (replace(hit, path=subject.path) for hit in check(subject))
-
-        rule(code)(over_all)
-        return check
-
-    return register
+    line: int = 0  # number of the line in a JSON lines file, from 1; 0 in other files

@@ -8,7 +8,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, TypeGuard
 
+from traceproof.dataset.constraints import evaluate
 from traceproof.files import parse_quietly
 from traceproof.text import names
 
@@ -25,11 +27,11 @@ SHAPE_ONLY = names("shape size device dtype ndim dim numel stride is_contiguous 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
-@dataclass(frozen=True)
-class InPlaceChange:
-    """An in-place change: the local name it goes through, the statement's line, and its source."""
+class Returned(NamedTuple):
+    """A return statement: its values (one, or those of a tuple), its line, and its source."""
 
-    name: str
+    values: tuple[ast.expr, ...]
+    is_tuple: bool
     line: int
     source: str
 
@@ -52,11 +54,6 @@ class Reference:
     def nodes(self) -> tuple[ast.AST, ...]:
         """All nodes of the whole text, outer ones first."""
         return tuple(ast.walk(self.module))
-
-    @cached_property
-    def run_nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of run, functions inside it included."""
-        return tuple(ast.walk(self.run))
 
     @cached_property
     def own_nodes(self) -> tuple[ast.AST, ...]:
@@ -82,26 +79,31 @@ class Reference:
         return self.run.args.vararg is not None or self.run.args.kwarg is not None
 
     @cached_property
-    def returns(self) -> tuple[ast.Return, ...]:
+    def returns(self) -> tuple[Returned, ...]:
         """The return statements of run itself, not of functions inside it."""
-        return tuple(node for node in self.own_nodes if isinstance(node, ast.Return))
+        found = []
+        for node in self.own_nodes:
+            if isinstance(node, ast.Return):
+                is_tuple = isinstance(node.value, ast.Tuple)
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else filter(None, [node.value])
+                found.append(Returned(tuple(values), is_tuple, node.lineno, ast.unparse(node)))
+        return tuple(found)
 
     @cached_property
     def reads(self) -> frozenset[str]:
         """Names that run reads in any way."""
-        return frozenset(node.id for node in self.run_nodes if isinstance(node, ast.Name) and _is_load(node))
+        return frozenset(node.id for node in ast.walk(self.run) if _is_load(node))
 
     @cached_property
     def value_reads(self) -> frozenset[str]:
         """Names whose values run reads: more than a shape, a dtype, or a check in an assert."""
         ignored: set[int] = set()
-        for node in self.run_nodes:
+        for node in ast.walk(self.run):
             if isinstance(node, ast.Assert):
                 ignored |= {id(below) for below in ast.walk(node)}
             if isinstance(node, ast.Attribute) and node.attr in SHAPE_ONLY:
                 ignored.add(id(node.value))
-        loads = (node for node in self.run_nodes if isinstance(node, ast.Name) and _is_load(node))
-        return frozenset(node.id for node in loads if id(node) not in ignored)
+        return frozenset(node.id for node in ast.walk(self.run) if _is_load(node) and id(node) not in ignored)
 
     @cached_property
     def assignments(self) -> dict[str, list[tuple[int, ast.expr | None]]]:
@@ -115,15 +117,14 @@ class Reference:
         return found
 
     @cached_property
-    def changes(self) -> tuple[InPlaceChange, ...]:
-        """All in-place changes in run."""
-        found = []
-        for node in self.own_nodes:
-            for target in _changed(node):
-                name = root(target)
-                if name is not None:
-                    found.append(InPlaceChange(name, node.lineno, ast.unparse(node)))  # type: ignore[attr-defined]
-        return tuple(found)
+    def changes(self) -> tuple[tuple[str, int, str], ...]:
+        """In-place changes in run: the local name that each goes through, the statement's line, and its source."""
+        changed = ((root(target), node) for node in self.own_nodes for target in _changed(node))
+        return tuple(
+            (name, node.lineno, ast.unparse(node))  # type: ignore[attr-defined]
+            for name, node in changed
+            if name is not None
+        )
 
     def origin(self, name: str, line: int) -> str | None:
         """The parameter whose memory `name` means just before `line`; None if it is none or unclear."""
@@ -137,7 +138,7 @@ class Reference:
     def copied(self, node: ast.expr, line: int) -> str | None:
         """The parameter whose values `node` holds unchanged at `line`; None if it is none or unclear."""
         name = root(node, through=COPIES)
-        if name is None or any(change.name == name for change in self.changes):
+        if name is None or name in {changed for changed, _, _ in self.changes}:
             return None
         bound = [entry for entry in self.assignments.get(name, ()) if entry[0] < line]
         if not bound:
@@ -147,29 +148,39 @@ class Reference:
         return self.copied(bound[0][1], bound[0][0])
 
     @cached_property
+    def unpacks(self) -> tuple[tuple[str, tuple[str, ...], str], ...]:
+        """Unpacked shapes of parameters: (parameter, names, source); a target that is no name is empty."""
+        found = []
+        for node in self.own_nodes:
+            match node:
+                case ast.Assign(
+                    targets=[ast.Tuple(elts=elements)],
+                    value=ast.Attribute(value=ast.Name(id=parameter), attr="shape"),
+                ) if parameter in self.parameters and not any(isinstance(one, ast.Starred) for one in elements):
+                    targets = tuple(one.id if isinstance(one, ast.Name) else "" for one in elements)
+                    found.append((parameter, targets, ast.unparse(node)))
+        return tuple(found)
+
+    @cached_property
     def shape_names(self) -> dict[str, tuple[str, int]]:
         """Local names that stand for one dimension of a parameter: name -> (parameter, index).
 
         A name that is bound in any other way as well is left out.
         """
-        found: dict[str, tuple[str, int]] = {}
-        for node in self.own_nodes:
-            if isinstance(node, ast.Assign):
-                found |= {name: where for name, where in _dimensions(node) if where[0] in self.parameters}
-        return {name: where for name, where in found.items() if len(self.assignments.get(name, ())) == 1}
-
-    @cached_property
-    def unpacks(self) -> tuple[tuple[str, int, str], ...]:
-        """Unpacked shapes of parameters: (parameter, number of names, source)."""
-        found = []
+        found = {
+            name: (parameter, index)
+            for parameter, targets, _ in self.unpacks
+            for index, name in enumerate(targets)
+        }
         for node in self.own_nodes:
             match node:
                 case ast.Assign(
-                    targets=[ast.Tuple(elts=names)],
-                    value=ast.Attribute(value=ast.Name(id=parameter), attr="shape"),
-                ) if parameter in self.parameters and not any(isinstance(one, ast.Starred) for one in names):
-                    found.append((parameter, len(names), ast.unparse(node)))
-        return tuple(found)
+                    targets=[ast.Name(id=name)],
+                    value=ast.Subscript(value=ast.Attribute(value=ast.Name(id=parameter), attr="shape"), slice=at),
+                ) if parameter in self.parameters:
+                    index = evaluate(at, {})
+                    found |= {name: (parameter, index)} if isinstance(index, int) else {}
+        return {name: where for name, where in found.items() if len(self.assignments.get(name, ())) == 1}
 
     @cached_property
     def asserts(self) -> tuple[ast.expr, ...]:
@@ -187,8 +198,9 @@ def root(node: ast.expr | None, through: frozenset[str] = VIEWS) -> str | None:
     match node:
         case ast.Name(id=name):
             return name
-        case ast.Subscript(value=inner) if through is VIEWS or _whole(node.slice):
-            return root(inner, through)
+        case ast.Subscript(value=inner, slice=index):
+            whole = ast.unparse(index) in {":", "..."}
+            return root(inner, through) if through is VIEWS or whole else None
         case ast.Attribute(value=inner, attr=attr) if attr in VIEW_ATTRIBUTES:
             return root(inner, through)
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="clone"), args=[inner]):
@@ -198,16 +210,7 @@ def root(node: ast.expr | None, through: frozenset[str] = VIEWS) -> str | None:
     return None
 
 
-def _whole(index: ast.expr) -> bool:
-    match index:
-        case ast.Slice(lower=None, upper=None, step=None):
-            return True
-        case ast.Constant(value=value):
-            return value is ...
-    return False
-
-
-def _is_load(node: ast.AST) -> bool:
+def _is_load(node: ast.AST) -> TypeGuard[ast.Name]:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 
@@ -248,22 +251,3 @@ def _changed(node: ast.AST) -> Iterator[ast.expr]:
             if attr.endswith("_") and not attr.startswith("_") and attr not in NOT_IN_PLACE:
                 yield owner
             yield from (keyword.value for keyword in keywords if keyword.arg == "out")
-
-
-def _dimensions(node: ast.Assign) -> Iterator[tuple[str, tuple[str, int]]]:
-    match node:
-        case ast.Assign(
-            targets=[ast.Tuple(elts=names)], value=ast.Attribute(value=ast.Name(id=parameter), attr="shape")
-        ):
-            for index, name in enumerate(names):
-                if isinstance(name, ast.Name) and not any(isinstance(one, ast.Starred) for one in names):
-                    yield name.id, (parameter, index)
-        case ast.Assign(
-            targets=[ast.Name(id=name)],
-            value=ast.Subscript(value=ast.Attribute(value=ast.Name(id=parameter), attr="shape"), slice=index),
-        ):
-            match index:
-                case ast.Constant(value=int() as position):
-                    yield name, (parameter, position)
-                case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as position)):
-                    yield name, (parameter, -position)

@@ -1,10 +1,9 @@
-"""Run the rules over a dataset; tell what they find, beside a baseline of known findings, as text, JSON, SARIF."""
+"""Lint a dataset; tell what is found, beside a baseline of known findings, as text, JSON, SARIF."""
 
-import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +15,11 @@ from rich.text import Text
 import traceproof
 from traceproof.dataset.tree import paused_collection, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.lint.model import NEEDS_FLASHINFER, RULES, Code, Finding, LintedDataset, Severity, Stated, codes
+from traceproof.lint import definitions, workloads
+from traceproof.lint.model import Code, DatasetFinding, Hit, LintedDataset, Severity, Stated, codes
 from traceproof.text import printable
 
+NEEDS_FLASHINFER = "TP422"  # the rule that needs an unpacked FlashInfer
 DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser takes about 3,000 levels
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -71,8 +72,8 @@ def split(findings: Iterable[Found], known: Counter[str]) -> tuple[list[Found], 
 class LintReport:
     """What the rules found."""
 
-    findings: tuple[Finding, ...]  # what no baseline knows, by path and code
-    known: tuple[Finding, ...]  # what the baseline knows
+    findings: tuple[DatasetFinding, ...]  # what no baseline knows, by path and code
+    known: tuple[DatasetFinding, ...]  # what the baseline knows
     gone: int  # how many findings of the baseline are no longer found
     not_run: tuple[str, ...]  # a line for each rule that could not run, saying why
     definitions: int  # how many definitions were looked at
@@ -83,25 +84,27 @@ class LintReport:
         return any(finding.severity is not Severity.NOTE for finding in self.findings)
 
 
-def all_rules() -> tuple[Code, ...]:
-    """The codes of all rules, sorted."""
-    for name in ("code", "schema", "tags", "workloads"):
-        importlib.import_module(f"traceproof.lint.rules.{name}")  # which registers its rules
-    return tuple(codes("TP")[code] for code in sorted(RULES))
+def chosen(select: Collection[str], ignore: Collection[str]) -> Mapping[str, Code]:
+    """The codes that start with one of `select` (empty: all) and with none of `ignore`.
 
-
-def chosen(select: Collection[str], ignore: Collection[str]) -> tuple[Code, ...]:
-    """The rules whose code starts with one of `select` (empty: all) and with none of `ignore`.
-
-    Raises TraceproofError: a code that is the beginning of no rule's.
+    Raises TraceproofError: an argument that is the beginning of no code.
     """
-    known = [rule.code for rule in all_rules()]
+    known = codes("TP")
     wrong = [code for code in (*select, *ignore) if not any(one.startswith(code) and code for one in known)]
     if wrong:
         problems = [f"{code!r} is the beginning of no code" for code in wrong]
         raise TraceproofError("The rules can not be chosen", problems=problems, todo=f"Codes: {', '.join(known)}.")
     wanted, unwanted = tuple(select) or "TP", tuple(ignore)
-    return tuple(one for one in all_rules() if one.code.startswith(wanted) and not one.code.startswith(unwanted))
+    return {code: one for code, one in known.items() if code.startswith(wanted) and not code.startswith(unwanted)}
+
+
+def hits(dataset: LintedDataset) -> Iterator[Hit]:
+    """What all checks find."""
+    for check in (*definitions.OF_DATASET, *workloads.OF_DATASET):
+        yield from check(dataset)
+    for subject in dataset.subjects:
+        for of_one in definitions.OF_DEFINITION:
+            yield from (hit._replace(path=subject.path) for hit in of_one(subject))
 
 
 def lint(
@@ -112,35 +115,34 @@ def lint(
     baseline: Path | None = None,  # a file with known findings
     flashinfer: Path | None = None,  # where an unpacked FlashInfer lies; rules that need it say so without it
 ) -> LintReport:
-    """Run the chosen rules over the dataset at `root`.
+    """Hold the dataset at `root` against the chosen rules.
 
     Raises TraceproofError: no dataset, no baseline or no FlashInfer where one was said to be; unknown codes.
     """
     rules = chosen(select, ignore)
     known = read_baseline(baseline) if baseline is not None else Counter[str]()
     dataset = LintedDataset(read_tree(root), flashinfer)
-    found: list[Finding] = []
-    not_run: list[str] = []
+    not_run: tuple[str, ...] = ()
+    if flashinfer is None and (one := rules.get(NEEDS_FLASHINFER)) is not None:
+        not_run = (f"{one.code} ({one.title}) did not run: it needs --flashinfer-path",)
+    found: list[DatasetFinding] = []
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, DEEPEST))
     try:
         with paused_collection():
-            for one in rules:
-                if one.code in NEEDS_FLASHINFER and flashinfer is None:
-                    not_run.append(f"{one.code} ({one.title}) did not run: it needs --flashinfer-path")
-                    continue
-                for hit in RULES[one.code](dataset):
+            for hit in hits(dataset):
+                if (one := rules.get(hit.code)) is not None:
                     where = (hit.path, hit.line, hit.field)
-                    found.append(Finding(one.code, one.title, one.severity, *where, hit.evidence, one.todo))
+                    found.append(DatasetFinding(one.code, one.title, one.severity, *where, hit.evidence, one.todo))
     finally:
         sys.setrecursionlimit(before)
     found.sort(key=lambda one: (one.path, one.line, one.code, one.field, one.evidence))
     new, old, gone = split(found, known) if known else (found, [], 0)
-    return LintReport(tuple(new), tuple(old), gone, tuple(not_run), len(dataset.tree.definitions))
+    return LintReport(tuple(new), tuple(old), gone, not_run, len(dataset.tree.definitions))
 
 
 def as_json(report: LintReport) -> dict[str, Any]:
-    """The report as a JSON object; `fields` of a finding are those of `Finding.as_json`."""
+    """The report as a JSON object; `fields` of a finding are those of `DatasetFinding.as_json`."""
     return {
         "definitions": report.definitions,
         "findings": [finding.as_json() for finding in report.findings],
@@ -190,7 +192,7 @@ def _count(number: int, what: str) -> str:
 def as_sarif(report: LintReport) -> dict[str, Any]:
     """One run with all rules; findings that the baseline knows are 'unchanged', the others 'new'."""
     notifications = [{"level": "note", "message": {"text": reason}} for reason in report.not_run]
-    log = Log(all_rules(), "DATASET", "the dataset's root folder")
+    log = Log([*codes("TP").values()], "DATASET", "the dataset's root folder")
     for state, findings in (("new", report.findings), ("unchanged", report.known)):
         for finding in findings:
             members = [{"fullyQualifiedName": finding.field, "kind": "member"}] if finding.field else []

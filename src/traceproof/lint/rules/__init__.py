@@ -1,1 +1,0 @@
-"""The rules, by what they look at; importing a module registers its rules."""

@@ -1,0 +1,171 @@
+"""Checks of workload lines (TP5xx): against their definition, each other, and what the operation can do."""
+
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterator
+
+from traceproof.dataset import constraints
+from traceproof.dataset.definition import Definition, DType
+from traceproof.dataset.records import RandomInput, ScalarInput, Workload
+from traceproof.dataset.tree import WorkloadLine
+from traceproof.lint.definitions import INDICES
+from traceproof.lint.model import Hit, LintedDataset, pointer
+
+AXES = ("workload", "axes")
+INPUTS = ("workload", "inputs")
+INTEGERS = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+Said = tuple[str, tuple[str, ...], str]  # code, place in the line, evidence
+
+
+def lines(dataset: LintedDataset) -> Iterator[Hit]:
+    """Each line against its definition and the lines before it."""
+    uuids: dict[str, WorkloadLine] = {}
+    contents: dict[str, WorkloadLine] = {}
+    for name, workloads in dataset.workloads.items():
+        for broken in workloads.broken:
+            yield Hit("TP501", "", broken.what, broken.path, broken.line)
+        entry = dataset.tree.definitions.get(name)
+        if entry is None:
+            for file in dataset.tree.workload_files[name]:
+                yield Hit("TP501", "", f"no definition is named {name!r}", file)
+            continue
+        for line in workloads.lines:
+            workload = line.trace.workload
+            found = [said for check in OF_LINE for said in check(entry.definition, workload)]
+            first = uuids.setdefault(workload.uuid, line)
+            if first is not line:
+                found.append(("TP505", ("workload", "uuid"), f"first used at {first.path}:{first.line}"))
+            content = json.dumps(workload.as_json() | {"uuid": name}, sort_keys=True)
+            first = contents.setdefault(content, line)
+            if first is not line:
+                same = f"the same as {first.trace.workload.uuid}, line {first.line}"
+                found.append(("TP506", ("workload",), same))
+            for code, where, evidence in found:
+                yield Hit(code, pointer(*where), f"{workload.uuid}: {evidence}", line.path, line.line)
+
+
+def axes(definition: Definition, workload: Workload) -> Iterator[Said]:
+    """An unknown or const axis, or a var axis without a size (TP502)."""
+    for name, value in workload.axes.items():
+        const = definition.const_axes.get(name)
+        if name not in definition.axes:
+            yield "TP502", (*AXES, name), f"{name} is no axis of {definition.name}"
+        elif const is not None and const != value:
+            yield "TP502", (*AXES, name), f"{name} is {value}, but const {const} in {definition.name}"
+    for name in definition.var_axes:
+        if name not in workload.axes:
+            yield "TP502", AXES, f"no size for the var axis {name}"
+
+
+def inputs(definition: Definition, workload: Workload) -> Iterator[Said]:
+    """An unknown input, a missing one, a scalar for a tensor or the other way round, a random index (TP503)."""
+    given = workload.inputs
+    for name in given.keys() - definition.inputs.keys():
+        yield "TP503", (*INPUTS, name), f"{name} is no input of {definition.name}"
+    for name, spec in definition.inputs.items():
+        data = given.get(name)
+        if data is None:
+            if not spec.optional:
+                yield "TP503", INPUTS, f"no source for the input {name}"
+        elif isinstance(data, ScalarInput) != (spec.shape is None):
+            wanted = "a Python scalar" if spec.shape is None else "a tensor"
+            yield "TP503", (*INPUTS, name), f"{name} is {wanted}, its source is {data.type}"
+        elif name in INDICES and isinstance(data, RandomInput):
+            yield "TP503", (*INPUTS, name), f"{name} indexes something and can not be drawn at random"
+
+
+def scalars(definition: Definition, workload: Workload) -> Iterator[Said]:
+    """A scalar of another kind than declared, or out of its range (TP504)."""
+    const = definition.const_axes
+    experts, local = const.get("num_experts"), const.get("num_local_experts")
+    for name, data in workload.inputs.items():
+        spec = definition.inputs.get(name)
+        if not isinstance(data, ScalarInput) or spec is None or spec.shape is not None:
+            continue
+        value, why = data.value, ""
+        other_kind = isinstance(value, bool) != (spec.dtype is DType.BOOL)
+        if other_kind or (spec.dtype in INTEGERS and not isinstance(value, int)):
+            why = f"is {value!r}, but declared {spec.dtype}"
+        elif not math.isfinite(value):
+            why = f"is {value!r}"
+        elif name in {"sm_scale", "scale"} and value <= 0:
+            why = f"is {value!r}; a softmax or state scale is positive"
+        elif name == "local_expert_offset" and experts and local and not 0 <= value <= experts - local:
+            why = f"is {value}, but only 0..{experts - local} leaves {local} of {experts} experts"
+        if why:
+            yield "TP504", (*INPUTS, name, "value"), f"{name} {why}"
+
+
+def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
+    """Sizes that break a constraint (TP507), more queries than causal keys (TP508), an empty cache (TP511)."""
+    given = {**workload.axes, **definition.const_axes}
+    for text in definition.constraints or ():
+        node = constraints.with_axes(text, definition)
+        value = constraints.evaluate(node, given)
+        by_itself = constraints.evaluate(node, definition.const_axes) is not None  # TP203 says so once
+        if value is not None and not value and not by_itself:
+            used = ", ".join(
+                f"{name} = {given[name]}" for name in sorted(constraints.names(text)) if name in given
+            )
+            yield "TP507", AXES, f"{text!r} is false: {used}"
+    indices = definition.inputs.get("kv_indices")
+    queries, keys = (constraints.last_of(definition, name) for name in ("qo_indptr", "kv_indptr"))
+    if "causal" in definition.name.split("_") and queries in workload.axes and keys in workload.axes:
+        assert queries is not None
+        assert keys is not None
+        paged = indices is not None and indices.shape == (keys,)
+        tokens = definition.const_axes.get("page_size", 1) if paged else 1  # at most behind one count
+        if given[queries] > given[keys] * tokens:
+            most = f"{keys} = {given[keys]}" + (f" pages of {tokens}" if tokens > 1 else "")
+            yield "TP508", AXES, f"{queries} = {given[queries]}, {most}"
+    if indices is not None and indices.shape and given.get(indices.shape[0]):
+        caches = (
+            spec.shape[0] for name, spec in definition.inputs.items() if name.endswith("_cache") and spec.shape
+        )
+        for axis in dict.fromkeys(caches):
+            if given.get(axis) == 0:
+                evidence = f"{indices.shape[0]} = {given[indices.shape[0]]}, but {axis} = 0"
+                yield "TP511", (*AXES, axis), evidence
+
+
+OF_LINE = (axes, inputs, scalars, sizes)
+
+
+def missing_blobs(dataset: LintedDataset) -> Iterator[Hit]:
+    """Lines of a workload file that name tensor files which this copy of the dataset lacks (TP509)."""
+    for workloads in dataset.workloads.values():
+        for path in sorted({line.path for line in workloads.lines}):
+            own = [line for line in workloads.lines if line.path == path]
+            lacking = [line for line in own if line.missing]
+            if lacking:
+                evidence = f"{len(lacking)} of {len(own)} lines, for example {lacking[0].missing[0]}"
+                yield Hit("TP509", "", evidence, path)
+
+
+def drifting_scalar(dataset: LintedDataset) -> Iterator[Hit]:
+    """Different values of one scale in one workload file; whether they differ in float32 is said (TP510)."""
+
+    def single(value: float) -> float:
+        """The nearest float32; kernels take scales in it."""
+        try:
+            return float(struct.unpack("f", struct.pack("f", value))[0])
+        except OverflowError:
+            return math.copysign(math.inf, value)
+
+    for workloads in dataset.workloads.values():
+        counts: dict[str, Counter[float]] = {}
+        for line in workloads.lines:
+            for name, data in line.trace.workload.inputs.items():
+                if isinstance(data, ScalarInput) and isinstance(data.value, float) and "scale" in name:
+                    counts.setdefault(name, Counter())[data.value] += 1
+        for name, values in counts.items():
+            if len(values) > 1:
+                listed = ", ".join(f"{value!r} ({count} x)" for value, count in values.most_common())
+                said = "equal" if len({single(value) for value in values}) == 1 else "different"
+                evidence = f"{name}: {listed}; {said} in float32"
+                yield Hit("TP510", pointer(*INPUTS, name, "value"), evidence, workloads.lines[0].path)
+
+
+OF_DATASET = (lines, missing_blobs, drifting_scalar)
