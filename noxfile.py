@@ -17,7 +17,7 @@ from nox.command import CommandFailed
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "src"))  # nox may run from anywhere; every op_type names its family
 
-from traceproof.config.reading import config_of  # noqa: E402 - after the path
+from traceproof.config import config_of  # noqa: E402 - after the path
 from traceproof.environments.building import install_cpu  # noqa: E402
 from traceproof.ops.registry import families  # noqa: E402
 from traceproof.stacks import ENVIRONMENTS  # noqa: E402

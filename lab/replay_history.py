@@ -19,7 +19,6 @@ from rich.console import Console
 from history import replay
 from history.catalogue import chosen
 from traceproof.cli import BAD_USE, run
-from traceproof.cli.interpreter import say
 from traceproof.errors import TraceproofError
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -46,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         root, config = run.configured(dataset=run.dataset_in(options.dataset), test_sizes=options.test_sizes)
         folder = (options.out or root / config.results / replay.REPLAYS).absolute()
         wheels = options.packages and options.packages.expanduser().absolute()
-        replays = replay.Replays(root, config, folder, replay.Releases(folder / replay.RELEASES, wheels), say)
+        replays = replay.Replays(root, config, folder, replay.Releases(folder / replay.RELEASES, wheels), run.say)
         outcomes = replays.run(bugs, jobs=options.jobs)
         run.write_result(options.json, replay.write_report(outcomes, folder / replay.REPORT))
     except TraceproofError as error:

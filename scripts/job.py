@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Json
 
-from traceproof.config.schema import ModelChoice
+from traceproof.config import ModelChoice
 from traceproof.dataset.fetch import Dataset, fetch, scan_digest
 from traceproof.environments.building import FOLDER, Installation, ready
 from traceproof.files import read_sealed, write_json
@@ -40,7 +40,7 @@ def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> Non
     """Clone all that sources.lock pins, and record the dataset beside it; nothing is resolved anew."""
     from traceproof.checkouts.clone import write_records
     from traceproof.checkouts.pins import DATASET, read_lock
-    from traceproof.cli.clone_repos import clone_repos
+    from traceproof.cli.sources import clone_repos
 
     git, pypi = origin.git, origin.pypi
     record = {
@@ -57,7 +57,7 @@ def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> Non
 
 def sources(*, pins: Json[dict[str, Any]], out: Path) -> None:
     """Clone the sources that stacks take from sources.lock, and record what their files are like."""
-    from traceproof.cli.clone_repos import clone_repos
+    from traceproof.cli.sources import clone_repos
     from traceproof.run.sources import FOLDER as CLONED
     from traceproof.run.sources import scan
 

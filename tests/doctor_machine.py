@@ -9,7 +9,7 @@ from typing import Any
 
 from repository import ROOT
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.doctor.diagnosis import diagnose
 from traceproof.doctor.model import Diagnosis, Layer
 from traceproof.environments import building as environments

@@ -11,7 +11,7 @@ from traceproof.bumps.diff import Diff, diff
 from traceproof.bumps.history import Kept, Scope, find, keep
 from traceproof.checkouts.pins import Pin
 from traceproof.cli import main, run
-from traceproof.cli.diff import _lines
+from traceproof.cli.results import difference
 from traceproof.errors import TraceproofError
 from traceproof.run.rows import VerdictRow, each_row
 
@@ -89,7 +89,7 @@ def test_a_verdict_that_changed_with_its_package_names_both_versions() -> None:
     broken = diff(state("1", [now], "0.5.0"), state("2", [was], "0.6.0"))
     assert fixed.as_json()["passing"][0]["between"] == "fixed between fla-core 0.5.0 and 0.6.0"
     assert broken.as_json()["failing"][0]["between"] == "broken between fla-core 0.5.0 and 0.6.0"
-    lines = _lines(fixed, limit=1)
+    lines = difference(fixed, limit=1)
     assert "  fla: fla-core 0.5.0 -> 0.6.0" in lines
     assert "  a small-0 fla o: fail (x) -> pass; fixed between fla-core 0.5.0 and 0.6.0" in lines
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from traceproof.config.reading import merged, read_config
-from traceproof.config.schema import Config
+from traceproof.config import Config, merged, read_config
 from traceproof.errors import TraceproofError
 
 ROOT = Path(__file__).resolve().parent.parent

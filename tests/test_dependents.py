@@ -6,7 +6,7 @@ import pytest
 from source_remotes import Upstream
 
 from traceproof.checkouts.tree import CommitTree, FolderTree, changed_between
-from traceproof.cli.dependents import dependents
+from traceproof.cli.sources import dependents
 from traceproof.dependents import Graph, Reached
 from traceproof.errors import TraceproofError
 

@@ -13,7 +13,7 @@ import pytest
 from doctor_machine import HOLDS, TORCH, Machine, program
 from repository import Repository
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.doctor import advice, diagnosis, facts
 from traceproof.doctor.advice import WIDTH, screen
 from traceproof.doctor.diagnosis import diagnose

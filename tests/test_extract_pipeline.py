@@ -18,8 +18,7 @@ import pytest
 from extract_support import golden, named
 from repository import Repository, own_dataset
 
-from traceproof.config.reading import read_config
-from traceproof.config.schema import Config, ModelChoice
+from traceproof.config import Config, ModelChoice, read_config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import scan_digest
 from traceproof.errors import TraceproofError

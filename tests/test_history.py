@@ -17,7 +17,7 @@ from history import catalogue
 from history.catalogue import Bug, Cases, Found, Kind, Why, bugs, chosen, judged, parsed
 from history.replay import NoReleaseError, Releases, Replays
 from replay_history import main
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.dataset.fetch import Dataset
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Skip

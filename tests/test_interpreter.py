@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.cli import interpreter as module
-from traceproof.cli.interpreter import interpreter
+from traceproof.cli import run
 from traceproof.environments import building as environments
 from traceproof.environments.building import Installation
 from traceproof.errors import TraceproofError
 
 
 def found(given: Path | None, *needs: str, stack: str = "torch") -> str:
-    return interpreter(given, stack=stack, needs=needs or ("json",), option="--torch-python")
+    return run.interpreter(given, stack=stack, needs=needs or ("json",), option="--torch-python")
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Installation]:
         stacks_made.append(stack)
         return Path(sys.executable)
 
-    monkeypatch.setattr(module, "ready", ready)
+    monkeypatch.setattr(run, "ready", ready)
     monkeypatch.setattr(environments, "CUDA_DRIVER", ())
     return stacks_made
 
@@ -45,23 +44,18 @@ def test_a_given_interpreter_may_be_a_path_or_a_program(made: list[Installation]
 
 
 @pytest.mark.parametrize(
-    ("given", "needs", "said"),
+    ("given", "needs", "said", "todo"),
     [
-        (Path("/nowhere/python"), (), "there is no interpreter /nowhere/python"),
-        (Path("/bin/false"), (), "/bin/false is no interpreter that can be used"),
-        (Path(sys.executable), ("json", "no_such_package"), "has no no_such_package"),
+        (Path("/nowhere/python"), "json", "there is no interpreter /nowhere/python", "--torch-python"),
+        (Path("/bin/false"), "json", "/bin/false is no interpreter that can be used", "--torch-python"),
+        (Path(sys.executable), "no_such_package", "has no no_such_package", "--torch-python"),
+        (None, "no_such_package", "has no no_such_package", "stacks.torch.python"),
     ],
 )
+@pytest.mark.usefixtures("made")
 def test_an_interpreter_that_will_not_do_says_so_before_anything_runs(
-    given: Path, needs: tuple[str, ...], said: str
+    given: Path | None, needs: str, said: str, todo: str
 ) -> None:
     with pytest.raises(TraceproofError, match=said) as caught:
-        found(given, *needs)
-    assert "--torch-python" in caught.value.todo
-
-
-def test_a_configured_interpreter_that_lacks_something_names_the_key(made: list[Installation]) -> None:
-    with pytest.raises(TraceproofError, match="has no no_such_package") as caught:
-        found(None, "no_such_package")
-    assert "stacks.torch.python" in caught.value.todo
-    assert made
+        found(given, needs)
+    assert todo in caught.value.todo

@@ -16,7 +16,7 @@ from pipeline import typed
 from publish_support import CASES, bundles, dataset, finished, row
 
 from traceproof.cli.publish import _writable
-from traceproof.cli.show import describe
+from traceproof.cli.results import describe
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError

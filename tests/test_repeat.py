@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from repository import Repository, own_dataset
 
-from traceproof.config.reading import config_of, repeat_options
+from traceproof.config import config_of, repeat_options
 from traceproof.reasons import Verdict
 from traceproof.run.rows import VerdictRow
 

@@ -13,7 +13,7 @@ import pytest
 from definitions import rmsnorm, write
 from solution_judge import DATASET, SolutionJudge, candidate, solution_judge
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.dataset.definition import Definition
 from traceproof.environments.probe import probe
 from traceproof.errors import TraceproofError

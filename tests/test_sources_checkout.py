@@ -10,8 +10,8 @@ from source_remotes import SOON, Upstream, git
 from traceproof.checkouts.checkout import Wanted, bring
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import State
-from traceproof.cli.clone_repos import clone_repos
-from traceproof.config.reading import read_config
+from traceproof.cli.sources import clone_repos
+from traceproof.config import read_config
 from traceproof.dataset.fetch import Dataset
 from traceproof.dataset.fetch import fetch as fetch_dataset
 from traceproof.errors import TraceproofError

@@ -14,7 +14,7 @@ from traceproof.checkouts import packages as package
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import NAME, ORIGINS, Pin, State, lock_digest, read_lock, resolve, write_lock
 from traceproof.cli import run
-from traceproof.cli.clone_repos import clone_repos
+from traceproof.cli.sources import clone_repos
 from traceproof.errors import TraceproofError
 
 
@@ -183,12 +183,6 @@ def test_a_later_call_keeps_the_records_of_the_others(tmp_path: Path, upstream: 
 def test_the_dataset_has_the_specification_s_name() -> None:
     assert "flashinfer_trace" in ORIGINS
     assert "dataset" not in ORIGINS
-
-
-def test_a_target_that_is_a_file_is_bad_use(tmp_path: Path, upstream: Upstream) -> None:
-    (tmp_path / "sources").write_text("a file")
-    with pytest.raises(TraceproofError, match=r"--target-dir .*sources can not be used: File exists"):
-        bring(tmp_path, "fla", url=[f"fla={upstream.url}"])
 
 
 def test_elsewhere_the_repository_s_lock_and_folder_are_meant(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.environments import building as environments
 from traceproof.environments.building import Installation, build, probe, ready, resolve
 from traceproof.errors import TraceproofError

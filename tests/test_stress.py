@@ -12,7 +12,7 @@ import torch
 from definitions import rmsnorm
 from pipeline import plans
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import far, registry

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.environments import toolkit
 from traceproof.environments.building import Installation, probe, recorded, resolve
 from traceproof.environments.probe import probe as by_this_process

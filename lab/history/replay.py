@@ -22,7 +22,7 @@ from history.catalogue import Bug, Found, Hardware, Outcome, Why, beside, judged
 from traceproof.bumps.bisect import Trial
 from traceproof.checkouts.packages import bring_package, unpack
 from traceproof.checkouts.pins import Pin
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.dataset.fetch import Dataset, fetch
 from traceproof.digests import digest_json
 from traceproof.environments.building import probe, ready

@@ -5,6 +5,7 @@ dataset says decides how long it takes.
 """
 
 import ctypes
+import math
 import os
 import re
 import resource
@@ -31,7 +32,12 @@ HARMLESS = re.compile(
     r"PATH|LANG|LANGUAGE|LC_[A-Z]+|TZ|TERM|TMPDIR|LD_LIBRARY_PATH|CUDA_[A-Z_]+|NVIDIA_[A-Z_]+|OMP_[A-Z_]+|MKL_[A-Z_]+"
     r"|TORCH_[A-Z_]+|TRITON_[A-Z_]+|PYTHONPATH|PYTHONHASHSEED|PYTHONUTF8|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
 )
-FIRST_SECONDS = 10.0  # then after twice as long each time
+CLEAR = "\r\x1b[K"  # of a terminal's line
+LIVE_SECONDS, LINE_SECONDS = 0.1, 5.0  # between states of a line of progress: on a terminal, and elsewhere
+FIRST_SECONDS, LONGEST_SECONDS = (
+    3.0,
+    30.0,
+)  # until a wait is told, then after twice as long each time, at most so long
 PAGE = resource.getpagesize()
 
 
@@ -123,19 +129,43 @@ def for_untrusted(environment: Mapping[str, str] | None = None) -> dict[str, str
     return {name: value for name, value in given.items() if HARMLESS.fullmatch(name) and not says_secret(name)}
 
 
+class Progress:
+    """A line on stderr that says how far something is: rewritten on a terminal, else a new one now and then."""
+
+    def __init__(self, *, every: float = LINE_SECONDS) -> None:
+        self._every = every  # seconds between lines where they stay
+        self._last: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def show(self, text: str, *, of: str = "", done: bool = False) -> None:
+        """Say how far it is; `of` names one of several things that go on at once, `done` keeps the line."""
+        live = sys.stderr.isatty()
+        with self._lock:
+            now = time.monotonic()
+            if not done and now - self._last.get(of, -math.inf) < (LIVE_SECONDS if live else self._every):
+                return
+            self._last[of] = now
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"{CLEAR}{text[:width]}" + ("\n" if done else "") if live else f"{text}\n")
+            sys.stderr.flush()
+
+
 @contextmanager
 def telling(what: str, *, first: float = FIRST_SECONDS) -> Iterator[None]:
-    """Say now and then for how long `what` has been going on, until the block ends."""
+    """Say for how long `what` has been going on: each second on a terminal, else more and more rarely."""
     ended = threading.Event()
     started = time.monotonic()
+    live = sys.stderr.isatty()
 
     def tell() -> None:
         wait = first
         while not ended.wait(wait):
             passed = time.monotonic() - started
-            sys.stderr.write(f"{what}: {passed:.0f} s\n")
+            sys.stderr.write(f"{CLEAR}{what}: {passed:.0f} s" if live else f"{what}: {passed:.0f} s\n")
             sys.stderr.flush()
-            wait = passed
+            wait = 1.0 if live else min(passed, LONGEST_SECONDS)
+        if live:
+            sys.stderr.write(CLEAR)
 
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()

@@ -1,6 +1,7 @@
-"""The command line, a module per command. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."""
+"""The command line. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."""
 
 import gc
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -8,27 +9,44 @@ from importlib import import_module
 
 import typer
 
-from traceproof.cli import outputs
 from traceproof.errors import TraceproofError
 from traceproof.run.entry import INTERRUPTED
-from traceproof.text import names
 
 BAD_USE = 2
 STOPPED = "Stopped.\n"
-# Options that take several values after one flag.
-MANY = names(
-    "--test-sizes --op-type --definition-name --case --select --ignore --changed --model-name --tp --ep "
-    "--page-size"
-)
-
 HELP = "Proves LLM kernel references right. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."
-# Each is a module's function of that name, with `_command` behind it where that means something else there.
-_NAMES = (
-    "clone-repos dependents clean diff bisect doctor verify judge show site lint "
-    "extract-kernel-definitions add-new-model add-reference-tests audit-tests lint-kernels coverage publish"
-)
-COMMANDS = tuple(_NAMES.split())
-MODULES = {"extract-kernel-definitions": "extract"}  # where the module is called otherwise
+# Each is a function of that name, with `_command` behind it where that means something else there, in a module.
+COMMANDS = {
+    "verify": "verify",
+    "doctor": "verify",
+    "judge": "judge",
+    "show": "results",
+    "diff": "results",
+    "site": "results",
+    "clean": "results",
+    "clone-repos": "sources",
+    "dependents": "sources",
+    "bisect": "sources",
+    "lint": "lint",
+    "lint-kernels": "lint",
+    "extract-kernel-definitions": "extract",
+    "add-new-model": "extract",
+    "add-reference-tests": "add_reference_tests",
+    "audit-tests": "audit_tests",
+    "coverage": "coverage",
+    "publish": "publish",
+}
+# Options that take several values after one flag, and what a further value looks like:
+# `--test-sizes small rmsnorm` gives one size.
+ANY, CODE = ".*", r"[A-Z]{2}\d*(,[A-Z]{2}\d*)*"
+MANY = {
+    "--test-sizes": "small|medium|large|stress",
+    "--case": r"[a-z]+-[\w-]+",
+    "--select": CODE,
+    "--ignore": CODE,
+    **dict.fromkeys(("--op-type", "--definition-name", "--changed"), ANY),
+    **dict.fromkeys(("--model-name", "--tp", "--ep", "--page-size"), ANY),
+}
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
@@ -37,19 +55,20 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     app.callback(help=HELP)(lambda: None)  # with one command, too, its name is an argument
     for name in [name for name in arguments[:1] if name in COMMANDS] or COMMANDS:
         function = name.replace("-", "_")
-        module = import_module(f"{__name__}.{MODULES.get(name, function)}")
+        module = import_module(f"{__name__}.{COMMANDS[name]}")
         app.command(name)(getattr(module, f"{function}_command", None) or getattr(module, function))
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Raises SystemExit: always, with the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    own, behind = _apart(given)
-    app = command_line(given)
+    own, behind = list(sys.argv[1:] if arguments is None else arguments), []
+    if "--" in own and own[0] == "verify":  # what stands behind it is Snakemake's
+        place = own.index("--")
+        own, behind = own[:place], own[place + 1 :]
+    app = command_line(own)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # all is imported
     try:
-        outputs.check(own)
         app(spread(own), obj=behind)
     except KeyboardInterrupt:
         sys.stderr.write(STOPPED)
@@ -61,45 +80,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TraceproofError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(BAD_USE) from None
-    except OSError as error:
+    except OSError as error:  # of a file or folder that was named, or that a command needs
         if error.filename is None:
             raise
-        sys.stderr.write(f"{_unusable(error)}\n")
+        where = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        reason = (error.strerror or "it can not be used").lower()
+        todo = "Give a path that exists, is of the right kind, and that this user may read and write."
+        sys.stderr.write(f"{where}: {reason}\n{todo}\n")
         raise SystemExit(BAD_USE) from None
     finally:
         gc.freeze()  # a program that ends need not look for cycles among its modules' objects: half a second
 
 
-def _apart(given: list[str]) -> tuple[list[str], list[str]]:
-    """A command's own arguments, and those behind `--`, which `verify` hands on to Snakemake."""
-    if "--" not in given or given[0] != "verify":
-        return given, []
-    place = given.index("--")
-    return given[:place], given[place + 1 :]
-
-
-def _unusable(error: OSError) -> str:
-    """What is the matter with a file or folder that was named on the command line, or that a command needs."""
-    where = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    reason = (error.strerror or "it can not be used").lower()
-    return (
-        f"{where}: {reason}\nGive a path that exists, is of the right kind, and that this user may read and write."
-    )
-
-
 def spread(arguments: Sequence[str]) -> list[str]:
     """Give each of several values its own flag: `--test-sizes small medium` as the specification writes it."""
     result: list[str] = []
-    flag: str | None = None
-    fresh = False
+    flag = ""
+    first = False  # whether the flag has no value yet
     for index, argument in enumerate(arguments):
         if argument == "--":
             return [*result, *arguments[index:]]
         if argument.startswith("-"):
-            flag, fresh = (argument, True) if argument in MANY else (None, False)
-        elif flag is not None:
-            if not fresh:
+            flag, first = (argument, True) if argument in MANY else ("", False)
+        elif flag and not first:
+            if re.fullmatch(MANY[flag], argument):
                 result.append(flag)
-            fresh = False
+            else:
+                flag = ""
+        else:
+            first = False
         result.append(argument)
     return result

@@ -24,10 +24,6 @@ SIZES = ("small", "medium", "large")
 DefinitionsDir = Annotated[
     Path | None, typer.Option(help="A dataset's definitions/; the configured dataset's if left out.")
 ]
-OutputDir = Annotated[
-    Path | None,
-    typer.Option(help="The folder to write to, or its tests/references; the dataset's own if left out."),
-]
 ReposConfig = Annotated[
     Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
 ]
@@ -39,7 +35,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     op_type: Annotated[list[str] | None, typer.Option(help="Write tests of these op_types.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Write tests of every definition.")] = False,
     definitions_dir: DefinitionsDir = None,
-    output_dir: OutputDir = None,
+    output_dir: options.OutputDir = None,
     repos_config: ReposConfig = None,
     test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes by default: small medium large.")] = None,
     tolerance: options.Tolerance = None,

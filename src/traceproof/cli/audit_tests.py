@@ -9,7 +9,6 @@ import typer
 from traceproof.audit.reading import as_sarif, as_text
 from traceproof.audit.run import CODES, SECONDS, Report, Settings, audit
 from traceproof.cli import options, run
-from traceproof.cli.interpreter import interpreter, say
 from traceproof.errors import TraceproofError
 from traceproof.stacks import MAIN
 
@@ -44,10 +43,10 @@ def audit_tests(  # noqa: PLR0913 - one parameter per option
         flashinfer=flashinfer_path,
         python=None if no_run else _python(torch_python),
         seconds=seconds,
-        say=say,
+        say=run.say,
     )
     report = audit(folder, settings)
-    run.write_result(sarif_file, as_sarif(report.findings, CODES), option="--sarif")
+    run.write_result(sarif_file, as_sarif(report.findings, CODES))
     run.write_result(json_file, _json(report))
     text = as_text(report.findings, CODES)
     text += "".join(f"{line}\n" for line in _closing(report))
@@ -63,7 +62,7 @@ def _above(folder: Path) -> Path:
 
 
 def _python(given: Path | None) -> str:
-    return interpreter(given, stack=MAIN, needs=("torch", "pytest"), option="--torch-python")
+    return run.interpreter(given, stack=MAIN, needs=("torch", "pytest"), option="--torch-python")
 
 
 def _closing(report: Report) -> Iterator[str]:

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from traceproof.cli import options, run
-from traceproof.cli.interpreter import interpreter, say
 from traceproof.coverage.model import as_text
 from traceproof.coverage.suite import LIBRARY, of_suite
 
@@ -27,8 +26,8 @@ def coverage(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 reported, 2 bad use or input.
     """
-    chosen = interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
-    say(f"{tests}: {'running' if run_tests else 'collecting'} its tests with {chosen}")
+    chosen = run.interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
+    run.say(f"{tests}: {'running' if run_tests else 'collecting'} its tests with {chosen}")
     found = [of_suite(tests, python=chosen, run=run_tests, library=library)]
     run.write_result(json_file, {"op_types": [one.as_json() for one in found]})
     run.told(json_file).write(as_text(found, gaps=gaps))

@@ -1,44 +1,54 @@
-"""`traceproof extract-kernel-definitions`: the definitions that a model needs, read off SGLang."""
+"""`traceproof extract-kernel-definitions` and `add-new-model`: what a model needs, read off SGLang."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from traceproof.cli import options, run
-from traceproof.cli.interpreter import say, stack_interpreter
+from traceproof.environments.building import built, resolve
 from traceproof.errors import TraceproofError
-from traceproof.extract.config_json import requested
+from traceproof.extract import config_json, hierarchy
+from traceproof.extract.config_json import pairs, requested
 from traceproof.extract.pipeline import (
     PAGE_SIZES,
     AskedModel,
     Choices,
     ExtractionResult,
     ExtractionSettings,
+    definitions_of,
     extract,
     model_of,
     publish,
 )
 from traceproof.extract.reading import Listing, ReaderEnvironment
-from traceproof.extract.reports import as_json, not_described
+from traceproof.extract.reports import as_json, not_described, told
 from traceproof.models import catalogue
+from traceproof.models.reading import Kernel, Module, Reading
+from traceproof.ops.drafts import Draft
 from traceproof.stacks import MAIN, READER
 
 REPORTS = Path("results/extract")
 OUTPUT = Path("results/extracted")  # not the pipeline's own results/extract/dataset, which it writes anew
+UNREAD = (
+    "\nSGLang can read more: its environment lists them once it is built (minutes, about 2 GB), which the first "
+    "extraction does. Or give an interpreter that has SGLang as --extract-python.\n"
+)
 
-
-Models = Annotated[list[str] | None, typer.Option(help="Bundled models, or a name for --config.")]
-ConfigFile = Annotated[Path | None, typer.Option(help="A model's config.json.")]
-Hub = Annotated[str | None, typer.Option(help="Fetch config.json from this HuggingFace repository.")]
+Models = Annotated[list[str] | None, typer.Option("--model-name", help="Bundled models, or a name for --config.")]
 TensorRanks = Annotated[
     list[str] | None,
-    typer.Option(help="Tensor parallel ranks, or all that fit; the model's usual ones if left out."),
+    typer.Option("--tp", help="Tensor parallel ranks, or all that fit; the model's usual ones if left out."),
 ]
-ExpertRanks = Annotated[list[str] | None, typer.Option(help="Expert parallel ranks, or all; must divide tp.")]
+ExpertRanks = Annotated[
+    list[str] | None, typer.Option("--ep", help="Expert parallel ranks, or all; must divide tp.")
+]
 Groups = Annotated[int, typer.Option(help="Groups of ranks, each with attention of its own.")]
-PageSizes = Annotated[list[int] | None, typer.Option(help="Of paged attention; 1 and 64 if left out.")]
+PageSizes = Annotated[
+    list[int] | None, typer.Option("--page-size", help="Of paged attention; 1 and 64 if left out.")
+]
 Shapes = Annotated[
     Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
 ]
@@ -47,11 +57,6 @@ Templates = Annotated[
     typer.Option(help="A FlashInfer wheel or folder: its trace templates are held against the definitions."),
 ]
 Held = Annotated[Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")]
-Output = Annotated[Path, typer.Option(help="Root of the dataset folder to write to.")]
-Reports = Annotated[Path, typer.Option(help="Where sharing.md and report.json go.")]
-TorchPython = Annotated[
-    Path | None, typer.Option(help="Interpreter of the torch stack; config.yaml's if left out.")
-]
 Single = Annotated[
     bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against transformers' model.")
 ]
@@ -61,14 +66,16 @@ Strict = Annotated[
 Listed = Annotated[
     bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
 ]
+ModelName = Annotated[str, typer.Option(help="The model's name, e.g. deepseek-v3; its id in models.ts.")]
+Ranks = Annotated[list[int] | None, typer.Option(help="Tensor (--tp) or expert (--ep) parallel ranks.")]
 
 
 def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     *,
     model_name: Models = None,
-    config: ConfigFile = None,
-    hf_repo_id: Hub = None,
-    revision: Annotated[str | None, typer.Option(help="Of --hf-repo-id.")] = None,
+    config: options.Config = None,
+    hf_repo_id: options.Hub = None,
+    revision: options.Revision = None,
     tp: TensorRanks = None,
     ep: ExpertRanks = None,
     dp_attention: Groups = 1,
@@ -77,10 +84,10 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     sglang_path: options.Sglang = None,
     flashinfer_path: Templates = None,
     dataset: Held = None,
-    output_dir: Output = OUTPUT,
-    report_dir: Reports = REPORTS,
+    output_dir: options.OutputDir = OUTPUT,
+    report_dir: options.ReportDir = REPORTS,
     extract_python: options.SglangPython = None,
-    torch_python: TorchPython = None,
+    torch_python: options.TorchPython = None,
     single_reading: Single = False,
     strict: Strict = False,
     list_models: Listed = False,
@@ -91,58 +98,73 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     Exit codes: 0 written or nothing new, 1 a conflict with the dataset is to be reviewed, 2 bad use or input.
     """
     if list_models:
-        _list(ReaderEnvironment(interpreter(READER, extract_python), sglang_path).listing(), json_file)
-        return
-    models = _models(model_name or [], config, hf_repo_id, revision, tp or [], ep or [], dp_attention)
-    pages, per_rank = _page_sizes(page_size or []), gemm_shapes == "rank"
-    choices = Choices(page_sizes=pages, per_rank=per_rank, second_reading=not single_reading, strict=strict)
-    environment = ReaderEnvironment(interpreter(READER, extract_python), sglang_path)
-    python = interpreter(MAIN, torch_python)
-    settings = ExtractionSettings(
-        environment=environment, torch_python=python, choices=choices, flashinfer=flashinfer_path
-    )
-    extraction = extract(models, settings, say=say)
-    publish(extraction, settings, dataset=dataset or output_dir, out=output_dir, report=report_dir)
-    run.write_result(json_file, as_json(extraction))
-    raise typer.Exit(run.FINDINGS if _summary(extraction, output_dir) else run.FINE)
-
-
-def _list(listing: Listing, json_file: Path | None) -> None:
-    if json_file is None:
-        sys.stdout.write(told_bundled() + told_listing(listing))
-    else:
+        out = run.told(json_file)
+        out.write(told_bundled())
+        out.flush()
+        listing = _listing(extract_python, sglang_path)
+        out.write(UNREAD if listing is None else told_listing(listing))
         run.write_result(json_file, listing_json(listing))
-
-
-def interpreter(stack: str, given: Path | None) -> Path:
-    """The interpreter that was given, else the one of a stack by config.yaml, built first where it is absent."""
-    return stack_interpreter(stack) if given is None else given.absolute()  # links tell a virtual environment
-
-
-def _models(  # noqa: PLR0913, PLR0917 - the options that name models
-    names: list[str],
-    config: Path | None,
-    repository: str | None,
-    revision: str | None,
-    tp: list[str],
-    ep: list[str],
-    dp: int,
-) -> list[AskedModel]:
-    if len(names) > 1 and (config is not None or repository is not None):
+        return
+    names: list[str | None] = [*(model_name or [])] or [None]
+    if len(names) > 1 and (config is not None or hf_repo_id is not None):
         raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")
     models = []
-    wanted: list[str | None] = [*names] or [None]
-    for name in wanted:
-        slug, tags, given, usual = model_of(name, config=config, repository=repository, revision=revision)
-        models.append(AskedModel(slug, tags, given, requested(given, tp, ep, usual, dp=dp)))
-    return models
-
-
-def _page_sizes(given: list[int]) -> tuple[int, ...]:
-    wrong = [f"page size {size}; allowed: 1 and up" for size in given if size < 1]
+    for name in names:
+        slug, tags, given, usual = model_of(name, config=config, repository=hf_repo_id, revision=revision)
+        models.append(AskedModel(slug, tags, given, requested(given, tp or [], ep or [], usual, dp=dp_attention)))
+    wrong = [f"page size {size}; allowed: 1 and up" for size in page_size or [] if size < 1]
     if wrong:
         raise TraceproofError("the page sizes cannot be used", problems=wrong)
-    return tuple(dict.fromkeys(given)) or PAGE_SIZES
+    choices = Choices(
+        page_sizes=tuple(dict.fromkeys(page_size or PAGE_SIZES)),
+        per_rank=gemm_shapes == "rank",
+        second_reading=not single_reading,
+        strict=strict,
+    )
+    settings = ExtractionSettings(
+        environment=ReaderEnvironment(run.stack_interpreter(READER, extract_python), sglang_path),
+        torch_python=run.stack_interpreter(MAIN, torch_python),
+        choices=choices,
+        flashinfer=flashinfer_path,
+    )
+    extraction = extract(models, settings, say=run.say)
+    target, report = output_dir or OUTPUT, report_dir or REPORTS
+    publish(extraction, settings, dataset=dataset or target, out=target, report=report)
+    run.write_result(json_file, as_json(extraction))
+    raise typer.Exit(run.FINDINGS if _summary(extraction, target, json_file) else run.FINE)
+
+
+def _summary(extraction: ExtractionResult, root: Path, json_file: Path | None) -> bool:
+    """Tell what came of it; gives whether something conflicts."""
+    counted = Counter(outcome.status for outcome in extraction.outcomes)
+    for outcome in extraction.outcomes:
+        if outcome.status == "conflict":
+            run.say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
+    for clash in extraction.clashes:
+        run.say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
+    for item, finding in extraction.refused:
+        run.say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
+    for line in not_described(extraction):
+        run.say(line)
+    if extraction.template_readings:
+        differ = sum(bool(said.differences) for said in extraction.template_readings)
+        run.say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
+    said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
+    run.told(json_file).write(f"{len(extraction.outcomes)} definitions in {root}: {said}\n")
+    return "conflict" in counted or bool(extraction.clashes)
+
+
+# What can be extracted.
+
+
+def _listing(python: Path | None, sglang_path: Path | None) -> Listing | None:
+    """What SGLang can read; None where no interpreter is given and its environment is not built yet."""
+    if python is None:
+        root, config = run.configured()
+        reader = resolve(config, READER)
+        if reader.environment is not None and not built(reader.environment, root=root):
+            return None
+    return ReaderEnvironment(run.stack_interpreter(READER, python), sglang_path).listing()
 
 
 def told_bundled() -> str:
@@ -152,27 +174,6 @@ def told_bundled() -> str:
         usual = ", ".join(f"tp {item.tp} ep {item.ep}" for item in entry.parallel)
         lines.append(f"{entry.slug:22} {entry.title:22} {usual:22} {entry.repository}\n")
     return "".join(lines)
-
-
-def listing_json(listing: Listing) -> dict[str, Any]:
-    """What `--list` says, for machines."""
-    kinds = {str(config["architectures"][0]): kind for kind, config in listing.defaults.items()}
-    return {
-        "bundled": [
-            {
-                "name": entry.slug,
-                "title": entry.title,
-                "repository": entry.repository,
-                "parallel": [one._asdict() for one in entry.parallel],
-            }
-            for entry in catalogue.entries().values()
-        ],
-        "version": listing.version,
-        "architectures": [
-            {"name": name, "transformers_model_type": kinds.get(name)} for name in listing.architectures
-        ],
-        "without_defaults": dict(listing.without_defaults),
-    }
 
 
 def told_listing(listing: Listing) -> str:
@@ -193,22 +194,91 @@ def told_listing(listing: Listing) -> str:
     )
 
 
-def _summary(extraction: ExtractionResult, root: Path) -> bool:
-    """Tell what came of it; gives whether something conflicts."""
-    counted: dict[str, int] = {}
-    for outcome in extraction.outcomes:
-        counted[outcome.status] = counted.get(outcome.status, 0) + 1
-        if outcome.status == "conflict":
-            say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
-    for clash in extraction.clashes:
-        say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
-    for item, finding in extraction.refused:
-        say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
-    for line in not_described(extraction):
-        say(line)
-    if extraction.template_readings:
-        differ = sum(bool(said.differences) for said in extraction.template_readings)
-        say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
-    said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
-    sys.stdout.write(f"{len(extraction.outcomes)} definitions in {root}: {said}\n")
-    return "conflict" in counted or bool(extraction.clashes)
+def listing_json(listing: Listing | None) -> dict[str, Any]:
+    """What `--list` says, for machines; without a listing the bundled models alone."""
+    bundled = [
+        {
+            "name": entry.slug,
+            "title": entry.title,
+            "repository": entry.repository,
+            "parallel": [one._asdict() for one in entry.parallel],
+        }
+        for entry in catalogue.entries().values()
+    ]
+    if listing is None:
+        return {"bundled": bundled, "version": None, "architectures": [], "without_defaults": {}}
+    kinds = {str(config["architectures"][0]): kind for kind, config in listing.defaults.items()}
+    architectures = [{"name": name, "transformers_model_type": kinds.get(name)} for name in listing.architectures]
+    return {
+        "bundled": bundled,
+        "version": listing.version,
+        "architectures": architectures,
+        "without_defaults": dict(listing.without_defaults),
+    }
+
+
+# The web interface's hierarchy of modules.
+
+
+def add_new_model(  # noqa: PLR0913 - one parameter per option
+    *,
+    model_name: ModelName,
+    hf_repo_id: options.Hub = None,
+    revision: options.Revision = None,
+    config: options.Config = None,
+    tp: Ranks = None,
+    ep: Ranks = None,
+    models_ts: options.ModelsTs = None,
+    json_file: options.JsonFile = None,
+    sglang_path: options.Sglang = None,
+    extract_python: options.SglangPython = None,
+) -> None:
+    """Write the modules of a model (block or layer, parent, count, definitions) for the web interface.
+
+    A bundled model's facts are used where neither --config nor --revision asks for others, so that no network is
+    needed. Exit codes: 0 written, 2 bad use or input.
+    """
+    bundled = catalogue.entries().get(catalogue.slug_of(model_name))
+    fetched = hf_repo_id if bundled is None or revision is not None else None
+    slug, tags, given, usual = model_of(model_name, config=config, repository=fetched, revision=revision)
+    parallels = pairs(tp or [], ep or [], usual)
+    environment = ReaderEnvironment(run.stack_interpreter(READER, extract_python), sglang_path)
+    named: dict[str, list[str]] = {}
+    readings: list[Reading] = []
+    for parallel in parallels:
+        config_json.check(given, parallel, where=f"config.json of {slug}")
+        reading = environment.read(given, parallel)
+        label = f"{slug} tp{parallel.tp} ep{parallel.ep}"
+        made, left, _ = definitions_of(label, reading, given, Choices())
+        _name_definitions(named, reading, made)
+        sys.stderr.write("".join(f"not described: {told(item)}\n" for item in left))
+        readings.append(reading)
+    title, found = bundled.title if bundled is not None else model_name, hierarchy.nodes(readings[0], named)
+    model = hierarchy.as_json(found, identity=model_name, name=title, description=f"{title} ({', '.join(tags)}).")
+    if models_ts is None and json_file is None:
+        sys.stdout.write(hierarchy.typescript(model))
+    try:
+        if models_ts is not None:
+            old = models_ts.read_bytes().decode("utf-8")
+            partial = models_ts.with_name(f".{models_ts.name}.partial")
+            partial.write_bytes(hierarchy.inserted(old, model).encode("utf-8"))
+            partial.replace(models_ts)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceproofError(f"the model cannot be written: {error}", todo="Check the paths given.") from error
+    run.write_result(json_file, model)
+
+
+def _name_definitions(named: dict[str, list[str]], reading: Reading, made: list[tuple[Kernel, Draft]]) -> None:
+    """Add each module's definitions by path; a router's top-k has those of the experts beside it."""
+    selectors: dict[str | None, list[Module]] = {}
+    for module in reading.modules:
+        if module.kind == "top_k":
+            selectors.setdefault(module.parent, []).append(module)
+    for call, draft in made:
+        places = list(call.paths)
+        if call.kind == "experts":
+            places += [item.path for path in call.paths for item in selectors.get(path.rpartition(".")[0], [])]
+        for path in places:
+            names = named.setdefault(path, [])
+            if draft.name not in names:
+                names.append(draft.name)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from traceproof.cli import options, run
-from traceproof.cli.interpreter import say
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import table
@@ -57,7 +56,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         root=root,
         config=config,
         out=out or root / config.results / JUDGED,
-        say=say,
+        say=run.say,
         hidden_seed=hidden_seed or new_hidden_seed(),
         definition=definition,
         dataset=dataset,

@@ -1,4 +1,4 @@
-"""`traceproof lint`: what is wrong with a dataset's files, said without running anything."""
+"""`traceproof lint` and `lint-kernels`: mistakes in a dataset, or in kernels, found without running anything."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,25 +6,37 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from traceproof.audit.reading import as_sarif as kernels_as_sarif
+from traceproof.audit.reading import as_text
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
+from traceproof.kernel_lint import CODES, lint_kernels
 from traceproof.lint import lint
 from traceproof.lint.run import as_json, as_sarif, print_report, write_baseline
+
+Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="Do not run codes that start so.")]
+Sources = Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")]
+
+
+def _known(baseline: Path | None, *, update: bool) -> Path | None:
+    """The baseline to compare with; None where it is to be written. Raises TraceproofError: it is not named."""
+    if update and baseline is None:
+        raise TraceproofError("--update-baseline needs to know the file", todo="Give --baseline FILE as well.")
+    return None if update else baseline
+
+
+def _codes(given: list[str] | None) -> list[str]:
+    return [code.strip() for codes in given or [] for code in codes.split(",")]
 
 
 def lint_command(  # noqa: PLR0913 - one parameter per option
     *,
     dataset: options.Dataset = None,
-    select: Annotated[
-        list[str] | None, typer.Option(help="Run only codes that start so, e.g. TP3 or TP301,TP5.")
-    ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="Do not run codes that start so.")] = None,
+    select: options.Codes = None,
+    ignore: Ignore = None,
     baseline: options.Baseline = None,
     update_baseline: options.UpdateBaseline = False,
-    flashinfer_path: Annotated[
-        Path | None,
-        typer.Option(help="An unpacked FlashInfer, or a site-packages that has it; checks fi_api tags."),
-    ] = None,
+    flashinfer_path: options.FlashInfer = None,
     json_file: options.JsonFile = None,
     sarif_file: options.SarifFile = None,
 ) -> None:
@@ -32,24 +44,46 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 nothing beyond notes and the baseline, 1 findings, 2 bad use or input.
     """
-    if update_baseline and baseline is None:
-        raise TraceproofError("--update-baseline needs to know the file", todo="Give --baseline FILE as well.")
+    known = _known(baseline, update=update_baseline)
     root = dataset.expanduser() if dataset is not None else run.configured_dataset()
-    report = lint(
-        root,
-        select=_codes(select),
-        ignore=_codes(ignore),
-        baseline=None if update_baseline else baseline,
-        flashinfer=flashinfer_path,
-    )
+    report = lint(root, select=_codes(select), ignore=_codes(ignore), baseline=known, flashinfer=flashinfer_path)
     run.write_result(json_file, as_json(report))
-    run.write_result(sarif_file, as_sarif(report), option="--sarif")
+    run.write_result(sarif_file, as_sarif(report))
     print_report(report, Console(file=run.told(json_file, sarif_file), highlight=False))
     if update_baseline and baseline is not None:
         write_baseline(baseline, report.findings)
+    raise typer.Exit(run.FINDINGS if report.failed and not update_baseline else run.FINE)
+
+
+def lint_kernels_command(  # noqa: PLR0913 - one parameter per option
+    path: Sources,
+    *,
+    select: options.Codes = None,
+    baseline: options.Baseline = None,
+    update_baseline: options.UpdateBaseline = False,
+    json_file: options.JsonFile = None,
+    sarif_file: options.SarifFile = None,
+) -> None:
+    """Find addresses computed in 32 bits, new block pointers, unmasked last blocks, and hard-coded devices.
+
+    Exit codes: 0 nothing beyond the baseline, 1 findings, 2 bad use or input.
+    """
+    known = _known(baseline, update=update_baseline)
+    if not path.exists():
+        raise TraceproofError(f"{path} does not exist")
+    wanted = tuple(_codes(select)) or ("KL",)
+    if any(not code or not any(one.startswith(code) for one in CODES) for code in wanted):
+        raise TraceproofError(f"--select {' '.join(wanted)}: no such code; known: {', '.join(CODES)}")
+    report = lint_kernels(path, baseline=known)
+    report.findings = [finding for finding in report.findings if finding.code.startswith(wanted)]
+    if update_baseline and baseline is not None:
+        write_baseline(baseline, report.findings)
         raise typer.Exit(run.FINE)
-    raise typer.Exit(run.FINDINGS if report.failed else run.FINE)
-
-
-def _codes(given: list[str] | None) -> list[str]:
-    return [code.strip() for codes in given or [] for code in codes.split(",")]
+    findings, accepted = ([one.as_json() for one in each] for each in (report.findings, report.known))
+    value = {"files": report.files, "kernels": report.kernels, "findings": findings, "known": accepted}
+    run.write_result(json_file, value)
+    run.write_result(sarif_file, kernels_as_sarif(report.findings, CODES))
+    counts = f"{report.kernels} kernels in {report.files} files: {len(findings)} findings"
+    text = f"{as_text(report.findings, CODES)}{counts}, {len(accepted)} known by the baseline\n"
+    run.told(json_file, sarif_file).write(text)
+    raise typer.Exit(run.FINDINGS if findings else run.FINE)

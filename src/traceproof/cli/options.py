@@ -1,29 +1,116 @@
-"""Options that several commands have."""
+"""Options that several commands have. Whether what they name can be written is found out before the work."""
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from traceproof.errors import TraceproofError
+
+
+def _unwritable(parameter: typer.CallbackParam, value: Path, error: OSError, kind: str) -> TraceproofError:
+    what = f"{parameter.opts[-1]} {value} cannot be written: {error.strerror or error}"
+    return TraceproofError(what, todo=f"Give a {kind} that exists and may be written to.")
+
+
+def _file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    """A file to write, `-` for stdout. Raises TraceproofError: it can not be written."""
+    if value is None or str(value) == "-":
+        return value
+    path = value.expanduser()
+    try:
+        there = path.exists()
+        path.open("ab").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(parameter, value, error, "file in a folder") from error
+    return path
+
+
+def _folder(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
+    """A folder to write to, made later if it is absent. Raises TraceproofError: it can not be written."""
+    if value is None:
+        return None
+    path = value.expanduser()
+    try:
+        existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise _unwritable(parameter, value, error, "folder") from error
+    return path
+
+
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout.")
+    Path | None,
+    typer.Option("--json", metavar="FILE", callback=_file, help="Write the result as JSON; - is stdout."),
 ]
 SarifFile = Annotated[
-    Path | None, typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0; - is stdout.")
+    Path | None,
+    typer.Option(
+        "--sarif", metavar="FILE", callback=_file, help="Write the findings as SARIF 2.1.0; - is stdout."
+    ),
 ]
+MarkdownFile = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", callback=_file, help="Write a page as Markdown.")
+]
+ModelsTs = Annotated[
+    Path | None, typer.Option(callback=_file, help="Insert into this models.ts; printed if left out.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", callback=_folder, help="Where it goes; a folder of the results if left out."),
+]
+OutputDir = Annotated[
+    Path | None, typer.Option(callback=_folder, help="The dataset's folder, or its tests/references, to write to.")
+]
+ReportDir = Annotated[Path | None, typer.Option(callback=_folder, help="Where sharing.md and report.json go.")]
+TargetDir = Annotated[
+    Path | None, typer.Option(callback=_folder, help="Folder of them all; sources/ if left out.")
+]
+
+# What is meant.
+OpTypes = Annotated[list[str] | None, typer.Option("--op-type", help="These op_types.")]
+DefinitionNames = Annotated[list[str] | None, typer.Option("--definition-name", help="These definitions.")]
+Everything = Annotated[bool, typer.Option("--all", help="Every definition.")]
+Cases = Annotated[list[str] | None, typer.Option("--case", help="These cases only, e.g. small-0.")]
+Dataset = Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")]
+Selection = Annotated[
+    str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")
+]
+Codes = Annotated[list[str] | None, typer.Option("--select", help="Only codes that start so, e.g. TP3 or KL1.")]
 Baseline = Annotated[Path | None, typer.Option(help="A file of known findings: only others fail.")]
 UpdateBaseline = Annotated[
     bool, typer.Option("--update-baseline", help="Write all findings to the baseline and succeed.")
 ]
-Dataset = Annotated[Path | None, typer.Option(help="A dataset's folder instead of the configured one.")]
+FlashInfer = Annotated[
+    Path | None,
+    typer.Option(
+        "--flashinfer-path", help="An unpacked FlashInfer, or a site-packages with it; checks API names."
+    ),
+]
+
+# How cases are made and judged.
+Sizes = Annotated[list[str] | None, typer.Option("--test-sizes", help="Sizes: small medium large stress.")]
 Tolerance = Annotated[float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the inputs.")]
+HiddenSeed = Annotated[int | None, typer.Option(min=1, help="What hidden cases follow from; drawn if not given.")]
+Force = Annotated[bool, typer.Option("--force", help="Do again what is done already.")]
 WeakIsolation = Annotated[
     bool, typer.Option("--allow-weak-isolation", help="Run untrusted code where it can not be isolated whole.")
 ]
-Selection = Annotated[
-    str, typer.Option(help="Folder below results of a narrower run, e.g. selections/rmsnorm-1a2b3c4d.")
+
+# A model.
+Config = Annotated[Path | None, typer.Option(help="A model's config.json.")]
+Hub = Annotated[
+    str | None, typer.Option("--hf-repo-id", help="Fetch config.json from this HuggingFace repository.")
 ]
+Revision = Annotated[str | None, typer.Option(help="Of --hf-repo-id.")]
 Sglang = Annotated[Path | None, typer.Option(help="An SGLang checkout to read instead.")]
 SglangPython = Annotated[
     Path | None, typer.Option(help="Interpreter with SGLang; config.yaml's, built if absent, if left out.")
+]
+TorchPython = Annotated[
+    Path | None, typer.Option(help="Interpreter with torch (and pytest); the torch stack's, built, if left out.")
 ]

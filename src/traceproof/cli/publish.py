@@ -58,7 +58,6 @@ CoverageFile = Annotated[str, typer.Option(help="The coverage document in that c
 Dataset = Annotated[
     Path | None, typer.Option(help="The dataset that was verified, if not the configured one; with --selection.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Where the dry run goes; <results>/publish if left out.")]
 
 
 def publish(  # noqa: PLR0913 - one parameter per option
@@ -80,7 +79,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
     coverage_file: CoverageFile = COVERAGE,
     dataset: Dataset = None,
     selection: options.Selection = "",
-    out: Out = None,
+    out: options.Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Publish what was verified; a dry run unless --push is given.

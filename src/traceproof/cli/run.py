@@ -1,8 +1,9 @@
-"""Run Snakemake for a command, and tell findings from a run that could not finish."""
+"""What commands share: the repository, its configuration, Snakemake, other interpreters, results as JSON."""
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from traceproof.config.reading import config_of
-from traceproof.config.schema import Config
+from traceproof import programs
+from traceproof.config import Config, config_of
 from traceproof.dataset.fetch import fetch
+from traceproof.environments.building import ready, resolve
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, sweep
 from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED, end_with_parent
@@ -24,6 +26,11 @@ FINE = 0
 FOUND = 3  # what Snakemake ends with on findings, so that its own 1 is none; the variable CODE tells its plugin
 CODE = "TRACEPROOF_FINDINGS"
 STDERR = 2  # the descriptor
+STDOUT = "-"  # in the place of a file
+FIND = (
+    "import importlib.util, json, sys; "
+    "print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"
+)
 
 
 def repository() -> Path:
@@ -57,6 +64,74 @@ def dataset_in(folder: Path | None) -> dict[str, str | None] | None:
     return None if folder is None else {"path": str(folder.expanduser().resolve()), "pypi": None, "git": None}
 
 
+def all_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+# What a command says.
+
+
+def say(text: str) -> None:
+    """Tell on stderr how far a command is."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def told(*results: Path | None) -> TextIO:
+    """Where what is for people goes: stderr where stdout has a result."""
+    return sys.stderr if STDOUT in map(str, results) else sys.stdout
+
+
+def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
+    """Write what `--json FILE`, say, asks for; `-` is stdout, None writes nothing."""
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    if target is not None and str(target) == STDOUT:
+        sys.stdout.write(text)
+    elif target is not None:
+        target.write_text(text, encoding="utf-8")
+
+
+# Interpreters that a command runs the tests of others, or SGLang, with.
+
+
+def stack_interpreter(name: str, given: Path | None = None) -> Path:
+    """The interpreter that was given, else that of a stack by config.yaml, built first where it is absent."""
+    if given is not None:
+        return given.expanduser().absolute()  # a link stays: it tells a virtual environment
+    root, config = configured()
+    return ready(resolve(config, name), root=root, say=say)
+
+
+def interpreter(given: Path | None, *, stack: str, needs: Sequence[str], option: str) -> str:
+    """An interpreter that has the packages `needs`: the given one, else that of `stack`, built where it is absent.
+
+    Raises TraceproofError: there is none, or it lacks one of `needs`; `option` gives another one.
+    """
+    if given is None:
+        python = str(stack_interpreter(stack))
+    elif (found := shutil.which(given.expanduser())) is not None:
+        python = str(Path(found).absolute())
+    else:
+        todo = f"Give one with {' and '.join(needs)} as {option}, or leave {option} out: a stack's is taken."
+        raise TraceproofError(f"there is no interpreter {given}", todo=todo)
+    try:
+        done = programs.run([python, "-P", "-c", FIND, *needs])
+        lacking: list[str] = json.loads(done.stdout)
+    except (OSError, ValueError) as error:
+        todo = f"Give a working Python 3.11 or newer as {option}."
+        raise TraceproofError(f"{python} is no interpreter that can be used: {error}", todo=todo) from error
+    if lacking:
+        todo = f"Install {' and '.join(lacking)} there, or give an interpreter that has them as {option}."
+        if given is None:
+            todo = f"Name an interpreter that has {' and '.join(needs)} as stacks.{stack}.python, or as {option}."
+        raise TraceproofError(f"{python} has no {' and no '.join(lacking)}", todo=todo)
+    return python
+
+
+# Snakemake.
+
+
 def snakemake(
     root: Path,
     changes: Mapping[str, Any],
@@ -80,7 +155,7 @@ def snakemake(
         code = _run(command, cwd=root, stdout=STDERR if out is sys.stderr else None)
     if code < 0:
         name = signal.Signals(-code).name
-        sys.stderr.write(f"Snakemake was ended by {name}. What is finished is kept; run the command again.\n")
+        say(f"Snakemake was ended by {name}. What is finished is kept; run the command again.")
     return {0: FINE, FOUND: FINDINGS, INTERRUPTED: INTERRUPTED}.get(code, UNFINISHED)
 
 
@@ -119,27 +194,3 @@ def _run(command: Sequence[str], *, cwd: Path, stdout: int | None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def all_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def told(*results: Path | None) -> TextIO:
-    """Where what is for people goes: stderr where stdout has a result."""
-    return sys.stderr if "-" in map(str, results) else sys.stdout
-
-
-def write_result(target: Path | None, value: Mapping[str, Any], *, option: str = "--json") -> None:
-    """Write what `--json FILE`, say, asks for; `-` is stdout. Raises TraceproofError: it can not be written."""
-    if target is None:
-        return
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    if str(target) == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TraceproofError(f"{option} {target} cannot be written: {error.strerror}") from error

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.doctor.model import Diagnosis, Disk, Driver, Layer, Memory, Problem, Program, StackFound
 from traceproof.environments.building import FOLDER, INSTALLED, PINS
 from traceproof.stacks import MAIN, distribution

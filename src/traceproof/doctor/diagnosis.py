@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import traceproof
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.doctor import advice
 from traceproof.doctor.facts import Adapters, Facts
 from traceproof.doctor.model import (

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from traceproof import programs
 from traceproof.checkouts.pins import NAME, read_lock
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.environments import toolkit
 from traceproof.errors import TraceproofError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from traceproof.config.schema import ModelChoice
+from traceproof.config import ModelChoice
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import FETCHED, scan_digest
 from traceproof.errors import TraceproofError

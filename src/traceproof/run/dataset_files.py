@@ -4,7 +4,7 @@ import json
 from functools import cached_property
 from pathlib import Path
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 
 

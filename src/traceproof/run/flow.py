@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from traceproof.checkouts.pins import NAME
-from traceproof.config.reading import read_config, repeat_options
-from traceproof.config.schema import Config
+from traceproof.config import Config, read_config, repeat_options
 from traceproof.digests import code_digest, digest_bytes, digest_json, verdict_code
 from traceproof.environments.building import FOLDER, INSTALLED, Installation, on_gpu, resolve
 from traceproof.errors import TraceproofError

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_file, read_tree
 from traceproof.digests import code_digest, digest_json, verdict_code

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from traceproof.config.schema import Config
+from traceproof.config import Config
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import read_tree
 from traceproof.environments.building import has_driver, probe, ready, resolve

@@ -1,0 +1,265 @@
+"""What a finished run left: `traceproof show`, `diff`, `site` and `clean`."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from traceproof.bumps.diff import TITLES, Diff, diff, side
+from traceproof.bumps.history import find, states
+from traceproof.cli import options, run
+from traceproof.dataset.fetch import folder_of
+from traceproof.dataset.tree import is_dataset, read_tree, why
+from traceproof.errors import TraceproofError
+from traceproof.files import write_text
+from traceproof.reasons import Verdict
+from traceproof.run.cache import FILE, Cache, key_of_file
+from traceproof.run.rows import VerdictRow, each_row, figures, place, read_rows
+from traceproof.text import block, printable
+
+AUDIT = "audit-tests.json"  # below results: where `traceproof audit-tests --json` is looked for
+SHOWN = 20  # rows of one kind of difference on the terminal; --json and --markdown have all
+DAY = 86400.0
+FRESH_SECONDS = 3600.0  # what was written so lately may be a job's that has no verdict file yet
+
+# A definition's verdicts.
+
+
+class RunOfDefinition(NamedTuple):
+    """What a run left of a definition."""
+
+    folder: Path
+    dataset: str  # the folder of the dataset that it verified
+    ended: float  # when it ended last, whether it had anything to do or not
+    rows: list[VerdictRow]
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.ended).astimezone()
+        return f"of {self.dataset}, verified {when:%Y-%m-%d %H:%M} in {self.folder}"
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A definition's name.")],
+    *,
+    case: options.Cases = None,
+    selection: options.Selection = "",
+    json_file: options.JsonFile = None,
+) -> None:
+    """Show the verdicts of a definition, with --case every metric; of the last run, or of the folder given.
+
+    Exit codes: 0 nothing failed, 1 findings, 2 there are no such verdicts.
+    """
+    root, config = run.configured()
+    results = root / config.results
+    folders = [results / selection] if selection else [results / config.run, *results.glob("selections/*")]
+    runs = sorted(_runs(folders, name), key=lambda one: one.ended, reverse=True)
+    if not runs:
+        dataset = folder_of(config.dataset, root=results / "dataset")
+        tree = read_tree(dataset) if is_dataset(dataset) else None
+        problems = [why(tree, name)] if tree is not None and name not in tree.definitions else []
+        todo = "" if problems else f"Run `traceproof verify {name}` first."
+        raise TraceproofError(f"no verdicts of {name!r} below {results / selection}", problems=problems, todo=todo)
+    last, *others = runs
+    rows = [row for row in last.rows if not case or row.case in case]
+    if not rows:
+        cases = ", ".join(sorted({str(row.case) for row in last.rows}))
+        raise TraceproofError(f"{name} has no verdicts for case {', '.join(case or [])}; it has: {cases}")
+    lines = [f"{printable(name)} {last}"]
+    for other in others:
+        place_there = other.folder.relative_to(results)
+        lines.append(f"  also {other}: `traceproof show {printable(name)} --selection {place_there}`")
+    run.told(json_file).writelines(f"{line}\n" for line in [*lines, *describe(rows, full=bool(case))])
+    code = run.FINDINGS if any(row.bad for row in rows) else run.FINE
+    value = {"dataset": last.dataset, "run": str(last.folder), "rows": [row.as_json() for row in rows]}
+    run.write_result(json_file, {"exit_code": code, **value})
+    raise typer.Exit(code)
+
+
+def _runs(folders: Sequence[Path], name: str) -> Iterator[RunOfDefinition]:
+    """The runs that judged a definition."""
+    for folder in folders:
+        for file in sorted(folder.glob("verdicts/*.jsonl")):
+            if name not in file.read_text(encoding="utf-8"):
+                continue
+            rows = [row for row in read_rows(file) if row.definition == name]
+            if not rows:
+                continue
+            # A run that found all of it finished writes this log alone.
+            ended = [one.stat().st_mtime for one in (file, folder / "logs" / "verify_all.log") if one.exists()]
+            try:
+                plan = json.loads((folder / "cases" / f"{rows[0].op_type}.json").read_text(encoding="utf-8"))
+                dataset = str(plan["dataset"])
+            except (OSError, ValueError, KeyError):
+                dataset = "a dataset that is not recorded"
+            yield RunOfDefinition(folder, dataset, max(ended), rows)
+
+
+def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
+    """Lines for people: a heading per case, a line per output; with `full`, its metrics and worst places too."""
+    for (case, implementation), group in groupby(rows, key=lambda row: (row.case, row.implementation)):
+        members = list(group)
+        first = members[0]
+        if case is None:
+            yield printable(f"{first.definition}, {first.path}")
+        else:
+            axes = ", ".join(f"{name} {size}" for name, size in first.axes.items())
+            smaller = f"; twin: {first.twin}" if first.twin else ""
+            where = f"case {case} ({axes}, seed {first.seed}{smaller})"
+            yield printable(f"{first.definition}, {where}, {implementation}")
+        width = max(len(row.output) for row in members)
+        for row in members:
+            places = [place(one, row.against, row.implementation) for one in row.worst]
+            worst = f"; worst {places[0]}" if places and row.verdict == Verdict.FAIL else ""
+            yield f"  {row.output:{width}}  {row.verdict.upper():5}  {block(row.message)}{worst}"
+            if not full:
+                continue
+            if numbers := figures(row.metrics):
+                yield f"    {numbers}"
+            if row.specification:
+                told = "within" if row.metrics.get("within_specification") else "outside"
+                yield f"    {told} the specification's row ({figures(row.specification, row.specification)})"
+            yield from (f"    {one}" for one in places)
+        if any(row.bad for row in members) and first.repeat:
+            yield f"  repeat  {first.repeat}"
+
+
+# Two states.
+
+
+def diff_command(
+    before: Annotated[
+        str, typer.Argument(metavar="A", help="Start of a lock digest, previous, or a file.")
+    ] = "previous",
+    after: Annotated[str, typer.Argument(metavar="B", help="The same; latest.")] = "latest",
+    *,
+    json_file: options.JsonFile = None,
+    markdown: options.MarkdownFile = None,
+) -> None:
+    """Compare the verdicts of two states.
+
+    Exit codes: 0 nothing got worse, 1 something did, 2 bad use.
+    """
+    root, config = run.configured()
+    folder = root / config.results / "history"
+    kept = states(folder)
+    if (before, after) == ("previous", "latest") and len(kept) == 1:
+        run.say(f"one state is kept, {kept[0].stem[:12]}: nothing was bumped, and it is compared with itself")
+        before = "latest"
+    old, new = find(folder, before), find(folder, after)
+    found = diff(old, new)
+    run.told(json_file).write("\n".join(difference(found)) + "\n")
+    if markdown is not None:
+        write_text(markdown, "\n".join(difference_page(found)) + "\n")
+    code = run.FINDINGS if found.worse else run.FINE
+    run.write_result(json_file, {"exit_code": code, "before": old.digest, "after": new.digest, **found.as_json()})
+    raise typer.Exit(code)
+
+
+def difference(found: Diff, *, limit: int = SHOWN) -> list[str]:
+    """A difference as lines for a terminal."""
+    lines = [f"{found.before.digest[:12]} -> {found.after.digest[:12]}", *(f"  {line}" for line in found.versions)]
+    for kind, title in TITLES.items():
+        pairs: Sequence[tuple[Any, Any]] = getattr(found, kind)
+        lines.append(f"{len(pairs)} {title}")
+        lines += [f"  {_pair(found, a, b)}" for a, b in pairs[:limit]]
+        if len(pairs) > limit:
+            lines.append(f"  ... and {len(pairs) - limit} more")
+    return [*lines, *_apis(found, "API gone: ", "API new: ")]
+
+
+def difference_page(found: Diff) -> list[str]:
+    """A difference as lines of Markdown."""
+    lines = [f"# {found.before.digest[:12]} to {found.after.digest[:12]}", ""]
+    lines += [f"- {line}" for line in found.versions]
+    for kind, title in TITLES.items():
+        pairs = getattr(found, kind)
+        lines += ["", f"## {len(pairs)} {title}", "", *(f"- {_pair(found, a, b)}" for a, b in pairs)]
+    return [*lines, "", "## APIs", "", *_apis(found, "- gone: ", "- new: ")]
+
+
+def _apis(found: Diff, gone: str, new: str) -> list[str]:
+    return [*(f"{gone}{name}" for name in found.vanished_apis), *(f"{new}{name}" for name in found.new_apis)]
+
+
+def _pair(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> str:
+    one = row or was or {}
+    between = found.between(was, row)
+    where = f"{one['definition']} {one.get('case')} {one['implementation']} {one['output']}"
+    text = f"{where}: {side(was)} -> {side(row)}"
+    return f"{text}; {between}" if between else text
+
+
+# Pages and room.
+
+
+def site(
+    *,
+    out: options.Out = None,
+    selection: options.Selection = "",
+    audit: Annotated[
+        Path | None,
+        typer.Option(help=f"What `traceproof audit-tests --json` wrote; {AUDIT} below results if it is there."),
+    ] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Write a finished run as a site: static pages that need no server and no network.
+
+    Exit codes: 0 written, 2 there is no finished run, or the folder can not be replaced.
+    """
+    from traceproof.site.build import Finished, build  # templates and highlighting, which the others do without
+
+    root, config = run.configured()
+    results = root / config.results
+    usual = results / AUDIT
+    finished = Finished(results, results / selection, audit or (usual if usual.is_file() else None))
+    built = build(finished, out or finished.run / "site")
+    told = f"{built.pages} pages, {built.bytes / 2**20:.1f} MiB, {built.seconds:.1f} s"
+    run.told(json_file).write(f"{built.folder / 'index.html'}: {told}\n")
+    figures = {"folder": str(built.folder), "pages": built.pages, "bytes": built.bytes, "seconds": built.seconds}
+    run.write_result(json_file, figures)
+
+
+def clean(
+    *,
+    older_than: Annotated[
+        float | None, typer.Option(min=0, metavar="DAYS", help="Remove what was written longer ago.")
+    ] = None,
+    unreachable: Annotated[
+        bool, typer.Option("--unreachable", help="Remove rows that no run in the results folder shows.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much, remove nothing.")] = False,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Remove finished rows; what a later run needs of them, it computes again.
+
+    Exit codes: 0 removed, or nothing to remove, 2 bad use.
+    """
+    if older_than is None and not unreachable:
+        raise TraceproofError("nothing says what may go", todo="Give --older-than DAYS, --unreachable, or both.")
+    root, config = run.configured()
+    path = root / config.results / FILE
+    found: dict[str, int] = {}
+    if path.is_file():
+        verdicts = sorted((root / config.results).rglob("verdicts/*.jsonl"))
+        shown = {row.digests.outputs for file in verdicts if unreachable for row in each_row(file)}
+        stay = {key_of_file(file, path) for file in verdicts}  # by which damage of one shows
+        now = time.time()
+        with Cache(path) as cache:
+            for key, size, written in cache.entries():
+                old = older_than is not None and written < now - older_than * DAY
+                unshown = unreachable and key not in shown and written < now - FRESH_SECONDS
+                if key not in stay and (old or unshown):
+                    found[key] = size
+            if not dry_run:
+                cache.remove(found)
+    total = sum(found.values())
+    verb = "would be removed" if dry_run else "removed"
+    run.told(json_file).write(
+        f"{len(found)} objects, {total} bytes ({total / 2**30:.2f} GiB) {verb} from {path}\n"
+    )
+    run.write_result(json_file, {"exit_code": run.FINE, "objects": len(found), "bytes": total, "dry_run": dry_run})

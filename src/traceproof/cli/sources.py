@@ -1,0 +1,357 @@
+"""Repositories of kernel libraries: `traceproof clone-repos`, `dependents` and `bisect`."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from traceproof.bumps.bisect import Bisection, Trial, Verdict, worst
+from traceproof.checkouts.clone import FAILED, clone_all
+from traceproof.checkouts.gitrun import Git, GitError, Patience, available
+from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, read_lock, resolve, write_lock
+from traceproof.checkouts.tree import CommitTree, FolderTree, Tree, changed_between
+from traceproof.cli import options, run
+from traceproof.dataset.fetch import fetch
+from traceproof.dataset.tree import find, read_tree
+from traceproof.dependents import Graph
+from traceproof.environments.building import unlike_the_lock
+from traceproof.environments.package import importable, of_package, op_types, stack_of
+from traceproof.errors import TraceproofError
+from traceproof.run.flow import Pipeline
+from traceproof.stacks import PACKAGES
+from traceproof.text import has_credentials, redacted
+
+SHOWN = 40  # lines of one list on the terminal; --json has all
+PARTS_SHOWN = 3  # changed parts named beside an op_type
+FILES_SHOWN = 10  # of a commit that changed a verdict
+
+# clone-repos.
+
+
+def clone_repos(  # noqa: PLR0913 - one parameter per option
+    names: Annotated[list[str] | None, typer.Argument(help="Sources; all if none.")] = None,
+    *,
+    target_dir: options.TargetDir = None,
+    branch: Annotated[list[str] | None, typer.Option(help="NAME=BRANCH: pin its newest commit.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=TAG: pin the tag's commit.")] = None,
+    commit: Annotated[list[str] | None, typer.Option(help="NAME=COMMIT, all 40 digits.")] = None,
+    release: Annotated[list[str] | None, typer.Option(help="NAME=VERSION: a released package instead.")] = None,
+    url: Annotated[list[str] | None, typer.Option(help="NAME=URL of a fork or a new source.")] = None,
+    lfs: Annotated[list[str] | None, typer.Option(help="Sources whose LFS files are wanted too.")] = None,
+    lock: Annotated[Path | None, typer.Option(help="Where the pins stand; sources.lock if left out.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Sources at once.")] = 4,
+    stall: Annotated[float, typer.Option(min=1, help="Seconds of silence until a remote is given up.")] = 60.0,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Clone or update the sources. What sources.lock names is what is taken; options change it, branches never do.
+
+    One that can not be had keeps no other from being brought. Without --target-dir and --lock, sources/ and
+    sources.lock of the repository are meant, wherever the command runs. --json writes repos_config.json's content.
+
+    Exit codes: 0 all are there, 2 bad use, or a source that could not be had.
+    """
+    available()
+    home = Path.cwd()
+    with contextlib.suppress(TraceproofError):  # there is no repository: the working directory is meant
+        home = run.repository()
+    place = lock or home / NAME
+    folder = (target_dir or home / "sources").expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = {"branch": branch, "tag": tag, "commit": commit, "release": release, "url": url}
+    changes = {name: _pairs(f"--{name}", given) for name, given in chosen.items()}
+    git = Git(Path.cwd(), Patience(stall=stall))
+    found, unpinned = _pinned(names, changes, lfs or [], read_lock(place), git)
+    value, known = clone_all(found, folder, jobs=jobs, lfs=lfs or [], patience=git.patience, unpinned=unpinned)
+    wanted, records = names or sorted({*found, *unpinned}), value["repositories"]
+    failed = [name for name in wanted if records[name]["status"] == FAILED]
+    before = read_lock(place)  # it only names what was there once
+    after = before | {name: pin for name, pin in known.items() if name not in failed}
+    if after != before:
+        write_lock(place, after)
+    run.write_result(json_file, value)
+    if lock is None:
+        with contextlib.suppress(TraceproofError):  # there is no repository, or its config.yaml can not be used
+            root, config = run.configured()
+            for name, line in unlike_the_lock(config, root=root).items():
+                if name in wanted:
+                    run.say(f"note: {line}")
+    if failed:
+        what = f"{len(failed)} of {len(wanted)} sources could not be brought to {folder}"
+        raise TraceproofError(what, problems=[f"{name}: {_one_line(records[name]['error'])}" for name in failed])
+
+
+def _one_line(text: str) -> str:
+    """A message of several lines as one: it stands in a list."""
+    return "; ".join(line.strip().removeprefix("- ").rstrip(":;") for line in text.splitlines())
+
+
+def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise TraceproofError(f"{option} {text!r}: expected NAME=VALUE, e.g. {option} flashinfer=...")
+        pairs[name] = value
+    return pairs
+
+
+def _pinned(
+    names: Sequence[str] | None,
+    changes: dict[str, dict[str, str]],
+    lfs: Sequence[str],
+    pins: dict[str, Pin],
+    git: Git,
+) -> tuple[dict[str, Pin], dict[str, str]]:
+    """The pin of each source that is meant, all where none is named, and why others have none.
+
+    Raises TraceproofError: a name, an address or a commit is none, or options contradict each other.
+    """
+    urls = changes.pop("url")
+    for name, address in urls.items():
+        if has_credentials(address):
+            raise TraceproofError(
+                f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
+                todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
+            )
+    for name, digits in changes["commit"].items():
+        if not FULL_COMMIT.fullmatch(digits):
+            raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
+    known = {*ORIGINS, *pins, *urls}
+    chosen = names or sorted(known)
+    unknown = sorted({*chosen, *lfs, *chain.from_iterable(changes.values())} - known)
+    if unknown:
+        raise TraceproofError(
+            f"unknown sources: {', '.join(unknown)}; known: {', '.join(sorted(known))}",
+            todo="Give the repository of a new one with --url NAME=URL.",
+        )
+    given = {name: _given(name, changes) for name in chosen}
+    found: dict[str, Pin] = {}
+    unpinned: dict[str, str] = {}
+    for name, choice in given.items():
+        try:
+            found[name] = _pin(name, pins.get(name), choice, urls.get(name), git)
+        except TraceproofError as error:
+            unpinned[name] = str(error)
+    return found, unpinned
+
+
+def _given(name: str, changes: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """What the options say of a source, by option. Raises TraceproofError: they contradict each other."""
+    given = {kind: values[name] for kind, values in changes.items() if name in values}
+    if len(given) > 1:
+        raise TraceproofError(f"{name}: give one of {', '.join('--' + kind for kind in given)}")
+    if "release" in given and (name not in ORIGINS or not ORIGINS[name].package):
+        raise TraceproofError(f"--release {name}: it is not known under which name it is released")
+    return given
+
+
+def _pin(name: str, old: Pin | None, given: Mapping[str, str], url: str | None, git: Git) -> Pin:
+    """What a source is pinned at: by an option, else as before, else where its repository stands now."""
+    if "release" in given:
+        origin = ORIGINS[name]
+        return Pin(package=origin.package, version=given["release"], folder=origin.inside or None)
+    if not given and url is None and old is not None:
+        return old
+    address = url or (old.url if old and old.url else None) or ORIGINS[name].url
+    ref = given.get("commit", "HEAD")
+    if "branch" in given:
+        ref = f"refs/heads/{given['branch'].removeprefix('refs/heads/')}"
+    elif "tag" in given:
+        ref = f"refs/tags/{given['tag'].removeprefix('refs/tags/')}"
+    commit = resolve(address, ref, git=git)
+    tagged = ref.startswith("refs/tags/")
+    if old is not None and tagged and (old.url, old.ref) == (address, ref) and old.commit != commit:
+        raise TraceproofError(
+            f"{name}: the tag {ref.removeprefix('refs/tags/')} of {address} was moved",
+            problems=[f"sources.lock has {old.commit}", f"the remote has   {commit}"],
+            todo=f"Find out why. To take the new one all the same: --commit {name}={commit}.",
+        )
+    return Pin(url=address, commit=commit, ref=None if ref == commit else ref)
+
+
+# dependents.
+
+
+def dependents(
+    *,
+    root: Annotated[Path, typer.Option(help="The repository, or an unpacked package.")] = Path(),
+    changed: Annotated[list[str] | None, typer.Option(help="Changed files, relative to --root.")] = None,
+    between: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Two commits: what differs between them.")
+    ] = None,
+    dataset: Annotated[Path | None, typer.Option(help="A dataset, to name the definitions too.")] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """List what depends on changed files, with the chain of why.
+
+    Works on any Python repository; op_types are known for FlashInfer, SGLang and Flash Linear Attention.
+    Exit codes: 0 answered, 2 bad use or input.
+    """
+    if bool(changed) == bool(between):
+        raise TraceproofError("give the changed files with --changed FILE..., or two commits with --between A B")
+    root = root.expanduser().resolve()
+    answer = _between(root, *between) if between else _changed(root, changed or [])
+    answer["definitions"] = []
+    if dataset is not None:
+        folder = dataset.expanduser() / "definitions"
+        if not folder.is_dir():
+            raise TraceproofError(f"--dataset {dataset} holds no definitions")
+        files = (path for op_type in answer["op_types"] for path in (folder / op_type).glob("*.json"))
+        answer["definitions"] = sorted(path.stem for path in files)
+    run.write_result(json_file, answer)
+    _show_dependents(answer, run.told(json_file))
+
+
+def _changed(root: Path, given: Sequence[str]) -> dict[str, Any]:
+    """What files of a folder reach."""
+    names = []
+    for name in given:
+        path = Path(name)
+        if path.is_absolute() and not path.is_relative_to(root):
+            todo = "Give the repository with --root."
+            raise TraceproofError(f"--changed {name} does not lie in {root}", todo=todo)
+        names.append((path.relative_to(root) if path.is_absolute() else path).as_posix())
+    tree = FolderTree(root)
+    absent = [name for name in names if name not in tree.files]
+    if absent:
+        todo = "For deleted files, compare two commits: --between A B."
+        raise TraceproofError(f"not in {root}: {', '.join(absent)}", todo=todo)
+    return {"changed": names, **_reached(names, tree)}
+
+
+def _between(root: Path, before: str, after: str) -> dict[str, Any]:
+    """What the files that differ between two commits reach, in either of them."""
+    commits = [Git(root).commit(name) for name in (before, after)]
+    names = changed_between(root, *commits)
+    answers = []
+    for commit in commits:
+        tree = CommitTree(root, commit)
+        answers.append(_reached([name for name in names if name in tree.files], tree))
+        tree.close()
+    old, new = answers
+    joined = {key: {**old[key], **new[key]} for key in ("op_types", "tests")}
+    first = {key: new[key] or old[key] for key in ("stack", "everything")}
+    return {"commits": commits, "changed": names, **joined, **first}
+
+
+def _reached(names: list[str], tree: Tree) -> dict[str, Any]:
+    """What changed files of a tree reach."""
+    stack = stack_of(tree)
+    if not names:
+        return {"stack": stack, "op_types": {}, "tests": {}, "everything": None}
+    graph = Graph.of(tree)
+    reached = graph.reach(names)
+    tests = {
+        path: [str(step) for step in reached.chains.get(path, ())]
+        for path in graph.tests
+        if reached.everything or path in reached.chains
+    }
+    # A row stands on all that the package of its environment holds.
+    parts = [name for name in names if stack is not None and of_package(stack, name)]
+    why = [f"{name}: lies in the package of {stack}" for name in parts[:1]]
+    found = {op_type: {"parts": parts, "why": why} for op_type in op_types(stack)} if stack and parts else {}
+    return {"stack": stack, "op_types": found, "tests": tests, "everything": reached.everything}
+
+
+def _show_dependents(answer: Mapping[str, Any], out: TextIO) -> None:
+    out.write(f"{len(answer['changed'])} changed files\n")
+    if answer["stack"]:
+        out.write(f"op_types of {answer['stack']}: {', '.join(answer['op_types']) or 'none'}\n")
+    for op_type, found in answer["op_types"].items():
+        more = len(found["parts"]) - PARTS_SHOWN
+        parts = ", ".join(found["parts"][:PARTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        out.write(f"  {op_type}: {parts}\n" + "".join(f"      {step}\n" for step in found["why"]))
+    if answer["definitions"]:
+        out.write(f"definitions: {', '.join(answer['definitions'])}\n")
+    why = f": all, since {answer['everything']}" if answer["everything"] else ""
+    out.write(f"{len(answer['tests'])} test files{why}\n")
+    out.writelines(
+        f"  {path}\n" + "".join(f"      {step}\n" for step in steps)
+        for path, steps in list(answer["tests"].items())[:SHOWN]
+    )
+    if len(answer["tests"]) > SHOWN:
+        out.write(f"  ... and {len(answer['tests']) - SHOWN} more; --json has all\n")
+
+
+# bisect.
+
+
+def bisect(  # noqa: PLR0913 - one parameter per option
+    *,
+    definition: Annotated[str, typer.Option(help="A definition's name.")],
+    good: Annotated[str, typer.Option(help="A commit, tag or branch with the one verdict.")],
+    bad: Annotated[str, typer.Option(help="A later one with the other verdict.")],
+    repository: Annotated[Path, typer.Option(help="A clone of FlashInfer, SGLang or Flash Linear Attention.")],
+    dataset: options.Dataset = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Find the first commit whose ground truth has another verdict; commits that touch nothing relevant never run.
+
+    Exit codes: 0 found, 2 bad use, or the ends do not differ.
+    """
+    root, config = run.configured(dataset=run.dataset_in(dataset))
+    flow = Pipeline(config, root)
+    folder = fetch(flow.config.dataset, root=root / flow.config.results / "dataset")
+    op_type = find(read_tree(folder), definition).definition.op_type
+    repository = _clone(repository.expanduser().resolve())
+    stack = stack_of(CommitTree(repository, bad))
+    if stack is None or op_type not in op_types(stack):
+        raise TraceproofError(
+            f"{repository} has no ground truth of {op_type}: {'no known package' if stack is None else stack}",
+            todo=f"Give a clone of one of {', '.join(PACKAGES)}.",
+        )
+    with tempfile.TemporaryDirectory(prefix="traceproof-bisect-") as scratch:
+        place = Path(scratch)
+        trial = Trial(
+            flow=flow, root=root, definitions=(definition,), op_type=op_type, stack=stack, work=place / "work"
+        )
+        with _worktree(repository, place / "checkout") as checkout:
+
+            def judge(commit: str) -> Verdict:
+                checkout.local("checkout", "--quiet", "--force", "--detach", commit)
+                if (checkout.folder / ".gitmodules").is_file():
+                    with contextlib.suppress(GitError):
+                        checkout.network("submodule", "update", "--init", "--recursive", "--depth=1")
+                rows = trial.rows(importable(checkout.folder, stack, place / "linked"), commit)
+                return {"verdict": worst(rows), "rows": [row.as_json() for row in rows]}
+
+            answer = Bisection(repository, stack, op_type, judge, run.say).search(good, bad)
+    subject = Git(repository).local("log", "-1", "--format=%h %an %as %s", answer.commit).strip()
+    told = {name: value for name, value in asdict(answer).items() if name not in {"good", "bad"}}
+    ends = {"before": answer.good["verdict"], "after": answer.bad["verdict"]}
+    run.write_result(json_file, {**told, "subject": subject, **ends})
+    lines = [f"{ends['before']} became {ends['after']} with {subject}"]
+    if answer.doubtful:
+        lines.append(f"  or with one of these, which could not be judged: {', '.join(answer.doubtful)}")
+    counts = f"{answer.commits} commits, {answer.touching} touch the package of {stack}"
+    lines += [f"  {counts}, {answer.tried} states were run"]
+    lines += [f"  changed: {part}" for part in answer.parts[:FILES_SHOWN]]
+    run.told(json_file).writelines(f"{line}\n" for line in lines)
+
+
+def _clone(folder: Path) -> Path:
+    """A repository's top folder. Raises TraceproofError: it is none, whatever repository it lies in."""
+    todo = f"Give a clone with its history: git clone URL FOLDER, of one of {', '.join(PACKAGES)}."
+    if not folder.is_dir():
+        raise TraceproofError(f"--repository {folder}: there is no such folder", todo=todo)
+    inside = Git(folder).local("rev-parse", "--show-prefix").strip()
+    if inside:
+        top = Git(folder).local("rev-parse", "--show-toplevel").strip()
+        problem = f"it is a folder of the repository {top}; below `sources/`, a released package has no history"
+        raise TraceproofError(f"--repository {folder} is no git repository", problems=[problem], todo=todo)
+    return folder
+
+
+@contextlib.contextmanager
+def _worktree(repository: Path, folder: Path) -> Iterator[Git]:
+    """Git in a checkout beside the repository's own, which is left as it is."""
+    Git(repository).local("worktree", "add", "--detach", "--no-checkout", str(folder), "HEAD")
+    try:
+        yield Git(folder)
+    finally:
+        Git(repository).local("worktree", "remove", "--force", "--force", str(folder))
