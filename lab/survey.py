@@ -23,9 +23,8 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.extract.kernels import Use, WantedDefinition, collect
-from traceproof.extract.pipeline import Choices, definitions_of
+from traceproof.extract.pipeline import Choices, definitions_of, told
 from traceproof.extract.reading import Listing, ReaderEnvironment
-from traceproof.extract.reports import told
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 from traceproof.models.reading import Reading

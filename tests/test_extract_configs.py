@@ -11,7 +11,6 @@ import pytest
 from traceproof.cli.extract import listing_json, told_listing
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json
-from traceproof.extract.bootstrap.start import SUPPORTED, base_version
 from traceproof.extract.config_json import pairs, requested
 from traceproof.extract.pipeline import model_of
 from traceproof.extract.reading import Listing, ReaderEnvironment
@@ -100,11 +99,6 @@ def test_lists_of_ranks_give_every_pair_that_fits() -> None:
         pairs([8], [3], ())
     with pytest.raises(TraceproofError, match="cannot be used"):
         pairs([0], [], ())
-
-
-@pytest.mark.parametrize("build", ["0.5.23", "0.5.23.post1", "0.5.23+cpu", "0.5.23.dev7"])
-def test_a_build_belongs_to_its_release(build: str) -> None:
-    assert base_version(build) in SUPPORTED
 
 
 def fake_interpreter(folder: Path, answer: dict[str, object] | None, status: int) -> Path:

@@ -11,7 +11,7 @@ import torch
 from extract_support import GOLDEN, drafts_of, named
 
 from traceproof.dataset.definition import Definition
-from traceproof.extract.check import _judge_reference, hidden_constants
+from traceproof.extract.merge import _judge_reference, hidden_constants
 from traceproof.models.reading import kernel
 from traceproof.ops.drafts import Draft
 from traceproof.ops.families.norm import norm_draft as norm

@@ -12,11 +12,9 @@ from extract_support import named, uses_of
 
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.extract.check import CheckResult, meaning_differences, notes
 from traceproof.extract.kernels import Unmapped, collect
-from traceproof.extract.merge import merge, recall_table, write
-from traceproof.extract.pipeline import ExtractionResult, model_of
-from traceproof.extract.reports import not_described, write_sharing
+from traceproof.extract.merge import CheckResult, meaning_differences, merge, notes, recall_table, write
+from traceproof.extract.pipeline import ExtractionResult, model_of, not_described, write_sharing
 from traceproof.ops.families.norm import norm_draft as norm
 
 

@@ -23,7 +23,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import scan_digest
 from traceproof.errors import TraceproofError
 from traceproof.extract import pipeline
-from traceproof.extract.check import CheckResult
+from traceproof.extract.merge import CheckResult
 from traceproof.extract.pipeline import ExtractionSettings, link
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue

@@ -11,11 +11,10 @@ from extract_support import GOLDEN, golden, named, reading_of
 
 from traceproof.errors import TraceproofError
 from traceproof.extract import kernels
-from traceproof.extract.bootstrap.start import SUPPORTED
+from traceproof.extract.bootstrap import SUPPORTED
 from traceproof.extract.kernels import Unmapped
-from traceproof.extract.pipeline import Choices, Described, definitions_of
+from traceproof.extract.pipeline import Choices, Described, definitions_of, summary
 from traceproof.extract.reading import ReaderEnvironment
-from traceproof.extract.reports import summary
 from traceproof.models import catalogue
 from traceproof.models.reading import Kernel, Layers, Module, Reading, Second
 
@@ -250,3 +249,18 @@ def test_a_bias_within_groups_means_sigmoid_scores_whatever_they_are_called() ->
 def test_what_a_form_can_not_say_becomes_none(kind: str, facts: dict[str, object], why: str) -> None:
     _, left = kernels.from_reading(changed("qwen3_30b", kind, **facts))
     assert any(item.why.startswith(why) for item in left)
+
+
+def test_each_norm_becomes_the_forms_that_the_model_calls() -> None:
+    reading = reading_of(named("llama_3_1_70b"))
+    calls = [call for call in kernels.from_reading(reading)[0] if call.kind == "norm"]
+    assert [(call.role, call["uses"], call.count) for call in calls] == [
+        ("input_layernorm", "alone", 1),
+        ("post_attention_layernorm", "adding", 80),
+        ("input_layernorm", "adding", 79),
+        ("norm", "adding", 1),
+    ]
+    found = described(reading, "llama_3_1_70b")
+    assert found.counts == []
+    names = [draft.name for call, draft in found.made if call.kind == "norm"]
+    assert names == ["rmsnorm_h8192", "fused_add_rmsnorm_h8192"]

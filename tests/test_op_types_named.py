@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "traceproof"
 KNOWN = frozenset(registry.known())
 # Keywords of other people's functions that are called as an op_type is: of transformers' attention.
-FOREIGN = {(SOURCE / "extract/bootstrap/behaviour.py", "softcap")}
+FOREIGN = {(SOURCE / "extract/bootstrap/transformers_model.py", "softcap")}
 QUOTED = re.compile(r"""["']([a-z_]+)["']""")
 
 

@@ -18,13 +18,15 @@ from traceproof.extract.pipeline import (
     Choices,
     ExtractionResult,
     ExtractionSettings,
+    as_json,
     definitions_of,
     extract,
     model_of,
+    not_described,
     publish,
+    told,
 )
 from traceproof.extract.reading import Listing, ReaderEnvironment
-from traceproof.extract.reports import as_json, not_described, told
 from traceproof.models import catalogue
 from traceproof.models.reading import Kernel, Module, Reading
 from traceproof.ops.drafts import Draft

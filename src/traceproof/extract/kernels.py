@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from traceproof.dataset.definition import Definition
-from traceproof.extract.check import meaning_differences
+from traceproof.extract.merge import meaning_differences
 from traceproof.models.catalogue import Parallel
 from traceproof.models.reading import Evidence, Fact, Kernel, Module, Reading
 from traceproof.ops.drafts import Draft

@@ -1,17 +1,211 @@
-"""Extracted definitions into a dataset folder, nothing overwritten or half-written, and what it had of them."""
+"""Definitions against their oracle and a dataset: right, the same kernel, and into a folder, nothing overwritten.
+
+`check` holds every reference against its op's float64 oracle before anything is written: the driver calls it, the
+comparison runs in workers of the torch stack. It also tells whether another reference (one that a dataset already
+holds) behaves like ours: both are held against the oracle of our definition on the same inputs. Before that,
+definitions are compared field by field.
+"""
+
+from __future__ import annotations
 
 import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from traceproof.dataset.definition import Definition
+from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import json_text, read_definition
 from traceproof.errors import TraceproofError
-from traceproof.extract.check import CheckResult, meaning_differences, notes
+from traceproof.run.workers import Environment, Worker
+from traceproof.sandbox import GIB, Limits, Pool, Status
+from traceproof.stacks import MAIN
+
+MEMORY_LIMIT = 1536 << 20  # bytes that one case may need; a larger one is left out, and said so
+LIMITS = Limits(seconds=120.0, memory_bytes=3 * GIB)  # of one case
+# Constants that decide a result and stand in no axis, by the names that references give them.
+HIDDEN: Mapping[str, tuple[str, ...]] = {
+    "eps": ("eps", "epsilon", "variance_epsilon"),
+    "weight offset": ("weight_offset",),
+    "top_k": ("top_k", "topk", "num_experts_per_tok"),
+    "n_group": ("n_group", "num_groups", "num_expert_group"),
+    "topk_group": ("topk_group", "top_k_group"),
+}
+CASES = 32  # more than a definition has of that size
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What came of one definition."""
+
+    cases: int  # how many cases were run and judged
+    # what does not hold, one line each; empty and `cases` above 0: the reference is right
+    problems: tuple[str, ...]
+    no_oracle: str | None = None  # why there is nothing to hold it against; None: there is an oracle
+    too_large: int = 0  # how many cases were left out for their size
+
+    @property
+    def right(self) -> bool:
+        """Whether something was compared and all of it held."""
+        return self.cases > 0 and not self.problems and self.no_oracle is None
+
+
+def check(
+    definitions: Sequence[Definition], *, python: Path, references: Sequence[str] | None = None
+) -> list[CheckResult]:
+    """Hold each definition's reference, or the text given in its place, against the definition's oracle."""
+    texts = references if references is not None else [definition.reference for definition in definitions]
+    items = [
+        {"definition": definition.as_json(), "reference": text}
+        for definition, text in zip(definitions, texts, strict=True)
+    ]
+    # Our own code, which has a worker of its own, shut in, for each reference.
+    here = Environment(name=MAIN, python=str(python))
+    limits = Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None)
+    with Worker(here, "traceproof.extract.merge:setup", {}, limits) as worker:
+        outcomes = [worker.ask(item) for item in items]
+    findings = []
+    for outcome in outcomes:
+        if outcome.status is Status.OK:
+            said = outcome.value
+            findings.append(
+                CheckResult(said["cases"], tuple(said["problems"]), said["no_oracle"], said["too_large"])
+            )
+        else:
+            last = (outcome.message.strip().splitlines() or [outcome.status.value])[-1]
+            findings.append(CheckResult(0, (f"{outcome.status.value}: {last}",)))
+    return findings
+
+
+def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """In the worker, once."""
+    import torch
+
+    from traceproof.run.source import untrusted_pool
+
+    torch.set_num_threads(1)
+    pool = untrusted_pool()
+    return lambda item: _judge_reference(Definition.model_validate(item["definition"]), item["reference"], pool)
+
+
+def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict[str, Any]:
+    from traceproof.ops import registry
+    from traceproof.reasons import Verdict
+    from traceproof.run.definition_run import DefinitionRun, Drawn
+    from traceproof.run.engine import Engine, Settings, this_interpreter
+    from traceproof.run.records import REFERENCE, PlannedCase
+    from traceproof.run.source import CallError, loaded
+    from traceproof.run.transfer import Taken
+
+    op, unknown = registry.for_definition(definition)
+    if unknown is not None:
+        return {"cases": 0, "problems": [], "no_oracle": unknown, "too_large": 0}
+    every = list(op.cases(definition, sizes=("small",), seed=0))
+    cases = [
+        PlannedCase(case=case, digest=case.digest, memory=need, trials=0, skip=None, large=False, nonce=0)
+        for case in every
+        if (need := op.memory(definition, case)) <= MEMORY_LIMIT
+    ]
+    found: dict[str, Any] = {"cases": 0, "no_oracle": None, "too_large": len(every) - len(cases)}
+    problems: list[str] = []
+    settings = Settings(environments={MAIN: this_interpreter(on_gpu=False)}, limits=LIMITS)
+    try:
+        with (
+            Engine(settings, untrusted=pool) as engine,
+            loaded(definition, pool, limits=LIMITS, need=MEMORY_LIMIT, source=reference) as source,
+        ):
+
+            def call(drawn: Drawn) -> Taken:
+                case = drawn.planned.case
+                return source.run(case, drawn.inputs or {}, seed=0, trials=op.trials(definition, case))
+
+            run = DefinitionRun.of_cases(engine, definition, cases)
+            for drawn in run.each(cases, call):
+                for output, ruling in run.judged(drawn).rulings(REFERENCE):
+                    if ruling.verdict is Verdict.ERROR:
+                        problems.append(f"{drawn.planned.id}: {(ruling.message.strip().splitlines() or [''])[-1]}")
+                    elif output in definition.outputs and ruling.verdict is not Verdict.PASS:
+                        problems.append(f"{drawn.planned.id}: {output}: {ruling.message}")
+    except CallError as error:  # the policy refuses it
+        return found | {"problems": [str(error)]}
+    return found | {"cases": len(cases), "problems": problems}
+
+
+def meaning_differences(one: Definition, other: Definition) -> list[str]:
+    """What makes the two different kernels, one line per field; empty: the same kernel, as far as text tells.
+
+    Descriptions, tags and const axes that no tensor has do not count; nor do constraints, which only repeat what
+    the tensors say. References are compared by the constants hidden in them: their behaviour is another matter
+    (see `check`).
+    """
+    found = []
+    if one.op_type != other.op_type:
+        found.append(f"op_type: {one.op_type} and {other.op_type}")
+    for kind in ("inputs", "outputs"):
+        found += _tensor_differences(kind, one, other)
+    for name in sorted(_used_axes(one) | _used_axes(other)):
+        if name in one.axes and name in other.axes:  # else a tensor's shape differs too, and was named
+            mine, others = (each.const_axes.get(name, "var") for each in (one, other))
+            if mine != others:
+                found.append(f"axes.{name}: {mine} and {others}")
+    ours, theirs = hidden_constants(one), hidden_constants(other)
+    found += [
+        f"reference: {name} is {ours[name]:g} and {theirs[name]:g}"
+        for name in ours
+        if name in theirs and ours[name] != theirs[name]
+    ]
+    return found
+
+
+def notes(one: Definition, other: Definition) -> list[str]:
+    """Differences that do not make another kernel."""
+    found = []
+    used = _used_axes(one) | _used_axes(other)
+    spare = sorted((one.axes.keys() ^ other.axes.keys()) - used)
+    if spare:
+        found.append(f"axes that no tensor has, on one side only: {', '.join(spare)}")
+    ours, theirs = set(one.constraints or ()), set(other.constraints or ())
+    if ours != theirs:
+        found.append(f"constraints on one side only: {', '.join(sorted(ours ^ theirs))}")
+    return found
+
+
+def _tensor_differences(kind: str, one: Definition, other: Definition) -> list[str]:
+    ours: dict[str, TensorSpec] = getattr(one, kind)
+    theirs: dict[str, TensorSpec] = getattr(other, kind)
+    if list(ours) != list(theirs):
+        return [f"{kind}: {', '.join(ours)} and {', '.join(theirs)}"]
+    found = []
+    for name, spec in ours.items():
+        for part in ("shape", "dtype", "optional"):
+            mine, others = getattr(spec, part), getattr(theirs[name], part)
+            if mine != others:
+                found.append(f"{kind}.{name}.{part}: {_text(mine)} and {_text(others)}")
+    return found
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - a shape, a dtype or a flag
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(getattr(value, "value", value))
+
+
+def _used_axes(definition: Definition) -> set[str]:
+    specs = [*definition.inputs.values(), *definition.outputs.values()]
+    return {name for spec in specs for name in spec.shape or ()}
+
+
+def hidden_constants(definition: Definition) -> dict[str, float]:
+    """Constants by their meaning; an axis of the name counts where the reference has none."""
+    constants = assigned(definition.reference)
+    found: dict[str, float] = {}
+    for meaning, names in HIDDEN.items():
+        stated = [given[name] for name in names for given in (constants, definition.const_axes) if name in given]
+        found |= {meaning: stated[0]} if stated else {}
+    return found
+
 
 Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[CheckResult]]
 

@@ -157,7 +157,7 @@ def _refusal(error: Mapping[str, Any], environment: ReaderEnvironment) -> Tracep
             allowed = ", ".join(error["allowed"])
             return TraceproofError(
                 f"SGLang {error['value']} is not supported; supported: {allowed}",
-                todo="Use a supported version, or add it to extract/bootstrap/start.py with a golden reading.",
+                todo="Use a supported version, or add it to extract/bootstrap/__init__.py with a golden reading.",
             )
         case "unknown architecture":
             known = ", ".join(get_close_matches(str(error["value"]), error["allowed"], n=4, cutoff=0.0))

@@ -17,7 +17,7 @@ from typing import Any
 
 from traceproof.dataset.definition import FUNCTION, ConstAxis, Definition, TensorSpec
 from traceproof.errors import TraceproofError
-from traceproof.extract.check import hidden_constants
+from traceproof.extract.merge import hidden_constants
 from traceproof.lint.flashinfer_names import Package
 from traceproof.stacks import PACKAGES, TAGGED, distribution
 

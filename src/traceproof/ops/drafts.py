@@ -76,7 +76,7 @@ def draft(
     """The definition of an op_type that `<skeleton>.toml.in` and `<skeleton>.py.in` of `templates` state.
 
     `$NAME` in them is a value; axes and inputs in `without` are left out. Such texts are ours, written from the
-    definitions' semantics; `traceproof.extract.check` holds every reference against the op's float64 oracle.
+    definitions' semantics; `traceproof.extract.merge` holds every reference against the op's float64 oracle.
     Raises KeyError: a placeholder has no value.
     """
     assert package is not None

@@ -2,25 +2,31 @@
 
 SGLang is imported once; each reading is made in a fork of that process, since laying out a model changes it.
 SGLang prints to stdout, so answers go to files: the reading, or {"error": {...}}.
+
+SGLang imports packages at its top that laying out a model never needs. Real ones would cost gigabytes (torchvision
+drags in its own torch and CUDA) or do not exist for a CPU: they get stand-ins. A package that is missing and not
+named here stays an ImportError.
 """
 
 import argparse
 import importlib
 import json
+import os
 import resource
+import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from traceproof.extract.bootstrap import second, start
-from traceproof.extract.bootstrap.modules import describe
-from traceproof.extract.bootstrap.start import SUPPORTED, base_version, forked
+from traceproof.extract.bootstrap import SUPPORTED, base_version, sglang_model, transformers_model
+from traceproof.lazy import StandIns
 
 FORMAT = 2  # of the reading
 DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")  # layers to speculate with
@@ -46,25 +52,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=300.0, help="that a reading may take")
     options = parser.parse_args(arguments)
     jobs = json.loads(options.jobs.read_text(encoding="utf-8"))
-    start.install()
+    install()
     try:
         version: str = importlib.import_module("sglang.version").__version__
-        known = SUPPORTED.get(base_version(version))
+        known = base_version(version) in SUPPORTED
         refusal: dict[str, Any] = {"reason": "unsupported version", "value": version, "allowed": list(SUPPORTED)}
     except ImportError as error:
-        known, refusal = None, {"reason": "no sglang", "message": str(error)}
-    if known is None:
+        known, refusal = False, {"reason": "no sglang", "message": str(error)}
+    if not known:
         for number in range(len(jobs)):
             _answer(options.out, number, {"error": refusal})
         return 0
-    adapter = importlib.import_module(f"traceproof.extract.bootstrap.{known}")
-    adapter.prepare()  # once, here
+    sglang_model.prepare()  # once, here
     torch.set_num_threads(1)
 
     def one(number: int) -> None:
         job = jobs[number]
         try:
-            answer = read(job, version, adapter) if job is not None else listing(version, adapter)
+            answer = read(job, version) if job is not None else listing(version)
         except Refused as refused:
             answer = {"error": refused.answer}
         _answer(options.out, number, answer)
@@ -81,31 +86,31 @@ def _answer(folder: Path, number: int, answer: dict[str, Any]) -> None:
     partial.replace(folder / f"{number}.json")
 
 
-def listing(version: str, adapter: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
+def listing(version: str) -> dict[str, Any]:
     """The architectures that can be read, and the configs of those that transformers knows as language models."""
-    defaults, without = second.defaults()
+    defaults, without = transformers_model.defaults()
     return {
         "format": FORMAT,
         "sglang": version,
-        "architectures": adapter.architectures(),
+        "architectures": sglang_model.architectures(),
         "defaults": defaults,
         "without_defaults": without,
     }
 
 
-def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
+def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
     """SGLang's and transformers' reading of a job's config.json. Raises Refused: SGLang does not accept it."""
     started = time.monotonic()
     config = job["config"]
     world = {name: job.get(name, 1) for name in ("tp", "ep", "dp")}
-    named, known = (config.get("architectures") or [None])[0], adapter.architectures()
+    named, known = (config.get("architectures") or [None])[0], sglang_model.architectures()
     if named not in known:
         raise Refused("unknown architecture", value=named, allowed=known, version=version)
     with tempfile.TemporaryDirectory(prefix="traceproof-extract-") as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
-            model, packed = _unpacked(adapter, Path(folder), config, world)
-            modules, loads = describe(model), adapter.loading(model)
+            model, packed = _unpacked(Path(folder), config, world)
+            modules, loads = sglang_model.describe(model), sglang_model.loading(model)
         except Exception as error:  # whatever SGLang raises about a config is the answer, told with its place
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
@@ -115,7 +120,7 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
         draft: dict[str, Any] = {"modules": []}  # of the layers that the model is speculated with
         if any(config.get(name) for name in DRAFTS):
             try:
-                draft = {"modules": describe(_built(adapter, Path(folder), world, draft=True))}
+                draft = {"modules": sglang_model.describe(_built(Path(folder), world, draft=True))}
             except Exception as error:  # noqa: BLE001 - the model itself is read; this is told beside it
                 draft["problem"] = f"{type(error).__name__}: {error}"[:200]
     for module in modules if packed else ():
@@ -123,8 +128,8 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
             module["facts"]["scheme"] = packed.partition(":")[0]
     torch.set_default_dtype(torch.float32)  # SGLang changes it
     try:
-        theirs = second.read(config)
-    except second.Absent as absent:
+        theirs = transformers_model.read(config)
+    except transformers_model.Absent as absent:
         theirs = {"absent": str(absent)}
     except Exception as error:  # noqa: BLE001 - without a second reading nothing is written, and this is told
         theirs = {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
@@ -146,10 +151,10 @@ def read(job: Mapping[str, Any], version: str, adapter: Any) -> dict[str, Any]: 
     }
 
 
-def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> tuple[Any, str]:  # noqa: ANN401
+def _unpacked(folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> tuple[nn.Module, str]:
     """SGLang's model, and how its weights are packed where it can be laid out only as if they were not."""
     try:
-        return _built(adapter, folder, world), ""
+        return _built(folder, world), ""
     except Exception as error:
         if "quantization_config" not in config:
             raise
@@ -158,21 +163,81 @@ def _unpacked(adapter: Any, folder: Path, config: Mapping[str, Any], world: Mapp
         again.mkdir()
         (again / "config.json").write_text(json.dumps(plain), encoding="utf-8")
         try:
-            model = _built(adapter, again, world)
+            model = _built(again, world)
         except Exception:  # noqa: BLE001 - it is not the packing that SGLang refuses
             raise error from None
         return model, f"{config['quantization_config'].get('quant_method')}: {type(error).__name__}: {error}"[:300]
 
 
-def _built(adapter: Any, folder: Path, world: Mapping[str, int], *, draft: bool = False) -> Any:  # noqa: ANN401
+def _built(folder: Path, world: Mapping[str, int], *, draft: bool = False) -> nn.Module:
     """SGLang's model. Some refuse one attention kernel, some another; shapes are the same."""
-    first, *others = adapter.BACKENDS
+    first, *others = sglang_model.BACKENDS
     try:
-        return adapter.build_model(folder, **world, backend=first, draft=draft)
+        return sglang_model.build_model(folder, **world, backend=first, draft=draft)
     except AssertionError as error:
         if "attention backend" not in str(error):
             raise
-    return adapter.build_model(folder, **world, backend=others[0], draft=draft)
+    return sglang_model.build_model(folder, **world, backend=others[0], draft=draft)
+
+
+STUBBED = ("torchvision", "vllm", "IPython")
+
+
+class _Anything(type):
+    """A class whose every attribute is itself, so that module-level uses of a stub's names succeed."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class Anything(metaclass=_Anything):
+    """Whatever a stub module is asked for."""
+
+    def __init__(self, *_args: object, **_options: object) -> None:
+        """Take anything."""
+
+
+def install() -> None:
+    """Put the stubs last on the import path: a package that is really there wins.
+
+    transformers must have looked for torchvision before, or it would take the stub for the package.
+    """
+    importlib.import_module("transformers.utils.import_utils").is_torchvision_available()
+    StandIns(STUBBED, lambda _: Anything).install()
+
+
+PAUSE = 0.02  # seconds between looks at the forks
+
+
+def forked(job: Callable[[int], None], count: int, *, workers: int, seconds: float) -> Iterator[tuple[int, str]]:
+    """Run `job` for 0 to `count` - 1, each in a fork; gives how each ended, killed after `seconds`."""
+    running: dict[int, tuple[int, float]] = {}
+    waiting = list(range(count))
+    while waiting or running:
+        while waiting and len(running) < workers:
+            number = waiting.pop(0)
+            process = os.fork()
+            if not process:
+                try:
+                    job(number)
+                except BaseException:  # noqa: BLE001 - the fork ends here, and its lack of an answer tells
+                    traceback.print_exc()
+                    os._exit(1)
+                os._exit(0)
+            running[process] = (number, time.monotonic() + seconds)
+        time.sleep(PAUSE)
+        for process, (number, until) in list(running.items()):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if not ended and time.monotonic() > until:
+                os.kill(process, signal.SIGKILL)
+                _, status = os.waitpid(process, 0)
+                ended = process
+            if ended:
+                del running[process]
+                late = f"did not finish in {seconds:.0f} s" if time.monotonic() > until else ""
+                yield number, late or f"exit status {os.waitstatus_to_exitcode(status)}"
 
 
 if __name__ == "__main__":

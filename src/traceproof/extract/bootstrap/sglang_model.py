@@ -1,0 +1,367 @@
+"""SGLang's model of a config.json: laid out on the meta device in a pretended parallel world, and written down.
+
+This is the only module that knows how SGLang starts up. It goes through SGLang's own loader: building the model
+class directly skips decisions that the loader makes (0.5.22 then lays out 257 experts instead of 256).
+
+Classes are recognised by the names in their inheritance (SGLang's own layers), so that a model's subclass of a
+layer counts as that layer. Everything else is a `block`. How a norm is called, the stages of SGLang's layers tell
+and the text of its holder's class: called with a second argument it adds that first; in a stage it does so where
+what it reads is a plain sum of the output before and the residual.
+"""
+
+import ast
+import inspect
+import logging
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from traceproof.extract.bootstrap.transformers_model import towers_left_out
+from traceproof.ops.extraction import Facts, extractions
+
+BACKENDS = ("fa3", "triton")  # of attention: those of a GPU, since some models refuse a CPU's
+QUIET = logging.ERROR  # SGLang warns about everything a CPU lacks; none of it concerns shapes
+
+
+@dataclass(slots=True)
+class PretendGroup:
+    """A process group of which this process is rank 0. It can not communicate: laying out a model must not.
+
+    A real (even fake) group would wait for message queues for ever.
+    """
+
+    world_size: int
+    rank: int = 0
+    rank_in_group: int = 0
+    local_rank: int = 0
+    first_rank: int = 0
+    device_group: None = None
+    cpu_group: None = None
+    is_first_rank: bool = True
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_last_rank(self) -> bool:
+        """Whether the group is this process alone."""
+        return self.world_size == 1
+
+    @property
+    def last_rank(self) -> int:
+        """The highest rank."""
+        return self.world_size - 1
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks."""
+        return list(range(self.world_size))
+
+
+class OnMeta(TorchFunctionMode):
+    """Puts tensors that a model asks for on a GPU by name on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        """Replace a `device` that names a GPU."""
+        options = dict(kwargs or {})
+        if "cuda" in str(options.get("device")):
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
+def prepare() -> None:
+    """Import what building any model needs."""
+    logging.disable(QUIET)
+    for name in ("model_loader.loader", "configs.load_config", "configs.model_config", "server_args"):
+        import_module(f"sglang.srt.{name}")
+    architectures()
+
+
+def build_model(  # noqa: PLR0913 - the parallelism, the kernel, and which part
+    folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str, draft: bool = False
+) -> nn.Module:
+    """Lay out the model of `folder`/config.json as rank 0 of `tp` ranks, its experts spread over `ep` of them.
+
+    Attention is done by `dp` groups of ranks, each for its own tokens. With `draft`, the layers that SGLang
+    speculates with in the model's place. Whatever SGLang raises about the config passes through.
+    """
+    logging.disable(QUIET)
+    _pretend_gpu()
+    runtime_context = import_module("sglang.srt.runtime_context")
+    load = import_module("sglang.srt.configs.load_config")
+    loader = import_module("sglang.srt.model_loader.loader")
+    configs = import_module("sglang.srt.configs.model_config")
+
+    arguments = import_module("sglang.srt.server_args").ServerArgs(
+        model_path=str(folder),
+        device="cpu",
+        tp_size=tp,
+        ep_size=ep,
+        dp_size=dp,
+        enable_dp_attention=dp > 1,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        attention_backend=backend,
+        disable_radix_cache=True,  # hybrid models ask the platform for state snapshots otherwise
+        trust_remote_code=False,
+    )
+    ranks = runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
+    runtime_context.publish(arguments, role="scheduler", ranks=ranks)
+    runtime_context.get_parallel().override_permanently(**_groups(tp, ep, dp))
+    model_config = configs.ModelConfig.from_server_args(arguments, is_draft_model=draft)
+    load_config = load.LoadConfig(load_format=load.LoadFormat.DUMMY)
+    quantisation = loader._get_quantization_config(model_config, load_config)  # noqa: SLF001 - the loader's own step
+    torch.set_default_dtype(model_config.dtype)
+    with torch.device("meta"), OnMeta(), towers_left_out():
+        model: nn.Module = loader._initialize_model(model_config, load_config, quantisation)  # noqa: SLF001
+    return model
+
+
+def _pretend_gpu() -> None:
+    """Answer as an H200 where SGLang asks for its capability, and have rotary embeddings made as on a GPU.
+
+    SGLang's makers of them for a CPU take one kind alone.
+    """
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    factory: Any = import_module("sglang.srt.layers.rotary_embedding.factory")
+    variants: Any = import_module("sglang.srt.layers.rotary_embedding.rope_variant")
+    variants.get_device = lambda *_: "cpu"
+    factory.get_rope_cpu = lambda *given: factory.get_rope(*given[:8])  # but for its device
+
+
+def _groups(tp: int, ep: int, dp: int) -> dict[str, Any]:
+    sizes = {
+        "world_group": tp,
+        "tp_group": tp,
+        "attn_tp_group": tp // dp,
+        "shared_experts_tp_group": tp,
+        "moe_ep_group": ep,
+        "moe_tp_group": tp // ep,
+        "moe_dp_group": 1,
+        "attn_cp_group": 1,
+        "pp_group": 1,
+    }
+    return {name: PretendGroup(size) for name, size in sizes.items()}
+
+
+def loading(model: nn.Module) -> list[str]:
+    """What the model's loader changes in a checkpoint's weights, so that its modules hold other numbers.
+
+    `norms plus one`: Gemma's factors, stored minus one. `rotary halves`: rows of queries and keys, reordered so
+    that neighbouring channels of a pair come to lie half a head apart.
+    """
+    found = []
+    for cls in type(model).__mro__:
+        loader = vars(cls).get("load_weights")
+        if loader is None or not cls.__module__.startswith("sglang."):
+            continue
+        nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(loader)))))
+        added = [one.value for one in nodes if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add)]
+        if any(isinstance(value, ast.Constant) and value.value == 1.0 for value in added):
+            found.append("norms plus one")
+        if any(isinstance(one, ast.Attribute) and one.attr == "permute_qk_weight_for_rotary" for one in nodes):
+            found.append("rotary halves")
+        break
+    return found
+
+
+def architectures() -> list[str]:
+    """Names that a config.json's `architectures` may hold, as far as their modules import here."""
+    logging.disable(QUIET)
+    registry = import_module("sglang.srt.models.registry").ModelRegistry
+    return sorted(registry.get_supported_archs())
+
+
+# What a laid-out model holds.
+LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def describe(model: nn.Module) -> list[dict[str, Any]]:
+    """Every module once per (path with layer numbers starred, holder's class, class, facts), with its count.
+
+    In model order. Shared instances (rotary embeddings) count at each place that holds them.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: dict[str, dict[str, Any]] = {}
+    for path, module in modules.items():
+        if ".quant_method" in path:
+            continue  # how a layer multiplies, not a layer
+        parent = path.rpartition(".")[0]
+        holder = modules[parent] if path else None
+        kind, facts = classify(module, holder)
+        parts = path.split(".") if path else []
+        holders = [(modules[".".join(parts[:at])], parts[at]) for at in reversed(range(len(parts)))]
+        called = uses(holders) if kind == "norm" else []
+        entry = {
+            "path": LAYER_INDEX.sub("*", path),
+            "parent": LAYER_INDEX.sub("*", parent) if path else None,
+            "parent_class": type(holder).__name__ if holder is not None else None,
+            "class": type(module).__name__,
+            "kind": kind,
+            "facts": facts,
+            "uses": called,
+        }
+        key = repr(entry)
+        found.setdefault(key, entry | {"count": 0, "source": source(holder, path)})["count"] += 1
+    return list(found.values())
+
+
+def source(holder: nn.Module | None, path: str) -> str:
+    """File and line of the class of `holder` that makes the module; "": not found."""
+    name = path.rpartition(".")[2]
+    for ancestor in type(holder).__mro__ if holder is not None else ():
+        if not ancestor.__module__.startswith("sglang."):
+            continue
+        file, lines, start = lines_of(ancestor)
+        for number, line in enumerate(lines):
+            if re.match(rf"\s*self\.{re.escape(name)}\s*(:[^=]+)?=[^=]", line):
+                return f"{file}:{start + number}"
+    return ""
+
+
+@cache
+def lines_of(cls: type) -> tuple[str, list[str], int]:
+    """File within SGLang, text and first line of a class."""
+    lines, start = inspect.getsourcelines(cls)
+    return (inspect.getsourcefile(cls) or "").rpartition("/srt/")[2], lines, start
+
+
+def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
+    """Kind and facts of one module; `parent` helps where a layer leaves its context to whoever holds it."""
+    for ancestor in type(module).__mro__:
+        if ancestor.__name__ in readers():
+            kind, reader = readers()[ancestor.__name__]
+            return kind, reader(module, parent)
+    own = {name: list(one.shape) for name, one in module.named_parameters(recurse=False) if one.dim() > 1}
+    if list(own) == ["weight"] and len(own["weight"]) == 2 and not list(module.children()):
+        kind, reader = readers()["LinearBase"]  # a router that is no class of SGLang's layers
+        return kind, reader(module, parent)
+    return ("weights", own) if own else ("block", {})
+
+
+@cache
+def readers() -> Mapping[str, tuple[str, Callable[[Any, Any], Facts]]]:
+    """SGLang's class -> the kind of module that it is, and what reads its facts, of all op_types."""
+
+    def embedding(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+        vocab = getattr(module, "org_vocab_size", None) or module.num_embeddings
+        return {"vocab": vocab, "hidden": module.embedding_dim}
+
+    found = {"ParallelLMHead": ("lm_head", embedding)}
+    found |= dict.fromkeys(("VocabParallelEmbedding", "Embedding"), ("embedding", embedding))
+    for extraction in extractions():
+        found |= extraction.readers
+    return found
+
+
+# How a norm is called.
+ALONE, ADDING = "alone", "adding"
+DEPTH = 4  # from a holder's attribute to the object of its stage that holds a norm
+FINAL = "final_norm"  # SGLang's function that ends a stack of stages
+
+
+def uses(holders: Sequence[tuple[nn.Module, str]]) -> list[str]:
+    """`alone`, `adding` or both, sorted; `unknown`; none: nothing calls it.
+
+    `holders` are the module that holds it with its attribute there, then what holds that, and so on.
+    """
+    holder, name = holders[0]
+    module = getattr(holder, name, None)
+    written: nn.Module = holder
+    place: tuple[str, ...] = (name,)
+    for above, inner in holders[1:]:  # a list or a plain module has no text that calls what it holds
+        if _own_classes(type(written)):
+            break
+        written, place = above, (inner, *place)
+    staged = {how for value in vars(written).values() for how in _staged(value, module, DEPTH)}
+    cls: Any = type(written)
+    called, mentioned = _mentions(cls, place)
+    if FINAL in called:
+        called = (called - {FINAL}) | {_final(written)}
+    found = staged | called
+    if found or not mentioned:
+        return sorted(found) or ["unknown"] * (len(place) > 1)
+    return [ALONE]
+
+
+def _own_classes(cls: type) -> list[type]:
+    return [one for one in cls.__mro__ if one.__module__.startswith("sglang.")]
+
+
+def _staged(value: Any, module: object, depth: int) -> Iterator[str]:  # noqa: ANN401 - SGLang's objects
+    """How the stages below an attribute call a module."""
+    if isinstance(value, nn.Module) or depth < 0:
+        return
+    plan = getattr(value, "plan", None)
+    if plan is not None and getattr(plan, "norm", None) is module:
+        for edges in plan.edges.values():
+            edge = edges.incoming
+            update = edge.produced.update
+            plain = edge.arriving_plain_add if update is None else update.is_plain_add
+            pending = plain and not plan.enters_stack and not edge.arrives_written
+            yield ADDING if pending and edge.need.read.is_plain_norm else ALONE
+        return
+    for name in _fields(value):
+        inner = getattr(value, name, None)
+        if inner is module:
+            yield ALONE  # of an output, before it is added
+        else:
+            yield from _staged(inner, module, depth - 1)
+
+
+def _fields(value: object) -> list[str]:
+    """Names of the attributes that an object of SGLang holds; of another one none."""
+    if not type(value).__module__.startswith("sglang."):
+        return []
+    names = [*vars(value)] if hasattr(value, "__dict__") else []
+    names += [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str)]
+    return names + list(getattr(type(value), "__struct_fields__", ()))
+
+
+def _final(holder: nn.Module) -> str:
+    """How the norm after a stack is called: the last stage may have written its sum itself."""
+    last = None
+    for module in holder.modules():
+        last = next((one for one in reversed(vars(module).values()) if hasattr(one, "declaration")), last)
+    update = getattr(getattr(last, "declaration", None), "update", None)
+    written = update is not None and (not update.is_plain_add or getattr(update, "applied_at_exit", False))
+    return ALONE if written else ADDING
+
+
+@cache
+def _mentions(cls: Any, place: tuple[str, ...]) -> tuple[frozenset[str], bool]:  # noqa: ANN401 - a class
+    """How the text of a class, or else of its file, calls what stands at `place`, and whether it mentions it."""
+    classes = _own_classes(cls)
+    texts = [textwrap.dedent(inspect.getsource(one)) for one in classes]
+    for group in (texts, [inspect.getsource(inspect.getmodule(one) or one) for one in classes[:1]]):
+        nodes = [node for text in group for node in ast.walk(ast.parse(text))]
+        if any(_is(node, place) for node in nodes):
+            return frozenset(
+                how for node in nodes if isinstance(node, ast.Call) for how in _call(node, place)
+            ), True
+    return frozenset(), False
+
+
+def _is(node: ast.AST, place: Sequence[str]) -> bool:
+    """Whether a node reads `.norm`, `.head.norm` or, of a list, `.norms[...]`."""
+    *above, name = place
+    if name.isdigit():
+        return isinstance(node, ast.Subscript) and _is(node.value, above)
+    if not isinstance(node, ast.Attribute) or node.attr != name or not isinstance(node.ctx, ast.Load):
+        return False
+    return not above or _is(node.value, above)
+
+
+def _call(node: ast.Call, place: Sequence[str]) -> Iterator[str]:
+    if _is(node.func, place):
+        given = [*node.args, *(one.value for one in node.keywords)][1:]
+        yield ADDING if any(not (isinstance(one, ast.Constant) and one.value is None) for one in given) else ALONE
+    elif getattr(node.func, "attr", getattr(node.func, "id", None)) == FINAL:
+        yield from [FINAL] * any(_is(one, place) for one in node.args)
