@@ -272,7 +272,7 @@ def flashinfer_kernels(known: Known) -> Mapping[str, Draw]:
     sampling = importlib.import_module("flashinfer.sampling")
 
     def drawn(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-        seed = torch.initial_seed() % (1 << 62)
+        seed = int(torch.randint(1 << 62, ()))
         generator = torch.Generator(device=probs.device).manual_seed(seed)
         found: torch.Tensor = sampling.top_k_sampling_from_probs(probs, top_k, generator=generator)
         return found.long()

@@ -123,3 +123,18 @@ def test_outputs_of_other_rows_are_an_error(clock: Clock) -> None:
     assert clock.now == 0
     with pytest.raises(RuntimeError, match=r"4 rows returned the shape \[2\]: expected 4 rows"):
         made(lambda _: [(None, TOP_K)], count=100)
+
+
+def test_every_other_call_goes_on_with_the_generator_of_the_one_before(clock: Clock) -> None:
+    fresh: list[bool] = []
+
+    def kernel(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
+        clock.now += 0.001
+        before = torch.get_rng_state()
+        torch.manual_seed(torch.initial_seed())
+        fresh.append(torch.equal(before, torch.get_rng_state()))
+        torch.set_rng_state(before)
+        return [("samples", torch.multinomial(given[0], 1).view(-1))]
+
+    made(kernel, count=100)
+    assert fresh[:6] == [True, False, True, False, True, False]

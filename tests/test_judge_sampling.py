@@ -318,3 +318,68 @@ def test_equal_rows_that_draw_alike_in_one_call_are_seen() -> None:
     ok, fields = judge_samples(samples, tokens, probs, may, 1e-6)
     assert not ok
     assert "equal row" in fields["detail"]
+
+
+@pytest.mark.parametrize("token", [0, 50], ids=["the first token", "another one"])
+def test_a_token_that_is_never_drawn_is_seen_over_all_rows(token: int) -> None:
+    rows, width = 40, 8
+    tokens = torch.stack([torch.arange(width) * 10 for _ in range(rows)])
+    generator = torch.Generator().manual_seed(3)
+    shares = torch.rand(rows, width, generator=generator, dtype=torch.float64) + 0.2
+    order = shares.argsort(-1, descending=True)
+    tokens, shares = tokens.gather(-1, order), shares.gather(-1, order)
+    known = tokens, shares / shares.sum(-1, keepdim=True), torch.zeros(rows, width, dtype=torch.bool)
+    never = torch.where(tokens == token, 0.0, known[1])
+    samples = draws((tokens, never / never.sum(-1, keepdim=True), known[2]), 6, 1)
+    assert judge_samples(draws(known, 6, 1), *known, 1e-6)[0]
+    ok, fields = judge_samples(samples, *known, 1e-6)
+    assert not ok
+    assert fields["detail"].startswith(f"token {token} of all rows: drawn 0 of 240")
+
+
+def by_numbers(known: Oracle, uniform: torch.Tensor) -> torch.Tensor:
+    """Draws [trials, rows] by the cumulative sum in the order of tokens, from uniform numbers."""
+    tokens, probs, _ = known
+    columns = []
+    for row, listed in enumerate(tokens):
+        order = listed.argsort()
+        edges = probs[row, order].cumsum(0)
+        place = torch.searchsorted(edges, uniform[:, row].contiguous(), right=True).clamp_max(len(listed) - 1)
+        columns.append(listed[order][place])
+    return torch.stack(columns, 1)
+
+
+def numbers(trials: int, rows: int) -> torch.Tensor:
+    return torch.rand(trials, rows, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+UNEQUAL = oracle(STEEP, (0.3, 0.25, 0.2, 0.15, 0.1), (0.25,) * 4)
+RELATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "one number for all rows": lambda u: u[:, :1].expand_as(u),
+    "mirrored in the next row": lambda u: torch.stack([u[:, 0], 1 - u[:, 0], u[:, 2]], 1),
+    "mirrored in the next call": lambda u: torch.where(
+        torch.arange(len(u))[:, None] % 2 == 0, u, 1 - u.roll(1, 0)
+    ),
+    "a slow walk along calls": lambda u: (0.1 * u).cumsum(0) % 1,
+    "a fixed step along calls": lambda u: (u[:1] + 0.381966 * torch.arange(len(u))[:, None]) % 1,
+}
+
+
+@pytest.mark.parametrize("name", RELATED)
+def test_correlated_numbers_are_seen_although_frequencies_are_right(name: str) -> None:
+    uniform = numbers(600, 3)
+    assert judge_samples(by_numbers(UNEQUAL, uniform), *UNEQUAL, 1e-6)[0]
+    ok, fields = judge_samples(by_numbers(UNEQUAL, RELATED[name](uniform)), *UNEQUAL, 1e-6)
+    assert not ok
+    assert "draws lie too often" in fields["detail"] or "repeat" in fields["detail"], fields
+
+
+def test_the_products_of_scores_have_a_mean_of_one() -> None:
+    q = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
+    tokens, total = torch.tensor([[7, 2, 5]]), 0.0
+    for outcome in product(range(3), repeat=3):
+        scores = sampling.scores(torch.tensor(outcome)[:, None], q, tokens)
+        chance = math.prod(float(q[0, token]) for token in outcome)
+        gains = sampling.correlated(scores[:-1] * scores[1:])
+        total += chance * math.exp(gains)
+    assert total == pytest.approx(1.0)

@@ -17,12 +17,17 @@ dozen draws give. So every p-value here is a bound that holds for any number of 
 - The likelihood ratio R of any stated alternative, and any average of such, has P(R >= 1 / a) <= a (Markov: its
   mean is 1), whenever drawing ends. Alternatives of that kind are a sampler that takes the most probable token,
   or any of its tokens alike, in a part of its draws, and one that repeats an earlier draw in a part of them.
+- Of independent numbers with mean 0 and absolute values up to 1/2, the product of 1 + t a b over pairs of a number
+  with an earlier one has the mean 1, for any t between -4 and 4 (each b is independent of what came before it).
+  So Markov's bound holds for it and for averages over t, as a test of whether they are correlated.
 
-Eight families share the false-alarm rate equally, each divided among its tests: single tokens of single rows, and
+Ten families share the false-alarm rate equally, each divided among its tests: single tokens of single rows, and
 of rows that share a distribution, by their probability; tokens of like rank pooled over rows, counted from the
-most and from the least probable one (a filter that drops its last token shows there); the share of the tokens that
-must be kept; the pooled G statistic; the pooled log-probability of what was drawn; mixtures; draws of one row that
-follow each other; and draws of equal rows beside each other.
+most and from the least probable one (a filter that drops its last token shows there); tokens of one number pooled
+over rows, by their probability (a sampler that never draws token 0 shows there); the share of the tokens that must
+be kept; the pooled G statistic; the pooled log-probability of what was drawn; mixtures; draws of one row that
+follow each other, and draws of equal rows beside each other: whether they repeat; and draws of one row, and of
+rows beside each other: whether they are correlated.
 """
 
 import math
@@ -32,7 +37,7 @@ from typing import Any
 
 import torch
 
-FAMILIES = 8
+FAMILIES = 10
 LARGEST_TILT = 8.0  # of a distribution's power that the temperature test looks at, either way
 BISECTIONS = 40
 RANKS_FROM_END = 3  # of a row's support: what an off-by-one filter adds or drops
@@ -136,12 +141,14 @@ def _worst(ranks: torch.Tensor, tokens: torch.Tensor, probs: torch.Tensor, optio
     tails = [
         *_cells(drawn, q, seen, alike),
         *_ranks(counts, q, certain, seen),
+        *_numbers(drawn, q, seen, tokens),
         *_kept(seen, counts.sum(-1), share),
         *_pooled(drawn, q, certain, seen),
         *_tempered(alike),
         *_mixed(alike),
         *_following(ranks, q),
         *_beside(ranks, q, tokens),
+        *_related(scores(ranks, q, tokens)),
     ]
     return min(tails, key=lambda tail: tail.log_p, default=_Tail(0.0, "nothing but optional tokens"))
 
@@ -225,6 +232,25 @@ def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: t
         log_p = float(log_tail(drawn, trials, mean, mean=True))
         tails.append(_Tail(_corrected(log_p, 2 * len(pools)), text))
     return tails
+
+
+def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: torch.Tensor) -> list[_Tail]:
+    """Tokens of one number pooled over the rows that may yield it, two-sided; by their probability."""
+    rows, columns = ((q > 0) & (q < 1) & (seen[:, None] > 0)).nonzero(as_tuple=True)
+    numbers, place = torch.unique(tokens[rows, columns], return_inverse=True)
+    pooled = torch.zeros((3, len(numbers)), dtype=torch.float64, device=q.device)
+    trials = seen[rows].to(torch.float64)
+    pooled.index_add_(
+        1, place, torch.stack([drawn[rows, columns].to(torch.float64), trials, trials * q[rows, columns]])
+    )
+    several = torch.bincount(place, minlength=len(numbers)) > 1
+    if not several.any():
+        return []
+    counts, trials, expected = pooled[:, several]
+    log_p = log_tail(counts, trials, expected / trials, mean=True) - (expected / expected.sum()).log()
+    at = int(log_p.argmin())
+    what = f"token {int(numbers[several][at])} of all rows: drawn {int(counts[at])} of {int(trials[at])}"
+    return [_Tail(_corrected(float(log_p[at]), 2), f"{what}, expected {float(expected[at]):.1f}")]
 
 
 def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> list[_Tail]:
@@ -346,3 +372,35 @@ def repeated(
     gains = [pairs * math.log1p(-part) + float(torch.log1p(part / ((1 - part) * chances)).sum()) for part in PARTS]
     gain = float(torch.logsumexp(torch.tensor(gains, dtype=torch.float64), 0)) - math.log(len(PARTS))
     return gain, f"{repeats} of {pairs} draws"
+
+
+def scores(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """float64 [trials, rows]: of each draw the mass of lesser tokens and half its own, less 1/2.
+
+    The mean is 0 whatever the distribution; where a kernel inverts the cumulative sum, it follows from its random
+    number. What need not be kept is 0.
+    """
+    order = tokens.argsort(-1)
+    mass = q.gather(-1, order)
+    middle = torch.zeros_like(q).scatter_(-1, order, mass.cumsum(-1) - mass / 2 - 0.5)
+    columns = torch.arange(q.shape[0], device=q.device)
+    return torch.where(q[columns, ranks] > 0, middle[columns, ranks], 0.0).clamp(-0.5, 0.5)
+
+
+def _related(found: torch.Tensor) -> list[_Tail]:
+    """Draws that lie on the same side as those some draws before or in the row beside, or on the other one."""
+    lags = [lag for lag in _lags() if lag < len(found)]
+    pairs = [(found[:-lag] * found[lag:], f"the one {lag} before", len(lags)) for lag in lags]
+    if found.shape[1] > 1:
+        pairs.append((found[:, :-1] * found[:, 1:], "the row beside", 1))
+    tails = []
+    for products, what, tests in pairs:
+        kind = "on the same side as" if float(products.sum()) > 0 else "on the other side of"
+        tails.append(_Tail(_corrected(-correlated(products), 2 * tests), f"draws lie too often {kind} {what}"))
+    return tails
+
+
+def correlated(products: torch.Tensor) -> float:
+    """Log-likelihood ratio of scores that are correlated, either way, by the products of theirs."""
+    gains = [float(torch.log1p(4 * part * products).sum()) for part in (*PARTS, *(-part for part in PARTS))]
+    return float(torch.logsumexp(torch.tensor(gains, dtype=torch.float64), 0)) - math.log(len(gains))

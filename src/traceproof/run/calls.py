@@ -177,7 +177,7 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
     inputs: Sequence[Any],
     order: Mapping[str, Any],  # a `traceproof.ops.cases.Further` as a mapping
     *,
-    seed: int,  # of the call before; each call has another
+    seed: int,  # of the call before; every other call has one of its own, the others go on with its generator
     device: torch.device,
     destinations: int = 0,  # how many of the last inputs are places of outputs
 ) -> Iterator[Entries]:
@@ -193,14 +193,17 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
     end = clock() + order["seconds"]
     left, times = order["draws"], 1
     given: list[Any] = []
+    fresh = True
     while left > 0:
         begun = clock()
         if not given or len(given[order["inputs"][0]]) != times * rows:
             given = list(inputs)
             for place, value in zip(order["inputs"], repeated, strict=True):
                 given[place] = value.repeat(times, *[1] * (value.dim() - 1))
-        seed = (seed + GOLDEN) % (1 << 63)
-        set_seed(seed, device)
+        if fresh:
+            seed = (seed + GOLDEN) % (1 << 63)
+            set_seed(seed, device)
+        fresh = not fresh
         yield [(name, _unfolded(value, times, rows)) for name, value in call(given)]
         left -= times
         now = clock()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from traceproof.run import shadow, timing
-from traceproof.run.calls import ending_if_lost, further_draws, poisoned, set_seed, wait_asleep
+from traceproof.run.calls import GOLDEN, ending_if_lost, further_draws, poisoned, set_seed, wait_asleep
 from traceproof.run.tensor_files import (
     COPIED_BYTES,
     copies,
@@ -256,7 +256,8 @@ class _Caller:
         draws = []
         odd: set[int] = set()
         for seed in item["seeds"]:
-            set_seed(seed, self._device)
+            if seed is not None:
+                set_seed(seed, self._device)
             entries = self._entries_of(inputs, item["destinations"])
             odd |= {
                 place
@@ -275,7 +276,7 @@ class _Caller:
             lambda given: self._entries_of(given, destinations),
             inputs,
             item["further"],
-            seed=item["seeds"][-1],
+            seed=item["seeds"][0] + len(item["seeds"]) * GOLDEN,
             device=self._device,
             destinations=destinations,
         )

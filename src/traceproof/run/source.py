@@ -136,7 +136,8 @@ class CallRequest:
     # data, out: names of the files of inputs and outputs
     data: str
     out: str
-    seeds: Sequence[int]  # of torch's generator, one per draw
+    # of torch's generator, one per draw; None: the draw goes on with the generator as the one before left it
+    seeds: Sequence[int | None]
     trials: bool  # whether outputs of several draws are stacked along a new first axis
     # draws with repeated rows after those, as `draws.further_draws` takes them; None: none are made
     further: Mapping[str, Any] | None = None
@@ -195,7 +196,7 @@ class Source:
                 inputs=sent.specs,
                 data=data,
                 out=out,
-                seeds=[seed, *((seed + trial * GOLDEN) % (1 << 63) for trial in range(1, trials))],
+                seeds=[seed, *(_seed_of(seed, trial) for trial in range(1, trials))],
                 trials=bool(trials),
                 further=None if further is None else {**asdict(further), "inputs": [*further.inputs, *places]},
                 destinations=sent.destinations,
@@ -225,6 +226,11 @@ class Source:
     def outputs(self, subject: Subject) -> Tensors:
         """Outputs of a case; raises as `run` does."""
         return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
+
+
+def _seed_of(seed: int, trial: int) -> int | None:
+    """Of every other draw a seed of its own; the ones between show who is right with a fresh generator alone."""
+    return None if trial % 2 else (seed + trial * GOLDEN) % (1 << 63)
 
 
 def untrusted_pool(

@@ -585,12 +585,13 @@ class Speculative(Sampler):
         return max(1, min(self.MAX_TRIALS, self.DRAWS // max(case.axes[rows], 1)))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Six tokens of each position have all the mass, at places of their own."""
+        """Six tokens of each position have all the mass, at places of their own, the first and the last among them."""
         shapes, dtypes = specified(definition, case, (DRAFT, IDS, TARGET))
         rows, more, vocabulary = shapes[TARGET]
         slot = vocabulary // len(DRAFTED)
         places = draw.integers("places", (rows, more, len(DRAFTED)), torch.int64, low=0, high=slot)
         places += torch.arange(len(DRAFTED), device=draw.device) * slot
+        places[..., 0], places[..., -1] = 0, vocabulary - 1  # which kernels are most likely to leave out
         kinds = self.POSITIONS[case.params["drafts"]]
         chosen = [[kinds[(row + position) % len(kinds)] for position in range(more)] for row in range(rows)]
         weights = torch.tensor([[TARGETS[which] for which, _ in row] for row in chosen], device=draw.device)
@@ -744,7 +745,7 @@ ANSWERS = Answers(
 
 
 def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """One draw of every row, from torch's seed.
+    """One draw of every row, by a seed out of torch's generator.
 
     FlashInfer can let many launch rows point at one row of `probs` (`indices`), but its top-k sampler then reads
     the per-row k past the end: it takes it by launch row and checks that there is one a row of `probs` (0.6.13).
@@ -752,7 +753,8 @@ def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
     probs = inputs["probs"]
     present = [name for name in ("top_k", "top_p") if name in definition.inputs]
     options = {"filter_apply_order": "top_k_first"} if len(present) == 2 else {}
-    generator = torch.Generator(device=probs.device).manual_seed(torch.initial_seed() % (1 << 63))
+    seed = int(torch.randint(1 << 62, ()))
+    generator = torch.Generator(device=probs.device).manual_seed(seed)
     filters = [inputs[name] for name in present]
     samples = api["_".join(present)](probs, *filters, generator=generator, **options)
     return {"samples": samples.to(torch.int64)}
