@@ -585,7 +585,7 @@ class Speculative(Sampler):
         return max(1, min(self.MAX_TRIALS, self.DRAWS // max(case.axes[rows], 1)))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Six tokens of each position have all the mass, at places of their own, the first and the last among them."""
+        """Six tokens of each position have all the mass, those at the ends of the vocabulary among them."""
         shapes, dtypes = specified(definition, case, (DRAFT, IDS, TARGET))
         rows, more, vocabulary = shapes[TARGET]
         slot = vocabulary // len(DRAFTED)
