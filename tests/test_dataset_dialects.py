@@ -18,10 +18,11 @@ from traceproof.dataset.dialects import entry_of, read
 from traceproof.dataset.hints import Role, role_of, stated
 from traceproof.dataset.records import Workload
 from traceproof.dataset.tree import is_dataset, read_tree
-from traceproof.lint import lint
 from traceproof.ops import registry
 from traceproof.run.plan import Selection
 from traceproof.sandbox import policy
+
+VAR_AXIS = {"type": "var"}
 
 
 def called(definition: Definition, *values: object) -> object:
@@ -43,10 +44,9 @@ def test_a_dumped_trace_is_read_and_says_so() -> None:
     assert reading.definition.init_entry == "_init"
     assert reading.definition.axes["hidden_div_2"] == ConstAxis(type="const", value=32)
     assert reading.notes == ("axes.hidden_div_2 is var, and the constraints fix it: read as const, 32",)
-
-
-def test_a_dumped_trace_is_known_to_its_op_like_a_published_definition() -> None:
-    assert registry.for_definition(read(GATED).definition)[1] is None
+    assert registry.for_definition(reading.definition)[1] is None  # its op knows it like a published one
+    without = read(changed(GATED, reference=None)).definition
+    assert (without.reference, list(without.outputs)) == ("", ["output"])
 
 
 def test_a_reference_of_another_name_is_called_by_position() -> None:
@@ -80,41 +80,29 @@ def test_open_dtypes_axes_and_sizes_are_completed_and_noted() -> None:
         assert part in told
 
 
-def test_a_state_of_open_dtype_is_what_it_is_after_the_call() -> None:
-    state = {"shape": ["rows"], "dtype": "unknown"}
-    read_as = read(
-        {
-            "name": "carried",
-            "op_type": "unheard_of",
-            "axes": {"rows": {"type": "var"}},
-            "inputs": {"initial_state": state, "x": state},
-            "outputs": {"final_state": {"shape": ["rows"], "dtype": "float32"}},
-            "tags": ["fi_api:flashinfer.unheard_of"],
-            "check": "",
-        }
-    )
-    assert read_as.definition.inputs["initial_state"].dtype is DType.FLOAT32
-    assert read_as.definition.inputs["x"].dtype is DType.BFLOAT16
-    assert "inputs.initial_state.dtype is unknown: read as float32" in read_as.notes
+def test_an_input_of_open_dtype_has_that_of_what_it_is_after_the_call_or_of_its_description() -> None:
+    def of(dtype: str, **more: str) -> Json:
+        return {"shape": ["rows"], "dtype": dtype, **more}
 
-
-def test_an_input_of_open_dtype_that_is_written_to_has_its_output_s() -> None:
-    cache = {"shape": ["rows"], "dtype": "unknown"}
     sample = {
-        "name": "appended",
+        "name": "carried",
         "op_type": "unheard_of",
         "axes": {"rows": {"type": "var"}},
-        "inputs": {"scale_cache": cache, "cache": cache, "weight": cache | {"description": "LoRA, bf16."}},
-        "outputs": {
-            "scale_cache": {"shape": ["rows"], "dtype": "float8_e4m3fn"},
-            "cache": {"shape": ["rows"], "dtype": "uint8"},
-        },
+        "inputs": {"initial_state": of("unknown"), "x": of("unknown"), "cache": of("unknown")}
+        | {"scale_cache": of("unknown"), "weight": of("unknown", description="LoRA, bf16.")},
+        "outputs": {"final_state": of("float32"), "scale_cache": of("float8_e4m3fn"), "cache": of("uint8")},
         "tags": ["fi_api:flashinfer.unheard_of"],
         "check": "",
     }
-    inputs = read(sample).definition.inputs
-    dtypes = {name: spec.dtype for name, spec in inputs.items()}
-    assert dtypes == {"scale_cache": DType.FLOAT8_E4M3FN, "cache": DType.UINT8, "weight": DType.BFLOAT16}
+    reading = read(sample)
+    assert {name: str(spec.dtype) for name, spec in reading.definition.inputs.items()} == {
+        "initial_state": "float32",
+        "x": "bfloat16",
+        "cache": "uint8",
+        "scale_cache": "float8_e4m3fn",
+        "weight": "bfloat16",
+    }
+    assert "inputs.initial_state.dtype is unknown: read as float32" in reading.notes
 
 
 def test_an_output_that_is_an_input_is_modified_in_place() -> None:
@@ -145,12 +133,6 @@ def test_a_parameter_that_no_input_is_called_takes_several_as_a_tuple() -> None:
     assert "pair=(k_cache, v_cache)" in reading.definition.reference
     assert any("it gets a tuple of k_cache, v_cache" in note for note in reading.notes)
     assert not any("does not take the inputs" in note and "k_cache" in note for note in reading.notes)
-
-
-def test_a_dump_without_a_reference_is_a_definition_all_the_same() -> None:
-    definition = read(changed(GATED, reference=None)).definition
-    assert definition.reference == ""
-    assert "output" in definition.outputs
 
 
 def test_an_execbench_definition_is_read_and_says_so() -> None:
@@ -200,30 +182,17 @@ def test_a_published_workload_may_carry_execbench_s_tolerance_and_custom_inputs(
         Workload.model_validate(value | {"tolerance": {"max_atol": -1.0}})
 
 
-def dumped(root: Path) -> Path:
+def test_a_folder_that_flashinfer_dumped_to_is_a_dataset_and_one_of_other_json_is_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert not is_dataset(tmp_path)
+    (tmp_path / "config.json").unlink()
     for sample in (GATED, APPEND):
-        (root / f"{sample['name']}.json").write_text(json.dumps(sample))
-    return root
-
-
-def test_a_folder_that_flashinfer_dumped_to_is_a_dataset(tmp_path: Path) -> None:
-    tree = read_tree(dumped(tmp_path))
+        (tmp_path / f"{sample['name']}.json").write_text(json.dumps(sample))
+    tree = read_tree(tmp_path)
     assert is_dataset(tmp_path)
     assert (sorted(tree.definitions), tree.broken, tree.notes) == (["append", "silu_and_mul_h64"], (), ())
     found = plans(tmp_path, tmp_path / "cases", Selection())
     assert [path.stem for path in found] == ["activation", "page_append"]
-
-
-def test_a_folder_of_other_json_is_no_dataset(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert not is_dataset(tmp_path)
-
-
-def test_the_linter_notes_a_dialect_and_what_was_made_of_it(tmp_path: Path) -> None:
-    report = lint(dumped(tmp_path))
-    assert {finding.code for finding in report.findings} == {"TP106"}
-    assert not report.failed
-    assert any("read as flashinfer_trace_dump" in finding.evidence for finding in report.findings)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +342,7 @@ def test_a_description_that_says_nothing_of_sizes_is_no_error(shape: object, tex
     assert all(isinstance(one, str) for one, _ in stated(axes, inputs))
 
 
-def test_a_description_that_states_an_axis_s_only_size_is_a_constraint() -> None:
+def test_a_description_s_only_size_and_a_tag_s_text_are_constraints_but_for_what_contradicts_sizes() -> None:
     told = {
         "rows": "Tokens (1-16).",
         "K": "Model-X hidden dim (24).",
@@ -388,22 +357,14 @@ def test_a_description_that_states_an_axis_s_only_size_is_a_constraint() -> None
     ).definition
     const = {name: size for name, size in definition.const_axes.items() if name in axes}
     assert const == {"K": 24, "planes": 2, "steps": 1, "pad": 1}
-
-
-def test_a_tag_that_states_a_text_is_a_constraint() -> None:
-    texts = {name: {"shape": None, "dtype": "string"} for name in ("weight_split", "layout")}
-    wanted = changed(
-        APPEND, inputs=APPEND["inputs"] | texts, tags=[*APPEND["tags"], "weight-split:tp_n_tp_k", "layout:'"]
-    )
-    reading = read(wanted)
-    assert reading.definition.constraints == ("weight_split == 'tp_n_tp_k'",)
-    assert "weight_split == 'tp_n_tp_k': taken from the tag weight-split:tp_n_tp_k" in reading.notes
-
-
-def test_names_that_contradict_the_sizes_state_nothing() -> None:
-    axes = {
+    sizes = {
         "K": {"type": "const", "value": 7},
         "K_half": {"type": "var"},
         "K_div_2": {"type": "const", "value": 5},
     }
-    assert read(changed(APPEND, axes=APPEND["axes"] | axes)).definition.constraints is None
+    assert read(changed(APPEND, axes=APPEND["axes"] | sizes)).definition.constraints is None  # they contradict
+    texts = {name: {"shape": None, "dtype": "string"} for name in ("weight_split", "layout")}
+    tags = [*APPEND["tags"], "weight-split:tp_n_tp_k", "layout:'"]
+    reading = read(changed(APPEND, inputs=APPEND["inputs"] | texts, tags=tags))
+    assert reading.definition.constraints == ("weight_split == 'tp_n_tp_k'",)
+    assert "weight_split == 'tp_n_tp_k': taken from the tag weight-split:tp_n_tp_k" in reading.notes
