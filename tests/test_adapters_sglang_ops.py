@@ -13,9 +13,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
-from traceproof.ops.moe.form import form_of
-from traceproof.ops.moe.ground_truths import sglang as moe
-from traceproof.ops.moe.routing import Method, choose
+from traceproof.ops.families.expert import sglang_choice
+from traceproof.ops.families.routing import Method, choose, routing_of
 
 Api = dict[str, Callable[..., Any]]
 
@@ -162,17 +161,17 @@ def grouped_topk(  # noqa: PLR0913 - the function's own arguments
 
 @pytest.mark.parametrize("definition", support.definitions("moe"), ids=lambda definition: definition.name)
 def test_routers_are_asked_for_what_the_definition_routes_by(definition: Definition) -> None:
-    form = form_of(definition)
+    routing = routing_of(definition)
     for case in support.cases(definition, "small"):
         inputs = support.inputs_of(definition, case)
-        if form.routing.given or not len(support.tensor(inputs, "hidden_states")):
+        if routing.given or not len(support.tensor(inputs, "hidden_states")):
             continue
-        weights, experts = moe._choice({"router": router, "grouped_topk": grouped_topk}, form, inputs)
+        weights, experts = sglang_choice({"router": router, "grouped_topk": grouped_topk}, routing, inputs)
         logits, bias = support.tensor(inputs, "routing_logits"), inputs.get("routing_bias")
         assert bias is None or isinstance(bias, torch.Tensor)
-        factor = inputs.get("routed_scaling_factor") if form.routing.method is Method.DEEPSEEK else 1.0
+        factor = inputs.get("routed_scaling_factor") if routing.method is Method.DEEPSEEK else 1.0
         assert isinstance(factor, float)
-        wanted = choose(form.routing, logits, bias, factor)
+        wanted = choose(routing, logits.double(), bias, factor)
         dense = torch.zeros(logits.shape, dtype=torch.float64)
         assert torch.allclose(
             dense.scatter(-1, experts.long(), weights.double()),
@@ -182,17 +181,17 @@ def test_routers_are_asked_for_what_the_definition_routes_by(definition: Definit
 
 
 def test_a_router_without_groups_takes_the_bias_too() -> None:
-    definition = next(one for one in support.definitions("moe") if form_of(one).routing.method is Method.DEEPSEEK)
-    assert form_of(definition).routing.groups > 1
+    definition = next(one for one in support.definitions("moe") if routing_of(one).method is Method.DEEPSEEK)
+    assert routing_of(definition).groups > 1
     ungrouped = definition.as_json()
     assert "_ng4_kg2_" in definition.name
     ungrouped["name"] = definition.name.replace("_ng4_kg2_", "_ng1_kg1_")
     ungrouped["reference"] = ungrouped["reference"].replace("N_GROUP = 4", "N_GROUP = 1")
     ungrouped["reference"] = ungrouped["reference"].replace("TOPK_GROUP = 2", "TOPK_GROUP = 1")
-    form = form_of(Definition.model_validate(ungrouped))
-    assert form.routing.groups == 1
+    routing = routing_of(Definition.model_validate(ungrouped))
+    assert routing.groups == 1
     inputs = support.inputs_of(definition, support.case_named(definition, "small-1"))
-    _, experts = moe._choice({"router": router}, form, inputs)
+    _, experts = sglang_choice({"router": router}, routing, inputs)
     bias = support.tensor(inputs, "routing_bias")
-    wanted = choose(form.routing, support.tensor(inputs, "routing_logits"), bias)
+    wanted = choose(routing, support.tensor(inputs, "routing_logits").double(), bias)
     assert torch.equal(experts.long().sort(-1).values, wanted.experts.sort(-1).values)

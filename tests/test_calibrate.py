@@ -31,9 +31,9 @@ from traceproof.ops import registry
 from traceproof.ops.answers import Answer, Answers, answers_of
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.ops.compare import Backward, Close, Quantised
+from traceproof.ops.families.expert import MOE
 from traceproof.ops.families.norm import RMSNORM
 from traceproof.ops.families.product import GEMM
-from traceproof.ops.moe.oracle import Moe
 from traceproof.run.case import Subject
 
 NORM = ops.load("rmsnorm", "rmsnorm_h96")
@@ -84,7 +84,7 @@ def test_a_family_holds_several_right_ways_and_many_wrong_ones_by_distinct_names
         (RMSNORM, NORM, {"output": Close(200.0)}),
         (GEMM, ops.load("gemm", "gemm_n96_k160"), {"C": Backward(1e6)}),
         (
-            Moe,
+            MOE,
             ops.load("moe", "trtllm_fp8_per_tensor_scale_moe_topk1_e8_h1024_i256"),
             {"output": Quantised(rms=10.0, slope=1.0)},
         ),

@@ -15,8 +15,10 @@ PARTS = (
     "run/engine.py",
     "judge/gates.py",
     "ops/base.py",
+    "ops/families/expert.py",
     "ops/families/norm.py",
     "ops/families/product.py",
+    "ops/families/routing.py",
     "site/build.py",
 )
 
@@ -43,11 +45,13 @@ def edited(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("run/engine.py", {"rmsnorm", "gemm", "other"}),
-        ("judge/gates.py", {"rmsnorm", "gemm", "other"}),
-        ("ops/base.py", {"rmsnorm", "gemm", "other"}),
+        ("run/engine.py", {"rmsnorm", "gemm", "moe", "moe_routing", "other"}),
+        ("judge/gates.py", {"rmsnorm", "gemm", "moe", "moe_routing", "other"}),
+        ("ops/base.py", {"rmsnorm", "gemm", "moe", "moe_routing", "other"}),
         ("ops/families/product.py", {"gemm"}),
         ("ops/families/norm.py", {"rmsnorm"}),
+        ("ops/families/expert.py", {"moe"}),
+        ("ops/families/routing.py", {"moe", "moe_routing"}),  # whose formulas the experts import
         ("site/build.py", set()),
     ],
 )
@@ -55,6 +59,8 @@ def test_the_code_of_one_op_concerns_its_op_type_alone(package: Path, name: str,
     declared = {
         "rmsnorm": package / "ops/families/norm.py",
         "gemm": package / "ops/families/product.py",
+        "moe": package / "ops/families/expert.py",
+        "moe_routing": package / "ops/families/routing.py",
         "other": None,
     }
     before = {op_type: verdict_code(op_type, own) for op_type, own in declared.items()}

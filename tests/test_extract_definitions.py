@@ -14,9 +14,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.extract.merge import _judge_reference, hidden_constants
 from traceproof.models.reading import kernel
 from traceproof.ops.drafts import Draft
+from traceproof.ops.families.expert import mixture_draft
 from traceproof.ops.families.norm import norm_draft as norm
 from traceproof.ops.families.product import gemm_draft as gemm
-from traceproof.ops.moe.drafts import moe
 from traceproof.sandbox import Pool
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}
@@ -144,7 +144,7 @@ MOE = {
 )
 def test_experts_without_a_form_say_why(change: dict[str, object], why: str) -> None:
     facts: dict[str, object] = MOE | change
-    made = moe(kernel("experts", count=1, path="experts", **facts))  # type: ignore[arg-type]
+    made = mixture_draft(kernel("experts", count=1, path="experts", **facts))  # type: ignore[arg-type]
     assert isinstance(made, str)
     assert why in made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +21,9 @@ from traceproof.ops.answers import answers_of
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import AFTER, SIZES, STRESS, Case
 from traceproof.ops.common.attention_bugs import naive, operands_of
-from traceproof.ops.moe.bugs import compute
-from traceproof.ops.moe.experts import chosen
-from traceproof.ops.moe.form import form_of
-from traceproof.ops.moe.routing import Choice
+from traceproof.ops.families.expert import MOE
+from traceproof.ops.families.routing import Method, Weigh, sum_one
+from traceproof.ops.formula import Variant
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
 from traceproof.run.implementation import Implementation
@@ -109,22 +108,28 @@ def test_a_mask_filled_with_a_number_is_refused_by_products_below_it_and_by_no_o
     assert not any(refused(one, filled_mask(one)) for one in full)
 
 
-def weights_left_beside_the_bias(subject: Subject) -> Tensors:
+def weights_left_beside_the_bias(
+    logits: torch.Tensor, experts: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Weights by score plus bias, less the bias again, in float32."""
-    form = form_of(subject.definition)
-    experts = chosen(form, subject.inputs).experts
-    logits, bias = subject.tensor("routing_logits").float(), subject.tensor("routing_bias").float()
-    left = ((torch.sigmoid(logits) + bias) - bias).gather(-1, experts)
-    weights = left / (left.sum(-1, keepdim=True) + 1e-20) * float(subject.inputs["routed_scaling_factor"] or 1.0)
-    return compute(subject, choice=Choice(experts, weights.double()))
+    assert bias is not None
+    return sum_one(((torch.sigmoid(logits) + bias) - bias).gather(-1, experts) + 1e-20)
+
+
+def mixture(subject: Subject, weigh: Mapping[Method, Weigh]) -> Tensors:
+    """The mixture with other weights."""
+    found = MOE.answer(Variant("mixture", weigh=weigh)).make(subject)
+    assert found is not None
+    return found
 
 
 def test_a_sigmoid_taken_back_from_score_plus_bias_is_refused_by_faint_ones_and_by_no_other_size() -> None:
     subject = solve(ROUTED, case(ROUTED, "stress-faint"))
     assert float(torch.sigmoid(subject.tensor("routing_logits")).max()) < 1e-5
-    assert refused(subject, weights_left_beside_the_bias(subject))
-    assert not refused(subject, compute(subject))
-    assert not any(refused(one, weights_left_beside_the_bias(one)) for one in ordinary(ROUTED))
+    taken_back = {Method.DEEPSEEK: weights_left_beside_the_bias}
+    assert refused(subject, mixture(subject, taken_back))
+    assert not refused(subject, mixture(subject, {}))
+    assert not any(refused(one, mixture(one, taken_back)) for one in ordinary(ROUTED))
 
 
 FAR_CASES = [

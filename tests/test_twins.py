@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
-from traceproof.ops.moe.form import form_of
+from traceproof.ops.families.expert import mixture_of
 from traceproof.ops.twins import Twin, twin_of
 from traceproof.publish.ledger import keep
 from traceproof.run.known import Known
@@ -85,11 +86,11 @@ def test_a_mixture_of_experts_keeps_what_its_sizes_have_to_do_with_each_other() 
     large = resized(MIXTURE, hidden_size=7168, intermediate_size=2048, gemm1_out_size=4096, num_experts=256)
     twin = twin_of(large, registry.get("moe"))
     assert isinstance(twin, Twin)
-    form, old = form_of(twin.definition), form_of(large)
-    assert (form.hidden, form.intermediate, form.experts) == (512, 256, 8)
-    assert form.routing == old.routing
-    assert form.local * old.experts == old.local * form.experts
-    case = Case("small-0", "small", {form.tokens: 2}, 0, {})
+    found, old = mixture_of(twin.definition), mixture_of(large).routing
+    assert (found.hidden, found.intermediate) == (512, 256)
+    assert found.routing == replace(old, experts=8, local=8)
+    assert old.local == old.experts
+    case = Case("small-0", "small", {"seq_len": 2}, 0, {})
     assert registry.get("moe").memory(twin.definition, case) < registry.get("moe").memory(large, case) // 20
 
 

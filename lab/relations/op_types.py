@@ -28,8 +28,7 @@ from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import Prefilled, taken
 from traceproof.ops.common.recurrent import state_names
 from traceproof.ops.families.product import roles
-from traceproof.ops.moe.form import form_of
-from traceproof.ops.moe.routing import PACKED_SHIFT, Method
+from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of
 
 # Matrix products
 
@@ -449,18 +448,18 @@ DOWN = (
 
 def _expert_order(subject: Subject) -> Experiment:
     """Local experts moved within their groups, routing with them. All experts' columns: those elsewhere stay."""
-    form = form_of(subject.definition)
+    routing = routing_of(subject.definition)
     offset = int(subject.inputs.get("local_expert_offset") or 0)
-    size = form.experts // form.routing.groups
-    order = torch.arange(form.experts)  # place i now holds expert order[i]
-    for start in range(0, form.experts, size):
-        low, high = max(start, offset), min(start + size, offset + form.local)
+    size = routing.experts // routing.groups
+    order = torch.arange(routing.experts)  # place i now holds expert order[i]
+    for start in range(0, routing.experts, size):
+        low, high = max(start, offset), min(start + size, offset + routing.local)
         if high > low:
             order[low:high] = low + permutation(subject, high - low)
-    local = order[offset : offset + form.local] - offset
+    local = order[offset : offset + routing.local] - offset
     changes = {name: taken(subject.tensor(name), 0, local) for name in OF_EXPERTS if name in subject.inputs}
-    if form.routing.given:
-        changes["topk_ids"] = _renamed(subject.tensor("topk_ids"), torch.argsort(order), form.routing.method)
+    if routing.given:
+        changes["topk_ids"] = _renamed(subject.tensor("topk_ids"), torch.argsort(order), routing.method)
     else:
         changes["routing_logits"] = subject.tensor("routing_logits")[:, order]
         if "routing_bias" in subject.inputs:

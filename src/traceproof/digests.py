@@ -57,9 +57,19 @@ def code_digest(*parts: str) -> str:
 
 
 def verdict_code(op_type: str, own: Path | None) -> str:
-    """Digest of what an op_type's rows depend on: the engine, what ops share, `own`, the file that declares it."""
+    """Digest of what an op_type's rows depend on: the engine, what ops share, `own`, the file that declares it.
+
+    And the families that it imports.
+    """
     others = {path.parent for path in OPS.glob(f"*/{ORACLE}")} - {OPS / op_type}
-    others |= set(OPS.glob("families/[a-z]*.py")) - {own}
+    families = set(OPS.glob("families/[a-z]*.py"))
+    waiting = {own}
+    while waiting:
+        path = waiting.pop()
+        if path in families:
+            families.remove(path)
+            waiting |= {*map(file_of, imported(".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)))}
+    others |= families
     shared = (path for path in _files(OPS) if path.suffix == ".py" and others.isdisjoint({path, *path.parents}))
     parts = [_content(path) for path in shared]
     if own is not None and SOURCE not in own.parents:

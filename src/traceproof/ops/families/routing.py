@@ -1,29 +1,580 @@
-"""Routing alone: the experts of each token and their weights, by a softmax over the router's logits."""
+"""How tokens choose experts: the routing of mixtures of experts, and the router alone.
+
+Ties go to the lowest expert index.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
+from traceproof.models.reading import Module as ModelModule
+from traceproof.models.reading import Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dtype_of
-from traceproof.ops.base import Tensors
+from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.extraction import Facts, dtype_name
+from traceproof.ops.formula import NOTHING, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
+
+PACKED_SHIFT = 16  # of topk_ids: expert << 16 | bits of the bfloat16 weight
+
+
+class Method(StrEnum):
+    """How weights come about.
+
+    DEEPSEEK: sigmoid; choose by sigmoid + bias, groups first (a group counts the sum of its two best); weights
+        are the chosen sigmoids without bias, normalised, times the scaling factor.
+    RENORMALISE: choose the largest logits, softmax over the chosen. The same as softmax, choose, renormalise.
+    LLAMA4: the largest logit alone, weight sigmoid(logit); a routing bias is not read.
+    PACKED: given; FlashInfer's packing of expert and weight in one int32.
+    UNIFORM: given as plain expert indices; every one weighs 1 / top_k.
+    """
+
+    DEEPSEEK = "deepseek"
+    RENORMALISE = "renormalise"
+    LLAMA4 = "llama4"
+    PACKED = "packed"
+    UNIFORM = "uniform"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """A routing method and its numbers; one group means no grouping."""
+
+    method: Method
+    top_k: int
+    experts: int
+    local: int  # experts that are here; the others' share is left out
+    groups: int = 1
+    top_groups: int = 1
+
+    @property
+    def given(self) -> bool:
+        """Whether the choice comes in as `topk_ids`."""
+        return self.method in {Method.PACKED, Method.UNIFORM}
+
+    @property
+    def misfit(self) -> str | None:
+        """Why no token can be routed so; None: it can."""
+        per_group, rest = divmod(self.experts, self.groups)
+        if rest or not 0 < self.top_groups <= self.groups:
+            return f"{self.experts} experts in {self.groups} groups, {self.top_groups} of them kept"
+        if self.groups > 1 and per_group < 2:
+            return "a group needs two experts"  # it counts its two best
+        room = per_group * self.top_groups
+        return None if 0 < self.top_k <= room else f"top_k {self.top_k} of {room} experts"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenExperts:
+    """Expert indices int64 [..., top_k] and weights [..., top_k] in the precision of the formula."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+
+def routing_of(definition: Definition) -> Routing:
+    """How a mixture routes, told by its inputs and constants. Raises Unsupported: in no known way."""
+    inputs, shapes = definition.inputs, {name: spec.shape or () for name, spec in definition.inputs.items()}
+    const, numbers = definition.const_axes, dict[str, int | None]()
+    for name in ("top_k", "n_group", "topk_group"):
+        found = definition.constants.get(name)
+        numbers[name] = found if isinstance(found, int) else None
+    local = const.get(shapes["gemm1_weights"][0], -1)
+    groups: dict[str, int] = {}
+    if "topk_ids" in inputs:
+        method = Method.PACKED if definition.constants.get("topk_ids") == "packed" else Method.UNIFORM
+        experts, top_k = const.get("num_experts", local), const.get(shapes["topk_ids"][1], -1)
+    else:
+        experts = const.get(shapes["routing_logits"][1], -1)
+        if numbers["top_k"] is None:
+            raise Unsupported("nobody gives top_k a number, nor does the reference")
+        top_k = numbers["top_k"]
+        if {"routing_bias", "routed_scaling_factor"} <= inputs.keys():
+            method = Method.DEEPSEEK
+            if (numbers["n_group"] is None) != (numbers["topk_group"] is None):
+                raise Unsupported("of n_group and topk_group only one is given")
+            groups = {"groups": numbers["n_group"] or 1, "top_groups": numbers["topk_group"] or 1}
+        elif top_k == 1 and ("routing_bias" in inputs or "output1_scales_scalar" in inputs):
+            method = Method.LLAMA4
+        elif "routing_bias" in inputs:
+            raise Unsupported("a routing_bias without routed_scaling_factor is known for top_k 1 only")
+        else:
+            method = Method.RENORMALISE
+    routing = Routing(method=method, top_k=top_k, experts=experts, local=local, **groups)
+    if routing.misfit is not None:
+        raise Unsupported(routing.misfit)
+    return routing
+
+
+def _count(name: str, letters: str, *others: str, config: tuple[str, ...]) -> Rule:
+    """The rule of a count, by what a reference and axes call it, and by the letters before it in a name."""
+    return Rule(
+        name=name,
+        label=name,
+        assigned=(name, *others),
+        axes=(name, *others),
+        described=((rf"\b{name}\b ?[=:] ?(\d+)", None),),
+        named=((rf"_{letters}(\d+)(?:_|$)", None),),
+        config=config,
+    )
+
+
+COUNTS = (
+    _count("top_k", "topk", "topk", "num_experts_per_tok", config=("num_experts_per_tok",)),
+    _count("n_group", "ng", "num_groups", "num_expert_group", config=("n_group",)),
+    _count("topk_group", "kg", "top_k_group", config=("topk_group",)),
+    Rule(
+        name="topk_ids",
+        label="form of topk_ids",
+        reader="experts_with_weights",
+        read="packed where something is shifted right by 16, else plain",
+        needs="topk_ids",
+        described=((r"\bpacked\b", "packed"), (r"\bplain\b|\bexpert (?:ids|indices)\b", "plain")),
+        defaults={
+            "fused_moe.trtllm_fp4_block_scale_routed_moe": ("topk_ids", "packed"),
+            "fused_moe.trtllm_fp8_block_scale_routed_moe": ("topk_ids", "packed"),
+        },
+    ),
+)
+
+
+# The formula.
+
+
+def sum_one(weights: torch.Tensor) -> torch.Tensor:
+    """The weights of each token over their sum."""
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the `count` best along the last axis, best first; of equals the lowest index."""
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+# (logits [..., experts], the chosen experts [..., top_k], bias if any) -> their weights [..., top_k]
+Weigh = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], "torch.Tensor"]
+WEIGHTS: Mapping[Method, Weigh] = {
+    Method.DEEPSEEK: lambda logits, experts, _: sum_one(torch.sigmoid(logits.gather(-1, experts))),
+    Method.RENORMALISE: lambda logits, experts, _: torch.softmax(logits.gather(-1, experts), -1),
+    Method.LLAMA4: lambda logits, experts, _: torch.sigmoid(logits.gather(-1, experts)),
+}
+
+
+def choose(
+    routing: Routing,
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    factor: float = 1.0,
+    *,
+    weigh: Mapping[Any, Weigh] = NOTHING,
+    counted: int = 2,
+    kth: bool = True,
+) -> ChosenExperts:
+    """Route by logits [..., experts], in their precision.
+
+    Of a mutant: `weigh` takes the place of WEIGHTS, a group counts its `counted` best, and without the `kth` the
+    expert after it is chosen in its place.
+    """
+    experts = best(_scores(routing, logits, bias, counted), routing.top_k + (not kth))
+    if not kth:
+        experts = torch.cat([experts[..., :-2], experts[..., -1:]], -1)
+    return ChosenExperts(experts, {**WEIGHTS, **weigh}[routing.method](logits, experts, bias) * factor)
+
+
+def read(routing: Routing, topk_ids: torch.Tensor, dtype: torch.dtype) -> ChosenExperts:
+    """The choice that `topk_ids` (int32 [tokens, top_k]) states."""
+    if routing.method == Method.UNIFORM:
+        weights = torch.full(topk_ids.shape, 1 / routing.top_k, dtype=dtype, device=topk_ids.device)
+        return ChosenExperts(topk_ids.to(torch.int64), weights)
+    weights = (topk_ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).to(dtype)
+    return ChosenExperts((topk_ids >> PACKED_SHIFT).to(torch.int64), weights)
+
+
+def pack(experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """int32 `topk_ids` from expert indices and non-negative bfloat16 weights."""
+    bits = weights.view(torch.int16).to(torch.int32)
+    return (experts.to(torch.int32) << PACKED_SHIFT) | bits
+
+
+def choice_of(
+    wide: Wide,
+    *,
+    routed: Callable[[Routing], Routing] = lambda routing: routing,
+    chosen: Callable[[ChosenExperts], ChosenExperts] = lambda choice: choice,
+    **ways: Any,  # noqa: ANN401 - those of `choose`
+) -> ChosenExperts:
+    """Where every token of a mixture goes. Of a mutant: by a changed routing, or with a changed choice."""
+    routing = routed(routing_of(wide.definition))
+    if routing.given:
+        return chosen(read(routing, wide.given("topk_ids"), wide.dtype))
+    factor = wide.number("routed_scaling_factor", 1.0)
+    return chosen(choose(routing, wide["routing_logits"], wide.maybe("routing_bias"), factor, **ways))
+
+
+def _biased(logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    plain = torch.sigmoid(logits)
+    return plain if bias is None else plain + bias.to(plain.dtype)
+
+
+def _group_scores(routing: Routing, scores: torch.Tensor, counted: int = 2) -> torch.Tensor:
+    grouped = scores.view(*scores.shape[:-1], routing.groups, scores.shape[-1] // routing.groups)
+    return torch.sort(grouped, dim=-1, descending=True).values[..., :counted].sum(-1)
+
+
+def _scores(routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None, counted: int = 2) -> torch.Tensor:
+    """What experts are chosen by; -inf for experts of groups that are out."""
+    if routing.method != Method.DEEPSEEK:
+        return logits
+    scores = _biased(logits, bias)
+    kept = best(_group_scores(routing, scores, counted), routing.top_groups)
+    mask = torch.zeros((*scores.shape[:-1], routing.groups), dtype=torch.bool, device=scores.device)
+    mask.scatter_(-1, kept, value=True)
+    size = scores.shape[-1] // routing.groups
+    return scores.masked_fill(~mask.repeat_interleave(size, -1), -torch.inf)
+
+
+# Logits, biases and choices without luck.
+
+TRIALS = 16  # rows drawn for each row needed
+# Of these the one is taken whose choice is clear and not clearer: by more than two roundings of a bfloat16 score
+# (2**-8 each below 2), but so that a score that is off by more chooses others.
+CLEAR = 2.0**-6
+DIGITS = 1 << 20  # margins are compared on this grid, so that the last bit of an exp() decides nothing
+LOCAL_BOOST = 1.0  # added to local experts' logits, or an eighth of the experts would see little work
+HOT = 12.0
+REMOTE = 30.0
+WEAK, STRONG = 2.0, 5.0  # sigmoids of 0.12 and 0.993
+FAINT = 18.4  # sigmoids of 1e-8
+FAINT_BIAS = 32.0  # times the usual +-1/2, a power of two so that what bfloat16 holds it still holds
+ALONE = 6.0  # what one expert of a tied pair is better by
+# Which of the local experts a pattern sends a token to.
+FAVOURED: Mapping[str, Callable[[int], int]] = {
+    "hot": lambda count: count // 2,
+    "steep": lambda count: count // 2,
+    "faint": lambda count: count // 2,
+    "first": lambda _: 0,
+    "last": lambda count: count - 1,
+}
+# What a pattern makes of a row, and the logit of the expert that it sends a token to; else HOT more than before.
+SHAPES: Mapping[str, Part] = {
+    "negative": lambda row: -row.abs() - 0.5,
+    "steep": lambda row: row / 4 - WEAK,
+    "faint": lambda row: row / 2 - FAINT,
+}
+LEVELS = {"steep": STRONG, "faint": -FAINT}
+
+
+def offset_of(params: Mapping[str, Any]) -> int:
+    """The first local expert among all, in a case with these drawing instructions."""
+    return int(params.get("offset", 0))
+
+
+def _patterns(params: Mapping[str, Any]) -> Sequence[str]:
+    """The patterns of the case's tokens, in turn."""
+    rows: Sequence[str] = params.get("rows", ("plain",))
+    return rows
+
+
+def _favoured(routing: Routing, params: Mapping[str, Any], pattern: str) -> int:
+    """The expert that a pattern sends a token to."""
+    return offset_of(params) + FAVOURED[pattern](routing.local)
+
+
+def margins(
+    routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None, *, pairs: bool = False
+) -> torch.Tensor:
+    """How far scores could be off before the choice changes: float64 [...], 0 where it is a matter of luck.
+
+    `pairs`: two scores that tie at the boundary count as one, since their experts are interchangeable.
+    """
+    logits = logits.to(torch.float64)
+    margin = _gap(_scores(routing, logits, bias), routing.top_k, pairs=pairs)
+    if routing.top_groups < routing.groups:
+        by_group = _group_scores(routing, _biased(logits, bias))
+        margin = torch.minimum(margin, _gap(by_group, routing.top_groups, pairs=False))
+    return margin
+
+
+def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
+    """Between the last one of the best that is chosen and the next."""
+    ranked = torch.sort(scores, dim=-1, descending=True).values
+    edge = torch.full_like(ranked[..., :2], torch.inf)
+    ranked = torch.cat([edge, ranked, -edge], -1)
+    gaps = (ranked[..., :-1] - ranked[..., 1:]).nan_to_num(nan=torch.inf)
+    here = count + 1  # counting the edge
+    gap = gaps[..., here]
+    if not pairs:
+        return gap
+    return torch.where(gap > 0, gap, torch.minimum(gaps[..., here - 1], gaps[..., here + 1]))
+
+
+def drawn_logits(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Rows in the case's patterns; of several the one with a clear choice, and with work here unless it is remote.
+
+    On the CPU, as margins decide which rows are taken; they are small.
+    """
+    routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
+    bias = drawn_bias(draw, wanted).cpu() if "routing_bias" in wanted.definition.inputs else None
+    pairs = bool(params.get("ties"))
+    drawn = draw.normal("routing_logits", (TRIALS, tokens, routing.experts), scale=2.0).cpu()
+    if routing.method == Method.LLAMA4:
+        # The best of many would have a sigmoid next to 1, and leaving it out would not show. Pairs first: else the
+        # level may be that of one that its double replaces, and the best lie far below.
+        if pairs:
+            drawn[..., 1::2] = drawn[..., 0::2]
+        drawn += draw.normal("routing_level", (TRIALS, tokens, 1), scale=0.5).cpu() - drawn.amax(-1, keepdim=True)
+    logits = _patterned(routing, params, drawn).to(wanted.dtype)
+    margin = (margins(routing, logits, bias, pairs=pairs).clamp(max=1.0) * DIGITS).round()
+    worth = torch.where(margin >= CLEAR * DIGITS, 2 * DIGITS - margin, margin)
+    local = choose(routing, logits.to(torch.float64), bias).experts - offset_of(params)
+    works, patterns = ((local >= 0) & (local < routing.local)).any(-1), _patterns(params)
+    away = torch.tensor([patterns[token % len(patterns)] == "remote" for token in range(tokens)], dtype=torch.bool)
+    best_trial = (worth + DIGITS * 4.0 * (works != away)).argmax(0)
+    return logits[best_trial, torch.arange(tokens)].to(draw.device)
+
+
+def _patterned(routing: Routing, params: Mapping[str, Any], drawn: torch.Tensor) -> torch.Tensor:
+    """Logits [trials, tokens, experts] with the case's pattern of every row."""
+    offset, patterns = offset_of(params), _patterns(params)
+    here = slice(offset, offset + routing.local)
+    if routing.local < routing.experts:
+        drawn[..., here] += LOCAL_BOOST
+    for token in range(drawn.shape[1]):
+        row, pattern = drawn[:, token], patterns[token % len(patterns)]
+        if pattern in SHAPES:
+            row.copy_(SHAPES[pattern](row))
+        if pattern == "equal" and routing.method == Method.DEEPSEEK:  # a bias decides
+            row.zero_()
+        elif pattern == "equal":  # only the chosen ones are equal, as which are chosen must not be luck
+            row.copy_(row.clamp(max=1.0).scatter(-1, best(row, routing.top_k), 2.0))
+        if pattern == "remote" and routing.local < routing.experts:
+            row[:, here] -= REMOTE
+        if pattern in FAVOURED:
+            place = _favoured(routing, params, pattern)
+            row[:, place] = LEVELS.get(pattern, row[:, place] + HOT)
+    if params.get("ties"):
+        drawn[..., 1::2] = drawn[..., 0::2]
+        if routing.top_k % 2 == 0:  # let one go alone, so that the boundary splits a pair
+            drawn[..., offset] += ALONE
+    return drawn
+
+
+def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Distinct multiples of a power of two of both signs, up to +-1/2: enough to overrule many a sigmoid.
+
+    Of several orders the one is taken that tells experts apart best where all logits are equal.
+    """
+    routing, params = routing_of(wanted.definition), wanted.params
+    dtype = dtype_of(wanted.definition.inputs["routing_bias"])
+    orders = [draw.permutation(f"routing_bias-{trial}", routing.experts).cpu() for trial in range(TRIALS)]
+    step = 2.0 ** -(routing.experts - 1).bit_length()
+    biases = ((torch.stack(orders) - routing.experts // 2).to(torch.float32) * step).to(dtype)
+    patterns = set(_patterns(params))
+    if params.get("ties"):
+        biases[:, 1::2] = biases[:, 0::2]
+        biases[:, offset_of(params)] = 1.0
+    faint = "faint" in patterns
+    biases *= FAINT_BIAS if faint else 1.0
+    for pattern in FAVOURED.keys() & patterns:
+        biases[:, _favoured(routing, params, pattern)] = FAINT_BIAS if faint else 1.0
+    trial = 0
+    if routing.method == Method.DEEPSEEK:
+        level = margins(routing, torch.zeros_like(biases, dtype=torch.float32), biases)
+        trial = int((level * DIGITS).round().argmax())
+    return biases[trial].to(draw.device)
+
+
+def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Distinct experts per row in random order; packed weights in [0.05, 0.55) that do not add up to 1."""
+    routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
+    keys = draw.words("topk_ids", tokens * routing.experts).view(tokens, routing.experts)
+    experts = torch.argsort(keys, dim=-1, stable=True)[:, : routing.top_k]
+    patterns = _patterns(params)
+    for token in range(tokens):
+        if (pattern := patterns[token % len(patterns)]) in FAVOURED:
+            favoured, row = _favoured(routing, params, pattern), experts[token]
+            experts[token] = torch.where(row == favoured, row[0], row)
+            experts[token, 0] = favoured
+    if routing.method == Method.UNIFORM:
+        return experts.to(torch.int32)
+    return pack(experts, draw.uniform("topk_weights", experts.shape, torch.bfloat16, low=0.05, high=0.55))
+
+
+# Equivalent and wrong ways of a mixture to route: changes of `choice_of`.
+
+
+def _several(wide: Wide) -> bool:
+    """Whether a token goes to several experts."""
+    return routing_of(wide.definition).top_k > 1
+
+
+def _by(*methods: Method) -> Callable[[Wide], bool]:
+    """Whether a mixture routes by one of these methods."""
+    return lambda wide: routing_of(wide.definition).method in methods
+
+
+def _rerouted(name: str, **numbers: Callable[[int], int]) -> Mutant:
+    """Other numbers of groups or of experts, where there are so many."""
+
+    def changed(routing: Routing) -> Routing:
+        changes: dict[str, Any] = {one: change(getattr(routing, one)) for one, change in numbers.items()}
+        return replace(routing, **changes)
+
+    def applies(wide: Wide) -> bool:
+        routing = routing_of(wide.definition)
+        grouped = "top_groups" in numbers
+        return not routing.given and changed(routing).misfit is None and (routing.groups > 1 or not grouped)
+
+    return Mutant(name, applies=applies, routed=changed)
+
+
+def _weighed(name: str, weigh: Mapping[Method, Weigh]) -> Mutant:
+    """Other weights of the chosen experts."""
+    return Mutant(name, applies=_by(*weigh), weigh=weigh)
+
+
+SOFTMAX_FIRST = Variant(
+    "softmax over all experts first",
+    applies=_by(Method.RENORMALISE),
+    weigh={Method.RENORMALISE: lambda logits, experts, _: sum_one(torch.softmax(logits, -1).gather(-1, experts))},
+)
+MISROUTED = (
+    Mutant(
+        "routing bias dropped",
+        applies=_by(Method.DEEPSEEK),
+        inputs=lambda wide: {"routing_bias": torch.zeros_like(wide["routing_bias"])},
+    ),
+    _weighed(
+        "routing bias kept in the weights",
+        {Method.DEEPSEEK: lambda logits, experts, bias: sum_one(_biased(logits, bias).gather(-1, experts))},
+    ),
+    _weighed(
+        "renormalisation dropped",
+        {
+            Method.DEEPSEEK: lambda logits, experts, _: torch.sigmoid(logits.gather(-1, experts)),
+            Method.RENORMALISE: lambda logits, experts, _: torch.softmax(logits, -1).gather(-1, experts),
+        },
+    ),
+    _weighed(
+        "another score than the method's",
+        {
+            Method.DEEPSEEK: WEIGHTS[Method.RENORMALISE],
+            Method.RENORMALISE: WEIGHTS[Method.DEEPSEEK],
+            Method.LLAMA4: lambda logits, experts, _: torch.ones_like(logits.gather(-1, experts)),
+        },
+    ),
+    _rerouted("group limit ignored", groups=lambda _: 1, top_groups=lambda _: 1),
+    _rerouted("one group too few", top_groups=lambda count: count - 1),
+    _rerouted("one group too many", top_groups=lambda count: count + 1),
+    Mutant(
+        "a group counts its best expert", applies=lambda wide: routing_of(wide.definition).groups > 1, counted=1
+    ),
+    _rerouted("one expert too few", top_k=lambda k: k - 1),
+    _rerouted("one expert too many", top_k=lambda k: k + 1),
+    Mutant(
+        "k-th expert replaced by the next",
+        applies=_rerouted("", top_k=lambda k: k + 1).applies,
+        kth=False,
+    ),
+    Mutant(
+        "last expert dropped",
+        applies=_several,
+        chosen=lambda choice: ChosenExperts(choice.experts[:, :-1], choice.weights[:, :-1]),
+    ),
+    Mutant(
+        "experts weigh alike",
+        applies=_several,
+        chosen=lambda choice: replace(
+            choice, weights=choice.weights.mean(-1, keepdim=True).expand_as(choice.weights)
+        ),
+    ),
+    Mutant(
+        "weights in another order",
+        applies=_several,
+        chosen=lambda choice: replace(choice, weights=choice.weights.flip(-1)),
+    ),
+)
+
+
+# Routers in models.
+
+
+def facts_of_top_k(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    """What SGLang's top-k chooses by."""
+    config = module.topk_config
+    bias = config.correction_bias
+    return {
+        "top_k": config.top_k,
+        "grouped": config.use_grouped_topk,
+        "groups": config.num_expert_group,
+        "kept_groups": config.topk_group,
+        "renormalise": config.renormalize,
+        "scoring": config.scoring_func,
+        "own": config.custom_routing_function is not None,
+        "bias": None if bias is None else dtype_name(bias),
+        "scaling_factor": config.routed_scaling_factor,
+    }
+
+
+def method_of(scoring: object, renormalised: object, grouped: object) -> str | None:
+    """The name of a routing; None: no form can say it. One group of sigmoids is DeepSeek's form at n_group 1."""
+    if scoring == "sigmoid":
+        return "deepseek_v3" if renormalised else None
+    if scoring != "softmax" or grouped:
+        return None
+    return "renormalise" if renormalised else "softmax"
+
+
+def _scoring(facts: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """SGLang's choice within groups takes a bias with sigmoid scores alone, whatever the scores are called."""
+    return "sigmoid" if facts["grouped"] and facts["bias"] else facts["scoring"]
+
+
+def _in_groups(facts: Mapping[str, Any]) -> bool:
+    return bool(facts["grouped"]) and (facts["groups"] or 1) > 1
+
+
+def method_in_sglang(facts: Mapping[str, Any]) -> str | None:
+    """The same of SGLang's top-k."""
+    return method_of(_scoring(facts), facts["renormalise"], _in_groups(facts))
+
+
+def formless(facts: Mapping[str, Any]) -> str | None:
+    """What of SGLang's top-k no form can say; None: one can say all."""
+    method = method_in_sglang(facts)
+    if facts["own"]:
+        return "routing by a function of the model's own: no form"
+    if method is None:
+        return f"routing by {_scoring(facts)}, renormalised {facts['renormalise']}: no form"
+    return "routing by softmax and a bias: no form" if method == "renormalise" and facts["bias"] else None
+
+
+def why_no_call(module: ModelModule, _: Reading) -> str:
+    """A top-k by itself is no call: the dataset has its kernel within that of the experts."""
+    facts = module.facts
+    if facts["own"]:
+        return "routing by a function of the model's own: no op_type"
+    parts = [f"routing by {_scoring(facts)}", "renormalised" if facts["renormalise"] else "not renormalised"]
+    parts += ["within groups"] * _in_groups(facts)
+    parts += ["with a bias"] * bool(facts["bias"])
+    return f"{', '.join(parts)}: no op_type"
+
+
+# The router alone: a softmax over its logits.
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
     """Over the last axis; the largest is taken out."""
     powers = torch.exp(logits - logits.amax(-1, keepdim=True))
     return powers / powers.sum(-1, keepdim=True)
-
-
-def sum_one(weights: torch.Tensor) -> torch.Tensor:
-    """The weights of each token over their sum."""
-    return weights / weights.sum(-1, keepdim=True)
 
 
 def renormalised(wide: Wide) -> bool:

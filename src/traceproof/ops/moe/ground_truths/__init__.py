@@ -1,1 +1,0 @@
-"""Ground truths of moe, one file per source."""
