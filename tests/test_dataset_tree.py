@@ -153,8 +153,13 @@ def test_a_missing_blob_is_known(tmp_path: Path) -> None:
     put(root, "bytes", "blob/here.safetensors")
     put(root, "bytes", "../outside.safetensors")
     put(root, "version https://git-lfs.github.com/spec/v1\n", "blob/pointer.safetensors")
-    missing = ("./blob/away.safetensors", "./blob/pointer.safetensors", "./blob", "../outside.safetensors")
-    missing += ("https://example.invalid/x.safetensors",)
+    missing = (
+        "./blob/away.safetensors",
+        "./blob/pointer.safetensors",
+        "./blob",
+        "../outside.safetensors",
+        "https://example.invalid/x.safetensors",
+    )
     sources = {
         f"x{at}": {"type": "safetensors", "path": blob, "tensor_key": "x"}
         for at, blob in enumerate(("./blob/here.safetensors", *missing))
