@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.ops.attention import Operands, Precision, attend
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.attention import Operands, Precision, attention
 
 FORMS = (
     "gqa_paged_decode",
@@ -150,7 +150,7 @@ Actor = Callable[[Operands], Tensors]
 
 def low(operands: Operands) -> Tensors:
     """A right attention at the kernel's precision."""
-    return attention(operands, Precision(torch.float32, operands.q.dtype))
+    return attend(operands, Precision(torch.float32, operands.q.dtype))
 
 
 def lse_in_bfloat16(operands: Operands) -> Tensors:
@@ -179,8 +179,8 @@ def bugs_of(form_name: str) -> dict[str, Actor]:
     """Bugs of precision, and one of grouped heads, that a form of attention can have."""
     found: dict[str, Actor] = {
         "lse rounded to bfloat16": lse_in_bfloat16,
-        "sums in bfloat16": lambda operands: attention(operands, Precision(torch.bfloat16, torch.bfloat16)),
-        "weights in fp8": lambda operands: attention(operands, Precision(torch.float32, torch.float8_e4m3fn)),
+        "sums in bfloat16": lambda operands: attend(operands, Precision(torch.bfloat16, torch.bfloat16)),
+        "weights in fp8": lambda operands: attend(operands, Precision(torch.float32, torch.float8_e4m3fn)),
     }
     if form_name in {"gqa_paged_decode", "gqa_paged_prefill", "gqa_ragged"}:
         found["values of the next head"] = lambda operands: low(replace(operands, v=operands.v.roll(1, 1)))

@@ -12,8 +12,8 @@ import torch
 from traceproof.dataset.definition import Definition, Dialect
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Values, resolve
-from traceproof.ops.common.ground_truths.flashinfer import outputs_of
 from traceproof.ops.families import gdn
+from traceproof.ops.families.attention import flashinfer_outputs
 from traceproof.reasons import Skip, Unavailable
 from traceproof.stacks import FIRST_TRUTHS, STACKS, Stack
 from traceproof.stacks.sglang import align
@@ -109,7 +109,7 @@ def test_the_stand_in_for_minus_infinity_is_mapped_in_rows_without_keys_alone(qu
         inputs["qo_indptr"] = torch.tensor(queries, dtype=torch.int32)
         own = [0, 1, 1, 2]
     lse = torch.tensor([[-5e4, -49998.4141], [-63742.9952, -5e4], [-5e4, 3.0]])[own]
-    mapped = outputs_of(definition, inputs, (torch.zeros(1), lse))["lse"].isinf()
+    mapped = flashinfer_outputs(definition, inputs, (torch.zeros(1), lse))["lse"].isinf()
     assert mapped.tolist() == torch.tensor([[True, True], [False, False], [True, False]])[own].tolist()
 
 

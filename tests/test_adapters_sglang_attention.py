@@ -16,7 +16,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
-from traceproof.ops.common.ground_truths.sglang import SPLITS
+from traceproof.ops.families.attention import SPLITS
 from traceproof.reasons import Skip
 from traceproof.run.implementation import Implementation
 

@@ -16,11 +16,10 @@ from traceproof.draw import Draw
 from traceproof.judge.gates import gate_of
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
-from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Values
-from traceproof.ops.common.attention_op import AttentionOp
-from traceproof.ops.common.paging import Pages
+from traceproof.ops.attention import operands_of
+from traceproof.ops.attention_inputs import Pages
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values
 from traceproof.ops.compare import Close
-from traceproof.ops.dsa_paged.sparse import SparseAttention
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
 
@@ -30,10 +29,9 @@ FAINT_WHEN_LONG = {"one token dropped", "one token twice", "first token dropped"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def op_of(definition: Definition) -> AttentionOp | SparseAttention:
-    op = registry.get(definition.op_type).of_form(definition)
-    assert isinstance(op, AttentionOp | SparseAttention)
-    op.check(definition)
+def op_of(definition: Definition) -> Op:
+    op, unknown = registry.for_definition(definition)
+    assert unknown is None
     return op
 
 
@@ -55,14 +53,13 @@ def margin(definition: Definition, inputs: Values, results: Tensors) -> float:
 @pytest.mark.parametrize("name", planted.FORMS)
 def test_every_bug_of_precision_shows(name: str) -> None:
     definition = planted.form(name)
-    op = op_of(definition)
     bugs = planted.bugs_of(name)
     shown = dict.fromkeys(bugs, 0.0)
     for case in ops.cases(definition):
         if case.id in {"medium-1", "medium-2"}:  # many queries for loops in Python, nothing that is not elsewhere
             continue
         inputs = ops.inputs_of(definition, case)
-        operands = op.operands(definition, inputs)
+        operands = operands_of(inputs)
         for bug, implementation in bugs.items():
             if shown[bug] < CLEAR:
                 shown[bug] = max(shown[bug], margin(definition, inputs, implementation(operands)))
@@ -104,7 +101,7 @@ def test_a_log_sum_exp_may_lose_what_hopper_cuts_off_logits_of_60000_and_not_fou
     op = op_of(definition)
     (case,) = (case for case in op.stress(definition, seed=0) if case.id == case_id)
     inputs = ops.inputs_of(definition, case)
-    operands = op.operands(definition, inputs)
+    operands = operands_of(inputs)
     exact, found = op.oracle(definition, inputs), op.oracle(definition, inputs)
     for span in operands.spans:
         logits = on_hopper(operands.q[span.start], operands.k[span.rows, 0]) * operands.scale
@@ -139,7 +136,7 @@ def test_oracle_agrees_with_torch_attention_in_float64(name: str) -> None:
     definition = planted.form(name)
     op = op_of(definition)
     for case in ops.cases(definition, "small"):
-        operands = op.operands(definition, ops.inputs_of(definition, case))
+        operands = operands_of(ops.inputs_of(definition, case))
         exact = op.oracle(definition, ops.inputs_of(definition, case))
         for span in operands.spans:
             length, count = len(span.rows), span.stop - span.start
@@ -238,16 +235,26 @@ def test_shared_pages_are_full_ones_of_the_first_sequence() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"q": {"shape": ["batch_size", "D"], "dtype": "bfloat16"}}, "q has rank 2"),
-        ({"mask": {"shape": ["batch_size"], "dtype": "bool"}}, "unknown ['mask']"),
+        ({"q": {"shape": ["batch_size", "D"], "dtype": "bfloat16"}}, "q has the shape"),
+        (
+            {"mask": {"shape": ["batch_size"], "dtype": "bool"}},
+            "'kv_last_page_len', 'sm_scale', 'mask']",
+        ),
         ({"kv_last_page_len": None}, "no kv_last_page_len"),
-        ({"kv_indptr": None}, "lack ['kv_indptr']"),
-        ({"v_cache": {"shape": ["num_pages", "page_size", "D", "Dv"], "dtype": "bfloat16"}}, "number of heads"),
+        (
+            {"kv_indptr": None},
+            "inputs are ['q', 'k_cache', 'v_cache', 'kv_indices', 'kv_last_page_len', 'sm_scale']",
+        ),
+        (
+            {"v_cache": {"shape": ["num_pages", "page_size", "D", "Dv"], "dtype": "bfloat16"}},
+            "v_cache has the shape",
+        ),
         (
             {"k_cache": {"shape": ["num_pages", "page_size", "Hkv", "D"], "dtype": "float8_e4m3fn"}},
             "scaled storage",
         ),
-        ({"q": {"shape": ["batch_size", "Dv", "D"], "dtype": "bfloat16"}}, "no multiple"),
+        ({"q": {"shape": ["batch_size", "num_pages", "D"], "dtype": "bfloat16"}}, "output has the shape"),
+        ({}, "no multiple"),
     ],
 )
 def test_unknown_forms_are_said_to_be_unknown(change: dict[str, Any], says: str) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
+from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.base import Unsupported
-from traceproof.ops.common.attention_inputs import POISON
 from traceproof.reasons import Verdict
 from traceproof.run.case import solve
 

@@ -18,9 +18,9 @@ from traceproof.dataset.tree import read_tree
 from traceproof.ops import far, registry
 from traceproof.ops.adapter import Adapter, Api, Outputs, Signature
 from traceproof.ops.answers import answers_of
+from traceproof.ops.attention import operands_of
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import AFTER, SIZES, STRESS, Case
-from traceproof.ops.common.attention_bugs import naive, operands_of
 from traceproof.ops.families.expert import MOE
 from traceproof.ops.families.routing import Method, Weigh, sum_one
 from traceproof.ops.formula import Variant
@@ -83,10 +83,9 @@ def test_right_answers_pass_the_cheap_stress_cases(definition: Definition) -> No
 
 def filled_mask(subject: Subject) -> Tensors:
     """Attention over whole pages, the tail of a last page masked by a number that raw products go below."""
-    operands = operands_of(subject)
-    whole = operands_of(
-        subject, subject.with_inputs(kv_last_page_len=torch.full_like(subject.tensor("kv_last_page_len"), 16))
-    )
+    operands = operands_of(subject.inputs)
+    full = torch.full_like(subject.tensor("kv_last_page_len"), 16)
+    whole = operands_of(subject.with_inputs(kv_last_page_len=full))
     output, lse = [], []
     for right, span in zip(operands.spans, whole.spans, strict=True):
         keys = whole.k[span.rows].float().repeat_interleave(5, 1)
@@ -102,7 +101,7 @@ def filled_mask(subject: Subject) -> Tensors:
 def test_a_mask_filled_with_a_number_is_refused_by_products_below_it_and_by_no_other_size() -> None:
     subject = solve(PAGED, case(PAGED, "stress-below"))
     assert refused(subject, filled_mask(subject))
-    assert not refused(subject, naive(subject, operands_of(subject)))
+    assert not refused(subject, subject.baseline())
     full = [one for one in ordinary(PAGED) if min(one.case.params["kv_lens"]) > 0]
     assert len(full) > 3
     assert not any(refused(one, filled_mask(one)) for one in full)
@@ -226,7 +225,7 @@ def test_a_stress_case_that_does_not_fit_is_a_skip(tmp_path: Path) -> None:
 
 def test_equal_keys_weigh_alike() -> None:
     subject = solve(PAGED, case(PAGED, "stress-equal"))
-    operands = operands_of(subject)
+    operands = operands_of(subject.inputs)
     for span in operands.spans:
         mean = operands.v[span.rows].double().mean(0).repeat_interleave(5, 0)
         torch.testing.assert_close(subject.oracle["output"][span.start], mean)

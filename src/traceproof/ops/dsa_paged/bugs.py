@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from traceproof.ops.answers import Answer, Answers, Make, Subject, Tensors
-from traceproof.ops.common import attention_bugs as attention
+from traceproof.ops.attention import MUTANTS, VARIANTS, attention
+from traceproof.ops.formula import Variant, Wide
 
 SCALE_BYTES = 4  # a float32 behind the keys of a page, one a token
 FP8 = torch.float8_e4m3fn
@@ -180,9 +181,21 @@ INDEXER_WRONG = (
 # Sparse attention, beside what all attention can get wrong
 
 
-def _attend(subject: Subject, indices: torch.Tensor) -> Tensors:
-    operands = attention.operands_of(subject, subject.with_inputs(sparse_indices=indices))
-    return attention.naive(subject, operands)
+def _attend(subject: Subject, indices: torch.Tensor | None = None) -> Tensors:
+    wide = Wide(subject.definition, subject.inputs, torch.float32)
+    listed = wide if indices is None else wide.changed(sparse_indices=indices)
+    return subject.rounded(attention(listed, lost=False))
+
+
+def _answer(variant: Variant) -> Answer:
+    def make(subject: Subject) -> Tensors | None:
+        wide = Wide(subject.definition, subject.inputs, torch.float32)
+        if not variant.applies(wide):
+            return None
+        found = attention(wide.changed(**variant.inputs(wide)), **variant.changes)
+        return subject.rounded({**found, **variant.outputs(wide, found)})
+
+    return Answer(variant.name, _only(sparse=True, make=make))
 
 
 def _listed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Answer:
@@ -218,7 +231,7 @@ SPARSE_WRONG = (
 def _first(subject: Subject) -> Tensors:
     """What generic wrong answers are made from, whichever the form."""
     if "sparse_indices" in subject.inputs:
-        return attention.naive(subject, attention.operands_of(subject))
+        return _attend(subject)
     return _index(subject, RIGHT_INDEXER)
 
 
@@ -229,10 +242,9 @@ def _sparse(answers: tuple[Answer, ...]) -> tuple[Answer, ...]:
 ANSWERS = Answers(
     right=(
         Answer("naive, float32 sums", _first),
-        *_sparse(
-            (*attention.RIGHT[1:], _listed("rows in the order of the cache", lambda rows: rows.sort(-1).values))
-        ),
+        *map(_answer, VARIANTS[1:]),
+        *_sparse((_listed("rows in the order of the cache", lambda rows: rows.sort(-1).values),)),
         *INDEXER_RIGHT,
     ),
-    wrong=(*_sparse((*attention.WRONG, *SPARSE_WRONG)), *INDEXER_WRONG),
+    wrong=(*map(_answer, MUTANTS), *_sparse(SPARSE_WRONG), *INDEXER_WRONG),
 )

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from traceproof.models.reading import Evidence, Kernel, Module, Reading
-from traceproof.ops.common.attention_extraction import against_latent
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
+from traceproof.ops.families.attention import against_latent
 
 PAGED = 64  # tokens of a page of the indexer's cache: DeepGEMM has no other
 SCALE_BYTES = 4

@@ -13,11 +13,11 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
+from traceproof.ops.attention_inputs import Pages
 from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, tensor
 from traceproof.ops.cases import Case
-from traceproof.ops.common.attention import const_size
-from traceproof.ops.common.paging import Pages
 from traceproof.ops.compare import Comparison, IndexSet
+from traceproof.ops.dsa_paged.sparse import const_size
 
 RANKS = {"q_index_fp8": 3, "k_index_cache_fp8": 4, "weights": 2, "seq_lens": 1, "block_table": 2}
 FP8 = torch.float8_e4m3fn

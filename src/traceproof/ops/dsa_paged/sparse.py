@@ -4,23 +4,26 @@ An index is page * page_size + offset, that is a row of the flattened cache; -1 
 mask: who made the list has seen to that. A token whose list is all -1 gives 0 and -inf.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, HostDraw
-from traceproof.ops.base import Values, ordered, scalar, specified, tensor
+from traceproof.ops.adapter import dim
+from traceproof.ops.attention import GATES, attention, unfit
+from traceproof.ops.attention_inputs import Sequences, drawn, starts, tiny
+from traceproof.ops.base import Op, Tensors, Unsupported, Values, ordered, rounded, specified
 from traceproof.ops.cases import Case
-from traceproof.ops.common import mla
-from traceproof.ops.common.attention import Operands, Span, const_size, require
-from traceproof.ops.common.attention_cases import tiny
-from traceproof.ops.common.attention_inputs import Sequences
-from traceproof.ops.common.attention_op import AttentionFormula
-from traceproof.ops.common.paging import starts, unread
+from traceproof.ops.compare import Comparison
+from traceproof.ops.formula import Form, Wide
 
-RANKS = {"q_nope": 3, "q_pe": 3, "ckv_cache": 3, "kpe_cache": 3, "sparse_indices": 2, "sm_scale": None}
+FORM = Form(
+    "q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] sparse_indices[t k] sm_scale"
+    " -> output[t h c] lse[t h]",
+    attention,
+)
 SPARE = 3  # one pool row in three is named by nobody, and holds poison
 
 
@@ -36,17 +39,31 @@ class Plan:
     holes: bool = False  # the -1 stand between the indices instead of behind them
 
 
-class SparseAttention(AttentionFormula):
+class SparseAttention(Op):
     """The form with `sparse_indices`."""
 
     op_type = "dsa_paged"
 
     def check(self, definition: Definition) -> None:
         """Known: queries [T, H, D], caches [pages, page_size, D], sparse_indices [T, topk], sm_scale."""
-        require(definition, RANKS)
-        mla.require_widths(definition)
+        problem = FORM.misfit(definition) or unfit(definition)
         const_size(definition, "sparse_indices", 1)
         const_size(definition, "ckv_cache", 1)
+        if problem is not None:
+            raise Unsupported(problem)
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float64."""
+        exact = attention(Wide(definition, inputs, torch.float64))
+        return {name: exact[name] for name in definition.outputs}
+
+    def baseline(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula with float32 sums and softmax weights in the inputs' dtype."""
+        return rounded(definition, attention(Wide(definition, inputs, torch.float32)))
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """Close, both."""
+        return {name: GATES[name] for name in definition.outputs}
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Tokens 1-2, 4-16, 32-64, with lists that are empty, short, one below full, and full."""
@@ -69,37 +86,27 @@ class SparseAttention(AttentionFormula):
 
         Those two are what a kernel reads that takes -1 for an index, from the end or clamped to 0.
         """
-        shapes, dtypes = specified(definition, case, definition.inputs)
-        kpe_width = shapes["kpe_cache"][-1]
-        style = mla.style_of(case, ckv=shapes["ckv_cache"][-1], kpe=kpe_width)
-        data = mla.drawn(draw, style, shapes, dtypes)
-        ckv, kpe = data["ckv_cache"].flatten(0, 1), data["kpe_cache"].flatten(0, 1)
-        valid = list(case.params["valid"])
+        shapes, _ = specified(definition, case, definition.inputs)
+        (pages, page_size, _), valid = shapes["ckv_cache"], list(case.params["valid"])
         topk = shapes["sparse_indices"][1]
-        indices = _indices(draw, valid, topk, len(ckv), holes=bool(case.params["holes"]))
+        indices = _indices(draw, valid, topk, pages * page_size, holes=bool(case.params["holes"]))
         rows = indices[indices >= 0].to(torch.int64)
-        mla.poison_(ckv, unread(rows, data["ckv_cache"]))
-        sequences = Sequences(rows, starts(valid)[:-1], valid, valid, 1)
-        data["q_nope"], data["q_pe"] = mla.queries(
-            draw, style, nope=data["q_nope"], pe=data["q_pe"], ckv=ckv, kpe=kpe, sequences=sequences
-        )
-        return ordered(definition, {**data, "sparse_indices": indices, "sm_scale": mla.sm_scale(kpe_width)})
-
-    def operands(self, definition: Definition, inputs: Values) -> Operands:
-        """The inputs as queries, flattened keys and values, and one span per token."""
-        del definition
-        ckv, kpe = tensor(inputs, "ckv_cache"), tensor(inputs, "kpe_cache")
-        q = torch.cat([tensor(inputs, "q_nope"), tensor(inputs, "q_pe")], -1)
-        k, v = mla.keys(ckv.flatten(0, 1), kpe.flatten(0, 1))
-        lists = tensor(inputs, "sparse_indices").to(torch.int64)
-        spans = (Span(token, token + 1, row[row >= 0], causal=False) for token, row in enumerate(lists))
-        return Operands(q, k, v, tuple(spans), scalar(inputs, "sm_scale"))
+        data = drawn(definition, case, draw, Sequences(rows, starts(valid)[:-1], valid, valid, 1))
+        return ordered(definition, {**data, "sparse_indices": indices})
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Caches and queries as stored and in float32, and one token's gathered keys, in float64 four times."""
         topk = const_size(definition, "sparse_indices", 1)
         width = sum(const_size(definition, name, -1) for name in ("q_nope", "q_pe"))
         return super().memory(definition, case) + 4 * 8 * topk * width
+
+
+def const_size(definition: Definition, name: str, axis: int) -> int:
+    """The const size of an axis of an input. Raises Unsupported: the axis is var."""
+    size = dim(definition, name, axis)
+    if size is None:
+        raise Unsupported(f"axis {axis} of {name} is var, known is const")
+    return size
 
 
 def _plans(definition: Definition, sizes: Sequence[str], *, topk: int, seed: int) -> Iterator[Plan]:

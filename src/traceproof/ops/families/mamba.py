@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, Kernel
 from traceproof.ops import far
-from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import STRESS, Case
 from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, softplus
@@ -194,9 +194,8 @@ def written_for(definition: Definition) -> bool:
 
 def gen_mamba(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:
     """One token per row, no scaled states or stochastic rounding; the last two dtypes are its defaults."""
-    from traceproof.ops.common.ground_truths.flashinfer import dtype_name
-
-    kinds = [dtype_name(definition, name) for name in ("state", "x", "dt", "A", "state_batch_indices")]
+    names = ("state", "x", "dt", "A", "state_batch_indices")
+    kinds = [str(dtype_of(definition.inputs[name])) for name in names]
     sizes = (dim(definition, "state", 2), dim(definition, "state", 3))
     generator = {9: "gen_mamba_sm90", 10: "gen_mamba_sm100"}.get(capability[0], "gen_mamba")
     return (Module(generator, (*kinds, None, *sizes, 1, "torch.int32", "torch.int64", 0)),)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
+from traceproof.ops.attention import has
+from traceproof.ops.attention_inputs import Style
 from traceproof.ops.base import Tensors
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
 
@@ -94,17 +95,10 @@ def is_bare(wide: Wide) -> bool:
     return wide.values.keys() <= {"q", "k", "v", "sm_scale"} and not is_causal(wide)
 
 
-def has(name: str) -> Callable[[Wide], bool]:
-    """Whether an input is given."""
-    return lambda wide: name in wide
-
-
 def patterned(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     """Queries and keys in the case's pattern, if it has one."""
     if "pattern" not in wanted.params:
         return None
-    from traceproof.ops.common.attention_inputs import Style
-
     style = Style.of(wanted.case, width=wanted.shape[-1], scale=1.0)
     if wanted.name == "q":
         return style.tensor(draw, wanted.name, wanted.shape, wanted.dtype)

@@ -3,7 +3,7 @@
 import torch
 
 from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, dim, scalar, tensor
-from traceproof.ops.common.ground_truths.flashinfer import workspace
+from traceproof.ops.attention import workspace
 from traceproof.ops.dsa_paged.ground_truths import SPARSE
 
 NOPE = 128  # width of a query head before absorption in the models that use this kernel

@@ -3,7 +3,7 @@
 import torch
 
 from traceproof.ops.adapter import Adapter, Api, Definition, Outputs, Values, scalar, tensor
-from traceproof.ops.common.ground_truths.attention import attend
+from traceproof.ops.attention import by_sdpa
 from traceproof.ops.dsa_paged.ground_truths import SPARSE
 
 
@@ -16,7 +16,7 @@ def _call(api: Api, definition: Definition, inputs: Values) -> Outputs:
     for row, indices in enumerate(tensor(inputs, "sparse_indices").long()):
         tokens = indices[indices >= 0]
         keys = (latent[tokens], values[tokens])
-        parts.append(attend(api, q[row : row + 1], keys, scale=scalar(inputs, "sm_scale"), causal=False))
+        parts.append(by_sdpa(api, q[row : row + 1], keys, scale=scalar(inputs, "sm_scale"), causal=False))
     outputs = dict(zip(("output", "lse"), map(torch.cat, zip(*parts, strict=True)), strict=True))
     return {name: outputs[name] for name in definition.outputs}
 

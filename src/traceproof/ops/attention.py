@@ -1,0 +1,493 @@
+"""Softmax attention over gathered rows: its formula, how it goes wrong, and data that make that show.
+
+Every attention op is brought to one shape: queries [T, Hq, D], flattened keys [S, Hkv, D] and values
+[S, Hkv, Dv], and one `Span` per sequence that says which queries see which rows. Absorbed latent attention is the
+case Hkv = 1 with the values equal to the first part of the keys; sparse attention is one span per token.
+
+Queries without a visible key, whether the sequence is empty or q_len > kv_len under the causal mask, give an
+output of 0 and an LSE of -inf. That is this project's decision where published references differ (some give NaN);
+it is what FlashInfer's kernels do, and the limit of a sum over nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from traceproof.dataset.definition import DType
+from traceproof.lazy import torch
+from traceproof.ops.adapter import Api, dim
+from traceproof.ops.base import Given, Tensors, Value, scalar, tensor
+from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.formula import Mutant, Part, Variant, Wide
+
+if TYPE_CHECKING:
+    from traceproof.dataset.definition import Definition
+
+MAX_LOGITS = 1 << 22  # logits held at once: 32 MiB in float64, three such arrays live at a time
+INSTRUCTION = 16  # products of 16-bit numbers that a tensor core of a Hopper GPU adds to a float32 sum at a time
+FLOAT32_BITS = -1 << 29  # of a float64: what is left once it is cut off to float32
+LSE_FACTOR = 8.0  # of the gate of log-sum-exps
+GATES: Mapping[str, Comparison] = {
+    "output": Close(),
+    # Over a single key the LSE is one dot product: few values a case, some exact by luck. The worst of 192 right
+    # answers (3 to 6 heads, one key) came to 1.07 of the limit at factor 4 and to 0.72 at 8.
+    "lse": Close(factor=LSE_FACTOR, reason="few roundings to measure by, and a CPU's luck differs from a GPU's"),
+}
+
+
+# What attention is computed from
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence."""
+
+    start: int  # first query row of the sequence
+    stop: int  # one past its last query row
+    rows: torch.Tensor  # int64 [kv_len], the rows of the flattened keys and values, in the order of the sequence
+    causal: bool  # the last query sees all rows, each query before it one row less; otherwise all see all
+
+
+Spans = tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What attention is computed from: q [T, Hq, D], k [S, Hkv, D], v [S, Hkv, Dv], spans, the softmax scale."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    spans: Spans
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names of a form's tensors. Parts of a vector lie side by side."""
+
+    queries: tuple[str, ...]  # each [T, Hq, D]
+    keys: tuple[str, ...]  # as wide as the queries: [pages, page_size, Hkv, D], or [S, Hkv, D] without pages
+    values: str  # likewise; where it is a part of the keys, there is one key head, and no axis for it
+
+    @property
+    def latent(self) -> bool:
+        """Whether all heads share one key, of which a part is the value too."""
+        return self.values in self.keys
+
+    def flat(self, cache: torch.Tensor) -> torch.Tensor:
+        """Keys or values as rows [S, Hkv, D]."""
+        heads = 1 if self.latent else cache.shape[-2]
+        return cache.reshape(-1, heads, cache.shape[-1])
+
+
+LAYOUTS = (
+    Layout(("q",), ("k_cache",), "v_cache"),
+    Layout(("q",), ("k",), "v"),
+    Layout(("q_nope", "q_pe"), ("ckv_cache", "kpe_cache"), "ckv_cache"),
+)
+
+
+def layout_of(names: Container[str]) -> Layout:
+    """The layout of a form whose inputs have these names."""
+    return next(layout for layout in LAYOUTS if layout.values in names)
+
+
+def operands_of(inputs: Given) -> Operands:
+    """The inputs of any form as one shape."""
+    layout = layout_of(inputs)
+    q, k = ([tensor(inputs, name) for name in names] for names in (layout.queries, layout.keys))
+    wide = k[0] if len(k) == 1 else torch.cat(k, -1)
+    return Operands(
+        q[0] if len(q) == 1 else torch.cat(q, -1),
+        layout.flat(wide),
+        layout.flat(tensor(inputs, layout.values)),
+        spans_of(inputs),
+        scalar(inputs, "sm_scale"),
+    )
+
+
+def spans_of(inputs: Given) -> Spans:
+    """The sequences: a list of rows per token, or rows end to end, through a page table if there is one.
+
+    A `sparse_indices` names rows of the flattened cache, -1 none. With a `qo_indptr` the mask is causal.
+    """
+    if "sparse_indices" in inputs:
+        lists = tensor(inputs, "sparse_indices").to(torch.int64)
+        return tuple(Span(at, at + 1, row[row >= 0], causal=False) for at, row in enumerate(lists))
+    bounds: list[int] = tensor(inputs, "kv_indptr").tolist()
+    causal = "qo_indptr" in inputs
+    queries: list[int] = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(bounds)))
+    if "kv_indices" in inputs:
+        parts = paged_rows(inputs, tensor(inputs, layout_of(inputs).keys[0]).shape[1])
+    else:
+        device = tensor(inputs, "kv_indptr").device
+        parts = [torch.arange(start, stop, device=device) for start, stop in pairwise(bounds)]
+    return tuple(
+        Span(start, stop, rows, causal)
+        for (start, stop), rows in zip(pairwise(queries[: len(bounds)]), parts, strict=True)
+    )
+
+
+def paged_rows(inputs: Given, page_size: int) -> list[torch.Tensor]:
+    """Each sequence's rows of the flattened cache, int64."""
+    bounds, ids = tensor(inputs, "kv_indptr").tolist(), tensor(inputs, "kv_indices").to(torch.int64)
+    last = inputs.get("kv_last_page_len")
+    filled = [page_size] * len(bounds) if last is None else last.tolist()
+    offsets = torch.arange(page_size, device=ids.device)
+    rows = []
+    for (start, stop), tail in zip(pairwise(bounds), filled, strict=False):
+        length = (stop - start - 1) * page_size + tail if stop > start else 0
+        rows.append((ids[start:stop, None] * page_size + offsets).view(-1)[: max(0, length)])
+    return rows
+
+
+def unfit(definition: Definition) -> str | None:
+    """What is unknown of a definition with such inputs, dtypes or numbers of heads; None: nothing."""
+    for name, spec in definition.inputs.items():
+        if spec.dtype.startswith("float") and spec.dtype not in {DType.FLOAT16, DType.FLOAT32}:
+            return f"{name} is {spec.dtype}: this oracle knows no scaled storage"
+    layout = layout_of(definition.inputs)
+    heads = dim(definition, layout.queries[0], -2) or 0
+    kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2)
+    if not kv_heads or heads % kv_heads:
+        return f"{heads} query heads are no multiple of {kv_heads} key heads"
+    return None
+
+
+# The formula
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How to compute: products and sums in `compute`, unnormalised softmax weights rounded to `weights`."""
+
+    compute: torch.dtype
+    weights: torch.dtype
+    lost: float = 0.0  # part of each logit that is lost, toward zero
+    instruction: int = 0  # products that are added at a time, each sum being cut off to float32; 0: as torch adds
+
+
+def attend(operands: Operands, precision: Precision) -> Tensors:
+    """`output` [T, Hq, Dv] and base-2 `lse` [T, Hq], both in `precision.compute`, on the operands' device.
+
+    Queries outside every span get an output of 0 and an LSE of -inf.
+    """
+    q, v, compute = operands.q, operands.v, precision.compute
+    heads, kv_heads = q.shape[1], v.shape[1]
+    ratio = heads // kv_heads
+    output = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=compute, device=q.device)
+    lse = torch.full(q.shape[:2], -math.inf, dtype=compute, device=q.device)
+    for span in operands.spans:
+        length = len(span.rows)
+        if length == 0 or span.stop <= span.start:
+            continue
+        keys = operands.k[span.rows].to(compute).permute(1, 2, 0)  # [Hkv, D, L]
+        values = v[span.rows].to(compute).transpose(0, 1)  # [Hkv, L, Dv]
+        step = max(1, MAX_LOGITS // (heads * length))
+        for first in range(span.start, span.stop, step):
+            last = min(first + step, span.stop)
+            queries = q[first:last].to(compute).view(last - first, kv_heads, ratio, -1).transpose(0, 1)
+            logits = _products(queries.flatten(1, 2), keys, precision) * operands.scale  # [Hkv, n * ratio, L]
+            if precision.lost:
+                logits.sub_(logits, alpha=precision.lost)
+            if span.causal:
+                visible = torch.arange(first, last, device=q.device) + (length - span.stop + 1)
+                hidden = torch.arange(length, device=q.device) >= visible.repeat_interleave(ratio)[:, None]
+                logits.masked_fill_(hidden, -math.inf)
+            top = logits.amax(-1, keepdim=True)
+            top = torch.where(top == -math.inf, torch.zeros_like(top), top)
+            weights = torch.exp(logits - top).to(precision.weights).to(compute)
+            total = weights.sum(-1, keepdim=True)
+            mixed = torch.bmm(weights, values) / torch.where(total == 0, torch.ones_like(total), total)
+            sums = ((top + torch.log(total)) / math.log(2.0)).view(kv_heads, last - first, ratio)
+            output[first:last] = mixed.view(kv_heads, last - first, ratio, -1).transpose(0, 1).flatten(1, 2)
+            lse[first:last] = sums.transpose(0, 1).flatten(1, 2)
+    return {"output": output, "lse": lse}
+
+
+def _products(queries: torch.Tensor, keys: torch.Tensor, precision: Precision) -> torch.Tensor:
+    """Products of queries [H, N, D] and keys [H, D, L], summed as `precision` says."""
+    step, shape = precision.instruction, (*queries.shape[:2], keys.shape[-1])
+    if not step:
+        return torch.bmm(queries, keys)
+    total = torch.zeros(shape, dtype=torch.float64, device=queries.device)
+    queries, keys = queries.double(), keys.double()
+    for first in range(0, queries.shape[-1], step):
+        total.baddbmm_(queries[..., first : first + step], keys[:, first : first + step])
+        total.view(torch.int64).bitwise_and_(FLOAT32_BITS)
+    return total.to(precision.compute)
+
+
+def in_tiles(operands: Operands, precision: Precision, tile: int) -> Tensors:
+    """Tiles of so many keys, merged by their log-sum-exps: o = sum(o_i 2**lse_i) / sum(2**lse_i)."""
+    longest = max((len(span.rows) for span in operands.spans), default=0)
+    merged: Tensors = {}
+    for start in range(0, max(longest, 1), tile):
+        spans: list[Span] = []  # one per query, of the keys of this tile that it sees
+        for span in operands.spans:
+            for query in range(span.start, span.stop):
+                seen = len(span.rows) - (span.stop - 1 - query if span.causal else 0)
+                rows = span.rows[start : max(start, min(start + tile, seen))]
+                spans.append(Span(query, query + 1, rows, causal=False))
+        part = attend(replace(operands, spans=tuple(spans)), precision)
+        if not merged:
+            merged = part
+            continue
+        top = torch.maximum(merged["lse"], part["lse"])
+        top = torch.where(torch.isinf(top), torch.zeros_like(top), top)
+        left, right = torch.exp2(merged["lse"] - top), torch.exp2(part["lse"] - top)
+        total = left + right
+        safe = torch.where(total == 0, torch.ones_like(total), total)
+        output = merged["output"] * (left / safe)[..., None] + part["output"] * (right / safe)[..., None]
+        merged = {"output": output, "lse": top + torch.log2(total)}
+    return merged
+
+
+def cut_off(width: int) -> float:
+    """Relative loss that tensor cores may inflict on a sum of `width` products.
+
+    An instruction adds INSTRUCTION products to the sum and cuts the result off to float32, toward zero: less than
+    one spacing is lost, which is 2^-23 of the sum at most. Where n instructions let the sum grow evenly to s, that
+    is (n + 1) / 2 times 2^-23 of s. The products are cut off too, 25 bits below the largest; cutting a sum off
+    loses half a spacing on average, which leaves room for that.
+    """
+    return (math.ceil(width / INSTRUCTION) + 1) / 2 * 2.0**-23
+
+
+def attention(  # noqa: PLR0913 - one keyword per way of being wrong
+    wide: Wide,
+    *,
+    spans: Callable[[Spans], Spans] = lambda spans: spans,
+    scale: Callable[[float], float] = lambda scale: scale,
+    interleaved: bool = False,
+    weights: str = "",
+    lost: bool = True,
+    instruction: int = 0,
+    tile: Callable[[int], int] | None = None,
+) -> Tensors:
+    """softmax(q k^T * sm_scale) v, and the base-2 log-sum-exp of the logits.
+
+    In float32 as a naive kernel computes it: weights exp(logit - max) rounded to the inputs' dtype, since that is
+    what a tensor core multiplies with the values. The row sum, and so the LSE, is taken over the rounded weights:
+    FlashInfer's kernels for Ampere get it from the tensor core too. What tensor cores may cut off a logit of
+    16-bit numbers is `lost`, over the factor that the LSE's gate allows.
+
+    Of a variant: `weights` kept in that dtype, products added so many per `instruction`, keys in tiles, whose size
+    `tile` says of the longest sequence. Of a mutant: other `spans`, another `scale`, query head h reading key head
+    h % Hkv (`interleaved`).
+    """
+    given = operands_of(wide.values)
+    given = replace(given, spans=spans(given.spans), scale=scale(given.scale))
+    if interleaved:
+        heads = torch.arange(given.q.shape[1], device=given.q.device) % given.k.shape[1]
+        given = replace(given, k=given.k[:, heads], v=given.v[:, heads])
+    if wide.dtype is torch.float64:
+        return attend(given, Precision(torch.float64, torch.float64))
+    cut = cut_off(given.q.shape[-1]) / LSE_FACTOR if lost and of_16_bits(wide) else 0.0
+    precision = Precision(wide.dtype, wide.dtype if weights else given.q.dtype, cut, instruction)
+    if tile is None:
+        return attend(given, precision)
+    longest = max((len(span.rows) for span in given.spans), default=1)
+    return in_tiles(given, precision, max(1, tile(longest)))
+
+
+# Ways of computing it, right and wrong
+
+
+def of_16_bits(wide: Wide) -> bool:
+    """Whether the queries are float16 or bfloat16."""
+    return wide.given(layout_of(wide.values).queries[0]).dtype.itemsize == 2
+
+
+def has(name: str) -> Callable[[Wide], bool]:
+    """Whether an input is given."""
+    return lambda wide: name in wide
+
+
+def grouped(wide: Wide) -> bool:
+    """Whether several query heads share each of several key heads."""
+    layout = layout_of(wide.values)
+    kv_heads = layout.flat(wide.given(layout.keys[0])).shape[1]
+    return kv_heads not in {1, wide.given(layout.queries[0]).shape[1]}
+
+
+def each(change: Callable[[Span], torch.Tensor]) -> Callable[[Spans], Spans]:
+    """Every sequence with other rows."""
+    return lambda spans: tuple(replace(span, rows=change(span)) for span in spans)
+
+
+def longest(change: Part) -> Callable[[Spans], Spans]:
+    """The longest sequence that is queried with other rows."""
+
+    def changed(spans: Spans) -> Spans:
+        lengths = [len(span.rows) if span.stop > span.start else 0 for span in spans]
+        at = max(range(len(lengths)), key=lengths.__getitem__, default=-1)
+        return tuple(
+            replace(span, rows=change(span.rows)) if index == at else span for index, span in enumerate(spans)
+        )
+
+    return changed
+
+
+def misread(
+    name: str,
+    *,
+    inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},
+    spans: Callable[[Spans], Spans] = lambda spans: spans,
+) -> Mutant:
+    """A mutant whose queries see other keys. Where they see the same ones, in some order, it says nothing."""
+
+    def differ(one: Span, other: Span) -> bool:
+        several = one.stop - one.start > 1
+        if one.stop <= one.start or (one.causal and several) != (other.causal and several):
+            return one.stop > one.start
+        rows = (one.rows, other.rows)
+        if not (one.causal and several):
+            rows = (one.rows.sort().values, other.rows.sort().values)
+        return not torch.equal(*rows)
+
+    def applies(wide: Wide) -> bool:
+        before, after = spans_of(wide.values), spans(spans_of(wide.changed(**inputs(wide)).values))
+        return any(map(differ, before, after))
+
+    return Mutant(name, applies=applies, inputs=inputs, spans=spans)
+
+
+def reordered(order: Callable[[list[int]], list[int]]) -> Callable[[Wide], Mapping[str, Value]]:
+    """The page table's entries in the order that `order` makes of its indptr."""
+
+    def inputs(wide: Wide) -> Mapping[str, Value]:
+        if "kv_indices" not in wide:
+            return {}
+        places = torch.tensor(order(wide["kv_indptr"].tolist()), dtype=torch.int64)
+        return {"kv_indices": wide["kv_indices"][places]}
+
+    return inputs
+
+
+def transposed_table(bounds: list[int]) -> list[int]:
+    """A table [batch, pages] read as [pages, batch]: entries go to the sequences in turn."""
+    turns = [(page, row) for row, (start, stop) in enumerate(pairwise(bounds)) for page in range(stop - start)]
+    place = {turn: index for index, turn in enumerate(sorted(turns))}
+    return [place[turn] for turn in turns]
+
+
+def last_pages(filled: Callable[[Wide], int]) -> Callable[[Wide], Mapping[str, Value]]:
+    """All last pages said to hold so many tokens."""
+
+    def inputs(wide: Wide) -> Mapping[str, Value]:
+        last = wide.maybe("kv_last_page_len")
+        return {} if last is None else {"kv_last_page_len": torch.full_like(last, filled(wide))}
+
+    return inputs
+
+
+VARIANTS = (
+    Variant("naive, weights rounded", lost=False),
+    Variant("float32 throughout", lost=False, weights="float32"),
+    # The smallest instructions of tensor cores for 16-bit numbers: they cut off most often.
+    Variant("summed by tensor cores", applies=of_16_bits, lost=False, instruction=8),
+    Variant("online softmax", lost=False, tile=lambda _: 64),
+    Variant("split KV, merged", lost=False, tile=lambda longest: -(-longest // 2)),
+    Variant(
+        "keys in the opposite order",
+        applies=lambda wide: "qo_indptr" not in wide,
+        lost=False,
+        spans=each(lambda span: span.rows.flip(0)),
+    ),
+)
+MUTANTS = (
+    Mutant("uniform softmax", scale=lambda _: 0.0),
+    Mutant("softmax scale dropped", scale=lambda _: 1.0),
+    Mutant("softmax scale x 1.02", scale=lambda scale: scale * 1.02),
+    misread(
+        "one token dropped",
+        spans=longest(lambda rows: torch.cat([rows[: len(rows) // 2], rows[len(rows) // 2 + 1 :]])),
+    ),
+    misread(
+        "one token twice",
+        spans=longest(lambda rows: torch.cat([rows[: len(rows) // 2 + 1], rows[len(rows) // 2 :]])),
+    ),
+    misread("first token dropped", spans=longest(lambda rows: rows[1:])),
+    misread("last token dropped", spans=longest(lambda rows: rows[:-1])),
+    # A causal query does not see its own key: the last key goes, and every query sees one less.
+    misread("causal mask off by one", spans=each(lambda span: span.rows[:-1] if span.causal else span.rows)),
+    misread("no causal mask", spans=lambda spans: tuple(replace(span, causal=False) for span in spans)),
+    # The causal mask aligned to the start of the keys instead of their end.
+    misread(
+        "causal mask from the top left",
+        spans=each(lambda span: span.rows[: span.stop - span.start] if span.causal else span.rows),
+    ),
+    # Rows are read from the cache's start.
+    misread("page table ignored", spans=each(lambda span: torch.arange(len(span.rows), device=span.rows.device))),
+    misread("page table transposed", inputs=reordered(transposed_table)),
+    misread(
+        "pages in the opposite order",
+        inputs=reordered(
+            lambda bounds: [at for start, stop in pairwise(bounds) for at in reversed(range(start, stop))]
+        ),
+    ),
+    Mutant("wrong head map", applies=grouped, interleaved=True),
+    misread("last page ignored", inputs=last_pages(lambda _: 0)),
+    misread(
+        "last page read whole",
+        inputs=last_pages(lambda wide: wide.given(layout_of(wide.values).keys[0]).shape[1]),
+    ),
+    Mutant("natural-log LSE", outputs=lambda _, found: {"lse": found["lse"] * math.log(2.0)}),
+    Mutant("LSE without the maximum", outputs=lambda _, found: {"lse": found["lse"] - found["lse"].floor()}),
+    Mutant(
+        "rotary part of the query ignored",
+        applies=has("q_pe"),
+        inputs=lambda wide: {"q_pe": torch.zeros_like(wide.given("q_pe"))},
+    ),
+)
+
+
+# Calls of packages that several families make
+
+WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
+
+
+def workspace(device: torch.device) -> torch.Tensor:
+    """A workspace of FlashInfer's attention."""
+    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def by_sdpa(
+    api: Api, q: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor], *, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One sequence by PyTorch's scaled_dot_product_attention, to output and base-2 log-sum-exp.
+
+    q [n, heads, d] over k [m, kv heads, d] and v [m, kv heads, dv]. The last query sees all keys; one that sees
+    none gets zeros and -inf. cuDNN's kernels are left out: they compile a plan per shape, seconds each.
+    """
+    from torch.nn.attention import SDPBackend
+
+    k, v = keys
+    n, m, heads = q.shape[0], k.shape[0], q.shape[1]
+    output = q.new_zeros((n, heads, v.shape[-1]))
+    lse = torch.full((n, heads), -math.inf, dtype=torch.float32, device=q.device)
+    first = max(0, n - m) if causal else 0  # queries before it see nothing
+    if n == first or m == 0:
+        return output, lse
+    share = heads // k.shape[1]
+    wide_q = q[first:].transpose(0, 1)[None]
+    wide_k = k.transpose(0, 1).repeat_interleave(share, 0)[None]
+    wide_v = v.transpose(0, 1).repeat_interleave(share, 0)[None]
+    mask = None
+    if causal:
+        rows = torch.arange(first, n, device=q.device)[:, None] + (m - n)
+        mask = torch.arange(m, device=q.device)[None, :] <= rows
+    with api["attention_kernels"]([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        attended = api["attention"](wide_q, wide_k, wide_v, attn_mask=mask, scale=scale)
+    output[first:] = attended[0].transpose(0, 1)
+    logits = (wide_q.float() @ wide_k.float().transpose(-1, -2))[0] * scale
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -math.inf)
+    lse[first:] = (torch.logsumexp(logits, -1) / math.log(2)).transpose(0, 1)
+    return output, lse

@@ -1,0 +1,308 @@
+"""Inputs of attention that make a wrong one show.
+
+Normal data alone hide much: over 2,048 keys the softmax is flat, the output near 0, and one token more or less is
+lost in the rounding. So in the pattern `lean` each query head leans to one key that a bug is likely to get wrong:
+the last visible one, the one after it that the mask hides, the first, both sides of the last page boundary, or
+any. The lean is chosen so that this key takes about half the weight, whatever the length; the other half stays
+spread over all other tokens.
+
+Patterns: `lean`; `plain` (normal data, as kernels are usually tested); `negative` (all logits near -120, so that a
+softmax that does not subtract the row's maximum divides 0 by 0); `outlier` (one key channel 32 times the others);
+`below`, `above` (raw products near -60,000 and 60,000, beyond what masks have been filled with); `deep` (logits in
+base 2 near -60,000, for masks that are filled after the scale); `equal` (all keys alike); `tiny` (everything at
+the amplitude, values too); `ties` (integers in -1..1, so that many logits are equal, the largest too).
+
+Rows that no sequence may read (the rest of a last page, pages of nobody) hold ordinary keys, so that they get an
+ordinary weight whatever the query is, with values of 50. Not NaN: a kernel may multiply a masked row by a weight
+of 0, which is right and would give NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from traceproof.dataset.definition import DType
+from traceproof.lazy import torch
+from traceproof.ops import far
+from traceproof.ops.attention import layout_of
+from traceproof.ops.base import Values, specified
+from traceproof.ops.cases import AFTER
+
+if TYPE_CHECKING:
+    from traceproof.dataset.definition import Definition
+    from traceproof.draw import Draw, HostDraw
+    from traceproof.ops.cases import Case
+
+POISON = 50.0
+LEAN = 0.75  # logit of the leaned-to key per doubling of the length: exp(0.75 n) slightly beats 2**n other keys
+FLAT = 2.0  # deviation of logits up to which all keys share the weight; above, the largest few have it all
+NEGATIVE = 120.0  # beyond 104, where exp(-x) is 0 in float32 even as a subnormal number
+RAW = 60000.0  # of products of queries and keys before the softmax scale; float16 ends at 65,504
+SIGNS: Mapping[str, int] = {"negative": -1, "below": -1, "deep": -1, "above": 1}
+OUTLIER = 32.0  # a power of two, so that scaling is exact in every dtype
+MEAN_ABS = math.sqrt(2 / math.pi)  # mean of |x|, x standard normal
+# Width of a query's nope part before the up-projection is absorbed into it. The softmax scale is that of the form
+# before absorption, 1 / sqrt(128 + 64), and the absorbed form's axes (512 and 64) no longer tell the 128. It is
+# 128 in every published model with this attention (DeepSeek V2, V3, V3.2, Kimi K2).
+QK_NOPE = 128
+GAP = 4  # one page in four more than needed, so that tables have gaps
+
+
+def tiny(definition: Definition) -> float:
+    """An amplitude that is small for the values' dtype, and normal there.
+
+    bfloat16 and float32 hold 1e-6 like any other number; what passes through float16 on its way, whose normal
+    numbers end at 6e-5, loses it.
+    """
+    narrow = any(spec.dtype == DType.FLOAT16 for spec in definition.inputs.values())
+    return 1e-3 if narrow else 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one case draws its data."""
+
+    pattern: str  # see above
+    amplitude: float  # factor on queries and keys
+    width: int  # size of a key
+    scale: float  # the softmax scale
+
+    @classmethod
+    def of(cls, case: Case, *, width: int, scale: float) -> Style:
+        """The style that a case asks for."""
+        pattern, amplitude = str(case.params["pattern"]), float(case.params["amplitude"])
+        if pattern in SIGNS:
+            product = {"negative": NEGATIVE / scale, "deep": RAW * math.log(2.0) / scale}.get(pattern, RAW)
+            amplitude = math.sqrt(product / (MEAN_ABS * MEAN_ABS * width))
+        return cls(pattern, amplitude, width, scale)
+
+    def tensor(
+        self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, sign: int = 1
+    ) -> torch.Tensor:
+        """Queries (sign 1) or keys (the sign that the pattern's products have)."""
+        if self.pattern == "ties":
+            return draw.integers(name, shape, torch.int32, low=-1, high=2).to(dtype)
+        drawn = draw.normal(name, shape, dtype, scale=self.amplitude)
+        return drawn.abs() * sign if self.pattern in SIGNS else drawn
+
+    def keys(
+        self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, outlier: bool
+    ) -> torch.Tensor:
+        """Keys [..., D]; `outlier` tells whether this tensor holds the outlier column of that pattern."""
+        keys = self.tensor(draw, name, shape, dtype, sign=SIGNS.get(self.pattern, 1))
+        if self.pattern == "equal" and keys.numel():
+            keys.copy_(keys.reshape(-1, keys.shape[-1])[0].clone().expand_as(keys))
+        if self.pattern == "outlier" and outlier:
+            keys[..., keys.shape[-1] // 3] *= OUTLIER
+        return keys
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Where the tokens of every sequence lie, and how many of them each query sees."""
+
+    rows: torch.Tensor  # int64 [sum of lengths], rows of the flattened keys, sequence after sequence
+    first: list[int]  # for every query, where its sequence starts in `rows`
+    visible: list[int]  # for every query, how many tokens it sees
+    lengths: list[int]  # for every query, the length of its sequence
+    page_size: int  # tokens a page
+
+
+def drawn(definition: Definition, case: Case, draw: Draw, sequences: Sequences) -> Values:
+    """Queries, keys, values and the softmax scale in the case's style; rows that nobody may read hold poison."""
+    layout = layout_of(definition.inputs)
+    names = dict.fromkeys((*layout.queries, *layout.keys, layout.values))
+    shapes, dtypes = specified(definition, case, names)
+    before = QK_NOPE if layout.latent else 0
+    scale = float(torch.tensor(1 / math.sqrt(before + shapes[layout.keys[-1]][-1]), dtype=torch.float32))
+    style = Style.of(case, width=sum(shapes[name][-1] for name in layout.keys), scale=scale)
+    data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in layout.queries}
+    for name in layout.keys:  # the outlier channel stands in the last part: in a value it would hide errors
+        outlier = name == layout.keys[-1]
+        data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=outlier)
+    if not layout.latent:
+        size = style.amplitude if style.pattern == "tiny" else 1.0
+        data[layout.values] = draw.normal(layout.values, shapes[layout.values], dtypes[layout.values], scale=size)
+    values = layout.flat(data[layout.values])
+    unread = torch.ones(len(values), dtype=torch.bool, device=draw.device)
+    unread[sequences.rows] = False
+    if layout.latent:  # One channel: a key of 50s has logits of +-80, and half of the heads would not show them.
+        values[unread, 0, values.shape[-1] // 2] = POISON
+    else:
+        values[unread] = POISON
+    lean = leaned_to(draw, style, sequences, heads=shapes[layout.queries[0]][1])
+    if lean is not None:
+        rows, weights = lean
+        for query, key in zip(layout.queries, layout.keys, strict=True):
+            keys, heads = layout.flat(data[key]), data[query].shape[1]
+            group = torch.arange(heads, device=draw.device) // max(1, heads // keys.shape[1])
+            chosen = keys[rows, group].to(torch.float32)
+            chosen *= weights[:, None, None]  # two roundings on every device: no fused multiply-add
+            data[query] = (data[query].to(torch.float32) + chosen).to(data[query].dtype)
+    return {**data, "sm_scale": scale}
+
+
+def leaned_to(
+    draw: Draw, style: Style, sequences: Sequences, *, heads: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Rows of the keys that query heads lean to, int64 [T, Hq], and how far: factors on the key, float32 [T].
+
+    A factor is 0 where no key is visible. None where the pattern has no lean or there is nothing to lean to.
+    """
+    if style.pattern != "lean" or len(sequences.rows) == 0 or not sequences.visible:
+        return None
+    count, page, device = len(sequences.visible), sequences.page_size, draw.device
+    visible, lengths = (
+        torch.tensor(part, dtype=torch.int64, device=device)[:, None]
+        for part in (sequences.visible, sequences.lengths)
+    )
+    last = (visible - 1).clamp(min=0)
+    boundary = last // page * page
+    random = draw.integers("lean", (count, heads), torch.int64, low=0, high=1 << 31) % visible.clamp(min=1)
+    after = torch.minimum(visible, lengths - 1).clamp(min=0)
+    choices = (last, torch.zeros_like(last), after, boundary, (boundary - 1).clamp(min=0), random)
+    query = torch.arange(count, device=device)[:, None]
+    kind = (query + torch.arange(heads, device=device)[None, :]) % len(choices)
+    target = torch.zeros((count, heads), dtype=torch.int64, device=device)
+    for index, choice in enumerate(choices):
+        target = torch.where(kind == index, choice, target)
+    target += torch.tensor(sequences.first, dtype=torch.int64, device=device)[:, None]
+    energy = style.amplitude * style.amplitude * style.width * style.scale  # logit of a normal key with itself
+    steep = max(1.0, energy / math.sqrt(style.width) / FLAT)
+    factors = [LEAN * steep * length.bit_length() / energy for length in sequences.visible]
+    weights = torch.tensor(factors, dtype=torch.float32, device=device)
+    return sequences.rows[target.clamp(max=len(sequences.rows) - 1)], weights
+
+
+def starts(lengths: Sequence[int]) -> list[int]:
+    """Prefix sums with a leading 0: an indptr."""
+    sums = [0]
+    for length in lengths:
+        sums.append(sums[-1] + length)
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Pages of every sequence: their number, and how many of the first ones are those of sequence 0."""
+
+    counts: list[int]
+    shared: list[int]
+
+    @classmethod
+    def of(cls, kv_lens: list[int], page_size: int, *, shared: bool) -> Pages:
+        """Pages of sequences of these lengths; only full pages are shared, half of what could be."""
+        counts = [-(-length // page_size) for length in kv_lens]
+        full = [length // page_size for length in kv_lens]
+        common = [(min(full[0], pages) + 1) // 2 if shared and row else 0 for row, pages in enumerate(full)]
+        return cls(counts, common)
+
+    @property
+    def distinct(self) -> int:
+        """Different pages in use."""
+        return sum(self.counts) - sum(self.shared)
+
+    @property
+    def pool(self) -> int:
+        """Pages to allocate: those in use and gaps, at least one."""
+        return self.distinct + max(1, self.distinct // GAP)
+
+    def table(self, draw: Draw) -> list[list[int]]:
+        """Page ids of every sequence: distinct but for the shared ones, out of `pool`, never 0, 1, 2, ..."""
+        drawn: list[int] = draw.permutation("kv_indices", self.distinct, out_of=self.pool).tolist()
+        if drawn == list(range(self.distinct)):
+            drawn = [page + 1 for page in drawn]
+        table: list[list[int]] = []
+        used = 0
+        for count, common in zip(self.counts, self.shared, strict=True):
+            fresh = drawn[used : used + count - common]
+            table.append([*(table[0][:common] if table else []), *fresh])
+            used += count - common
+        return table
+
+
+# Lengths of sequences. The sizes are the specification's: batch 1-2, 4-16, 32-64; sequence length 1-16, 64-256,
+# 512-2048. The number of pages follows from lengths and page size (with page_size 1 a page is a token), which for
+# page sizes of 16 to 64 lands in the specification's 1-4, 16-64, 128-256 and above.
+
+# Most query tokens of a row, and longest row that is prefilled as a whole. A reference in Python loops over query
+# tokens and heads, about 2 ms a token, so a medium case of 150 tokens costs it a third of a second.
+QUERY_CAP = {"small": 16, "medium": 16, "large": 64}
+WHOLE_CAP = {"small": 16, "medium": 128, "large": 640}
+LONG = 2048  # tokens; the specification's longest sequence, where at amplitude 3 most planted bugs show
+LONG_DECODE, LONGEST, LONG_PREFILL = [32768, 32767], 131072, 16384  # tokens, of cases of size `stress`
+# A case: its id, tokens of each sequence, its queries (unused in decode), further drawing instructions.
+Planned = tuple[str, list[int], list[int], Mapping[str, Any]]
+
+
+def sized(draw: Callable[[str], HostDraw], size: str, page: int) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
+    """Lengths of the sequences of each case of a size: random, and at both sides of a page boundary."""
+
+    def integers(case: str, count: int, low: int, high: int, name: str = "kv_lens") -> list[int]:
+        return draw(case).integers(name, count, low=low, high=high)
+
+    def boundaries(near: int) -> list[int]:
+        at = page * -(-near // page)
+        return [at - 1, at, at + 1]
+
+    if size == "small":
+        yield integers("small-0", 1, 2, 17), {}
+        yield [1, *integers("small-1", 1, 8, 17)], {}
+    elif size == "medium":
+        yield draw("medium-0").shuffled("kv_lens", [0, 1, *boundaries(64), 256]), {}
+        lengths = integers("medium-1", 12, 64, 257)
+        lengths[:2] = [max(length, page + 1) for length in lengths[:2]]  # a full page to share
+        yield lengths, {"shared": True}
+        yield integers("medium-2", 4, 64, 257), {"pattern": "plain"}
+    else:
+        lengths = [0, 1, *boundaries(512), LONG, *integers("large-0", 26, 512, LONG, "random")]
+        yield draw("large-0").shuffled("kv_lens", lengths), {}
+        yield integers("large-1", 64, 512, LONG + 1), {"shared": True}
+
+
+def suffixes(drawn: list[int], size: str, kv_lens: list[int]) -> list[int]:
+    """Query counts: one row is a whole prompt, one a single token, one has none, the others a short suffix."""
+    q_lens = [min(query, length) for query, length in zip(drawn, kv_lens, strict=True)]
+    rows = [row for row, length in enumerate(kv_lens) if length > 0]
+    whole = max(rows, key=lambda row: kv_lens[row] * (kv_lens[row] <= WHOLE_CAP[size]))
+    q_lens[whole] = min(kv_lens[whole], WHOLE_CAP[size])
+    rows.remove(whole)
+    for row, count in zip(rows, (1, 0) if len(rows) > 2 else (1,), strict=False):
+        q_lens[row] = count
+    return q_lens
+
+
+def always(definition: Definition, page: int, *, causal: bool) -> Iterator[Planned]:
+    """Edge and adversarial cases: empty and single sequences, patterns of data."""
+    short, queries = [page + 2, 17], [3, 17]
+    yield "edge-empty-row", [5, 0, page + 1], [2, 3, 0], {}
+    yield "edge-single", [1], [1], {}
+    yield "edge-all-empty", [0, 0], [1, 2], {}
+    if causal:
+        yield "edge-q-longer", [3, 1, 9], [5, 4, 9], {}
+    yield "adversarial-long", [LONG, LONG - 1, LONG // 2, 65], [8, 4, 1, 1], {"amplitude": 3.0}
+    for pattern in ("negative", "outlier"):
+        yield f"adversarial-{pattern}", short, queries, {"pattern": pattern}
+    yield "adversarial-tiny", short, queries, {"pattern": "tiny", "amplitude": tiny(definition)}
+    yield "adversarial-ties", short, queries, {"pattern": "ties"}
+
+
+def stressing(page: int, pages: int, *, causal: bool) -> Iterator[Planned]:
+    """Long contexts, extreme logits, all keys alike, objects that served other lengths, a far cache if any."""
+    yield "stress-long", [LONG_PREFILL, LONG_PREFILL - 1] if causal else LONG_DECODE, [64, 1], {}
+    if not causal:
+        yield "stress-longest", [LONGEST - 1], [], {}
+    for pattern in ("below", "deep", "above", "equal"):
+        yield f"stress-{pattern}", [page + 2, 17], [3, 17], {"pattern": pattern}
+    yield "stress-reused", [2 * page + 1, 0, 65, 1], [9, 2, 1, 1], {AFTER: "medium-1"}
+    if pages:
+        yield "stress-far", [LONG // 2, 65], [8, 65], {far.SIZE: pages}
+
+
+def lengths_of(params: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Tokens of every sequence, and its queries: one in decode."""
+    kv_lens = list(params["kv_lens"])
+    return kv_lens, list(params.get("q_lens", [1] * len(kv_lens)))

@@ -1,1 +1,0 @@
-"""What ground truths of several op_types share."""

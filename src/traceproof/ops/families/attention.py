@@ -1,0 +1,818 @@
+"""Attention over sequences: paged or end to end, of grouped heads or latent, decode or causal prefill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+from traceproof.lazy import torch
+from traceproof.models.reading import Evidence, Kernel, Module, Reading
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, dtype_of, scalar, tensor
+from traceproof.ops.adapter import Module as Compiled
+from traceproof.ops.attention import (
+    GATES,
+    MAX_LOGITS,
+    MUTANTS,
+    VARIANTS,
+    attention,
+    by_sdpa,
+    layout_of,
+    unfit,
+    workspace,
+)
+from traceproof.ops.attention_inputs import (
+    QUERY_CAP,
+    Pages,
+    Planned,
+    Sequences,
+    always,
+    drawn,
+    lengths_of,
+    sized,
+    starts,
+    stressing,
+    suffixes,
+)
+from traceproof.ops.base import Values, ordered
+from traceproof.ops.cases import Case
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
+from traceproof.ops.far import Far
+from traceproof.ops.formula import Form, FormulaOp
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw, HostDraw
+
+SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
+
+
+class Attention(FormulaOp):
+    """softmax(q k^T * sm_scale) v over a batch of sequences, and the base-2 log-sum-exp of the logits.
+
+    With a qo_indptr a sequence has several queries and a causal mask aligned to its end (the last query sees all);
+    without, one query that sees all. Queries that see no key, q_len > kv_len among them, give 0 and -inf.
+    """
+
+    def _unsized(self, definition: Definition, form: Form) -> str | None:
+        """Var axes elsewhere than in front, where the sequences tell their size; None: there are none."""
+        del form
+        first = {(spec.shape or ("",))[0] for spec in definition.inputs.values()}
+        specs = (*definition.inputs.values(), *definition.outputs.values())
+        used = {axis for spec in specs for axis in spec.shape or ()}
+        stray = [axis for axis in definition.var_axes if axis in used - first]
+        return f"can not tell the sizes of the axes {stray}" if stray else None
+
+    def page_size(self, definition: Definition) -> int:
+        """Tokens per page; 1 where there are no pages."""
+        cache = layout_of(definition.inputs).keys[0]
+        return (dim(definition, cache, 1) or 1) if "kv_indices" in definition.inputs else 1
+
+    def axes(self, definition: Definition, params: Mapping[str, Any]) -> dict[str, int]:
+        """Sizes of all var axes, told by where they stand in the inputs."""
+        kv_lens, q_lens = lengths_of(params)
+        layout, batch = layout_of(definition.inputs), len(kv_lens)
+        pages = Pages.of(kv_lens, self.page_size(definition), shared=bool(params.get("shared")))
+        leading = {
+            layout.queries[0]: sum(q_lens),
+            layout.keys[0]: pages.pool if "kv_indices" in definition.inputs else sum(kv_lens),
+            "kv_indices": sum(pages.counts),
+            "kv_last_page_len": batch,
+            "qo_indptr": batch + 1,
+            "kv_indptr": batch + 1,  # the last: some definitions give kv_last_page_len the same axis
+        }
+        sizes = {
+            (definition.inputs[name].shape or ("",))[0]: size
+            for name, size in leading.items()
+            if name in definition.inputs
+        }
+        return {name: sizes.get(name, batch) for name in definition.var_axes}  # batch: an axis that no tensor has
+
+    def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
+        name, kv_lens, q_lens, more = planned
+        queries = {"q_lens": q_lens} if "qo_indptr" in definition.inputs else {}
+        params = {"kv_lens": kv_lens, "pattern": "lean", "amplitude": 1.0, **queries, **more}
+        return Case(name, name.partition("-")[0], self.axes(definition, params), seed, params)
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """The specification's sizes, boundary lengths, empty rows, and the adversarial pack."""
+        from traceproof.draw import HostDraw
+
+        def draw(case: str) -> HostDraw:
+            return HostDraw(definition=definition.name, case=case, seed=seed)
+
+        page, causal = self.page_size(definition), "qo_indptr" in definition.inputs
+        for size in sizes:
+            for index, (kv_lens, params) in enumerate(sized(draw, size, page)):
+                name, q_lens = f"{size}-{index}", []
+                if causal:
+                    counts = draw(name).integers("q_lens", len(kv_lens), low=1, high=QUERY_CAP[size] + 1)
+                    q_lens = suffixes(counts, size, kv_lens)
+                yield self._case(definition, seed, (name, kv_lens, q_lens, params))
+        for planned in always(definition, page, causal=causal):
+            yield self._case(definition, seed, planned)
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """See `stressing`."""
+        enlarged = self.enlarged(definition)
+        pages = 0 if enlarged is None else enlarged.size(definition, 1)
+        causal = "qo_indptr" in definition.inputs
+        for planned in stressing(self.page_size(definition), pages, causal=causal):
+            yield self._case(definition, seed, planned)
+
+    def enlarged(self, definition: Definition) -> Far | None:
+        """The cache of pages."""
+        if "kv_indices" not in definition.inputs:
+            return None
+        cache = definition.inputs[layout_of(definition.inputs).keys[0]].shape or ()
+        return Far(axis=cache[0], slots=("kv_indices",), copies=1)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Data in the case's style, over a permuted page table if there is one."""
+        kv_lens, q_lens = lengths_of(case.params)
+        page, causal = self.page_size(definition), "qo_indptr" in definition.inputs
+        units, ids = kv_lens, []
+        rows = torch.arange(sum(kv_lens), device=draw.device)
+        if "kv_indices" in definition.inputs:
+            table = Pages.of(kv_lens, page, shared=bool(case.params.get("shared"))).table(draw)
+            units, ids = [len(pages) for pages in table], [at for pages in table for at in pages]
+            parts = [torch.empty(0, dtype=torch.int64)]
+            for pages, length in zip(table, kv_lens, strict=True):
+                slots = torch.tensor(pages, dtype=torch.int64)[:, None] * page + torch.arange(page)
+                parts.append(slots.view(-1)[:length])
+            rows = torch.cat(parts).to(draw.device)
+        first, visible, lengths = [], [], []
+        for start, kv_len, q_len in zip(starts(kv_lens), kv_lens, q_lens, strict=False):
+            first += [start] * q_len
+            lengths += [kv_len] * q_len
+            visible += [max(0, kv_len - q_len + at + 1) if causal else kv_len for at in range(q_len)]
+        values = drawn(definition, case, draw, Sequences(rows, first, visible, lengths, page))
+        structure = {
+            "qo_indptr": starts(q_lens),
+            "kv_indptr": starts(units),
+            "kv_indices": ids,
+            "kv_last_page_len": [n - max(0, pages - 1) * page for n, pages in zip(kv_lens, units, strict=True)],
+        }
+        for name in structure.keys() & definition.inputs.keys():
+            (size,) = definition.shape_of(definition.inputs[name], case.axes) or ()
+            # Some definitions shape kv_last_page_len like an indptr: its last entry means nothing.
+            padded = [*structure[name], *[0] * (size - len(structure[name]))]
+            values[name] = torch.tensor(padded, dtype=torch.int32, device=draw.device)
+        return ordered(definition, values)
+
+    def memory(self, definition: Definition, case: Case) -> int:
+        """Inputs as stored and once in float32, and the longest sequence with its logits.
+
+        A reference may expand the key heads to the query heads and hold the logits of a whole sequence; the oracle
+        holds one sequence in float64 and a bounded number of logits. The sequences of a workload line are taken as
+        equally long.
+        """
+        specs = [*definition.inputs.values(), *definition.outputs.values()]
+        elements = [(math.prod(definition.shape_of(spec, case.axes) or ()), spec.dtype.bits) for spec in specs]
+        stored = sum(count * (bits + 32) // 8 for count, bits in elements)
+        query = next(iter(definition.inputs.values()))
+        rows, heads, *_ = definition.shape_of(query, case.axes) or (0, 0)
+        if "kv_lens" in case.params:
+            kv_lens, q_lens = lengths_of(case.params)
+        else:
+            sizes = {**definition.const_axes, **case.axes}
+            batch = max(1, sizes[(definition.inputs["kv_indptr"].shape or ())[0]] - 1)
+            units = definition.inputs["kv_indices" if "kv_indices" in definition.inputs else "k"].shape or ()
+            kv_lens = [-(-sizes[units[0]] * self.page_size(definition) // batch)]
+            q_lens = [-(-rows // batch)]
+        pairs = [query * length for query, length in zip(q_lens, kv_lens, strict=True)]
+        width = sum(definition.const_axes.get((spec.shape or ("",))[-1], 0) for spec in definition.inputs.values())
+        sequence = max(kv_lens, default=0) * heads * width * 8
+        logits = max(pairs, default=0) * heads * 4 * SOFTMAX_COPIES
+        return stored + sequence + logits + SOFTMAX_COPIES * 8 * MAX_LOGITS
+
+
+# The four op_types
+
+
+def unknown(definition: Definition) -> str | None:
+    """What is unknown of a definition of a form; None: nothing."""
+    page = dim(definition, layout_of(definition.inputs).keys[0], 1)
+    if "kv_indices" in definition.inputs and page != 1 and "kv_last_page_len" not in definition.inputs:
+        return f"page_size is {page} and there is no kv_last_page_len"
+    return unfit(definition)
+
+
+def op(op_type: str, form: str, *, family: str, long: bool = False) -> Attention:
+    """One of them."""
+    return Attention(
+        op_type,
+        Form(form, attention),
+        family=family,
+        long=long,
+        staged=True,
+        requires=unknown,
+        apart=False,
+        gates=GATES,
+        variants=VARIANTS,
+        mutants=MUTANTS,
+    )
+
+
+TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale"
+GQA_PAGED = op(
+    "gqa_paged",
+    f"q[t h d] k_cache[p s g d] v_cache[p s g e] {TABLE} -> output[t h e] lse[t h]",
+    family="gqa",
+    long=True,
+)
+GQA_RAGGED, MLA_RAGGED = (
+    op(
+        f"{family}_ragged",
+        "q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale -> output[t h e] lse[t h]",
+        family=family,
+    )
+    for family in ("gqa", "mla")  # latent attention before absorption has keys wider than values
+)
+# Absorbed: logits q_nope . ckv + q_pe . kpe, values ckv, so that the output stays in the compressed space.
+MLA_PAGED = op(
+    "mla_paged",
+    f"q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] {TABLE} -> output[t h c] lse[t h]",
+    family="mla",
+)
+GQA = "q k_cache v_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse]"  # all return it
+MLA = (
+    "q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse] "
+    "[ckv_scale] [ckv_scale_arr] [kpe_scale]"
+)
+RAGGED = "q k v qo_indptr kv_indptr sm_scale [return_lse] -> output lse"
+
+
+def unscaled(definition: Definition) -> bool:
+    """Whether the cache is stored as it is: scales are of one in fp8, and no adapter here takes them."""
+    return not definition.inputs["ckv_cache"].dtype.startswith("float8") or "ckv_scale" not in definition.inputs
+
+
+# FlashInfer
+
+NO_KEYS = -5e4  # FlashInfer's stand-in for minus infinity
+MERGED = 10.0  # log2 of the most partial results (1024) that a row without keys is merged from
+OTHER_MASKS = r"_kernel_mask_[23]$"  # sources for masks that are handed over and for several items: unused here
+HOPPER = (9, 0)  # the only capability with FA3 kernels
+# Queries a key head that the CUDA-core decode kernel has in every version; others go through tensor cores.
+CUDA_CORE_RATIOS = frozenset({1, 2, 3, 4, 8})
+
+
+def backend(capability: tuple[int, int]) -> str:
+    """The kernels that `auto` would pick; named, so that what is built is what is called."""
+    return "fa3" if capability == HOPPER else "fa2"
+
+
+def backend_of(device: torch.device) -> str:
+    """The same for a device."""
+    return backend(torch.cuda.get_device_capability(device))
+
+
+def dtypes(definition: Definition, *names: str) -> list[str]:
+    """Inputs' dtypes as arguments of a compiled module."""
+    return [str(dtype_of(definition.inputs[name])) for name in names]
+
+
+def prefill_module(definition: Definition, which: str, names: Sequence[str]) -> Compiled:
+    """No position encoding, no window, no cap, no fp16 reduction: what every definition here means."""
+    generator = "gen_prefill_fa2" if which == "fa2" else "gen_prefill"
+    q, kv, index = dtypes(definition, *names[:2], "kv_indptr")
+    widths = [dim(definition, name, -1) or 0 for name in (names[0], names[-1])]
+    return Compiled(generator, (which, q, kv, q, index, *widths, 0, False, False, False), OTHER_MASKS)
+
+
+def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence[torch.Tensor]) -> Outputs:
+    """The outputs that the definition asks for. The log-sum-exp is base 2, as definitions have it.
+
+    Up to 0.6, a row without keys comes with NO_KEYS for minus infinity, plus log2 of how many partial results it
+    was merged from (3 and 5 were seen). A row with keys may be as low, and is left as it is. So is a row whose
+    keys are all masked, for which FlashInfer gives the mean of the masked values.
+    """
+    output, lse = returned
+    bounds = tensor(inputs, "kv_indptr")
+    empty = bounds[1:] == bounds[:-1]
+    if "qo_indptr" in inputs:
+        empty = empty.repeat_interleave(tensor(inputs, "qo_indptr").diff())
+    stood_for = empty[:, None] & (lse <= NO_KEYS + MERGED)
+    outputs = {"output": output, "lse": lse.masked_fill(stood_for, -math.inf)}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+def last_page_lengths(inputs: Given, page_size: int) -> torch.Tensor:
+    """Tokens in each row's last page, 0 for a row without pages.
+
+    A definition with one token per page has no such input, and FlashInfer counts a row without pages as holding
+    what its last page is said to hold.
+    """
+    pages = tensor(inputs, "kv_indptr").diff()
+    given = inputs.get("kv_last_page_len")
+    full = torch.full_like(pages, page_size) if given is None else given.to(pages.dtype)
+    return torch.where(pages > 0, full[: len(pages)], torch.zeros_like(pages))
+
+
+def heads_and_page(definition: Definition) -> tuple[int, int, int, int]:
+    """Query heads, key heads, head size, page size; a size that is no const axis gives 0."""
+    places = (("q", 1), ("k_cache", 2), ("q", 2), ("k_cache", 1))
+    heads, kv_heads, width, page = (dim(definition, name, axis) or 0 for name, axis in places)
+    return heads, kv_heads, width, page
+
+
+def grouped(definition: Definition) -> bool:
+    """Whether FlashInfer's kernels have these heads."""
+    if len(definition.inputs["q"].shape or ()) != 3 or len(definition.inputs["k_cache"].shape or ()) != 4:
+        return False
+    heads, kv_heads, width, page = heads_and_page(definition)
+    return bool(page) and bool(width) and bool(kv_heads) and heads % kv_heads == 0
+
+
+def on_tensor_cores(definition: Definition) -> bool:
+    """Whether decode goes through the prefill kernel."""
+    heads, kv_heads, *_ = heads_and_page(definition)
+    return heads // kv_heads not in CUDA_CORE_RATIOS
+
+
+def decode_modules(definition: Definition, _: tuple[int, int]) -> tuple[Compiled, ...]:
+    """What decode compiles."""
+    if on_tensor_cores(definition):
+        return (prefill_module(definition, "fa2", ("q", "k_cache", "q")),)
+    q, kv, index = dtypes(definition, "q", "k_cache", "kv_indptr")
+    width = heads_and_page(definition)[2]
+    return (Compiled("gen_decode", (q, kv, q, index, width, width, 0, False, False)),)
+
+
+@GQA_PAGED.truth(
+    "flashinfer",
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "decode",
+    serves=f"{GQA} -> output lse",
+    accepts=grouped,
+    modules=decode_modules,
+    sm=SM80,
+)
+def _flashinfer_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    q, k, v = inputs["q"], inputs["k_cache"], inputs["v_cache"]
+    wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores(definition))
+    wrapper.plan(
+        inputs["kv_indptr"],
+        inputs["kv_indices"],
+        last_page_lengths(inputs, k.shape[1]),
+        *heads_and_page(definition),
+        pos_encoding_mode="NONE",
+        q_data_type=q.dtype,
+        kv_data_type=k.dtype,
+        sm_scale=scalar(inputs, "sm_scale"),
+    )
+    return flashinfer_outputs(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
+
+
+@GQA_PAGED.truth(
+    "flashinfer",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "prefill_paged",
+    serves=f"{GQA} qo_indptr -> output lse",
+    accepts=grouped,
+    modules=lambda definition, sm: (prefill_module(definition, backend(sm), ("q", "k_cache", "q")),),
+    sm=SM80,
+)
+def _flashinfer_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    q, k, v = inputs["q"], inputs["k_cache"], inputs["v_cache"]
+    wrapper = api["prefill_paged"](workspace(q.device), "NHD", backend=backend_of(q.device))
+    wrapper.plan(
+        inputs["qo_indptr"],
+        inputs["kv_indptr"],
+        inputs["kv_indices"],
+        last_page_lengths(inputs, k.shape[1]),
+        *heads_and_page(definition),
+        causal=True,
+        sm_scale=scalar(inputs, "sm_scale"),
+        q_data_type=q.dtype,
+        kv_data_type=k.dtype,
+    )
+    return flashinfer_outputs(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
+
+
+def flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Causal prefill over rows end to end."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    wrapper = api["prefill_ragged"](workspace(q.device), "NHD", backend=backend_of(q.device))
+    wrapper.plan(
+        inputs["qo_indptr"],
+        inputs["kv_indptr"],
+        q.shape[1],
+        k.shape[1],
+        q.shape[2],
+        head_dim_vo=v.shape[2],
+        causal=True,
+        sm_scale=scalar(inputs, "sm_scale"),
+        q_data_type=q.dtype,
+        kv_data_type=k.dtype,
+    )
+    return flashinfer_outputs(definition, inputs, wrapper.run(q, k, v, return_lse=True))
+
+
+for one in (GQA_RAGGED, MLA_RAGGED):
+    one.truth(
+        "flashinfer",
+        "BatchPrefillWithRaggedKVCacheWrapper",
+        "prefill_ragged",
+        serves=RAGGED,
+        accepts=lambda definition: all(dim(definition, name, at) for name in "qkv" for at in (-1, -2)),
+        modules=lambda definition, sm: (prefill_module(definition, backend(sm), ("q", "k", "v")),),
+        sm=SM80,
+    )(flashinfer_ragged)
+
+
+def latent_modules(definition: Definition, capability: tuple[int, int]) -> tuple[Compiled, ...]:
+    """What latent attention compiles."""
+    q, kv, index = dtypes(definition, "q_nope", "ckv_cache", "kv_indptr")
+    widths = (dim(definition, "ckv_cache", 2), dim(definition, "kpe_cache", 2))
+    return (Compiled("gen_mla", (backend(capability), q, kv, q, index, *widths, False)),)
+
+
+@MLA_PAGED.truth(
+    "flashinfer",
+    "BatchMLAPagedAttentionWrapper",
+    "mla",
+    serves=f"{MLA} [qo_indptr] -> output lse",
+    accepts=lambda definition: all(dim(definition, "ckv_cache", axis) for axis in (1, 2)) and unscaled(definition),
+    modules=latent_modules,
+    sm=SM80,
+)
+def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    q_nope, q_pe, ckv, kpe = (tensor(inputs, name) for name in ("q_nope", "q_pe", "ckv_cache", "kpe_cache"))
+    pages, page = tensor(inputs, "kv_indptr").diff(), ckv.shape[1]
+    lengths = torch.clamp(pages - 1, min=0) * page + last_page_lengths(inputs, page)
+    causal = "qo_indptr" in inputs
+    decode = torch.arange(len(pages) + 1, dtype=torch.int32, device=q_nope.device)
+    wrapper = api["mla"](workspace(q_nope.device), backend=backend_of(q_nope.device))
+    wrapper.plan(
+        inputs["qo_indptr"] if causal else decode,
+        inputs["kv_indptr"],
+        inputs["kv_indices"],
+        lengths.to(torch.int32),
+        q_nope.shape[1],
+        q_nope.shape[2],
+        q_pe.shape[2],
+        page,
+        causal,
+        scalar(inputs, "sm_scale"),
+        q_nope.dtype,
+        ckv.dtype,
+    )
+    return flashinfer_outputs(definition, inputs, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
+
+
+# PyTorch and SGLang read a cache token by token, so page tables become token indices.
+
+
+def tokens_of(inputs: Given, page: int) -> list[torch.Tensor]:
+    """Each row's token positions in keys end to end, or in a cache flattened to [pages * page size]."""
+    bounds = tensor(inputs, "kv_indptr")
+    if "kv_indices" not in inputs:
+        return [torch.arange(start, end, device=bounds.device) for start, end in pairwise(bounds.tolist())]
+    indices, last = tensor(inputs, "kv_indices").long(), inputs.get("kv_last_page_len")
+    filled = [page] * len(bounds) if last is None else last.tolist()
+    within, rows = torch.arange(page, device=indices.device), []
+    for (start, end), tail in zip(pairwise(bounds.tolist()), filled, strict=False):
+        tokens = (indices[start:end, None] * page + within).reshape(-1)
+        rows.append(tokens[: max(0, end - start - 1) * page + tail] if end > start else tokens)
+    return rows
+
+
+def flattened(inputs: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Queries, keys [slots, key heads, width], values [slots, key heads, their width], and the slots of each row.
+
+    Latent attention has one key head: keys are the latent and the rotated part side by side, as SGLang caches
+    them, values the latent part.
+    """
+    if "ckv_cache" in inputs:
+        latent = tensor(inputs, "ckv_cache")
+        keys = torch.cat([latent, inputs["kpe_cache"]], -1).flatten(0, 1)[:, None]
+        queries = torch.cat([inputs["q_nope"], inputs["q_pe"]], -1)
+        return queries, keys, keys[..., : latent.shape[-1]], tokens_of(inputs, latent.shape[1])
+    if "kv_indices" in inputs:
+        keys, values = tensor(inputs, "k_cache"), tensor(inputs, "v_cache")
+        return inputs["q"], keys.flatten(0, 1), values.flatten(0, 1), tokens_of(inputs, keys.shape[1])
+    return inputs["q"], inputs["k"], inputs["v"], tokens_of(inputs, 1)
+
+
+def pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Row by row: queries by `qo_indptr`, or one per row without it (decode, not causal)."""
+    q, k, v, rows = flattened(inputs)
+    causal = "qo_indptr" in inputs
+    bounds = tensor(inputs, "qo_indptr").tolist() if causal else list(range(q.shape[0] + 1))
+    parts = [
+        by_sdpa(api, q[start:end], (k[row], v[row]), scale=scalar(inputs, "sm_scale"), causal=causal)
+        for (start, end), row in zip(pairwise(bounds), rows, strict=True)
+    ]
+    outputs = dict(zip(("output", "lse"), map(torch.cat, zip(*parts, strict=True)), strict=True))
+    return {name: outputs[name] for name in definition.outputs}
+
+
+SDPA = ("scaled_dot_product_attention", "attention", "attention_kernels")
+GQA_PAGED.truth("torch", *SDPA, serves=f"{GQA} [qo_indptr] -> output lse")(pytorch)
+MLA_PAGED.truth("torch", *SDPA, serves=f"{MLA} [qo_indptr] -> output lse", accepts=unscaled)(pytorch)
+GQA_RAGGED.truth("torch", *SDPA, serves=RAGGED)(pytorch)
+MLA_RAGGED.truth("torch", *SDPA, serves=RAGGED)(pytorch)
+
+
+# SGLang's Triton attention: decode over a cache, and the extension of a cached prefix by new tokens. A query that
+# sees no key is no case of a server and is not handed over: its output is 0, its log-sum-exp minus infinity.
+
+SGLANG_DTYPES = frozenset({"float16", "bfloat16"})  # products of float32 would be TF32
+SPLITS = 8  # parts that a row's keys are cut into, SGLang's default
+TILE = 16  # query heads that a program of the decode kernel has
+LATENT = frozenset({(576, 512), (288, 256)})  # widths at which values are the first part of a tile of keys
+NARROWEST = 16  # channels that a tensor core multiplies
+
+
+def wide(definition: Definition) -> bool:
+    """Whether the heads have sizes of their own that a tensor core takes, and are stored as they are."""
+    names = next(
+        names
+        for names in (("ckv_cache", "kpe_cache"), ("k_cache", "v_cache"), "kv")
+        if names[0] in definition.inputs
+    )
+    fit = all((dim(definition, name, -1) or 0) >= NARROWEST for name in names)
+    return fit and unscaled(definition) if "ckv_cache" in names else fit
+
+
+def heads_fit(definition: Definition) -> bool:
+    """Whether the decode kernel has the heads right, and multiplies on tensor cores.
+
+    Beyond TILE query heads per key head, a tile must not reach into the next key head's. Where each has a key head
+    of its own, another kernel rounds every product of a query and a key to their dtype before it sums them.
+    """
+    layout = layout_of(definition.inputs)
+    heads = dim(definition, layout.queries[0], -2) or 0
+    kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2) or 0
+    if not kv_heads or not heads or heads % kv_heads or not wide(definition):
+        return False
+    ratio = heads // kv_heads
+    return ratio > 1 and (ratio <= TILE or ratio % TILE == 0 or kv_heads == 1)
+
+
+def indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Where rows of these lengths begin, and where the last one ends; int64, as offsets are multiplied with it."""
+    return torch.tensor([0, *lengths], device=device).cumsum(0)
+
+
+def unseeing(q: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp of queries that see nothing."""
+    output = torch.zeros((*q.shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
+    return output, torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
+
+
+def sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """One query per row [rows, heads, width], which sees all of the row's tokens.
+
+    The kernel keeps the log-sum-exp of every part it cuts a row into, by e; the row's is put together here.
+    """
+    q, keys, values, rows = flattened(inputs)
+    output, lse = unseeing(q, values)
+    kept = [row for row, tokens in enumerate(rows) if len(tokens)]
+    if kept:
+        place = torch.tensor(kept, device=q.device)
+        queries = q[place]
+        shape = (*queries.shape[:2], SPLITS)
+        parts = torch.full(shape, -math.inf, dtype=torch.float32, device=q.device)
+        attended = torch.empty((*shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
+        api["decode_attention"](
+            queries,
+            keys,
+            values,
+            attended,
+            indptr([len(rows[row]) for row in kept], q.device),
+            torch.cat([rows[row] for row in kept]),
+            torch.empty((*shape, values.shape[-1]), dtype=torch.float32, device=q.device),
+            parts,
+            torch.full(shape[:1], SPLITS, dtype=torch.int32, device=q.device),
+            SPLITS,
+            scalar(inputs, "sm_scale"),
+            1.0,
+            1.0,
+            has_mla=(keys.shape[-1], values.shape[-1]) in LATENT,
+        )
+        output[place], lse[place] = attended, torch.logsumexp(parts, -1) / math.log(2)
+    outputs = {"output": output, "lse": lse}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+def sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Causal: the last query of a row sees all its tokens. The queries' own tokens are the last ones of the row.
+
+    What comes before them is the cached prefix. With fewer tokens than queries, the first queries see none.
+    """
+    q, keys, values, rows = flattened(inputs)
+    output, lse = unseeing(q, values)
+    bounds = list(pairwise(tensor(inputs, "qo_indptr").tolist()))
+    counts = [min(end - start, len(row)) for (start, end), row in zip(bounds, rows, strict=True)]
+    if sum(counts):
+        place = torch.cat(
+            [
+                torch.arange(end - count, end, device=q.device)
+                for (_, end), count in zip(bounds, counts, strict=True)
+            ]
+        )
+        own = torch.cat([row[len(row) - count :] for row, count in zip(rows, counts, strict=True)])
+        before = [row[: len(row) - count] for row, count in zip(rows, counts, strict=True)]
+        queries = q[place]
+        attended = torch.empty((*queries.shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
+        natural = torch.empty(queries.shape[:2], dtype=torch.float32, device=q.device)
+        api["extend_attention"](
+            queries,
+            keys[own].contiguous(),
+            values[own].contiguous(),
+            attended,
+            keys,
+            values,
+            indptr(counts, q.device),
+            indptr([len(row) for row in before], q.device),
+            torch.cat(before),
+            None,
+            True,  # noqa: FBT003 - is_causal, positional in SGLang
+            None,
+            max(counts),
+            1.0,
+            1.0,
+            sm_scale=scalar(inputs, "sm_scale"),
+            lse_extend=natural,
+        )
+        output[place], lse[place] = attended, natural / math.log(2)
+    outputs = {"output": output, "lse": lse}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+DECODE, EXTEND = (("sglang", f"triton_ops.{key}_fwd", key) for key in ("decode_attention", "extend_attention"))
+ON_TRITON: Any = {"dtypes": SGLANG_DTYPES, "sm": SM80}
+for one, serves in ((GQA_PAGED, GQA), (MLA_PAGED, MLA)):
+    one.truth(*DECODE, serves=f"{serves} -> output lse", accepts=heads_fit, **ON_TRITON)(sglang_decode)
+    one.truth(*EXTEND, serves=f"{serves} qo_indptr -> output lse", accepts=wide, **ON_TRITON)(sglang_extend)
+for one in (GQA_RAGGED, MLA_RAGGED):
+    one.truth(*EXTEND, serves=RAGGED, accepts=wide, **ON_TRITON)(sglang_extend)
+
+
+# Models
+
+PLAIN: Mapping[str, Any] = {"window": None, "logit_cap": None, "sinks": False}
+
+
+def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    """Facts of a layer of attention, latent or not."""
+    facts = {
+        "heads": module.tp_q_head_num,
+        "kv_heads": module.tp_k_head_num,
+        "qk_dim": module.qk_head_dim,
+        "vo_dim": module.v_head_dim,
+        "scale": module.scaling,
+        "window": module.sliding_window_size,
+        "logit_cap": module.logit_cap,
+    }
+    rank, rope = getattr(parent, "kv_lora_rank", None), getattr(parent, "qk_rope_head_dim", None)
+    if rank is not None and rope is not None:
+        facts |= {"kv_lora_rank": rank, "rope_dim": rope, "absorbed": module.v_head_dim == rank}
+    own, parameters = getattr(parent, "__dict__", {}), getattr(parent, "_parameters", None)
+    held = {**own, **(parameters if isinstance(parameters, dict) else getattr(parameters, "__dict__", {}))}
+    if any("sink" in name and value is not None for name, value in held.items()):
+        facts["sinks"] = True
+    if getattr(module, "use_irope", False):
+        facts["chunks"] = True
+    if getattr(parent, "use_dsa", False):
+        facts["sparse"] = True
+        facts["topk"] = getattr(getattr(parent, "indexer", None), "index_topk", None)
+    return facts
+
+
+def no_form(facts: Mapping[str, Any]) -> str | None:
+    """Why the dataset has no form for attention with these facts; None: it has one."""
+    kinds = {"sparse": "sparse attention that is not absorbed", "chunks": "attention within chunks"}
+    if what := next((text for name, text in kinds.items() if facts.get(name)), None):
+        return f"{what}: no form"
+    window = f"sliding window of {facts['window']} tokens" if (facts["window"] or -1) > 0 else ""
+    if facts.get("sinks"):
+        return f"attention with sinks: no form {window}".rstrip()
+    if window:
+        return f"attention with a window: a {window}, which no form can say"
+    if facts["logit_cap"]:
+        return f"attention with capped logits: at {facts['logit_cap']}, which no form can say"
+    if "kv_lora_rank" not in facts and facts["qk_dim"] != facts["vo_dim"]:
+        return f"attention of two widths: keys of {facts['qk_dim']}, values of {facts['vo_dim']}, no form"
+    return None
+
+
+def called(
+    kind: str, of: Callable[[Mapping[str, Any]], bool], **sizes: str
+) -> Callable[[Module, Reading], Kernel | str | None]:
+    """How modules of some facts are called, with sizes that are facts; else why there is no form, or None."""
+
+    def call(module: Module, _: Reading) -> Kernel | str | None:
+        if not of(module.facts):
+            return None
+        named: Facts = {name: module.facts.get(fact) for name, fact in sizes.items()}
+        return no_form(module.facts) or call_of(module, kind, **named)
+
+    return call
+
+
+def plain(facts: Mapping[str, Any]) -> Facts:
+    """What transformers gives an attention beside queries, keys and values; `PLAIN` where that is nothing."""
+    return {name: facts[name] or nothing for name, nothing in PLAIN.items()}
+
+
+def grouped_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    """Sizes on one rank; with more ranks than KV heads, ranks hold copies."""
+    ranks = evidence.parallel.attention
+    sizes = {"heads": facts["heads"] // ranks, "kv_heads": max(1, facts["kv_heads"] // ranks)}
+    return {**sizes, "dim": facts["qk_dim"], "vo_dim": facts["vo_dim"], **plain(facts)}
+
+
+def latent_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    """Sizes of absorbed attention on one rank."""
+    heads = facts["heads"] // evidence.parallel.attention
+    return {"heads": heads, "ckv": facts.get("kv_lora_rank"), "kpe": facts.get("qk_rope_head_dim"), **plain(facts)}
+
+
+def wide_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    """Sizes of latent attention before absorption on one rank."""
+    heads = facts["heads"] // evidence.parallel.attention
+    return {"heads": heads, "qk": facts["qk_dim"], "vo": facts["vo_dim"], **plain(facts)}
+
+
+def grouped_differs(call: Kernel, evidence: Evidence) -> str | None:
+    """What transformers says otherwise; a form has one width for keys and values."""
+    return held_against("attention", grouped_terms, vo_dim=call["dim"], **PLAIN)(call, evidence)
+
+
+against_latent = held_against("attention", latent_terms, **PLAIN)  # of absorbed attention
+
+
+def paged(op_type: str) -> Callable[[Kernel, Choice], Iterator[Draft]]:
+    """Decode and causal prefill at each page size; only pages of several tokens may be partly filled."""
+
+    def drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
+        for stage, size in product(("decode", "prefill"), choice.page_sizes):
+            texts, without = {"last_page_argument": "", "num_tokens": "len(pages)"}, ["kv_last_page_len"]
+            if size > 1:
+                tokens = "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])"
+                texts, without = {"last_page_argument": "kv_last_page_len, ", "num_tokens": tokens}, []
+            elif stage == "prefill":
+                without.append("batch_size")  # which nothing else has there
+            values = {**dict(call.facts), "page_size": size, **texts}
+            yield draft(op_type, f"{op_type}_{stage}", values, without=without)
+
+    return drafts
+
+
+def grouped_ragged(call: Kernel, _: Choice) -> Iterator[Draft]:
+    """Whole sequences, keys and values side by side; causal."""
+    sizes = {"num_qo_heads": call["heads"], "num_kv_heads": call["kv_heads"]}
+    yield draft("gqa_ragged", "gqa_ragged", {**sizes, "qk_dim": call["dim"], "vo_dim": call["dim"]})
+
+
+def latent_ragged(call: Kernel, _: Choice) -> Iterator[Draft]:
+    """Latent attention before absorption: full keys and values per head."""
+    sizes = {"num_qo_heads": call["heads"], "num_kv_heads": call["heads"]}
+    yield draft("mla_ragged", "mla_ragged", {**sizes, "qk_dim": call["qk"], "vo_dim": call["vo"]})
+
+
+READERS = {"RadixAttention": ("attention", read_attention)}
+GQA_PAGED.extraction = Extraction(
+    readers=READERS,
+    calls={
+        "attention": called(
+            "gqa", lambda facts: "kv_lora_rank" not in facts, heads="heads", kv_heads="kv_heads", dim="qk_dim"
+        )
+    },
+    differs={"gqa": grouped_differs},
+    drafts={"gqa": paged("gqa_paged")},
+)
+GQA_RAGGED.extraction = Extraction(drafts={"gqa": grouped_ragged})
+MLA_PAGED.extraction = Extraction(
+    readers=READERS,
+    calls={
+        "attention": called(
+            "mla_absorbed",
+            lambda facts: bool(facts.get("absorbed")),
+            heads="heads",
+            ckv="kv_lora_rank",
+            kpe="rope_dim",
+        )
+    },
+    differs={"mla_absorbed": against_latent},
+    drafts={"mla_absorbed": paged("mla_paged")},
+)
+MLA_RAGGED.extraction = Extraction(
+    readers=READERS,
+    calls={
+        "attention": called(
+            "mla_ragged",
+            lambda facts: "kv_lora_rank" in facts and not facts.get("absorbed"),
+            heads="heads",
+            qk="qk_dim",
+            vo="vo_dim",
+        )
+    },
+    differs={"mla_ragged": held_against("attention", wide_terms, **PLAIN)},
+    drafts={"mla_ragged": latent_ragged},
+)
