@@ -31,7 +31,7 @@ from traceproof.ops.base import Tensors
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solved
-from traceproof.run.tensor_files import same_bits
+from traceproof.run.tensors import same_bits
 from traceproof.sandbox import GIB
 
 SIZES = ("small",)

@@ -88,7 +88,6 @@ def verify(
             build_seconds=build_seconds,
             dataset=Path(plan.dataset),
             caches=caches,
-            scratch=verdicts.parent.parent,
             conceal=[verdicts.parent.parent, Path(plan.dataset)],
             code=code,
             tolerance=tolerance,

@@ -19,7 +19,7 @@ from traceproof.run.plan import Selection, plan
 from traceproof.run.records import OpTypePlan
 from traceproof.run.report import summarise as summary_of
 from traceproof.run.rows import VerdictRow
-from traceproof.run.source import untrusted_pool
+from traceproof.run.untrusted import untrusted_pool
 from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import MAIN
 

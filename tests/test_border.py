@@ -20,7 +20,7 @@ from traceproof.sandbox import Limits, policy
 
 pytestmark = pytest.mark.slow
 HEAD = """
-import errno, os, socket, struct, json, signal, threading, time
+import errno, fcntl, os, pathlib, socket, struct, json, signal, threading, time
 import torch
 
 CALLER = next(one for one in object.__subclasses__() if one.__name__ == "_Caller")
@@ -28,8 +28,9 @@ HONEST = CALLER._answer
 
 
 def bad(self, item):
+    data, out = map(os.dup, item["files"])
+    folder = pathlib.Path(os.environ["HOME"])
     answer = HONEST(self, item)
-    out, data = self._scratch / item["out"], self._scratch / item["data"]
 {deed}
     return answer
 
@@ -41,23 +42,15 @@ FLOOD, TIMEOUT = ("error", "output_flood"), ("error", "timeout")
 FAIL = ("fail", "numerics")
 
 LEFT = {
-    "absent": "out.unlink()",
-    "empty": "out.write_bytes(b'')",
-    "cut_short": "os.truncate(out, out.stat().st_size - 1)",
-    "one_byte_more": "out.open('ab').write(b'x')",
-    "a_sparse_giant": "os.truncate(out, 1 << 28)",
-    "a_folder": "out.unlink(); out.mkdir()",
-    "a_socket": "out.unlink(); socket.socket(socket.AF_UNIX).bind(out.name)",
-    "a_link_outside": "out.unlink(); out.symlink_to('/etc/passwd')",
-    "a_link_to_the_inputs": "out.unlink(); out.symlink_to(data)",
-    "a_link_to_itself": "out.unlink(); out.symlink_to(out)",
-    "a_link_to_zeros": "out.unlink(); out.symlink_to('/dev/zero')",
-    "a_fifo": "out.unlink(); os.mkfifo(out)",
-    "inputs_absent": "data.unlink()",
-    "inputs_cut_short": "os.truncate(data, 1)",
-    "inputs_a_fifo": "data.unlink(); os.mkfifo(data)",
-    "inputs_a_link": "data.unlink(); data.symlink_to('/dev/zero')",
-    "inputs_a_folder": "data.unlink(); data.mkdir()",
+    "outputs_cut_short": ("os.ftruncate(out, 1)", EXCEPTION),
+    "outputs_grown": ("os.ftruncate(out, 1 << 40)", EXCEPTION),
+    "outputs_sealed": ("fcntl.fcntl(out, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)", EXCEPTION),
+    "outputs_beyond_their_end": ("os.pwrite(out, b'x', os.fstat(out).st_size)", EXCEPTION),
+    "outputs_emptied": ("os.pwrite(out, bytes(4096), 0)", FAIL),
+    "outputs_of_nan": ("os.pwrite(out, b'\\xff' * 4096, 0)", ("fail", "nan")),
+    "inputs_cut_short": ("os.ftruncate(data, 1)", EXCEPTION),
+    "inputs_grown": ("os.ftruncate(data, 1 << 40)", EXCEPTION),
+    "a_file_in_place_of_outputs": ("os.dup2(os.open('file', os.O_RDWR | os.O_CREAT), out)", PASS),
 }
 SAID = {
     "nothing": "None",
@@ -83,7 +76,6 @@ SAID = {
     "dtype_unknown": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'float7'}]}",
     "dtype_no_dtype": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'tensor'}]}",
     "dtype_a_path": "answer | {'outputs': [answer['outputs'][0] | {'dtype': '../x'}]}",
-    "dtype_larger": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'float64'}]}",
     "shape_negative": "answer | {'outputs': [answer['outputs'][0] | {'shape': [-1, 32]}]}",
     "shape_giant": "answer | {'outputs': [answer['outputs'][0] | {'shape': [1 << 39, 1 << 39]}]}",
     "shape_beyond_all": "answer | {'outputs': [answer['outputs'][0] | {'shape': [10 ** 400]}]}",
@@ -96,6 +88,11 @@ SAID = {
     "name_a_surrogate": "answer | {'outputs': [answer['outputs'][0] | {'name': chr(0xD800)}]}",
     "name_endless": "answer | {'outputs': [answer['outputs'][0] | {'name': 'x' * 1000}]}",
     "an_endless_number": "10 ** 3000",
+}
+# Said in the form, and not true: the bytes are judged as what they are said to be.
+MISDESCRIBED = {
+    "dtype_larger": ("answer | {'outputs': [answer['outputs'][0] | {'dtype': 'float64'}]}", ("fail", "dtype")),
+    "shape_larger": ("answer | {'outputs': [answer['outputs'][0] | {'shape': [64, 64]}]}", ("fail", "shape")),
 }
 NAMED = {
     "called_metadata": "answer | {'outputs': [answer['outputs'][0] | {'name': '__metadata__'}]}",
@@ -140,7 +137,7 @@ DONE = {
     "a_memfd": ("os.memfd_create('x')", EXCEPTION),
     "fills_its_folder": (
         (
-            "with (self._scratch / 'more').open('wb') as file:\n"
+            "with (folder / 'more').open('wb') as file:\n"
             "        for _ in range(600):\n"
             "            file.write(bytes(1 << 20))\n"
             "        time.sleep(1)"
@@ -150,18 +147,18 @@ DONE = {
 }
 # What is done beside a right answer, and must neither help nor hurt anybody.
 BESIDE = {
-    "a_deep_folder": "for _ in range(1500):\n        os.mkdir('d'); os.chdir('d')\n    os.chdir(self._scratch)",
+    "a_deep_folder": "for _ in range(1500):\n        os.mkdir('d'); os.chdir('d')\n    os.chdir(folder)",
     "many_files": "[open(f'f{n}', 'w').close() for n in range(2000)]",
     "a_folder_without_rights": "os.makedirs('locked/inner', exist_ok=True); os.chmod('locked', 0)",
-    "a_setuid_output": "os.chmod(out, 0o4755)",
+    "a_setuid_output": "os.fchmod(out, 0o4755)",
     "a_link_farm": "[os.symlink('/etc', f'l{n}') for n in range(50) if not os.path.lexists(f'l{n}')]",
     "a_fifo_beside": "os.path.exists('fifo') or os.mkfifo('fifo')",
     "a_growing_file": (
-        "threading.Thread(target=lambda: [(self._scratch / 'g').open('ab').write(b'x') for _ in range(2000)],"
+        "threading.Thread(target=lambda: [(folder / 'g').open('ab').write(b'x') for _ in range(2000)],"
         " daemon=True).start()"
     ),
     "a_file_that_comes_and_goes": (
-        "threading.Thread(target=lambda: [((self._scratch / 'h').touch(), (self._scratch / 'h').unlink())"
+        "threading.Thread(target=lambda: [((folder / 'h').touch(), (folder / 'h').unlink())"
         " for _ in range(2000)], daemon=True).start()"
     ),
 }
@@ -174,8 +171,9 @@ def hostile(deed: str) -> str:
 
 
 EXPECTED: dict[str, tuple[str, set[tuple[str, str | None]] | None]] = {
-    **{f"left_{name}": (deed, {CRASH}) for name, deed in LEFT.items()},
+    **{f"left_{name}": (deed, {found}) for name, (deed, found) in LEFT.items()},
     **{f"said_{name}": (f"return {deed}", {CRASH}) for name, deed in SAID.items()},
+    **{f"said_{name}": (f"return {deed}", {found}) for name, (deed, found) in MISDESCRIBED.items()},
     **{f"named_{name}": (f"return {deed}", {("fail", "presence")}) for name, deed in NAMED.items()},
     **{f"done_{name}": (deed, None if found is None else {found}) for name, (deed, found) in DONE.items()},
     **{f"beside_{name}": (deed, {PASS}) for name, deed in BESIDE.items()},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from traceproof.files import BorderError, read_regular, remove_tree
-from traceproof.run.transfer import Answer, answer_of
+from traceproof.run.untrusted import Answer, answer_of
 from traceproof.text import plain_text
 
 RIGHT: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from traceproof.run import runner
-from traceproof.run.source import untrusted_pool
+from traceproof.run.untrusted import untrusted_pool
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE = "SOME_PACKAGE_WORKSPACE_BASE"

@@ -12,7 +12,7 @@ from solution_judge import SolutionJudge, solution_judge
 
 from traceproof.reasons import Error
 from traceproof.run.runner import FOLDER
-from traceproof.run.source import CompiledFiles
+from traceproof.run.untrusted import CompiledFiles
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.trial import Evaluation
 

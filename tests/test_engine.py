@@ -30,7 +30,7 @@ from traceproof.run.inputs import HOST_BYTES, drawing_device
 from traceproof.run.judging import JudgedCase, Origin, Result
 from traceproof.run.plan import Selection, plan
 from traceproof.run.records import REFERENCE, OpTypePlan, PlannedDefinition
-from traceproof.run.source import Source
+from traceproof.run.untrusted import Source
 from traceproof.run.workers import Environment
 from traceproof.sandbox import ItemOutcome, Limits, Status
 from traceproof.stacks import MAIN, STACKS, TAGGED

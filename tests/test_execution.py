@@ -12,11 +12,10 @@ from traceproof.ops.base import Values
 from traceproof.reasons import Failure, Verdict
 from traceproof.run.case import Subject, solve
 from traceproof.run.inputs import sent_together
-from traceproof.run.source import CallError, loaded
+from traceproof.run.untrusted import CallError, loaded
 from traceproof.sandbox import Limits, Pool, Status
 
 LIMITS = Limits(seconds=60.0, setup_seconds=60.0)
-NEED = 1 << 24
 DEFINITION = Definition.model_validate(rmsnorm("rmsnorm_a"))
 
 
@@ -30,7 +29,7 @@ def test_a_right_source_passes_and_a_wrong_one_fails(pool: Pool, subject: Subjec
     wrong = GOOD.replace("torch.bfloat16)", "torch.bfloat16) * 1.05")
     found = []
     for source in (GOOD, wrong):
-        with loaded(DEFINITION, pool, limits=LIMITS, need=NEED, source=source) as called:
+        with loaded(DEFINITION, pool, limits=LIMITS, source=source) as called:
             ruling = subject.ruling("output", called.outputs(subject).get("output"))
             found.append((ruling.verdict, ruling.reason))
     assert found == [(Verdict.PASS, None), (Verdict.FAIL, Failure.NUMERICS)]
@@ -41,7 +40,7 @@ def test_what_a_source_does_beside_computing_is_told(pool: Pool, subject: Subjec
         "def run(hidden_states, weight):\n    weight.add_(1)\n    return hidden_states, weight, weight.sum()\n"
     )
     before = subject.tensor("weight").clone()
-    with loaded(DEFINITION, pool, limits=LIMITS, need=NEED, source=source) as called:
+    with loaded(DEFINITION, pool, limits=LIMITS, source=source) as called:
         taken = called.run(subject.case, subject.inputs, seed=0)
     assert taken.mutated == ["weight"]
     assert taken.aliased == ["output", "extra-0"]
@@ -61,7 +60,7 @@ def test_a_call_without_outputs_says_why(pool: Pool, subject: Subject, source: s
     limits = Limits(seconds=1.0 if status is Status.TIMEOUT else 10.0, setup_seconds=60.0)
     with (
         pytest.raises(CallError) as failed,
-        loaded(DEFINITION, pool, limits=limits, need=NEED, source=source) as called,
+        loaded(DEFINITION, pool, limits=limits, source=source) as called,
     ):
         called.outputs(subject)
     assert failed.value.outcome.status is status

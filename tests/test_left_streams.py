@@ -10,7 +10,7 @@ from solution_judge import candidate, solution_judge
 
 from traceproof.ops.cases import Case
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.source import CallError
+from traceproof.run.untrusted import CallError
 from traceproof.sandbox import ItemOutcome, Status
 from traceproof.solutions.properties import CHANNELS
 from traceproof.solutions.trial import Evaluation, left_behind

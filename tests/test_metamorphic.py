@@ -17,7 +17,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.batch import batch_of
 from traceproof.run.case import Subject, solve
-from traceproof.run.source import loaded
+from traceproof.run.untrusted import loaded
 from traceproof.sandbox import Limits, Pool
 
 OWN = [ops.definitions(op_type)[0] for op_type in registry.known() if ops.definitions(op_type)]
@@ -43,7 +43,7 @@ def tried(definition: Definition, relations: Iterable[Relation], cases: list[Sub
     """What becomes of relations; each has a worker of its own."""
     found = []
     for relation in relations:
-        with loaded(definition, POOL[0], limits=Limits(seconds=60), need=1 << 30) as source:
+        with loaded(definition, POOL[0], limits=Limits(seconds=60)) as source:
             found.append(try_relation(relation, cases, source))
     return found
 

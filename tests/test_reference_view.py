@@ -12,7 +12,7 @@ from worker_pools import NOTHING
 
 import traceproof
 from traceproof.run.plan import Selection
-from traceproof.run.source import untrusted_pool
+from traceproof.run.untrusted import untrusted_pool
 from traceproof.sandbox import Limits, Pool, Status, policy
 from traceproof.sandbox.isolation import lacking
 
@@ -125,6 +125,7 @@ def test_strangers_code_does_not_run_where_it_can_not_be_isolated(tmp_path: Path
 
 
 def test_a_pool_says_of_each_outcome_what_was_lacking() -> None:
-    with Pool(preload=(), without=tuple(NOTHING), weak=False) as pool:
-        (refused,) = pool.run_items(setup="worker_misdeeds:setup", payload=None, items=[{"do": "given"}])
+    pool = Pool(preload=(), without=tuple(NOTHING), weak=False)
+    with pool, pool.session(setup="worker_misdeeds:setup", payload=None) as session:
+        refused = session.ask({"do": "given"})
     assert refused.status is Status.ISOLATION

@@ -16,7 +16,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.compare import Close
 from traceproof.run.shadow import FLOAT64
-from traceproof.run.source import loaded
+from traceproof.run.untrusted import loaded
 from traceproof.sandbox import Limits, Pool
 
 LIMITS = Limits(seconds=60.0, setup_seconds=60.0)
@@ -37,7 +37,7 @@ def test_the_shadow_of_a_right_reference_is_what_the_oracle_says(definition: Def
     case = cases(definition, "small")[0]
     inputs = inputs_of(definition, case)
     known = truth(definition, inputs)
-    with loaded(definition, pool, limits=LIMITS, need=op.memory(definition, case)) as source:
+    with loaded(definition, pool, limits=LIMITS) as source:
         plain = source.run(case, inputs, seed=0).outputs
         found = source.run(case, inputs, seed=0, mode=FLOAT64).outputs
     compared = 0

@@ -31,7 +31,7 @@ MODULES = (
     "traceproof.environments.probe",
     "traceproof.run.trusted",
     "traceproof.run.workers",
-    "traceproof.sandbox.zygote",
+    "traceproof.sandbox.worker",
 )
 STARTED = (*SCRIPTS, *MODULES)
 RUN = {name: STARTED for stack in KERNELS for name in STACKS[stack].environments} | {READER: (READS_MODELS,)}

@@ -1,28 +1,24 @@
-"""What a call changed of its inputs is found: in the file on a CPU, by the caller's copies on a GPU."""
+"""What lies in the memory that a call shares: inputs and their surroundings, what was changed there, outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.files import BorderError
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
-from traceproof.run import tensor_files
-from traceproof.run.tensor_files import (
-    placed,
-    plain_tensor,
-    plain_tensors,
-    read_mapped,
-    views,
-    write_back,
-    write_outputs,
-)
-from traceproof.run.transfer import Layout, Transfer
+from traceproof.run import tensors
+from traceproof.run.runner import differing, write_back, write_outputs
+from traceproof.run.tensors import plain_tensor, plain_tensors, values_in, whole
+from traceproof.run.untrusted import PLAIN, CallMemory, Layout
 
 DATASET = Path(__file__).parent / "dataset"
 CASE = Case("small-0", "small", {"batch_size": 2}, 0)
@@ -33,9 +29,9 @@ def definition() -> Definition:
     return Definition.model_validate_json(path.read_text())
 
 
-def transfer(folder: Path, *, on_gpu: bool) -> Transfer:
+def memory(values: Values, *, on_gpu: bool = False, layout: Layout = PLAIN) -> AbstractContextManager[CallMemory]:
     found = definition()
-    return Transfer(found, registry.get(found.op_type), folder, on_gpu=on_gpu)
+    return CallMemory.of(found, registry.get(found.op_type), CASE, values, layout=layout, on_gpu=on_gpu)
 
 
 @pytest.mark.parametrize(("kept", "wanted"), [(True, [1]), (False, [0, 1])])
@@ -57,7 +53,7 @@ def test_another_size_is_a_change_of_that_input_alone() -> None:
     before = [torch.zeros(3), torch.zeros(16), torch.zeros(2, dtype=torch.bool)]
     inputs = [torch.zeros(3), torch.zeros(16), torch.zeros(2, dtype=torch.bool)]
     inputs[1].resize_(8)
-    assert tensor_files.differing(list(zip(inputs, before, strict=True))) == [False, True, False]
+    assert differing(list(zip(inputs, before, strict=True))) == [False, True, False]
 
 
 def odd_tensors() -> list[object]:
@@ -77,7 +73,7 @@ def odd_tensors() -> list[object]:
 
 
 def test_tensors_put_together_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_files, "_packs", lambda value: isinstance(value, torch.Tensor) and value.numel())
+    monkeypatch.setattr(tensors, "_packs", lambda value: isinstance(value, torch.Tensor) and value.numel())
     values = odd_tensors()
     found = plain_tensors(values)
     for one, value in zip(found, values, strict=True):
@@ -89,81 +85,87 @@ def test_tensors_put_together_are_what_each_is_alone(monkeypatch: pytest.MonkeyP
     assert len(set(owners)) == len(owners)
 
 
-def test_a_file_is_placed_as_what_it_holds_and_once_more_untouched(tmp_path: Path) -> None:
+def test_bytes_in_one_tensor_are_what_lies_in_memory() -> None:
     three = torch.tensor([[1.0, float("nan")]]).bfloat16()
-    values: Values = {"one": torch.arange(5), "two": 0.5, "three": three}
-    sent = transfer(tmp_path, on_gpu=True).send(values, "case.in")
-    inputs, before = placed(tmp_path / "case.in", sent.specs, torch.device("cpu"))
-    assert torch.equal(inputs[0], torch.arange(5))
-    assert inputs[1] == 0.5
-    assert tensor_files.differing([(inputs[2], three)]) == [False]
-    inputs[0][2] = 7
-    assert torch.equal(before[0], torch.arange(5))
-    assert write_back(read_mapped(tmp_path / "case.in", sent.specs), inputs, before) == [0]
+    with memory({"one": torch.arange(5), "two": 0.5, "three": three}) as shared:
+        for held in (shared.inputs.held, whole(shared.inputs.held).clone()):
+            one, two, found = values_in(held, shared.specs)
+            assert torch.equal(one, torch.arange(5))
+            assert two == 0.5
+            assert differing([(found, three)]) == [False]
 
 
-@pytest.mark.parametrize(
-    ("on_gpu", "said", "wanted"),
-    [
-        (False, [], ["hidden_states"]),  # on a CPU the file is the evidence, whatever is said
-        (True, [0], ["hidden_states"]),
-        (True, [0, 1], ["hidden_states"]),
-    ],
-)
-def test_a_changed_input_is_named(tmp_path: Path, *, on_gpu: bool, said: Sequence[int], wanted: list[str]) -> None:
-    files = transfer(tmp_path, on_gpu=on_gpu)
-    values: Values = {
-        "hidden_states": torch.ones(2, 96, dtype=torch.bfloat16),
-        "weight": torch.ones(96).bfloat16(),
-    }
-    sent = files.send(values, "in")
-    hidden, _ = read_mapped(tmp_path / "in", sent.specs)
-    hidden[0, 0] = 3
-    outputs = write_outputs(tmp_path / "out", [("output", torch.ones(2, 96).bfloat16())])
-    answer = {"outputs": outputs, "aliased": [], "subclassed": [], "written": list(said)}
-    taken = files.take(sent, answer, CASE, data="in", out="out")
-    assert taken.mutated == wanted
-    assert torch.equal(taken.outputs["output"], torch.ones(2, 96).bfloat16())
-
-
-VALUES = {
+VALUES: dict[str, torch.Tensor] = {
     "hidden_states": torch.arange(192).reshape(2, 96).bfloat16(),
     "weight": torch.linspace(-1, 1, 96).bfloat16(),
 }
 
 
+def answer(shared: CallMemory, written: Sequence[int] = ()) -> dict[str, Any]:
+    """What a worker says of a right call."""
+    outputs = write_outputs(shared.outputs.held, [("output", torch.ones(2, 96).bfloat16())])
+    return {"outputs": outputs, "aliased": [], "subclassed": [], "written": list(written)}
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "said", "wanted"),
+    [
+        (False, [], ["hidden_states"]),  # on a CPU the memory is the evidence, whatever is said
+        (True, [0], ["hidden_states"]),
+        (True, [0, 1], ["hidden_states"]),
+    ],
+)
+def test_a_changed_input_is_named(*, on_gpu: bool, said: Sequence[int], wanted: list[str]) -> None:
+    with memory({**VALUES}, on_gpu=on_gpu) as shared:
+        hidden, _ = values_in(shared.inputs.held, shared.specs)
+        hidden[0, 0] = 3
+        taken = shared.taken(answer(shared, said))
+    assert taken.mutated == wanted
+    assert torch.equal(taken.outputs["output"], torch.ones(2, 96).bfloat16())
+
+
+def test_what_was_taken_stays_as_it_was_whatever_is_written_later() -> None:
+    with memory({**VALUES}) as shared:
+        taken = shared.taken(answer(shared))
+        whole(shared.outputs.held).fill_(7)
+        assert torch.equal(taken.outputs["output"], torch.ones(2, 96).bfloat16())
+    assert torch.equal(taken.outputs["output"], torch.ones(2, 96).bfloat16())
+    assert not whole(shared.inputs.held).any()  # its pages are given back
+
+
+def test_more_than_there_is_room_for_is_refused() -> None:
+    with memory({**VALUES}) as shared:
+        said = write_outputs(
+            shared.outputs.held, [("output", torch.empty(shared.outputs.size + 1, dtype=torch.int8))]
+        )
+        with pytest.raises(BorderError, match="far more than the definition says"):
+            shared.taken({"outputs": said, "aliased": [], "subclassed": []})
+
+
 @pytest.mark.parametrize("shift", [0, 1])
-def test_inputs_lie_between_bytes_of_ours_in_the_file_and_in_one_buffer_as_on_a_gpu(
-    shift: int, tmp_path: Path
-) -> None:
-    files = transfer(tmp_path, on_gpu=False)
-    sent = files.send({**VALUES}, "in", layout=Layout(room=128, byte=0xFF, shift=shift), case=CASE)
-    assert [spec["offset"] % 64 for spec in sent.specs] == [2 * shift] * 2
-    whole = torch.from_file(str(tmp_path / "in"), size=sent.size, dtype=torch.uint8)
-    for found in (read_mapped(tmp_path / "in", sent.specs), views(whole, sent.specs)):
+def test_inputs_lie_between_bytes_of_ours(shift: int) -> None:
+    with memory({**VALUES}, layout=Layout(room=128, byte=0xFF, shift=shift)) as shared:
+        assert [spec["offset"] % 64 for spec in shared.specs] == [2 * shift] * 2
+        held = whole(shared.inputs.held)
+        found = values_in(shared.inputs.held, shared.specs)
         assert all(torch.equal(one, other) for one, other in zip(found, VALUES.values(), strict=True))
-    inside = sum(96 * rows * 2 for rows in (2, 1))
-    assert int((whole == 0xFF).sum()) >= sent.size - inside
-    assert sum(end - start for _, start, end in sent.gaps) == sent.size - inside
+        inside = sum(96 * rows * 2 for rows in (2, 1))
+        assert int((held == 0xFF).sum()) >= shared.inputs.size - inside
+        assert sum(end - start for _, start, end in shared.gaps) == shared.inputs.size - inside
 
 
 @pytest.mark.parametrize(("place", "wanted"), [(-1, ["hidden_states"]), (384, ["hidden_states"]), (0, [])])
-def test_a_byte_changed_beside_an_input_is_named(place: int, wanted: list[str], tmp_path: Path) -> None:
-    files = transfer(tmp_path, on_gpu=False)
-    sent = files.send({**VALUES}, "in", layout=Layout(room=128, byte=0xFF), case=CASE)
-    whole = torch.from_file(str(tmp_path / "in"), shared=True, size=sent.size, dtype=torch.uint8)
-    whole[sent.specs[0]["offset"] + place] = 7
-    outputs = write_outputs(tmp_path / "out", [("output", torch.ones(2, 96).bfloat16())])
-    answer = {"outputs": outputs, "aliased": [], "subclassed": [], "written": []}
-    taken = files.take(sent, answer, CASE, data="in", out="out")
+def test_a_byte_changed_beside_an_input_is_named(place: int, wanted: list[str]) -> None:
+    with memory({**VALUES}, layout=Layout(room=128, byte=0xFF)) as shared:
+        whole(shared.inputs.held)[shared.specs[0]["offset"] + place] = 7
+        taken = shared.taken(answer(shared))
     assert taken.overrun == wanted
     assert taken.mutated == ([] if wanted else ["hidden_states"])
 
 
-def test_places_for_outputs_follow_the_inputs_and_hold_no_number(tmp_path: Path) -> None:
-    files = transfer(tmp_path, on_gpu=False)
-    sent = files.send({**VALUES}, "in", layout=Layout(room=64, destinations=True), case=CASE)
-    assert sent.destinations == 1
-    *_, place = read_mapped(tmp_path / "in", sent.specs)
-    assert place.shape == (2, 96)
-    assert bool(place.isnan().all())
+def test_places_for_outputs_follow_the_inputs_and_hold_no_number() -> None:
+    with memory({**VALUES}, layout=Layout(room=64, destinations=True)) as shared:
+        assert shared.destinations == 1
+        *_, place = values_in(shared.inputs.held, shared.specs)
+        assert place.shape == (2, 96)
+        assert bool(place.isnan().all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,8 @@ import pytest
 from worker_pools import Workers, pool
 
 from traceproof.errors import TraceproofError
-from traceproof.files import own_folder
 from traceproof.sandbox import MIB, ItemOutcome, Limits, Pool, Status
+from traceproof.sandbox.model import Shared
 
 
 @pytest.fixture(scope="module", params=["untrusted", "limits_only"])
@@ -120,30 +121,24 @@ def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(workers: Workers) -
     outcome, after = workers.run(
         {"do": "write_here", "name": "large", "count": 16 * MIB}, {"do": "echo", "value": 1}, limits=limits
     )
-    assert outcome.status in {Status.ERROR, Status.OUTPUT}  # EFBIG from the kernel, or the monitor's look
+    assert outcome.status in {Status.ERROR, Status.OUTPUT}  # EFBIG from the kernel, or the guard's look
     assert after.value == 1
 
 
-@pytest.mark.parametrize("root", ["/tmp", "/dev/shm"])  # noqa: S108 - a disk's folder, and memory
-def test_what_it_is_given_counts_neither_as_its_files_nor_as_its_memory(workers: Workers, root: str) -> None:
-    limits = Limits(seconds=20, file_bytes=4 * MIB, memory_bytes=32 * MIB)
-    with (
-        own_folder("scratch", Path(root)) as folder,
-        workers.pool.session(
-            setup="worker_misdeeds:setup",
-            payload=None,
-            limits=limits,
-            scratch=folder,
-        ) as session,
-    ):
-        session.start()
-        session.give(64 * MIB)
-        (folder / "inputs").write_bytes(bytes(64 * MIB))
-        assert session.ask({"do": "nap", "seconds": 0.6}).status is Status.OK
-        assert session.ask({"do": "touch", "name": "inputs"}).value == 64 * MIB
-        assert session.ask({"do": "share", "count": 128 * MIB}).status is Status.MEMORY
-        session.give(0)
-        assert session.ask({"do": "nap", "seconds": 0.6}).status is Status.OUTPUT
+def test_the_files_that_it_is_given_do_not_count_as_its_memory(workers: Workers) -> None:
+    limits = Limits(seconds=20, memory_bytes=32 * MIB)
+    begun = workers.pool.session(setup="worker_misdeeds:setup", payload=None, limits=limits)
+    with begun as session, Shared(64 * MIB) as given:
+        assert session.ask({"do": "touch"}, files=[given.fd]).value == 64 * MIB
+        assert session.ask({"do": "share", "count": 128 * MIB}, files=[given.fd]).status is Status.MEMORY
+
+
+@pytest.mark.parametrize("size", [0, 32 * MIB, 128 * MIB])
+def test_the_size_of_what_it_is_given_stays(workers: Workers, size: int) -> None:
+    with workers.pool.session(setup="worker_misdeeds:setup", payload=None) as session, Shared(64 * MIB) as given:
+        refused = session.ask({"do": "resize", "size": size}, files=[given.fd])
+        assert refused.status is Status.ERROR
+        assert os.fstat(given.fd).st_size == 64 * MIB
 
 
 @pytest.mark.parametrize(
@@ -178,10 +173,9 @@ def test_several_threads_share_a_pool(workers: Workers) -> None:
     assert values == [[index, None] for index in range(6)]
 
 
-def test_an_abandoned_run_leaves_the_pool_usable(workers: Workers) -> None:
-    outcomes = workers.pool.run_items(setup="worker_misdeeds:setup", payload=None, items=[{"do": "given"}] * 3)
-    assert next(outcomes).status is Status.OK
-    del outcomes
+def test_a_session_that_ends_early_leaves_the_pool_usable(workers: Workers) -> None:
+    with workers.pool.session(setup="worker_misdeeds:setup", payload=None) as session:
+        session.start()
     assert statuses(workers.run({"do": "given"})) == [Status.OK]
 
 
@@ -192,7 +186,7 @@ def test_an_item_that_is_not_json_is_the_callers_error(workers: Workers) -> None
 
 def test_an_interpreter_that_is_not_there_is_named() -> None:
     with Pool(python="/nowhere/python", preload=()) as absent, pytest.raises(TraceproofError, match="/nowhere"):
-        list(absent.run_items(setup="a:b", payload=None, items=[1]))
+        absent.layers()
 
 
 def test_a_preload_that_does_not_import_is_named() -> None:
@@ -205,14 +199,13 @@ def test_a_preload_that_starts_threads_is_refused() -> None:
         broken.layers()
 
 
-def test_a_pool_outlives_its_interpreter() -> None:
-    with pool() as lasting:
-        run = {"setup": "worker_misdeeds:setup", "payload": None, "items": [{"do": "given"}]}
-        assert statuses(list(lasting.run_items(**run))) == [Status.OK]  # type: ignore[arg-type]
-        assert lasting._running is not None
-        lasting._running.process.kill()
-        lasting._running.process.wait()
-        assert statuses(list(lasting.run_items(**run))) == [Status.OK]  # type: ignore[arg-type]
+def test_a_pool_outlives_its_interpreter(workers: Workers) -> None:
+    assert statuses(workers.run({"do": "given"})) == [Status.OK]
+    running = workers.pool._running
+    assert running is not None
+    running.process.kill()
+    running.process.wait()
+    assert statuses(workers.run({"do": "given"})) == [Status.OK]
 
 
 @pytest.mark.parametrize("field", ["seconds", "memory_bytes", "output_bytes"])

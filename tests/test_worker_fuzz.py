@@ -8,24 +8,22 @@ from __future__ import annotations
 import json
 import os
 import socket
-import tempfile
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 from fuzzing import repeatedly
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_transfer import CASE, transfer
+from test_transfer import memory
 
 from traceproof.files import BorderError
 from traceproof.ops.base import Values
 from traceproof.run.judging import Result
 from traceproof.sandbox import ItemOutcome, Limits, Status, model
-from traceproof.sandbox.conversation import Conversation
+from traceproof.sandbox.pool import Conversation
 
 HASTE = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 LIMITS = Limits(message_bytes=1 << 16, output_bytes=1 << 12)
@@ -72,36 +70,22 @@ MISSHAPEN = st.fixed_dictionaries(
 ).map(lambda output: {"outputs": [output], "aliased": [], "subclassed": []})
 
 
-def sized(answer: Any) -> int:  # noqa: ANN401 - JSON
-    """Bytes of the file that an answer speaks of, as far as it makes sense; 0 else."""
-    with suppress(Exception):
-        shapes = [(output["shape"], getattr(torch, output["dtype"])) for output in answer["outputs"]]
-        return sum(-(-torch.Size(shape).numel() * dtype.itemsize // 64) * 64 for shape, dtype in shapes)
-    return 0
-
-
-def test_an_answer_and_its_file_are_tensors_or_one_error() -> None:
+def test_an_answer_and_its_bytes_are_tensors_or_one_error() -> None:
     taken = []
 
     @HASTE
     @given(
         answer=ANSWER | MISSHAPEN | JSON,
-        change=st.integers(-2, 2),
         on_gpu=st.booleans(),
         data=st.binary(max_size=64),
     )
-    def fuzz(answer: Any, change: int, on_gpu: bool, data: bytes) -> None:  # noqa: ANN401, FBT001 - drawn
-        with tempfile.TemporaryDirectory() as folder:
-            files = transfer(Path(folder), on_gpu=on_gpu)
-            values: Values = {"hidden_states": torch.ones(2, 96).bfloat16(), "weight": torch.ones(96).bfloat16()}
-            sent = files.send(values, "in")
-            size = max(0, min(sized(answer), 1 << 20) + (change if change in {1, 2} else 0))
-            Path(folder, "out").write_bytes(
-                (data * (size // max(1, len(data)) + 1))[:size] if data else bytes(size)
-            )
+    def fuzz(answer: Any, on_gpu: bool, data: bytes) -> None:  # noqa: ANN401, FBT001 - drawn
+        values: Values = {"hidden_states": torch.ones(2, 96).bfloat16(), "weight": torch.ones(96).bfloat16()}
+        with memory(values, on_gpu=on_gpu) as shared:
+            shared.outputs.held[: len(data)] = data
             began = time.monotonic()
             try:
-                found = files.take(sent, answer, CASE, data="in", out="out")
+                found = shared.taken(answer)
             except BorderError as error:
                 assert len(str(error).encode()) < 4000  # noqa: PT017 - the other branch is the subject as well
             else:

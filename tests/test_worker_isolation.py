@@ -167,10 +167,9 @@ def test_a_killed_supervisor_leaves_nothing(workers: Workers, tmp_path: Path) ->
     without = [layer for layer, state in layers.items() if state != "holds"]
     program = (
         "from worker_pools import pool\n"
-        f"items = [{{'do': 'leave_behind', 'marker': '{marker}'}}, {{'do': 'loop'}}]\n"
-        f"run = pool(without={without!r}).run_items(setup='worker_misdeeds:setup', payload=None, items=items)\n"
-        "print(next(run).status, flush=True)\n"
-        "next(run)\n"
+        f"with pool(without={without!r}).session(setup='worker_misdeeds:setup', payload=None) as session:\n"
+        f"    print(session.ask({{'do': 'leave_behind', 'marker': '{marker}'}}).status, flush=True)\n"
+        "    session.ask({'do': 'loop'})\n"
     )
     path = os.pathsep.join([str(SOURCES), str(TESTS)])
     command = [sys.executable, "-c", program]
@@ -192,14 +191,9 @@ def test_a_killed_supervisor_leaves_nothing(workers: Workers, tmp_path: Path) ->
 )
 def test_any_one_layer_may_be_missing(left_out: tuple[str, ...]) -> None:
     with pool(without=left_out) as weaker:
-        outcomes = list(
-            weaker.run_items(
-                setup="worker_misdeeds:setup",
-                payload=None,
-                items=[{"do": "echo", "value": 1}, {"do": "leave", "code": 3}, {"do": "echo", "value": 2}],
-            )
-        )
-        assert [outcome.value for outcome in outcomes] == [1, None, 2]
+        items = [{"do": "echo", "value": 1}, {"do": "leave", "code": 3}, {"do": "echo", "value": 2}]
+        with weaker.session(setup="worker_misdeeds:setup", payload=None) as session:
+            assert [session.ask(item).value for item in items] == [1, None, 2]
         assert all(weaker.layers()[layer] == "absent: left out on request" for layer in left_out)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.sandbox import isolation, kernel, model, monitor
+from traceproof.sandbox import isolation, kernel, model
 from traceproof.sandbox.isolation import line_of
 from traceproof.sandbox.kernel import AARCH64, X86_64
+from traceproof.sandbox.worker import folder_bytes
 
 ALLOWED, KILLED = "allowed", "killed"
 MACHINES = (X86_64, AARCH64)
@@ -162,8 +163,8 @@ def test_a_folder_weighs_what_its_files_take(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "file").write_bytes(b"x" * 100_000)
     (tmp_path / "loop").symlink_to(tmp_path)
-    assert 100_000 <= monitor.folder_bytes(tmp_path) < 300_000
-    assert monitor.folder_bytes(tmp_path / "nowhere") == 0
+    assert 100_000 <= folder_bytes(tmp_path) < 300_000
+    assert folder_bytes(tmp_path / "nowhere") == 0
 
 
 def test_the_line_names_what_is_absent_once_a_reason_and_what_follows() -> None:

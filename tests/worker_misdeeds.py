@@ -51,16 +51,21 @@ class Deeds:
     def given(self) -> Any:  # noqa: ANN401 - any JSON value
         return self.payload
 
-    def touch(self, name: str) -> int:
-        """Map a file of the scratch folder and write to each of its pages."""
-        with (self.scratch / name).open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+    def touch(self, files: list[int]) -> int:
+        """Map the file that it is given and write to each of its pages."""
+        with mmap.mmap(files[0], 0) as mapped:
             for at in range(0, len(mapped), 4096):
                 mapped[at] = 1
-            time.sleep(0.3)  # the monitor looks several times
+            time.sleep(0.3)  # the guard looks several times
             return len(mapped)
 
-    def share(self, count: int) -> None:
+    def resize(self, files: list[int], size: int) -> None:
+        """Change the size of the file that it is given."""
+        os.ftruncate(files[0], size)
+
+    def share(self, count: int, files: list[int]) -> None:
         """Take memory that belongs to no file and is shared with children."""
+        del files
         held = mmap.mmap(-1, count)
         for at in range(0, count, 4096):
             held[at] = 1
@@ -121,7 +126,7 @@ class Deeds:
                 time.sleep(60)
                 os._exit(0)
             time.sleep(0.002 if count else 0)
-        time.sleep(5)  # long enough for a slow machine's monitor to look
+        time.sleep(5)  # long enough for a slow machine's guard to look
         return limit
 
     def fork_quietly(self) -> int:
@@ -142,7 +147,7 @@ class Deeds:
     def kill_parent(self) -> str:
         parent = os.getppid()
         os.kill(parent or 1, signal.SIGKILL)
-        time.sleep(0.5)  # a worker dies with its monitor, but not in the same instant
+        time.sleep(0.5)  # a worker dies with its guard, but not in the same instant
         return "the signal was sent"
 
     def environment(self) -> dict[str, str]:

@@ -41,15 +41,9 @@ class Workers:
         limits: Limits | None = None,
         scratch: Path | None = None,
     ) -> list[ItemOutcome]:
-        return list(
-            self.pool.run_items(
-                setup=f"worker_misdeeds:{setup}",
-                payload=payload,
-                items=items,
-                limits=limits or Limits(seconds=20),
-                scratch=scratch,
-            )
-        )
+        given = {"payload": payload, "limits": limits or Limits(seconds=20), "scratch": scratch}
+        with self.pool.session(setup=f"worker_misdeeds:{setup}", **given) as session:
+            return [session.ask(item) for item in items]
 
     def has(self, *layers: str) -> bool:
         """Whether any of these layers of isolation holds for the workers."""

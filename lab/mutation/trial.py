@@ -25,8 +25,8 @@ from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solved
-from traceproof.run.source import CallError, Source, loaded
-from traceproof.run.tensor_files import same_values
+from traceproof.run.tensors import same_values
+from traceproof.run.untrusted import CallError, Source, loaded
 from traceproof.sandbox import Limits, Pool, Status
 
 
@@ -169,8 +169,7 @@ class Trial:
 
     @contextmanager
     def _loaded(self, source: str) -> Iterator[Source]:
-        need = max((self.op.memory(self.definition, subject.case) for subject in self.judged), default=0)
-        with loaded(self.definition, self.pool, limits=self.limits, need=need, source=source) as found:
+        with loaded(self.definition, self.pool, limits=self.limits, source=source) as found:
             yield found
 
     def _all(self, source: str, subjects: list[Subject]) -> list[Tensors]:
@@ -182,7 +181,7 @@ class Trial:
         (name, *_) = self.definition.outputs
         lines: set[int] = set()
         text = ast.unparse(plain(self.definition.reference)) + TRACED
-        with loaded(self.definition, self.pool, limits=self.limits, need=COSTLY, source=text, ours=True) as found:
+        with loaded(self.definition, self.pool, limits=self.limits, source=text, ours=True) as found:
             for subject in self.judged:
                 taken = found.run(subject.case, subject.inputs, seed=subject.seed)
                 lines |= set(taken.outputs[name].tolist())
@@ -317,7 +316,7 @@ def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence
 
     Args:
         definition: the definition.
-        pool: workers for untrusted code, see `traceproof.run.source.untrusted_pool`.
+        pool: workers for untrusted code, see `traceproof.run.untrusted.untrusted_pool`.
         limits: of one call.
         sizes: of the cases.
         seed: of the cases.

@@ -22,8 +22,8 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, IndexSet, Quantised, Samples
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
-from traceproof.run.source import CallError, Source, loaded
-from traceproof.run.tensor_files import same_values
+from traceproof.run.tensors import same_values
+from traceproof.run.untrusted import CallError, Source, loaded
 from traceproof.sandbox import Limits, Pool, Status
 
 # References of experts compute in float32 from the stored values: two of their answers differ by an order of sums
@@ -288,12 +288,12 @@ def memory(definition: Definition, *, seed: int) -> int:
 def try_relations(definition: Definition, pool: Pool, *, limits: Limits, seed: int) -> Iterator[Finding]:
     """Every relation of a definition. A refusal, a crash, a hang or an out-of-memory breaks the relation at hand.
 
-    `pool` has workers for untrusted code, see `traceproof.run.source.untrusted_pool`.
+    `pool` has workers for untrusted code, see `traceproof.run.untrusted.untrusted_pool`.
     """
-    subjects, need = subjects_of(definition, seed), memory(definition, seed=seed)
+    subjects = subjects_of(definition, seed)
     for relation in relations_of(definition):
         try:
-            with loaded(definition, pool, limits=limits, need=need) as source:
+            with loaded(definition, pool, limits=limits) as source:
                 found = try_relation(relation, subjects, source)
         except CallError as error:
             text = f"{error.outcome.status}: {error.outcome.message[-300:]}"

@@ -175,9 +175,8 @@ def run(order: Mapping[str, Any], workers: Pool, *, seconds: float) -> Trial:
     trial = Trial()
     limits = Limits(seconds=seconds, memory_bytes=MEMORY_BYTES, output_bytes=OUTPUT_BYTES, processes=PROCESSES)
     with tempfile.TemporaryDirectory(prefix="traceproof-audit-", ignore_cleanup_errors=True) as scratch:
-        (ended,) = workers.run_items(
-            setup=SETUP, payload=RECORD, items=[order], limits=limits, scratch=Path(scratch)
-        )
+        with workers.session(setup=SETUP, payload=RECORD, limits=limits, scratch=Path(scratch)) as session:
+            ended = session.ask(order)
         for line in _record(Path(scratch) / RECORD):
             trial.take(line)
     trial.timed_out = ended.status is Status.TIMEOUT

@@ -85,7 +85,7 @@ def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
     """In the worker, once."""
     import torch
 
-    from traceproof.run.source import untrusted_pool
+    from traceproof.run.untrusted import untrusted_pool
 
     torch.set_num_threads(1)
     pool = untrusted_pool()
@@ -98,8 +98,7 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     from traceproof.run.definition_run import DefinitionRun, Drawn
     from traceproof.run.engine import Engine, Settings, this_interpreter
     from traceproof.run.records import REFERENCE, PlannedCase
-    from traceproof.run.source import CallError, loaded
-    from traceproof.run.transfer import Taken
+    from traceproof.run.untrusted import CallError, Taken, loaded
 
     op, unknown = registry.for_definition(definition)
     if unknown is not None:
@@ -116,7 +115,7 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     try:
         with (
             Engine(settings, untrusted=pool) as engine,
-            loaded(definition, pool, limits=LIMITS, need=MEMORY_LIMIT, source=reference) as source,
+            loaded(definition, pool, limits=LIMITS, source=reference) as source,
         ):
 
             def call(drawn: Drawn) -> Taken:

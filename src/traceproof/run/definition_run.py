@@ -1,14 +1,11 @@
 """One definition, its cases one after the other: drawn, solved, run and judged."""
 
 import contextlib
-import errno
 import secrets
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +13,6 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.errors import TraceproofError
 from traceproof.judge.output import OTHER_TIES, Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
@@ -30,10 +26,9 @@ from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Resul
 from traceproof.run.proof import graded
 from traceproof.run.records import FLOOR, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.shadow import modes_of
-from traceproof.run.source import NAN, CallError, Source, loaded
-from traceproof.run.tensor_files import plain_tensors, same_bits, same_draws
-from traceproof.run.transfer import Taken
+from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.trusted import Runner
+from traceproof.run.untrusted import NAN, CallError, Source, Taken, loaded
 from traceproof.sandbox import ItemOutcome, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import STACKS, TAGGED
@@ -44,8 +39,6 @@ if TYPE_CHECKING:
 PATIENCE = 2  # timeouts of an implementation of a definition after which its other cases are not waited for
 # In float64 a CPU takes less than two seconds for a case of this memory, and less than a crowded GPU for most.
 ORACLE_HOST_BYTES = 512 << 20
-OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-HANDED_OVER = 4  # sets of a case's inputs and outputs that lie in files at once, at most
 
 
 @dataclass(slots=True, kw_only=True)
@@ -359,15 +352,11 @@ class DefinitionRun:
     @contextlib.contextmanager
     def _reference(self, fill: float | None) -> Iterator[Source]:
         """The definition's reference in a new process."""
-        cases = (case for case in self.entry.cases if case.skip is None)
-        need = max((_handed_over(self.definition, self.op, case) for case in cases), default=0)
         with loaded(
             self.definition,
             self.engine.untrusted,
             limits=self.settings.limits,
-            need=need,
             device=self.engine.device.type,
-            root=self.engine.room(need),
             fill=fill,
         ) as source:
             source.start()  # a GPU takes long to open
@@ -449,12 +438,7 @@ class DefinitionRun:
         if planned.trials:
             seed = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63)
         assert drawn.inputs is not None
-        try:
-            return source.run(planned.case, drawn.inputs, seed=seed, **order)
-        except OSError as error:
-            if error.errno not in OUT_OF_SPACE:
-                raise
-            raise _no_space(source.folder) from error
+        return source.run(planned.case, drawn.inputs, seed=seed, **order)
 
 
 def shadowed(reference: str, call: Callable[..., Taken]) -> Right:
@@ -479,16 +463,6 @@ def _whole(oracle: Tensors) -> Tensors:
     return {key: value for key, value in oracle.items() if key.partition("@")[0] in oracle}
 
 
-def _handed_over(definition: Definition, op: Op, planned: PlannedCase) -> int:
-    """Bytes that a case's tensors, and what its calls need, take in files at most."""
-    shapes = (
-        (definition.shape_of(spec, planned.case.axes), spec.dtype.bits)
-        for spec in (*definition.inputs.values(), *definition.outputs.values())
-    )
-    tensors = sum(torch.Size(shape or ()).numel() * bits // 8 for shape, bits in shapes)
-    return max(op.memory(definition, planned.case), HANDED_OVER * max(1, planned.trials) * tensors)
-
-
 def raised(error: Exception) -> ItemOutcome:
     """The outcome of a call that our own code could not make."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
@@ -504,11 +478,3 @@ def _varies(value: torch.Tensor) -> bool:
     """Whether a tensor has two elements that differ."""
     flat = value.reshape(-1)
     return len(flat) > 1 and not same_bits(flat[1:], flat[:-1])
-
-
-def _no_space(folder: Path) -> TraceproofError:
-    free = shutil.disk_usage(folder).free / 2**20
-    todo = "Free some space and run the same command again: finished work is kept and not repeated."
-    return TraceproofError(
-        f"no space left while handing tensors over in {folder} ({free:.0f} MiB free)", todo=todo
-    )

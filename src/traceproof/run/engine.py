@@ -1,13 +1,11 @@
 """The engine: draws a case, computes what is right, runs the implementations and judges what they left.
 
 It runs in the torch environment and is trusted. References run shut in, ground truths in one worker per
-environment (`traceproof.run.workers`); inputs and outputs lie in memory, and in files only while they are handed
-over.
+environment (`traceproof.run.workers`); inputs and outputs lie in memory.
 """
 
 import contextlib
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -34,13 +32,10 @@ from traceproof.run.records import (
     REFERENCE,
     PlannedDefinition,
 )
-from traceproof.run.source import refusal, untrusted_pool
+from traceproof.run.untrusted import refusal, untrusted_pool
 from traceproof.run.workers import Environment, Worker
-from traceproof.sandbox import GIB, ItemOutcome, Limits, Pool
+from traceproof.sandbox import ItemOutcome, Limits, Pool
 from traceproof.stacks import MAIN, STACKS, Module
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory, as a folder
-ROOM = GIB  # that is left free there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +48,6 @@ class Settings:
     build_seconds: float = 0.0  # of a kernel module, or of a call that compiles what it calls
     dataset: Path | None = None  # its root, for workload lines' blobs
     caches: Path | None = None  # folder for what is compiled; None: where packages put it by themselves
-    scratch: Path | None = None  # where tensors are handed over if shared memory has no room
     conceal: Sequence[Path] = ()  # what untrusted code must not see, beside the project
     code: str = ""  # digest of our code, for rows
     tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
@@ -96,9 +90,7 @@ class Engine:
         keep_memory()
         wait_asleep(self.device)
         torch.set_num_threads(1)  # several engines run side by side, and sums have one order
-        for root in (SHARED_MEMORY, Path(tempfile.gettempdir()), settings.scratch):
-            if root is not None and root.is_dir():
-                sweep(root)
+        sweep(Path(tempfile.gettempdir()))
 
     def __enter__(self) -> Self:
         return self
@@ -231,21 +223,6 @@ class Engine:
                 self._open.callback(made.close)
                 free.put(made)
         return self._workers[environment.name]
-
-    def room(self, need: int) -> Path | None:
-        """The folder in which so many bytes are handed over to a reference: shared memory if it has room.
-
-        On a GPU some of PyTorch's operators compile what they call: programs must be allowed there, too, which
-        containers often forbid in shared memory.
-        """
-        with contextlib.suppress(OSError):
-            able = self.device.type != "cuda" or not os.statvfs(SHARED_MEMORY).f_flag & os.ST_NOEXEC
-            free = shutil.disk_usage(SHARED_MEMORY).free
-            if able and free > need + ROOM and os.access(SHARED_MEMORY, os.W_OK):
-                return SHARED_MEMORY
-        if self.settings.scratch is not None:
-            self.settings.scratch.mkdir(parents=True, exist_ok=True)
-        return self.settings.scratch
 
 
 def this_interpreter(*, on_gpu: bool) -> Environment:

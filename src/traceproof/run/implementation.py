@@ -14,7 +14,7 @@ from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import Case
 from traceproof.reasons import Skip, Unavailable
 from traceproof.run.calls import GOLDEN, further_draws, set_seed
-from traceproof.run.tensor_files import plain_tensor
+from traceproof.run.tensors import plain_tensor
 from traceproof.stacks import STACK_OF, STACKS
 
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes

@@ -30,11 +30,10 @@ from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.run.inputs import COLUMN_MAJOR, fingerprints
 from traceproof.run.records import PlannedCase
-from traceproof.run.source import CallError, Source, loaded, refusal, untrusted_pool
+from traceproof.run.untrusted import CallError, Source, loaded, refusal, untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool
 
 SEED = "seed"
-MOST_BYTES = 1 << 30  # of what one call gives
 
 
 class InitError(ValueError):
@@ -98,7 +97,7 @@ def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]
             "dialect": Dialect.TRACE_DUMP.value,
         }
     )
-    with loaded(called, pool, limits=limits, need=MOST_BYTES, source=text, ours=True) as source:
+    with loaded(called, pool, limits=limits, source=text, ours=True) as source:
         yield Maker(definition, source)
 
 

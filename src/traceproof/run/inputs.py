@@ -11,7 +11,7 @@ from traceproof.draw import Draw, fingerprint_each
 from traceproof.ops.base import TORCH_DTYPES, Op, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic_inputs import draw_spec
-from traceproof.run.tensor_files import ALIGNMENT, raw_bytes
+from traceproof.run.tensors import ALIGNMENT, raw_bytes
 
 DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input
 RANDOM = MappingProxyType({"type": "random"})

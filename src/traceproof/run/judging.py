@@ -38,7 +38,7 @@ from traceproof.run.implementations import PAIR
 from traceproof.run.inputs import make_inputs, on_host, place
 from traceproof.run.records import ORACLE, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.rows import Arbitration, GateResult, RowDigests, VerdictRow
-from traceproof.run.transfer import Taken
+from traceproof.run.untrusted import Taken
 from traceproof.sandbox import ItemOutcome, Status
 from traceproof.stacks import TRUTHS
 from traceproof.text import plain_text

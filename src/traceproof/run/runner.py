@@ -1,13 +1,14 @@
 """Runs an untrusted reference or solution: nothing else of this project but the sandbox is in its process.
 
 It knows no definition, op, oracle or case; `traceproof.run.shadow` and `traceproof.run.timing` belong to it.
-Inputs come as a file that is mapped into memory, outputs go to another as bare bytes; what the answer says of them
-is checked by who reads it (`traceproof.run.transfer`). Standard library and torch only.
+Inputs come in memory that is shared with who asks, outputs go to other such memory as bare bytes; what the answer
+says of them is checked by who reads it (`traceproof.run.untrusted`). Standard library and torch only.
 """
 
 import importlib
 import importlib.util
 import linecache
+import mmap
 import os
 import re
 import sys
@@ -21,19 +22,17 @@ import torch
 
 from traceproof.run import shadow, timing
 from traceproof.run.calls import GOLDEN, ending_if_lost, further_draws, poisoned, set_seed, wait_asleep
-from traceproof.run.tensor_files import (
-    COPIED_BYTES,
-    copies,
+from traceproof.run.tensors import (
+    ALIGNMENT,
+    aligned,
     draw_kept,
-    placed,
+    dtype_name,
+    plain_tensors,
     raw_bytes,
-    read_mapped,
-    strided,
-    views,
-    write_back,
-    write_outputs,
+    values_in,
+    whole,
 )
-from traceproof.sandbox.model import CONNECTIONS
+from traceproof.sandbox.model import CONNECTIONS, FILES
 
 PACKAGE = __name__.partition(".")[0]
 # How a call is made.
@@ -42,7 +41,8 @@ SAME_MEMORY = "same memory"  # with its inputs where those of the call before la
 STREAM = "stream"  # on another CUDA stream, on which the inputs are still being written
 STRIDED = "strided"  # with inputs whose rows do not lie side by side
 GRAPH = "graph"  # captured as a CUDA graph, and replayed
-OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED})  # whose inputs do not lie as they do in the file
+OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED})  # whose inputs do not lie as they do in shared memory
+COPIED_BYTES = 2 << 30  # of inputs that are copied on a GPU rather than read back from it after each call
 NAME_CHARACTERS = 200
 SLEEP = 600_000_000  # a GPU's cycles by which inputs come late: some 0.3 s, since others have the GPU in between
 FIRST = -1  # priority of a stream whose small kernels must not wait for the large ones of another
@@ -85,7 +85,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
             run = load_module(payload["source"], payload["name"]).run
         else:
             run = load_solution(payload["solution"], payload["name"], scratch)
-    return _Caller(run, device, scratch, in_order=payload["solution"] is not None).answer
+    return _Caller(run, device, in_order=payload["solution"] is not None).answer
 
 
 def _forget_the_project() -> None:
@@ -106,25 +106,28 @@ class _Caller:
     whole device is done.
     """
 
-    def __init__(self, run: Callable[..., Any], device: torch.device, scratch: Path, *, in_order: bool) -> None:
-        self._run, self._device, self._scratch = run, device, scratch
+    def __init__(self, run: Callable[..., Any], device: torch.device, *, in_order: bool) -> None:
+        self._run, self._device = run, device
         self._in_order = in_order and device.type == "cuda"
         self._held: list[Any] = []
         self._inputs: list[Any] = []  # of the call before
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Make one call (the item is an `Order`, with whether to `hold` what it returned)."""
+        """Make one call: a `traceproof.run.untrusted.CallRequest`, and descriptors of shared memory as FILES."""
         with ending_if_lost(self._device):
             return self._answer(item)
 
     def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(item["threads"])
-        mapped = read_mapped(self._scratch / item["data"], item["inputs"])
+        given, out = (mmap.mmap(descriptor, 0) for descriptor in item[FILES])
+        for descriptor in item[FILES]:
+            os.close(descriptor)
+        mapped = values_in(given, item["inputs"])
         on_gpu = self._device.type == "cuda"
-        inputs, before = self._at_once(item) or (self._placed(item, mapped), None)
+        inputs, before = self._at_once(item, given) or (self._placed(item, given, mapped), None)
         if item["timing"] is not None:
-            return self._timed(item, inputs)
+            return self._timed(item, inputs, out)
         before = copies(inputs) if on_gpu and before is None else before
         side = torch.cuda.Stream(priority=FIRST) if item["how"] == STREAM else None  # type: ignore[no-untyped-call]
         with poisoned(item["fill"]):
@@ -134,18 +137,22 @@ class _Caller:
         values = [value for _, value in returned]
         late = [place for place, (_, value) in enumerate(taken) if changed_since(value, values[place])]
         aliased = [] if item["destinations"] else self._aliased(inputs, values)
-        outputs = write_outputs(self._scratch / item["out"], taken)
-        in_file = on_gpu and item["how"] not in OF_OTHER_MEMORY
-        written = write_back(mapped, inputs, before) if in_file else []
-        if in_file and item["surrounded"]:
-            self._write_whole(item, inputs)
+        outputs = write_outputs(out, taken)
+        as_given = on_gpu and item["how"] not in OF_OTHER_MEMORY
+        written = write_back(mapped, inputs, before) if as_given else []
+        held = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
+        if (
+            as_given and item["surrounded"] and held is not None
+        ):  # a GPU's buffer of inputs with their surroundings
+            buffer = torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage())
+            whole(given).copy_(buffer)
         if not item["mode"]:
-            self._held = values if item["hold"] else []
+            self._held = values
             self._inputs = inputs
         conduct = {"aliased": aliased, "subclassed": sorted(odd), "written": written, "late": late}
         return {"outputs": outputs, **conduct}
 
-    def _timed(self, item: dict[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
+    def _timed(self, item: dict[str, Any], inputs: Sequence[Any], out: mmap.mmap) -> dict[str, Any]:
         """Repetitions of a call with their times, and the outputs of the last one."""
         destinations = item["destinations"]
         set_seed(item["seeds"][0], self._device)
@@ -155,7 +162,7 @@ class _Caller:
         if item["timing"]["call"]:
             places = [(None, value) for value in given[len(given) - destinations :]]
             entries = [*places] if destinations else entries_of(returned)
-        outputs = write_outputs(self._scratch / item["out"], entries)
+        outputs = write_outputs(out, entries)
         return {"outputs": outputs, "aliased": [], "subclassed": [], "written": [], "late": [], "times": times}
 
     def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
@@ -169,20 +176,23 @@ class _Caller:
             taken |= {address} - {None}
         return aliased
 
-    def _at_once(self, item: dict[str, Any]) -> tuple[list[Any], list[Any]] | None:
-        """Inputs on a GPU and what they were, copied there in one go; None: the call wants them otherwise."""
-        file = self._scratch / item["data"]
+    def _at_once(self, item: dict[str, Any], given: mmap.mmap) -> tuple[list[Any], list[Any]] | None:
+        """Inputs on a GPU, each on memory of its own, and what they were; None: the call wants them otherwise.
+
+        They are copied there in one go: each copy to a GPU is a turn among the processes that use it.
+        """
         usual = item["how"] not in OF_OTHER_MEMORY and not item["surrounded"] and item["timing"] is None
-        if self._device.type != "cuda" or not usual or not 0 < file.stat().st_size <= COPIED_BYTES:
+        if self._device.type != "cuda" or not usual or len(given) > COPIED_BYTES:
             return None
-        found = placed(file, item["inputs"], self._device)
+        before = values_in(whole(given).to(self._device), item["inputs"])
+        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in before]
         self._synchronise()  # whatever stream the call uses, its inputs are there
-        return found
+        return inputs, before
 
-    def _placed(self, item: dict[str, Any], mapped: Sequence[Any]) -> list[Any]:
-        """Inputs as a call gets them: in the file itself, on a GPU, or in the memory of the call before.
+    def _placed(self, item: dict[str, Any], given: mmap.mmap, mapped: Sequence[Any]) -> list[Any]:
+        """Inputs as a call gets them: in shared memory itself, on a GPU, or in the memory of the call before.
 
-        On a GPU, inputs with surroundings lie in one buffer as they do in the file.
+        On a GPU, inputs with surroundings lie in one buffer as they do in shared memory.
         """
         if item["how"] == SAME_MEMORY:
             for place, value in zip(self._inputs, mapped, strict=True):
@@ -201,8 +211,7 @@ class _Caller:
             ]
         if self._device.type != "cuda" or not item["surrounded"] or not tensors:
             return [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in mapped]
-        whole = torch.from_file(str(self._scratch / item["data"]), size=item["size"], dtype=torch.uint8)
-        return views(whole.to(self._device), item["inputs"])
+        return values_in(whole(given).to(self._device), item["inputs"])
 
     def _called(
         self, item: dict[str, Any], inputs: Sequence[Any], side: torch.cuda.Stream | None
@@ -290,15 +299,6 @@ class _Caller:
         self._run(*inputs)
         return [(None, value) for value in inputs[len(inputs) - destinations :]]
 
-    def _write_whole(self, item: dict[str, Any], inputs: Sequence[Any]) -> None:
-        """Write a GPU's buffer of inputs with their surroundings back to the file."""
-        held = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
-        if held is None:
-            return
-        file = str(self._scratch / item["data"])
-        place = torch.from_file(file, shared=True, size=item["size"], dtype=torch.uint8)
-        place.copy_(torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage()))
-
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -357,6 +357,73 @@ def changed_since(taken: Any, value: Any) -> bool:  # noqa: ANN401 - what untrus
     if taken is value or taken.is_meta:
         return False
     return not torch.equal(raw_bytes(taken), raw_bytes(value))
+
+
+def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
+    """A tensor on memory of its own; with `room`, ALIGNMENT bytes that are NaN follow each row."""
+    if not room or value.dim() < 2 or not value.numel():
+        return value.clone()
+    columns = value.shape[-1]
+    wide = value.new_empty((*value.shape[:-1], columns + ALIGNMENT // value.element_size()))
+    raw_bytes(wide).fill_(0xFF)
+    wide[..., :columns] = value
+    return wide[..., :columns]
+
+
+def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
+    """Write outputs one after another, each from the next multiple of ALIGNMENT on; gives what they are.
+
+    What has no room is told all the same: who reads it refuses so much.
+    """
+    described: list[dict[str, Any]] = []
+    given = [(index, name, value) for index, (name, value) in enumerate(returned) if value is not None]
+    plains = plain_tensors([value for _, _, value in given])
+    start = 0
+    for (index, name, _), plain in zip(given, plains, strict=True):
+        described.append(
+            {"index": index, "name": name, "dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}
+        )
+        size = plain.numel() * plain.element_size()
+        if 0 < size <= len(room) - start:
+            whole(room)[start : start + size] = plain.reshape(-1).view(torch.uint8)
+        start += aligned(size)
+    return described
+
+
+def copies(inputs: Sequence[Any]) -> list[Any] | None:
+    """A second copy of inputs on a GPU, to find what a call changed; None: they are too large for that."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if sum(value.numel() * value.element_size() for value in tensors) > COPIED_BYTES:
+        return None
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+
+
+def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
+    """Write inputs that a call changed on a GPU into shared memory (without a copy, all); gives their places."""
+    written = [index for index, place in enumerate(mapped) if isinstance(place, torch.Tensor) and place.numel()]
+    if before is not None:
+        changed = differing([(inputs[index], before[index]) for index in written])
+        written = [index for index, differs in zip(written, changed, strict=True) if differs]
+    for index in written:
+        mapped[index].copy_(inputs[index])
+    return written
+
+
+def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Whether the bits of each pair differ; a GPU that holds them is waited for once."""
+    found = [_differs(raw_bytes(one), raw_bytes(other)) for one, other in pairs]
+    flags = [flag for flag in found if isinstance(flag, torch.Tensor)]
+    told = iter(torch.stack(flags).tolist() if flags else ())
+    return [next(told) if isinstance(flag, torch.Tensor) else flag for flag in found]
+
+
+def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | bool:
+    """Whether bytes differ: a tensor that says so, to be looked at later, or the answer itself."""
+    if len(one) != len(other):
+        return True
+    if all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in (one, other)):
+        one, other = one.view(torch.int64), other.view(torch.int64)
+    return (one != other).any()
 
 
 def use_own(scratch: Path) -> None:

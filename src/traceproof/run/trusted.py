@@ -31,7 +31,7 @@ from traceproof.run.calls import (
 )
 from traceproof.run.implementation import OTHER_SEED, Implementation, call, named_outputs
 from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, place
-from traceproof.run.tensor_files import plain_tensors, same_bits, same_draws
+from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.workers import OUTPUTS
 
 MOST_LOADED = 32  # definitions and implementations that stay ready: those of several lanes come in turns

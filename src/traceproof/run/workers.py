@@ -23,9 +23,8 @@ import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
 from traceproof.sandbox import ItemOutcome, Limits, Status
-from traceproof.sandbox.conversation import how_it_ended
 from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl, private_bytes, status_bytes
-from traceproof.sandbox.pool import environment
+from traceproof.sandbox.pool import environment, how_it_ended
 from traceproof.sandbox.worker import guarded, run_and_exit
 from traceproof.stacks import STACKS
 

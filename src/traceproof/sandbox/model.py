@@ -3,7 +3,10 @@
 Then how messages between the processes look: a length, then JSON. Nothing is ever unpickled.
 """
 
+import fcntl
 import json
+import mmap
+import os
 import socket
 import struct
 from dataclasses import asdict, dataclass
@@ -74,6 +77,30 @@ class ItemOutcome:
 
 
 LENGTH = struct.Struct("!Q")
+PACKET_BYTES = 1 << 16  # of a sequenced packet
+ANSWERED = b"answered"  # what a guard is told when an item is
+ITEM = b"item "  # and when one begins: with the bytes of its files, which count against no limit
+FILES = "files"  # of an item: descriptors that came with it
+MOST_FILES = 4
+
+
+class Shared:
+    """Memory that a worker maps as the file that it is given. Neither side can change its size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = max(1, size)  # nothing can not be mapped
+        self.fd = os.memfd_create("shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, self.size)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self.held = mmap.mmap(self.fd, self.size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give its pages back, also where the worker keeps the file open: they would count for nobody."""
+        self.held.madvise(mmap.MADV_REMOVE)
+        os.close(self.fd)
 
 
 class BrokenMessageError(Exception):
@@ -132,21 +159,28 @@ class Reader:
 
 
 def receive(channel: socket.socket) -> Any:  # noqa: ANN401 - any JSON value
-    """The next message of a blocking stream; None at its end."""
-    head = _exactly(channel, LENGTH.size)
-    if head is None:
+    """The next message of a blocking stream, descriptors with it as its item's FILES; None at the end."""
+    head, files, _, _ = socket.recv_fds(channel, LENGTH.size, MOST_FILES)
+    head += _exactly(channel, LENGTH.size - len(head)) if head else b""
+    if len(head) < LENGTH.size:
         return None
     (size,) = LENGTH.unpack(head)
     body = _exactly(channel, size)
-    return None if body is None else decode(body)
+    if len(body) < size:
+        return None
+    message = decode(body)
+    if files:
+        message["item"][FILES] = files
+    return message
 
 
-def _exactly(channel: socket.socket, count: int) -> bytearray | None:
-    buffer = bytearray(count)
-    view = memoryview(buffer)
-    while view:
-        got = channel.recv_into(view)
-        if got == 0:
-            return None
-        view = view[got:]
-    return buffer
+def _exactly(channel: socket.socket, count: int) -> bytes:
+    """So many bytes; fewer at the stream's end."""
+    parts = []
+    while count:
+        part = channel.recv(min(count, MIB))
+        if not part:
+            break
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,29 +1,53 @@
-"""Runs items in worker processes: the part that a caller sees. Needs the standard library only.
+"""Runs items in worker processes: the supervisor's side. Needs the standard library only.
 
-`Pool` and `Session` first, then the handle on a started interpreter from which workers are forked.
+A pool has one started interpreter (`traceproof.sandbox.worker`), from which workers are forked; a session runs
+items in one worker after the other; a conversation is with one worker: it asks, waits under a deadline, drains
+what is printed, and ends it.
 """
 
 import contextlib
 import json
 import os
+import secrets
+import selectors
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
-from traceproof.sandbox.conversation import Conversation
 from traceproof.sandbox.isolation import lacking, line_of
-from traceproof.sandbox.model import CONNECTIONS, ItemOutcome, Limits, Status
+from traceproof.sandbox.model import (
+    ANSWERED,
+    CONNECTIONS,
+    ITEM,
+    MIB,
+    PACKET_BYTES,
+    BrokenMessageError,
+    ItemOutcome,
+    Limits,
+    Reader,
+    Status,
+    TooLargeError,
+    decode,
+    encode,
+)
+from traceproof.text import plain_text
 
-PACKET_BYTES = 1 << 16
+ANSWER_SPACE = 4096  # beside the value: status, a message, the time
+MOST_SECONDS = 1e9  # that an answer may speak of
+# Killing takes milliseconds; a process that hangs in a driver takes until the driver lets go.
+KILL_SECONDS = 10.0
 START_SECONDS = 180.0  # importing torch from a cold network file system
 STOP_SECONDS = 5.0
 # What a worker may see of the environment: where libraries and GPUs are. Everything else, tokens too, stays here.
@@ -72,7 +96,7 @@ def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -
 
 @dataclass(slots=True)
 class Interpreter:
-    """A running zygote. Make it with `start`."""
+    """A started interpreter. Make it with `start`."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
@@ -93,7 +117,7 @@ class Interpreter:
             "without": sorted(pool.without),
             "modules": list(pool.preload),
         }
-        command = [python, "-P", "-m", "traceproof.sandbox.zygote", str(theirs.fileno()), json.dumps(order)]
+        command = [python, "-P", "-m", "traceproof.sandbox.worker", str(theirs.fileno()), json.dumps(order)]
         try:
             with (folder / "log").open("wb") as log:
                 process = subprocess.Popen(
@@ -138,7 +162,7 @@ class Interpreter:
             todo="Check that the interpreter exists and that its environment holds what is to be imported.",
         )
 
-    def worker(self, limits: Limits, scratch: Path, conceal: Sequence[str]) -> Conversation:
+    def worker(self, limits: Limits, scratch: Path, conceal: Sequence[str]) -> "Conversation":
         """Ask for a worker that, shut in, sees nothing below the folders in `conceal`.
 
         A failure to start one shows at its first message.
@@ -176,7 +200,7 @@ class Interpreter:
 class Pool:
     """Keeps an interpreter, with `preload` imported, from which each worker is forked in milliseconds.
 
-    Use it as a context manager; `run_items` may be called from several threads at once. The interpreter is started
+    Use it as a context manager; `session` may be called from several threads at once. The interpreter is started
     when it is first needed.
     """
 
@@ -220,40 +244,21 @@ class Pool:
         """The layers in one line for people; raises as `layers` does."""
         return line_of(self.layers())
 
-    def run_items(
+    def session(
         self,
         *,
         # "module:function"; in the worker `function(payload, scratch)` returns the handler, and `handler(item)`
         # the item's value
         setup: str,
-        # a JSON value
         payload: Any,  # noqa: ANN401 - any JSON value
-        items: Sequence[Any],  # JSON values
         limits: Limits | None = None,  # None: the defaults
         # an existing folder that the worker may write to and that stays; None: one that is removed
         scratch: Path | None = None,
-    ) -> Iterator[ItemOutcome]:
-        """Run the items in order in one worker, replaced whenever it dies; one outcome per item.
-
-        Raises TraceproofError: the interpreter does not start, a module to preload does not import, or no worker
-        can be forked.
-        """
-        with self.session(setup=setup, payload=payload, limits=limits, scratch=scratch) as session:
-            for item in items:
-                yield session.ask(item)
-
-    def session(
-        self,
-        *,
-        setup: str,
-        payload: Any,  # noqa: ANN401 - any JSON value
-        limits: Limits | None = None,
-        scratch: Path | None = None,
     ) -> "Session":
-        """A worker for one item after the other, as `run_items` has it; a context manager."""
+        """A worker for one item after the other; a context manager. What fails is in the outcome of each."""
         return Session(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch)
 
-    def worker(self, limits: Limits, scratch: Path) -> Conversation:
+    def worker(self, limits: Limits, scratch: Path) -> "Conversation":
         """A new worker, which nothing has been said to."""
         with self._lock:
             return self._interpreter().worker(limits, scratch.resolve(), self._conceal)
@@ -284,7 +289,6 @@ class Session:
         self._worker: Conversation | None = None
         self._reach = ""
         self._refused: ItemOutcome | None = None
-        self._given = 0
         self._ahead: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -318,21 +322,19 @@ class Session:
         if begun is not None:
             begun.result()
 
-    def give(self, count: int) -> None:
-        """Announce files of so many bytes, put into the worker's folder for it: they do not count against it."""
-        self.settle()
-        self._given = count
-        if self._worker is not None:
-            self._worker.give(count)
-
-    def ask(self, item: Any, seconds: float | None = None) -> ItemOutcome:  # noqa: ANN401 - any JSON value
-        """Run one item, in `seconds` or the limit's."""
+    def ask(
+        self,
+        item: Any,  # noqa: ANN401 - any JSON value; with files, an object
+        seconds: float | None = None,
+        files: Sequence[int] = (),
+    ) -> ItemOutcome:
+        """Run one item, in `seconds` or the limit's; what lies in its files counts against no limit."""
         self.settle()
         while self._refused is None:
             if self._worker is None or self._worker.over():
                 self._start()
             else:
-                outcome = self._worker.ask({"item": item}, seconds or self._limits.seconds)
+                outcome = self._worker.ask({"item": item}, seconds or self._limits.seconds, files)
                 return replace(outcome, isolation=self._reach)
         return self._refused
 
@@ -350,7 +352,6 @@ class Session:
             )
             self._refuse(ItemOutcome(status=Status.ISOLATION, message=message))
             return
-        self._worker.give(self._given)
         begun = self._worker.ask(self._begin, self._limits.setup_seconds)
         if begun.status is not Status.OK:
             self._refuse(replace(begun, message=f"setup: {begun.message}", isolation=self._reach))
@@ -358,3 +359,209 @@ class Session:
     def _refuse(self, outcome: ItemOutcome) -> None:
         self._refused = outcome
         self._open.close()
+
+
+class Conversation:
+    """One worker process, from its start to its end. `over` says that it takes no more messages."""
+
+    layers: Mapping[str, str] = MappingProxyType({})  # the layers around it, as its interpreter found them
+
+    def __init__(self, data: socket.socket, output: int, life: socket.socket, limits: Limits) -> None:
+        self._data, self._output, self._life = data, output, life
+        self._limits = limits
+        self._count = 0
+        self._files: list[int] = []  # that go with what is sent next
+        self.ended = False
+        data.setblocking(False)  # noqa: FBT003 - positional in the standard library
+        os.set_blocking(output, False)
+
+    def ask(self, message: dict[str, Any], seconds: float, files: Sequence[int] = ()) -> ItemOutcome:
+        """Send a message with its files, and wait for the answer; whatever goes wrong is in its status.
+
+        Raises:
+            TypeError, ValueError: the message is not JSON.
+            TraceproofError: no worker could be started.
+        """
+        identity = secrets.token_hex(8)
+        pending = memoryview(encode(message | {"id": identity}))
+        reader = Reader(self._limits.message_bytes + ANSWER_SPACE)
+        self._count = 0
+        started = time.monotonic()
+        self._files = list(files)
+        self._tell(ITEM + str(sum(os.fstat(file).st_size for file in files)).encode())
+        try:
+            answer = self._wait(pending, reader, started + seconds)
+        except TimeoutError:
+            return self._end(Status.TIMEOUT, f"not done after {seconds:g} s", started)
+        except TooLargeError as error:
+            return self._end(Status.OUTPUT, str(error), started)
+        except BrokenMessageError as error:
+            return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
+        if answer is None:
+            if self._count > self._limits.output_bytes:
+                return self._end(Status.OUTPUT, f"printed more than {self._limits.output_bytes} bytes", started)
+            return self._end(None, "", started)
+        return self._checked(answer, identity, started)
+
+    def _tell(self, word: bytes) -> None:
+        with contextlib.suppress(OSError):  # a guard that is gone has left a report
+            self._life.send(word)
+
+    def _wait(self, pending: memoryview, reader: Reader, deadline: float) -> Any:  # noqa: ANN401 - JSON
+        """The answer, or None if the worker ended or printed too much."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._data, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            selector.register(self._output, selectors.EVENT_READ)
+            selector.register(self._life, selectors.EVENT_READ)
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                for key, events in selector.select(left):
+                    if key.fileobj is self._data:
+                        if events & selectors.EVENT_WRITE:
+                            pending = self._push(pending)
+                            if not pending:
+                                selector.modify(self._data, selectors.EVENT_READ)
+                        if events & selectors.EVENT_READ and not self._pull(reader):
+                            selector.unregister(self._data)
+                body = reader.take()
+                self._drain()
+                if body is not None:
+                    return decode(body)
+                if self._count > self._limits.output_bytes or self.over():
+                    return self._last_words(reader)
+
+    def _push(self, pending: memoryview) -> memoryview:
+        try:
+            if not self._files:
+                return pending[self._data.send(pending) :]
+            sent = socket.send_fds(self._data, [pending], self._files)
+        except BlockingIOError:
+            return pending
+        except OSError:  # the worker closed its end: its guard tells why
+            return pending[:0]
+        self._files = []
+        return pending[sent:]
+
+    def _pull(self, reader: Reader) -> bool:
+        """Read what there is; False at the end of the stream."""
+        try:
+            data = self._data.recv(MIB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        reader.feed(data)
+        return bool(data)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._output, MIB):
+                self._count += len(data)
+                if self._count > self._limits.output_bytes:
+                    return
+
+    def over(self) -> bool:
+        """Whether the worker is gone: ended here, or its guard has something to say."""
+        if self.ended:
+            return True
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._life, selectors.EVENT_READ)
+            return bool(selector.select(0))
+
+    def _last_words(self, reader: Reader) -> Any:  # noqa: ANN401 - any JSON value
+        """An answer that was complete before the worker ended is still an answer."""
+        while self._count <= self._limits.output_bytes and self._pull(reader):
+            body = reader.take()
+            if body is not None:
+                return decode(body)
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._data, selectors.EVENT_READ)
+                if not selector.select(0):
+                    break
+        return None
+
+    def _checked(self, answer: Any, identity: str, started: float) -> ItemOutcome:  # noqa: ANN401 - any JSON value
+        """The answer as this package's child gives it; anything else did not come from there."""
+        try:
+            in_turn = answer["id"] == identity
+            status = Status(answer["status"])
+            message = plain_text(str(answer.get("message", "")))
+            seconds = min(max(float(answer.get("seconds", time.monotonic() - started)), 0.0), MOST_SECONDS)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
+        if not in_turn:
+            return self._end(Status.CRASH, "the worker answered another question", started)
+        self._tell(ANSWERED)
+        value = answer.get("value") if status is Status.OK else None
+        return ItemOutcome(status=status, value=value, message=message, seconds=seconds)
+
+    def _end(self, status: Status | None, message: str, started: float) -> ItemOutcome:
+        """End the worker. With no status given, the guard's report decides."""
+        seconds = time.monotonic() - started
+        report = self.close()
+        if status is None:
+            status, message = explain(report, self._limits)
+        if "reason" not in report:
+            message += f"; its end was not confirmed within {KILL_SECONDS:g} s"
+        return ItemOutcome(status=status, message=message.lstrip("; "), seconds=seconds)
+
+    def close(self) -> dict[str, Any]:
+        """End the worker if it lives, and return the guard's report, empty if there is none."""
+        if self.ended:
+            return {}
+        self.ended = True
+        report: dict[str, Any] = {}
+        with contextlib.suppress(OSError):
+            self._life.shutdown(socket.SHUT_WR)
+        self._life.settimeout(KILL_SECONDS)
+        with contextlib.suppress(OSError, ValueError):
+            report = json.loads(self._last_word() or b"{}")
+            self._drain()
+        self.abandon()
+        return report
+
+    def abandon(self) -> None:
+        """Hang up without a word."""
+        self.ended = True
+        self._life.close()
+        self._data.close()
+        os.close(self._output)
+
+    def _last_word(self) -> bytes:
+        try:
+            return self._life.recv(PACKET_BYTES)
+        except ConnectionResetError:  # the guard left our last word unread; what it said is still there
+            return self._life.recv(PACKET_BYTES)
+
+
+def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
+    """Status and words for the end that a guard reports. Raises TraceproofError: there was no worker at all."""
+    match report.get("reason"):
+        case "failed":
+            raise TraceproofError(f"no worker can be started here: {report['message']}")
+        case "memory":
+            return Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
+        case "processes":
+            return Status.PROCESSES, f"started more than {limits.processes} processes"
+        case "scratch":
+            return Status.OUTPUT, f"wrote more than {limits.file_bytes} bytes into its scratch folder"
+        case "ended":
+            return Status.CRASH, how_it_ended(int(report["wait_status"]))
+        case _:
+            return Status.CRASH, "the worker and its guard exited without reporting a status"
+
+
+def how_it_ended(wait_status: int) -> str:
+    """A wait status in words."""
+    if wait_status == -1:
+        return "the worker ended, and nobody saw how"
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"the worker exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    return f"the worker was killed by signal {-code} ({name})"

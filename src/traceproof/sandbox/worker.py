@@ -1,27 +1,68 @@
-"""One worker: what it is started with, its own first steps (limits, layers), and the items that it answers."""
+"""What a pool starts: an interpreter that imports once, and forks a guard and a worker for each request.
+
+    supervisor --- this interpreter --- guard, the first process of namespaces of its own --- worker
+
+The guard runs no foreign code. It makes the namespaces and the file view, forks the worker, watches from then on
+what all processes in there take, ends them at an excess or when the supervisor hangs up, and tells how the worker
+ended. Where there are no process namespaces, what the worker starts comes back to the guard all the same.
+
+Started as `python -m traceproof.sandbox.worker FD ORDER`: a sequenced-packet socket to the supervisor, and JSON
+that says whether with a `gpu`, what workers may read beside it (`readable`), which layers to leave out
+(`without`), and which `modules` to import. Its working folder is its own. What it imports must not start threads,
+run a tensor operation or touch CUDA: no fork would survive that.
+"""
 
 import contextlib
+import gc
 import importlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from traceproof.sandbox import kernel
-from traceproof.sandbox.isolation import IsolationPlan, VisibleFiles, give_up, leave, new_user
-from traceproof.sandbox.model import LENGTH, MIB, Limits, Status, encode, receive
+from traceproof.sandbox.isolation import (
+    IsolationPlan,
+    VisibleFiles,
+    give_up,
+    leave,
+    new_user,
+    probe,
+    view_of_this_process,
+)
+from traceproof.sandbox.model import (
+    ANSWERED,
+    ITEM,
+    LENGTH,
+    MIB,
+    PACKET_BYTES,
+    Limits,
+    Status,
+    encode,
+    receive,
+)
 
 Handler = Callable[[Any], Any]
 
+REQUEST_FDS = 3  # messages, output, life
+# The next look comes before the worker can have passed its memory limit, were several cores to touch fresh pages,
+# but not sooner than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a look costs about 0.3 ms of a core.
+FRESH_BYTES_PER_SECOND = 8e9
+LEAST_LOOK_SECONDS = 0.02
+MOST_LOOK_SECONDS = 0.05
+IDLE_LOOK_SECONDS = 0.25  # between two items, for threads that untrusted code may have left running
+SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than looking at /proc
+SCRATCH_ENTRIES = 100_000  # a folder of more files than this is a flood by itself
 TRACEBACK_FRAMES = 8  # the innermost ones; a deep recursion would print a thousand
 MESSAGE_CHARACTERS = 4000
 # What allocators say when they are out of host or GPU memory; PyTorch raises a plain RuntimeError on the CPU.
@@ -55,37 +96,249 @@ class WorkerSpec:
         return replace(self, limits=Limits(**said["limits"]), seen=seen.concealing(said["conceal"]))
 
 
-def work(spec: WorkerSpec, data: socket.socket, namespaces: Sequence[int]) -> None:
-    """The worker's life, from just after its fork.
+# The interpreter.
 
-    Without descriptors of namespaces to enter, they are made here, as far as the plan has them.
-    """
+
+class CanNotServeError(Exception):
+    """This interpreter can start no workers; the text, for the user, says why."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Find the layers, import the modules, say so, then serve until the supervisor hangs up."""
+    fd, said = arguments
+    order = json.loads(said)
+    control = socket.socket(fileno=int(fd))
+    control.set_inheritable(False)
+    stage = Path.cwd() / "root"
+    stage.mkdir()
+    plan, layers = probe(str(stage), order["without"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the supervisor decides
+    if plan.user:
+        new_user()  # which all workers share
+    if plan.process:
+        # A process namespace of its own, of that user's: `serve` returns to it, which the machine's would refuse.
+        kernel.unshare(kernel.CLONE_NEWPID)
+        inner = os.fork()
+        if inner:
+            control.close()
+            return os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) & 0xFF
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        import_all(order["modules"])
+    except CanNotServeError as error:
+        control.send(json.dumps({"error": str(error)}).encode())
+        return 1
+    seen = view_of_this_process("", gpu=order["gpu"], more=order["readable"])
+    control.send(json.dumps({"ready": True, "layers": layers}).encode())
+    serve(control, WorkerSpec(limits=Limits(), plan=plan, seen=seen, stage=str(stage), gpu=order["gpu"]))
+    return 0
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import, and settle for being forked. Raises CanNotServeError: a module is absent, or no fork survives it."""
+    gc.disable()  # a quarter of the time that importing takes
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            text = f"{name} can not be imported:\n{traceback.format_exc(limit=-3)}"[-8000:]
+            raise CanNotServeError(text) from error
+    torch = sys.modules.get("torch")
+    names = ", ".join(modules)
+    if torch is not None and torch.cuda.is_initialized():
+        raise CanNotServeError(f"importing {names} started CUDA, which no forked process can use; preload less")
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        raise CanNotServeError(
+            f"importing {names} left {threads} threads, over which a fork can hang; preload less"
+        )
+    gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
+    gc.enable()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its guards
+
+
+def serve(control: socket.socket, spec: WorkerSpec) -> None:
+    """Fork a guard per request, each into a process namespace of its own where the plan has them."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the guards
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    while True:
+        request, fds, _, _ = socket.recv_fds(control, PACKET_BYTES, REQUEST_FDS)
+        if not request:
+            return
+        channel, output, life = fds
+        data, supervisor = socket.socket(fileno=channel), socket.socket(fileno=life)
+        with data, supervisor, os.fdopen(output, "wb"):
+            try:
+                if spec.plan.process:
+                    kernel.unshare(kernel.CLONE_NEWPID)
+                if os.fork() == 0:
+                    control.close()
+                    os.dup2(output, 1)
+                    os.dup2(output, 2)
+                    run_and_exit(lambda: guard(spec.told(request), data, supervisor))  # noqa: B023 - never returns
+                if spec.plan.process:
+                    kernel.setns(own, kernel.CLONE_NEWPID)
+            except OSError as error:
+                report(supervisor, {"reason": "failed", "message": str(error)})
+
+
+def run_and_exit(call: Callable[[], object]) -> NoReturn:
+    """Run a forked process's whole life: no exception and no exit handler leads back into the parent's code."""
+    code = 1
+    try:
+        call()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the last frame of a process; what is left is to say it
+        with contextlib.suppress(Exception):
+            traceback.print_exc(file=sys.stderr)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+# The guard.
+
+
+def guard(spec: WorkerSpec, data: socket.socket, supervisor: socket.socket) -> None:
+    """The guard's life: one worker's. Over `supervisor` it hears of items, and tells the end."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # the zygote took it away; its own /proc/self is its own again
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        leave(spec.plan, spec.seen, spec.stage)
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        baseline = kernel.status_bytes(os.getpid(), b"RssAnon:")
+        worker = os.fork()
+    except OSError as error:
+        report(supervisor, {"reason": "failed", "message": str(error)})
+        return
+    if worker == 0:
+        supervisor.close()
+        run_and_exit(lambda: work(spec, data))
+    data.close()
+    said = Guard(worker, baseline, supervisor, spec).watch()
+    kernel.kill_all(os.getpid())
+    report(supervisor, said)
+
+
+def report(supervisor: socket.socket, said: Mapping[str, Any]) -> None:
+    """Tell the supervisor how a worker ended, if it is there."""
+    with contextlib.suppress(OSError):
+        supervisor.send(json.dumps(said).encode())
+
+
+@dataclass(slots=True)
+class Guard:
+    """The watch over one worker, and all that it started."""
+
+    worker: int  # its process
+    baseline: int  # bytes of memory that it began with
+    # a word there means that an item begins or was answered, its end means "end the worker"
+    supervisor: socket.socket
+    spec: WorkerSpec  # what it may use
+    _next_scratch: float = field(default=0.0, init=False)
+    _full: bool = field(default=False, init=False)
+    _given: int = field(default=0, init=False)  # bytes of the files of the item
+    _used: int = field(default=0, init=False)
+    _idle: bool = field(default=False, init=False)
+
+    def watch(self) -> dict[str, Any]:
+        """Return what there is to report once the worker has ended, or is to be."""
+        poll = select.poll()
+        poll.register(self.supervisor.fileno(), select.POLLIN)
+        with contextlib.suppress(OSError):  # kernels before 5.3: the look every few milliseconds finds the end
+            poll.register(os.pidfd_open(self.worker), select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(self._pause())}
+            ended = kernel.reap()
+            if self.worker in ended:
+                return {"reason": "ended", "wait_status": ended[self.worker]}
+            if self.supervisor.fileno() in ready:
+                word = self.supervisor.recv(PACKET_BYTES)
+                if not word:
+                    return {"reason": "asked"}
+                self._idle = word == ANSWERED
+                if word.startswith(ITEM):
+                    self._given = int(word.removeprefix(ITEM))
+                    continue  # the look when it ends, or in a moment, tells more
+            excess = self._excess()
+            if excess is not None:
+                return {"reason": excess}
+
+    def _pause(self) -> float:
+        """Milliseconds until the next look."""
+        if self._idle:
+            return IDLE_LOOK_SECONDS * 1000
+        most = self.spec.limits.memory_bytes
+        left = MOST_LOOK_SECONDS if most is None else (most - self._used) / FRESH_BYTES_PER_SECOND
+        return max(LEAST_LOOK_SECONDS, min(MOST_LOOK_SECONDS, left)) * 1000
+
+    def _excess(self) -> str | None:
+        full, limits = self._scratch_is_full(), self.spec.limits
+        if self.spec.plan.process:  # /proc shows this namespace
+            below = [pid for pid in kernel.numbers_in("/proc") if pid != os.getpid()]
+        else:
+            below = kernel.descendants(os.getpid())
+        used = sum(max(0, kernel.status_bytes(pid, b"RssAnon:") - self.baseline) for pid in below)
+        shared = sum(kernel.status_bytes(pid, b"RssShmem:") for pid in below)
+        self._used = used + max(0, shared - self._given)
+        if limits.memory_bytes is not None and self._used > limits.memory_bytes:
+            return "memory"
+        if len(below) - 1 > limits.processes:
+            return "processes"
+        return "scratch" if full else None
+
+    def _scratch_is_full(self) -> bool:
+        started = time.monotonic()
+        if started >= self._next_scratch:
+            self._full = folder_bytes(self.spec.scratch) > self.spec.limits.file_bytes
+            ended = time.monotonic()
+            # A large folder is walked less often: a tenth of the time at most.
+            self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
+        return self._full
+
+
+def folder_bytes(folder: Path) -> int:
+    """What the files below a folder take on disk; an endless folder counts as endless bytes."""
+    total = 0
+    entries = 0
+    todo = [str(folder)]
+    while todo:
+        with contextlib.suppress(OSError), os.scandir(todo.pop()) as listing:
+            for entry in listing:
+                entries += 1
+                if entries > SCRATCH_ENTRIES:
+                    return 1 << 62
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+# The worker.
+
+
+def work(spec: WorkerSpec, data: socket.socket) -> None:
+    """The worker's life, from just after its fork into the namespaces of its guard."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # the interpreter took it away; its own /proc/self is its own again
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    for namespace in namespaces:
-        kernel.setns(namespace, 0)
-    if not namespaces:
-        if spec.plan.user:
-            new_user()
-        leave(spec.plan, spec.seen, spec.stage)
-    close_all_but(0, 1, 2, data.fileno())
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) not in {0, 1, 2, data.fileno()}:
+            with contextlib.suppress(OSError):  # the listing's own descriptor
+                os.close(int(name))
     os.environ["HOME"] = os.environ["TMPDIR"] = str(spec.scratch)
     tempfile.tempdir = None  # asked for anew
     os.chdir(spec.scratch)
     set_limits(spec)
     give_up(spec.plan, spec.seen, processes=spec.limits.processes != 0, gpu=spec.gpu)
-    serve(data, spec)
-
-
-def close_all_but(*kept: int) -> None:
-    """Close every other descriptor that came with the fork."""
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the listing's own descriptor
-                os.close(int(name))
+    answer_all(data, spec)
 
 
 def set_limits(spec: WorkerSpec) -> None:
@@ -119,48 +372,30 @@ def lower(what: int, value: int) -> None:
     resource.setrlimit(what, (value, value))
 
 
-def run_and_exit(call: Callable[[], object]) -> NoReturn:
-    """Run a forked process's whole life: no exception and no exit handler leads back into the parent's code."""
-    code = 1
-    try:
-        call()
-        code = 0
-    except BaseException:  # noqa: BLE001 - the last frame of a process; what is left is to say it
-        with contextlib.suppress(Exception):
-            traceback.print_exc(file=sys.stderr)
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def serve(channel: socket.socket, spec: WorkerSpec) -> None:
+def answer_all(channel: socket.socket, spec: WorkerSpec) -> None:
     """Set up once, then answer the supervisor until it hangs up."""
-    request = receive(channel)
-    if request is None:
-        return
-    handler, answer = _set_up(request, spec.scratch)
-    _send(channel, answer | {"id": request["id"]}, spec.limits)
-    while handler is not None and (request := receive(channel)) is not None:
+    handler: Handler | None = None
+    while (request := receive(channel)) is not None:
         started = time.perf_counter()
-        answer = guarded(lambda item=request["item"], run=handler: run(item))  # type: ignore[misc]
-        seconds = time.perf_counter() - started
-        _flush()
-        _send(channel, answer | {"id": request["id"], "seconds": seconds}, spec.limits)
+        if handler is None:
+            held: list[Handler] = []
+            answer = guarded(lambda asked=request, held=held: held.append(_loaded(asked, spec.scratch)))  # type: ignore[misc]
+            handler = held[0] if held else None
+        else:
+            answer = guarded(lambda item=request["item"], run=handler: run(item))  # type: ignore[misc]
+            answer["seconds"] = time.perf_counter() - started
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        _send(channel, answer | {"id": request["id"]}, spec.limits)
+        if handler is None:
+            return
 
 
-def _set_up(request: dict[str, Any], scratch: Path) -> tuple[Handler | None, dict[str, Any]]:
+def _loaded(request: Mapping[str, Any], scratch: Path) -> Handler:
     module_name, _, function_name = request["setup"].partition(":")
-    held: list[Handler] = []
-
-    def load() -> None:
-        function = getattr(importlib.import_module(module_name), function_name)
-        held.append(function(request["payload"], scratch))
-
-    answer = guarded(load)
-    _flush()
-    return (held[0] if held else None), answer
+    handler: Handler = getattr(importlib.import_module(module_name), function_name)(request["payload"], scratch)
+    return handler
 
 
 def guarded(call: Callable[[], Any]) -> dict[str, Any]:
@@ -216,7 +451,5 @@ def _send(channel: socket.socket, answer: dict[str, Any], limits: Limits) -> Non
     channel.sendall(data)
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

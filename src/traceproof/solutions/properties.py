@@ -20,9 +20,8 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.run.case import Subject
 from traceproof.run.records import PlannedCase
 from traceproof.run.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
-from traceproof.run.source import CallError, Source
-from traceproof.run.tensor_files import same_bits
-from traceproof.run.transfer import Taken
+from traceproof.run.tensors import same_bits
+from traceproof.run.untrusted import CallError, Source, Taken
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, Row
 from traceproof.solutions.trial import Evaluation, left_behind, refused
 

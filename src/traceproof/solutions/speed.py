@@ -18,8 +18,7 @@ from traceproof.run import timing
 from traceproof.run.case import Subject
 from traceproof.run.implementation import Implementation
 from traceproof.run.records import PlannedCase
-from traceproof.run.source import CallError, Source, loaded, refusal
-from traceproof.run.transfer import PLAIN, Layout, Taken
+from traceproof.run.untrusted import PLAIN, CallError, Layout, Source, Taken, loaded, refusal
 from traceproof.sandbox import Limits
 from traceproof.solutions.records import Row, SpeedResult, Times
 from traceproof.solutions.trial import Evaluation, refused
@@ -119,8 +118,8 @@ def _may_run(evaluation: Evaluation) -> bool:
 
 
 def _reference(evaluation: Evaluation) -> AbstractContextManager[Source]:
-    limits, need = Limits.of_json(evaluation.settings.limits), evaluation.settings.memory_limit
-    return loaded(evaluation.definition, evaluation.pool, limits=limits, need=need, device=evaluation.device)
+    limits = Limits.of_json(evaluation.settings.limits)
+    return loaded(evaluation.definition, evaluation.pool, limits=limits, device=evaluation.device)
 
 
 def _in_turns(

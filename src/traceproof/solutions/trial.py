@@ -1,6 +1,6 @@
 """Judges one solution: draws and solves its cases, has them called elsewhere, and rules on what came back.
 
-Runs in a process of ours that has torch. The solution runs in others (`traceproof.run.source`), which get
+Runs in a process of ours that has torch. The solution runs in others (`traceproof.run.untrusted`), which get
 the inputs of one call at a time as a file, and nothing that is expected.
 """
 
@@ -31,8 +31,16 @@ from traceproof.run.inputs import make_inputs
 from traceproof.run.judging import REASONS, Result, Right, rulings
 from traceproof.run.plan import Selection, fitting_lines, planned_alone
 from traceproof.run.records import WHOLE, PlannedCase
-from traceproof.run.source import CallError, CompiledFiles, Source, loaded, refusal, untrusted_pool
-from traceproof.run.transfer import Layout, Taken
+from traceproof.run.untrusted import (
+    CallError,
+    CompiledFiles,
+    Layout,
+    Source,
+    Taken,
+    loaded,
+    refusal,
+    untrusted_pool,
+)
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import PrecisionResult, PropertyResult, Row, Settings, SpeedResult, Trial
@@ -177,7 +185,6 @@ class Evaluation:
             self.definition,
             self.pool,
             limits=limits,
-            need=self.settings.memory_limit,
             device=self.device,
             solution=solution,
             compiled=compiled,
@@ -198,8 +205,7 @@ class Evaluation:
             if self.candidate.compiles:
                 ready = replace(ready, compiled=stack.enter_context(CompiledFiles.new()))
             if self.unknown is not None and refusal(self.definition.reference) is None:
-                need = self.settings.memory_limit
-                reference = loaded(self.definition, self.pool, limits=self.limits, need=need)
+                reference = loaded(self.definition, self.pool, limits=self.limits)
                 ready = replace(ready, reference=stack.enter_context(reference))
             yield ready
 

@@ -32,7 +32,7 @@ LISTED = f"{PACKAGE}.stacks"
 ROOTS = (
     *(f"{OWN}.{name}" for name in ("suite", "trial")),
     # Named by strings: what workers are started with.
-    *(f"{PACKAGE}.{name}" for name in ("run.runner", "sandbox.zygote")),
+    *(f"{PACKAGE}.{name}" for name in ("run.runner", "sandbox.worker")),
 )
 RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import |:)|(?<=^import ){PACKAGE}$", re.MULTILINE)
 

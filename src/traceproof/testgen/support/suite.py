@@ -13,7 +13,7 @@ from traceproof.judge.output import Ruling, misconduct
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.reasons import Unavailable, Verdict
 from traceproof.run.implementation import OTHER_SEED
-from traceproof.run.tensor_files import same_values
+from traceproof.run.tensors import same_values
 from traceproof.stacks import TRUTHS, GroundTruth
 from traceproof.testgen.support.trial import REFERENCE, Trial
 

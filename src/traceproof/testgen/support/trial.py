@@ -26,9 +26,8 @@ from traceproof.run.calls import GOLDEN
 from traceproof.run.case import Subject, entries_of, expectation, solve
 from traceproof.run.implementation import Implementation, call, named_outputs
 from traceproof.run.inputs import make_inputs
-from traceproof.run.source import Source, loaded, untrusted_pool
-from traceproof.run.tensor_files import plain_tensor
-from traceproof.run.transfer import Taken
+from traceproof.run.tensors import plain_tensor
+from traceproof.run.untrusted import Source, Taken, loaded, untrusted_pool
 from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import FIRST_TRUTHS
 
@@ -40,7 +39,6 @@ GIVEN_THREADS = torch.get_num_threads()
 LARGE = 1 << 30  # bytes that a case needs for more than one thread to make it faster
 HEADROOM = 0.8  # of the free memory: the estimate of a case is not exact
 LIMITS = Limits(seconds=3600.0, setup_seconds=600.0, memory_bytes=None)  # a test session has limits of its own
-FILE_BYTES = 1 << 40  # that a call may write: no limit beside the disk's
 
 
 def read_definition(path: Path) -> Definition:
@@ -248,7 +246,7 @@ class Workers:
     def new(self, definition: Definition, device: str) -> AbstractContextManager[Source]:
         """A worker of its own, with the reference loaded."""
         pool = self._pools.setdefault(device, untrusted_pool(gpu=device == "cuda"))
-        return loaded(definition, pool, limits=LIMITS, need=FILE_BYTES, device=device)
+        return loaded(definition, pool, limits=LIMITS, device=device)
 
     def source(self, definition: Definition, device: str) -> Source:
         """The worker that calls of a definition share; another definition's ends."""

@@ -1,0 +1,139 @@
+"""Tensors as bytes: compared, copied to the host, and laid out in memory that two processes share.
+
+Standard library and torch only: untrusted code's process has it, too.
+"""
+
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+ALIGNMENT = 64  # bytes; tensors of shared memory start at multiples of it
+STAGED_BYTES = 32 << 20  # of a GPU's memory that are copied at a time
+DRAW_BYTES = 1 << 16  # of one of many draws that stay on a GPU until the last one
+PACKED_BYTES = 64 << 20  # of outputs on a GPU that are put together there, to be waited for once
+
+
+def raw_bytes(value: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes."""
+    if not value.numel():
+        return torch.empty(0, dtype=torch.uint8)
+    flat = value.detach().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # with one element, any stride counts as contiguous
+
+
+def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors are the same in shape, dtype and every bit."""
+    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    raw = [raw_bytes(one), raw_bytes(other)]
+    if all(len(part) % 8 == 0 and part.storage_offset() % 8 == 0 for part in raw):
+        raw = [part.view(torch.int64) for part in raw]  # torch compares element by element
+    return torch.equal(*raw)
+
+
+def same_draws(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether a sampler's draws have the same bits, as far as both were made."""
+    if one is None or other is None or not one.dim() or not other.dim():
+        return same_bits(one, other)
+    count = min(len(one), len(other))
+    return same_bits(one[:count], other[:count])
+
+
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal in shape, dtype and every bit but the signs of zeros and NaNs."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN test
+
+
+def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
+    """The value as a plain CPU tensor of its own; a scalar becomes a 0-d one. Raises TypeError: it is neither."""
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what it holds, not what its class makes of it
+            bare = torch.Tensor.as_subclass(value, torch.Tensor)
+            return bare.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, bool | int | float):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    raise TypeError(f"an output is a {type(value).__name__}, not a tensor or a number")
+
+
+def plain_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    """`plain_tensor` of each; a GPU that holds several is waited for once, since each wait is a turn on it."""
+    packs = [_packs(value) for value in values]
+    on_gpu = [value.detach() for value, packed in zip(values, packs, strict=True) if packed]
+    sizes = [value.numel() * value.element_size() for value in on_gpu]
+    if len(on_gpu) < 2 or len({value.device for value in on_gpu}) > 1 or sum(sizes) > PACKED_BYTES:
+        return [plain_tensor(value) for value in values]
+    parts = iter(torch.split(torch.cat([raw_bytes(value) for value in on_gpu]).cpu(), sizes))
+    return [
+        next(parts).clone().view(value.dtype).reshape(value.shape) if packed else plain_tensor(value)
+        for value, packed in zip(values, packs, strict=True)
+    ]
+
+
+def _packs(value: Any) -> bool:  # noqa: ANN401 - what untrusted code returns
+    """Whether a value is a plain tensor on a GPU whose bytes are its elements."""
+    if type(value) is not torch.Tensor or value.layout != torch.strided:
+        return False
+    return value.is_cuda and value.numel() > 0 and not value.is_complex()
+
+
+def draw_kept(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
+    """A plain copy of one of many draws, where it lies if it is small: a copy to the host would wait for a GPU."""
+    if _packs(value) and value.numel() * value.element_size() <= DRAW_BYTES:
+        kept: torch.Tensor = value.detach().clone(memory_format=torch.contiguous_format)
+        return kept
+    return plain_tensor(value)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype's name as messages have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def aligned(count: int) -> int:
+    """The next place where a tensor may start."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def copy_bytes(room: torch.Tensor, raw: torch.Tensor) -> None:
+    """Copy bytes into host memory; those on a GPU come by way of pinned memory, which one copy fills.
+
+    A copy to any other memory goes by small pieces, each of which waits for its turn on the GPU.
+    """
+    if not raw.is_cuda:
+        room.copy_(raw)
+        return
+    staged = torch.empty(min(STAGED_BYTES, len(raw)), dtype=torch.uint8, pin_memory=True)
+    for place, part in zip(torch.split(room, STAGED_BYTES), torch.split(raw, STAGED_BYTES), strict=True):
+        place.copy_(staged[: len(part)].copy_(part))
+
+
+def whole(held: mmap.mmap) -> torch.Tensor:
+    """All of shared memory, as bytes."""
+    return torch.frombuffer(held, dtype=torch.uint8)
+
+
+def values_in(held: mmap.mmap | torch.Tensor, specs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What lies in memory, or in one tensor of bytes, as `specs` say: tensors there, and scalars.
+
+    In memory each tensor is a storage of its own. What is changed in them stands there.
+    """
+    values: list[Any] = []
+    for spec in specs:
+        if "dtype" not in spec:
+            values.append(spec["value"])
+            continue
+        dtype, shape, start = getattr(torch, spec["dtype"]), spec["shape"], spec["offset"]
+        count = math.prod(shape)
+        if not count:
+            flat = torch.empty(0, dtype=dtype)
+        elif isinstance(held, torch.Tensor):
+            flat = held[start : start + count * dtype.itemsize].view(dtype)
+        else:
+            flat = torch.frombuffer(held, dtype=dtype, count=count, offset=start)
+        values.append(flat.reshape(shape))
+    return values

@@ -1,0 +1,528 @@
+"""A definition's reference, or other code in its place, called in a worker that holds nothing else of ours.
+
+References, mutants of them, solutions, the code of other suites: whatever came with a definition is read by the
+policy first, loaded in a new worker (`traceproof.run.runner`), and believed nothing but the bytes of its outputs
+and what it says against itself. Inputs and outputs lie in memory that both sides share; beside them one small
+message goes each way, and nothing is ever unpickled.
+"""
+
+import contextlib
+import math
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import traceproof
+from traceproof.dataset.definition import Definition
+from traceproof.files import BorderError, disk_errors, own_folder, remove_tree
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops.cases import Case, Further
+from traceproof.run.calls import GOLDEN, filler
+from traceproof.run.case import Subject
+from traceproof.run.runner import FOLDER, TRITON
+from traceproof.run.tensors import aligned, copy_bytes, dtype_name, raw_bytes, same_bits, whole
+from traceproof.sandbox import MIB, ItemOutcome, Limits, Pool, Session, Status, policy
+from traceproof.sandbox.isolation import CUDA_REFUSES
+from traceproof.sandbox.model import Shared
+from traceproof.text import plain_text
+
+CALL = "traceproof.run.runner:setup"
+PRELOAD = ("torch", "traceproof.run.runner")  # of a pool for untrusted code
+SCRATCH_BYTES = 256 * MIB  # what a reference may write into its folder
+ANSWER_BYTES = MIB
+NAN = float("nan")
+
+FOLDERS = (
+    FOLDER,
+    ".cache",
+    ".triton",
+)  # below a worker's home: where compilers put what they are not told to elsewhere
+
+
+def new_name() -> str:
+    """A module's name that says nothing."""
+    return f"m{secrets.token_hex(6)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFiles:
+    """What one solution compiles."""
+
+    scratch: Path  # the folder of its workers, of which one is there at a time
+    kept: Path  # where its compiled files are kept; no worker sees it
+    name: str = field(default_factory=new_name)  # of the module that it becomes
+    keeping: bool = False  # whether what the next worker compiles is kept
+
+    @classmethod
+    @contextlib.contextmanager
+    def new(cls) -> Iterator[Self]:
+        """Those of a solution that has compiled nothing yet; removed in the end."""
+        with own_folder("scratch") as scratch, own_folder() as kept:
+            yield cls(scratch, kept / "files")
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[Path]:
+        """The folder for one worker, which must have ended when it is asked for again."""
+        self._clear()
+        if self.kept.is_dir():
+            shutil.copytree(self.kept, self.scratch, symlinks=True, dirs_exist_ok=True)
+        yield self.scratch
+        if self.keeping:
+            self._keep()
+        self._clear()
+
+    def _keep(self) -> None:
+        """Keep what is compiled; links are left out: those to trusted kernels are made again, none is followed."""
+        for name in FOLDERS:
+            compiled = self.scratch / name
+            if not compiled.is_dir() or compiled.is_symlink():
+                continue
+            try:
+                shutil.copytree(compiled, self.kept / name, symlinks=True, ignore=_links)
+            except (OSError, shutil.Error):  # a pipe, a file without permission: nothing that a compiler leaves
+                remove_tree(self.kept)  # each worker compiles again
+                return
+
+    def _clear(self) -> None:
+        for path in list(self.scratch.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _links(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if (Path(folder) / name).is_symlink()}
+
+
+def project_folders() -> list[Path]:
+    """Where this project's code lies, which untrusted code does not see: the package, or a clone's folders."""
+    package = Path(traceproof.__file__).resolve().parent
+    root = package.parents[1]
+    return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]
+
+
+def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> ItemOutcome | None:
+    """What comes of a source that the policy refuses; None: it may run."""
+    refusals = policy.check(source, rules)
+    if not refusals:
+        return None
+    return ItemOutcome(status=Status.REFUSED, message="; ".join(map(str, refusals)))
+
+
+class CallError(RuntimeError):
+    """A call of untrusted code that left no outputs; the text says why, the outcome how it ended."""
+
+    def __init__(self, outcome: ItemOutcome) -> None:
+        what = "the reference may not run" if outcome.status is Status.REFUSED else outcome.status
+        super().__init__(f"{what}: {outcome.message}")
+        self.outcome = outcome
+
+    @property
+    def told(self) -> str:
+        """The last line of its message, an exception's own."""
+        lines = self.outcome.message.strip().splitlines()
+        return lines[-1] if lines else str(self.outcome.status)
+
+
+DTYPES: Mapping[str, torch.dtype] = {
+    dtype_name(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)
+}
+ROOM = 64 << 20  # bytes that outputs may take beside what the definition says: wrong shapes are verdicts too
+MOST_OUTPUTS = 64
+MOST_AXES = 16
+MOST_REPETITIONS = 10_000
+LONGEST_AXIS = 1 << 40
+NAME_CHARACTERS = 64
+CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
+Nanoseconds = Annotated[int, Field(ge=0, lt=1 << 53)]
+Pair = Annotated[list[Nanoseconds], Field(min_length=2, max_length=2)]
+Index = Annotated[int, Field(ge=0, lt=MOST_OUTPUTS)]
+
+
+class Returned(BaseModel):
+    """What a worker says of one output; its bytes lie in shared memory."""
+
+    model_config = CLOSED
+    index: Index
+    name: Annotated[str, Field(max_length=200)] | None
+    dtype: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{2,20}$")]
+    shape: Annotated[list[Annotated[int, Field(ge=0, le=LONGEST_AXIS)]], Field(max_length=MOST_AXES)]
+
+
+class Answer(BaseModel):
+    """All that a worker which runs untrusted code may say of a call.
+
+    `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back) and `late`
+    (outputs that changed after the call's stream was done) can be seen in its process only: what is said there
+    counts against it, and what is not said proves nothing. `times` are held against a clock of ours.
+    """
+
+    model_config = CLOSED
+    outputs: Annotated[list[Returned], Field(max_length=MOST_OUTPUTS)]
+    aliased: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
+    subclassed: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
+    written: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
+    late: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
+    times: Annotated[list[Pair], Field(max_length=MOST_REPETITIONS)] = []
+
+
+def answer_of(value: object) -> Answer:
+    """A worker's answer. Raises BorderError: it is not in the form above."""
+    try:
+        return Answer.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise BorderError(f"the worker's answer is not in its form: {where}: {first['msg']}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where inputs lie in their memory."""
+
+    # bytes around each tensor, a multiple of 64; 0: they lie side by side, as near as alignment lets them
+    room: int = 0
+    byte: int = 0  # what the bytes around tensors hold
+    shift: int = 0  # elements by which each tensor begins after a multiple of 64 bytes
+    destinations: bool = False  # whether places for the outputs follow the inputs
+    fill: float = math.nan  # what these places hold
+
+
+PLAIN = Layout()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a call left: the definition's outputs, and the names of what it should not have done.
+
+    `times` are nanoseconds of repetitions that were asked for, between events and of a wall clock, as the worker
+    says; `seconds` went by outside of it.
+    """
+
+    outputs: Tensors
+    mutated: list[str]
+    aliased: list[str]
+    subclassed: list[str]
+    surplus: list[str]
+    overrun: list[str]
+    late: list[str]
+    times: tuple[tuple[int, int], ...] = ()
+    seconds: float = 0.0
+    isolation: str = ""  # what was absent of it
+
+    @property
+    def facts(self) -> dict[str, list[str]]:
+        """What any caller can be told of; not memory that was written beside tensors, nor late outputs."""
+        names = ("mutated", "aliased", "subclassed", "surplus")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class CallMemory:
+    """What both sides of one call share: inputs, what the caller is told of each, and room for outputs.
+
+    `gaps` are the places of bytes around tensors, each with the name of a tensor beside it.
+    """
+
+    definition: Definition
+    op: Op
+    case: Case
+    values: Values
+    specs: Sequence[Mapping[str, Any]]
+    gaps: Sequence[tuple[str, int, int]]
+    layout: Layout
+    inputs: Shared
+    outputs: Shared
+    # whether the calls have their inputs on a GPU: shared memory then holds what the worker wrote back
+    on_gpu: bool
+
+    @classmethod
+    @contextmanager
+    def of(  # noqa: PLR0913 - one call, spelled out
+        cls, definition: Definition, op: Op, case: Case, values: Values, *, layout: Layout = PLAIN, on_gpu: bool
+    ) -> Iterator[Self]:
+        """Write inputs, places of outputs behind them where the layout says so. Raises BorderError: it can not."""
+        kept = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+        places = _destinations(definition, case, layout.fill) if layout.destinations else {}
+        specs: list[Mapping[str, Any]] = []
+        raws: list[tuple[int, torch.Tensor]] = []
+        gaps: list[tuple[str, int, int]] = []
+        place = 0
+        for name, value in {**kept, **places}.items():
+            if not isinstance(value, torch.Tensor):
+                specs.append({"value": value})
+                continue
+            raw = raw_bytes(value)
+            start = place + layout.room + layout.shift * value.element_size()
+            end = start + raw.numel()
+            specs.append({"dtype": dtype_name(value.dtype), "shape": list(value.shape), "offset": start})
+            raws.append((start, raw))
+            gaps += [(name, place, start), (name, end, aligned(end + layout.room))]
+            place = aligned(end + layout.room)
+        shapes = (definition.shape_of(spec, case.axes) or () for spec in definition.outputs.values())
+        most = 2 * 8 * max(1, op.trials(definition, case)) * sum(map(math.prod, shapes)) + ROOM
+        with Shared(place) as inputs, Shared(most) as outputs:
+            bytes_of = whole(inputs.held)
+            for start, raw in raws:
+                copy_bytes(bytes_of[start : start + len(raw)], raw)
+            for _, start, end in gaps if layout.byte else ():
+                bytes_of[start:end] = layout.byte
+            yield cls(definition, op, case, kept, specs, gaps, layout, inputs, outputs, on_gpu)
+
+    @property
+    def destinations(self) -> int:
+        """How many places for outputs there are."""
+        return len(self.specs) - len(self.values)
+
+    def taken(self, said: object) -> Taken:
+        """Take what a call left. Raises BorderError: the answer is not in its form."""
+        answer = answer_of(said)
+        names = self._names(answer)
+        outputs, surplus = self._outputs(answer, names)
+        now, allowed = whole(self.inputs.held), self.op.mutated(self.definition)
+        mutated = []
+        for place, (name, value, spec) in enumerate(
+            zip(self.values, self.values.values(), self.specs, strict=False)
+        ):
+            if not isinstance(value, torch.Tensor):
+                continue
+            start = spec.get("offset", 0)
+            left = now[start : start + value.nbytes]
+            # What inputs hold now that the definition has written to, and that none of its outputs stands for.
+            if name in self.op.judged(self.definition) and name not in self.definition.outputs:
+                outputs[name] = left.clone().view(value.dtype).reshape(value.shape)
+            changeable = value.numel() and name not in allowed and (not self.on_gpu or place in answer.written)
+            if changeable and not same_bits(left, raw_bytes(value.cpu())):
+                mutated.append(name)
+        around = self.gaps if self.layout.room else ()
+        overrun = {name for name, start, end in around if bool((now[start:end] != self.layout.byte).any())}
+
+        def named(places: Sequence[int]) -> list[str]:
+            return [names.get(place, f"extra-{place}") for place in places]
+
+        return Taken(
+            outputs=outputs,
+            mutated=sorted(mutated),
+            aliased=[name for name in named(answer.aliased) if not self._is_in_place(name)],
+            subclassed=named(answer.subclassed),
+            surplus=surplus,
+            overrun=sorted(overrun),
+            late=named(answer.late),
+            times=tuple((events, wall) for events, wall in answer.times),
+        )
+
+    def _is_in_place(self, output: str) -> bool:
+        """Whether the definition says that an output is an input, modified."""
+        spec = self.definition.outputs.get(output)
+        return spec is not None and spec.param in self.definition.in_place
+
+    def _names(self, answer: Answer) -> dict[int, str]:
+        """The name of each output, by its place: the source's own, else the definition's in order."""
+        wanted = [*self.definition.outputs, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
+        names = {}
+        for output in answer.outputs:
+            name = wanted[output.index] if output.name is None else output.name
+            names[output.index] = plain_text(name, NAME_CHARACTERS)
+        if len(names) != len(answer.outputs) or len(set(names.values())) != len(names):
+            raise BorderError("the worker's answer is not in its form: two outputs of one name")
+        return names
+
+    def _outputs(self, answer: Answer, names: Mapping[int, str]) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Copies of the definition's outputs that the worker wrote, and the names of those that are none."""
+        for output in answer.outputs:
+            if output.dtype not in DTYPES:
+                raise BorderError(f"an output of dtype {output.dtype}, which torch does not have")
+        sizes = [math.prod(output.shape) * DTYPES[output.dtype].itemsize for output in answer.outputs]
+        total = sum(map(aligned, sizes))
+        if total > self.outputs.size:
+            raise BorderError(f"outputs of {total} bytes, far more than the definition says")
+        outputs: dict[str, torch.Tensor] = {}
+        place = 0
+        for output, size in zip(answer.outputs, sizes, strict=True):
+            name, dtype = names[output.index], DTYPES[output.dtype]
+            if name in self.definition.outputs:
+                raw = whole(self.outputs.held)[place : place + size].clone()
+                # Whatever else lies there is no bool.
+                flat = (
+                    raw != 0 if dtype == torch.bool else raw.view(dtype) if size else torch.empty(0, dtype=dtype)
+                )
+                outputs[name] = flat.reshape(output.shape)
+            place += aligned(size)
+        return outputs, [name for name in names.values() if name not in self.definition.outputs]
+
+
+def _destinations(definition: Definition, case: Case, fill: float) -> Values:
+    """Filled places of the outputs that the definition always has."""
+    found: Values = {}
+    for name, spec in definition.outputs.items():
+        dtype = TORCH_DTYPES.get(spec.dtype)
+        if dtype is None:
+            raise BorderError(f"the definition leaves open what the output {name} holds: it can not be written to")
+        if not spec.optional:
+            shape = definition.shape_of(spec, case.axes) or ()
+            found[f"output {name}"] = torch.empty(shape, dtype=dtype).fill_(filler(dtype, fill))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRequest:
+    """One call, as the worker is told of it."""
+
+    inputs: Sequence[Mapping[str, Any]]  # what lies in the memory of inputs, in the order of arguments
+    # of torch's generator, one per draw; None: the draw goes on with the generator as the one before left it
+    seeds: Sequence[int | None]
+    trials: bool  # whether outputs of several draws are stacked along a new first axis
+    # draws with repeated rows after those, as `calls.further_draws` takes them; None: none are made
+    further: Mapping[str, Any] | None = None
+    fill: float | None = NAN  # what memory without a value holds; None: whatever lies there
+    threads: int = 1  # torch's
+    mode: str = ""  # of `traceproof.run.shadow`; empty: the code as it is
+    destinations: int = 0  # how many of the last inputs are places of outputs that the code writes
+    how: str = ""  # the call is made, see `runner.SAME_MEMORY` and beside it
+    surrounded: bool = False  # whether the inputs' surroundings count: on a GPU they are kept too
+    # repetitions that are timed in place of one call, as `timing.run` takes them; None: none are
+    timing: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source of a definition's form, in a worker of its own, which is replaced when it dies."""
+
+    definition: Definition
+    op: Op
+    session: Session
+    # how the worker knows the source, and what messages call it
+    token: str
+    name: str
+    device: str = "cpu"
+
+    def start(self) -> None:
+        """Have the worker started and the source loaded while its inputs are drawn: a GPU takes long to open."""
+        self.session.start()
+
+    def run(  # noqa: PLR0913 - one call, spelled out
+        self,
+        case: Case,
+        inputs: Values,
+        *,
+        seed: int,
+        trials: int = 0,
+        further: Further | None = None,
+        layout: Layout = PLAIN,
+        **order: Any,  # noqa: ANN401 - what else a CallRequest says
+    ) -> Taken:
+        """What one call leaves; several draws are stacked along a new first axis, `further` ones after `trials`.
+
+        Raises CallError: no outputs.
+
+        Of the rest of a `CallRequest`, `mode` is one of `traceproof.run.shadow`, for a single draw.
+        """
+        shared = CallMemory.of(self.definition, self.op, case, inputs, layout=layout, on_gpu=self.device != "cpu")
+        try:
+            with shared as memory:
+                places = range(
+                    len(memory.values), len(memory.specs)
+                )  # of outputs: they are repeated as inputs are
+                request = CallRequest(
+                    inputs=memory.specs,
+                    seeds=[seed, *(_seed_of(seed, trial) for trial in range(1, trials))],
+                    trials=bool(trials),
+                    further=None if further is None else {**asdict(further), "inputs": [*further.inputs, *places]},
+                    destinations=memory.destinations,
+                    surrounded=bool(layout.room),
+                    **order,
+                )
+                item = {name: getattr(request, name) for name in CallRequest.__dataclass_fields__}
+                started = time.monotonic()
+                outcome = self.session.ask(item, files=[memory.inputs.fd, memory.outputs.fd])
+                seconds = time.monotonic() - started
+                if outcome.status is not Status.OK:
+                    raise CallError(replace(outcome, message=outcome.message.replace(self.token, self.name)))
+                return replace(memory.taken(outcome.value), seconds=seconds, isolation=outcome.isolation)
+        except BorderError as error:
+            raise CallError(ItemOutcome(status=Status.CRASH, message=str(error))) from error
+
+    def outputs(self, subject: Subject) -> Tensors:
+        """Outputs of a case; raises as `run` does."""
+        return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
+
+
+def _seed_of(seed: int, trial: int) -> int | None:
+    """Of every other draw a seed of its own; the ones between show who is right with a fresh generator alone."""
+    return None if trial % 2 else (seed + trial * GOLDEN) % (1 << 63)
+
+
+def untrusted_pool(
+    *,
+    gpu: bool = False,
+    conceal: Sequence[Path] = (),
+    weak: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Pool:
+    """Workers for untrusted code, which find the runner imported and see nothing else of this project.
+
+    The arguments are those of `Pool`.
+    """
+    where = Path(traceproof.__file__).resolve().parents[1]
+    given = dict(environment or {})
+    env = {**given, "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    without = CUDA_REFUSES if gpu else ()
+    hidden = [*project_folders(), *conceal]
+    readable = [Path(env[TRITON])] if TRITON in env else []
+    return Pool(
+        preload=PRELOAD,
+        conceal=hidden,
+        env=env,
+        gpu=gpu,
+        readable=readable,
+        without=without,
+        weak=weak,
+    )
+
+
+@contextmanager
+def loaded(  # noqa: PLR0913 - one worker, spelled out
+    definition: Definition,  # whose inputs and outputs it takes and gives
+    pool: Pool,  # see `untrusted_pool`
+    *,
+    limits: Limits,  # of one call
+    source: str | None = None,  # the code; None: the reference
+    device: str = "cpu",  # where it gets its inputs
+    ours: bool = False,  # whether we have added to a text that the policy has passed
+    # files and an entry point in the place of a source, which the policy has passed; see `runner.load_solution`
+    solution: Mapping[str, Any] | None = None,
+    # what the solution has compiled before; None: nothing, and nothing is kept
+    compiled: CompiledFiles | None = None,
+    fill: float | None = NAN,  # what memory without a value holds while it is loaded
+) -> Iterator[Source]:
+    """A definition's reference, or another source, in a new worker at the first call.
+
+    Raises CallError: the policy refuses it.
+    """
+    text = definition.reference if source is None else source
+    refused = None if ours or solution is not None else refusal(text)
+    if refused is not None:
+        raise CallError(refused)
+    op, _ = registry.for_definition(definition)
+    name = f"{'reference of' if solution is None else 'solution to'} {definition.name}"
+    token = new_name() if compiled is None else compiled.name
+    most = SCRATCH_BYTES if solution is None else limits.file_bytes  # which may be compiled
+    own = replace(limits, file_bytes=most, message_bytes=ANSWER_BYTES)
+    payload = {"source": text, "name": token, "device": device, "threads": 1, "fill": fill, "solution": solution}
+    with (
+        disk_errors(Path(tempfile.gettempdir(), "scratch")),
+        own_folder("scratch") if compiled is None else compiled.restored() as folder,
+        pool.session(setup=CALL, payload=payload, limits=own, scratch=folder) as session,
+    ):
+        yield Source(definition, op, session, token, name, device)
