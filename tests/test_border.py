@@ -148,7 +148,7 @@ DONE = {
 # What is done beside a right answer, and must neither help nor hurt anybody.
 BESIDE = {
     "a_deep_folder": "for _ in range(1500):\n        os.mkdir('d'); os.chdir('d')\n    os.chdir(folder)",
-    "many_files": "[open(f'f{n}', 'w').close() for n in range(2000)]",
+    "many_files": "[open(f'f{n}', 'w').close() for n in range(200)]",
     "a_folder_without_rights": "os.makedirs('locked/inner', exist_ok=True); os.chmod('locked', 0)",
     "a_setuid_output": "os.fchmod(out, 0o4755)",
     "a_link_farm": "[os.symlink('/etc', f'l{n}') for n in range(50) if not os.path.lexists(f'l{n}')]",
