@@ -549,10 +549,9 @@ def model_config(subject: LintedDefinition) -> Iterator[Hit]:
         wanted = f"{namespace}:{total // size}" if size and total % size == 0 else "no number of ranks fits"
         yield Hit("TP413", TAGS, f"{given}, but {axis} = {size} of {model}'s {total}: {wanted}")
 
-    models = {catalogue.slug_of(model): model for model in reversed(subject.tags("model"))}
-    for slug, model in models.items():
-        entry = catalogue.entries().get(slug)
-        if entry is None:
+    for entry in catalogue.entries().values():
+        model = next((tag for tag in subject.tags("model") if tag in entry.tags), None)
+        if model is None:
             continue
         whole = {axis: entry.config[key] for axis, key in WHOLE.items() if axis in const and key in entry.config}
         hits = (hit for axis, total in whole.items() for hit in ranks(model, "tp", axis, total))

@@ -38,6 +38,9 @@ class BundledModel:
     slug: str  # its name on the command line, with underscores
     title: str  # its name for people
     tags: tuple[str, ...]  # the dataset's `model:` tags of it
+    aliases: tuple[
+        str, ...
+    ]  # what else names it on the command line: its family, of which others are bundled, too
     repository: str  # on the HuggingFace Hub
     parallel: tuple[Parallel, ...]  # its usual parallelism, used when none is asked for
     config: Mapping[str, Any]  # what its config.json says
@@ -59,20 +62,27 @@ def entries() -> Mapping[str, BundledModel]:
                 names += [name.replace("*", str(layer)) for layer in layers]
             config |= {"quantization_config": quantisation | {"modules_to_not_convert": names}}
         parallel = tuple(Parallel(**item) for item in raw["parallel"])
-        tags = tuple(raw["tags"])
-        found[slug] = BundledModel(slug, raw["title"], tags, raw["repository"], parallel, MappingProxyType(config))
+        found[slug] = BundledModel(
+            slug=slug,
+            title=raw["title"],
+            tags=tuple(raw["tags"]),
+            aliases=tuple(raw.get("aliases", ())),
+            repository=raw["repository"],
+            parallel=parallel,
+            config=MappingProxyType(config),
+        )
     return MappingProxyType(found)
 
 
 def slug_of(name: str) -> str:
     """The slug of the bundled model that `deepseek-v3`, `DeepSeek_V3` or `deepseek-r1` names; else `name`.
 
-    A tag of a model counts as its name, and its family does (`mixtral`) where no other bundled one is of it.
+    A tag of a model counts as its name, and its family does (`mixtral`) where no other bundled one is of it, or
+    one has it as an alias (`llama`).
     """
     plain = _plain(name)
     for slug, entry in entries().items():
-        names = {slug, *(tag.replace("-", "_").replace(".", "_") for tag in entry.tags)}
-        if plain in names:
+        if plain in {slug, *map(_plain, (*entry.tags, *entry.aliases))}:
             return slug
     members = family(plain)
     return members[0] if len(members) == 1 else plain
