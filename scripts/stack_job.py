@@ -68,7 +68,7 @@ def verify(
     `cache` the finished rows. `code` is the digest of what rows depend on, `repeat` are options of commands that
     repeat a case. `force` computes what is kept, too; `weak` runs references where isolation is not whole.
     """
-    plan = OpTypePlan.read(cases).of_group(group)
+    plan = OpTypePlan.read(cases, group)
     for one in environments.values():
         one["record"] = read_sealed(Path(one["record"])) if isinstance(one["record"], str) else one["record"]
         one["python"] = str(Path(one["python"]).absolute())  # links stay, since they tell a virtual environment

@@ -215,6 +215,8 @@ def test_a_large_op_type_has_groups_by_name(planned: OpTypePlan, tmp_path: Path)
     first, second = whole.of_group(".1-of-2"), whole.of_group(".2-of-2")
     assert list(second.definitions) == [f"d{number:03}" for number in range(GROUP, GROUP + 3)]
     assert {**first.definitions, **second.definitions} == entries
+    (tmp_path / "plan.json").write_text(whole.as_text(), encoding="utf-8")
+    assert OpTypePlan.read(tmp_path / "plan.json", ".2-of-2") == second
     stub = Stub()
     stub.job(plan=second, group=".2-of-2").verify(tmp_path / "verdicts" / "rmsnorm.2-of-2.jsonl")
     assert len(stub.asked) == 3

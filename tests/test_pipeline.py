@@ -15,7 +15,7 @@ from repository import Ran, Repository, own_dataset
 pytestmark = pytest.mark.slow
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
-PLANS = "    plan = OpTypePlan.read(cases).of_group"
+PLANS = "    plan = OpTypePlan.read(cases, group)"
 KILLS = f"    raise SystemExit(3)\n{PLANS}"
 AHEAD = 7 * 24 * 3600.0
 SELECTED = ("--op-type", "gemm", "--test-sizes", "small", "medium")

@@ -104,7 +104,7 @@ class DefinitionRun:
         hidden = [planned for planned in cases if planned.skip is None and planned.hidden]
         if REFERENCE in self.names:
             Random(digest_json([self.entry.digest, self.entry.nonce])).shuffle(plain)  # noqa: S311 - an order
-        if REFERENCE in self.names and self.known[REFERENCE] is None:
+        if REFERENCE in self.names and self.known[REFERENCE] is None and (plain or hidden):
             self._with_reference(plain, hidden)
         else:
             for drawn in self.each([*plain, *(hidden if REFERENCE in self.names else ())]):

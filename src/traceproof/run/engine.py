@@ -118,6 +118,9 @@ class Engine:
 
     def prepare(self, entries: Iterable[PlannedDefinition], implementations: Sequence[str]) -> None:
         """Begin to start what definitions need: a worker beside this process, or builds, the longest first."""
+        entries = list(entries)
+        if not entries:
+            return
         if self.device.type != "cuda":
             main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
             here = any(name != REFERENCE and environment_of(name) == MAIN for name in implementations)

@@ -330,14 +330,24 @@ class Pipeline(DatasetFiles):
         return lanes if threads >= self.job_threads(wildcards) else threads
 
     def job_priority(self, wildcards: Wildcards) -> int:
-        """What takes longest starts first; kernels that are compiled when they are called take longest of all."""
-        late = 1000 if self.on_gpu and registry.record(wildcards.op_type).compiles_late else 0
-        return late + int(self._listed(wildcards).seconds)
+        """What takes longest starts first: as long as nothing is compiled what compiles, then what calls most."""
+        listed = self._listed(wildcards)
+        if not self.on_gpu or self._compiled:
+            return int(listed.seconds)
+        late = 1000 if registry.record(wildcards.op_type).compiles_late else 0
+        return late + int(listed.builds + listed.seconds)
+
+    @cached_property
+    def _compiled(self) -> bool:
+        """Whether an earlier run has compiled kernels."""
+        return any((self.root / self.caches).glob("*/built/*"))
 
     def _listed(self, wildcards: Wildcards) -> Listed:
         """What the list of plans says of an op_type; of one that is not planned, what asks for little."""
         found = self.index.op_types.get(wildcards.op_type) if self.index else None
-        return found or Listed(digests={}, definitions=(), cases=0, mem_mb=2000, gpu_mb=0, lanes=1, seconds=0)
+        return found or Listed(
+            digests={}, definitions=(), cases=0, mem_mb=2000, gpu_mb=0, lanes=1, builds=0, seconds=0
+        )
 
     def stack_options(self, wildcards: Wildcards) -> list[str]:
         """What a stack is by the configuration, as its script takes it."""

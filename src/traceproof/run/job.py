@@ -95,7 +95,7 @@ class Job:
             return
         progress = _Progress(f"{self.plan.op_type + self.group:24}", sum(one.calls for one in lacking))
         with self.engine(progress.show) as engine:
-            engine.prepare([one.entry for one in lacking], self.implementations)
+            engine.prepare([one.entry for one in lacking if one.runs], self.implementations)
 
             def compute(one: _Asked) -> None:
                 one.compute(engine)
@@ -145,6 +145,11 @@ class _Asked:
         """How many cases of implementations lack."""
         shown = sum(not case.hidden for case in self.entry.cases)
         return sum(len(self.entry.cases) if name == REFERENCE else shown for name in self.lacking - {PAIR})
+
+    @property
+    def runs(self) -> bool:
+        """Whether any case is run, or all are skips that the plan states."""
+        return any(case.skip is None for case in self.entry.cases)
 
     @property
     def cost(self) -> int:

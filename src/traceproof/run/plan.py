@@ -137,14 +137,16 @@ def broken_of(tree: Tree, op_type: str, selection: Selection) -> list[Broken]:
 PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
 PLAN_BYTES = 4 << 30  # beside what the process has by then
 MIB = 1 << 20
-BASE_MB = 2000  # MiB: a coordinator and what it forks workers from, with torch loaded in each
+# MiB of the host: a coordinator and what it forks workers from, each with torch, on a GPU with CUDA's libraries
+BASE_MB, GPU_BASE_MB = 2000, 4000
 # MiB of the host that the processes of one more definition take; of a GPU, what a process takes that has it open.
 PROCESS_MB = 600
 STACK_MB = 1000  # MiB of the host: the same of one that has imported a ground truth's package
 GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
 SLACK = 1.25  # estimates were up to a fifth below what was measured
-LANES = 4  # definitions of one op_type side by side on a GPU, where references take long
-FEW_LANES = 2  # the same of other references
+LANES = 4  # definitions of one op_type side by side on a GPU, where references take long, or there are MANY
+FEW_LANES = 2  # the same of others
+MANY = 12
 DRAWING_LANES = 8  # the same of samplers' references: thousands of short calls, and little memory
 DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as references
 # Rough estimates in seconds, from benchmarks on two cores and on an H200 that 16 processes share.
@@ -213,7 +215,7 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     facts = registry.record(planned.op_type)
     # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
     draws = any(case.trials for case in cases)
-    most = DRAWING_LANES if draws else LANES if facts.long else FEW_LANES
+    most = DRAWING_LANES if draws else LANES if facts.long or len(planned.definitions) >= MANY else FEW_LANES
     if not gpu:  # there a sampler's references take longest of all
         most = FEW_LANES if draws else 1
     lanes = max(1, min(most, len(planned.definitions)))
@@ -227,16 +229,20 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     largest = int(SLACK * sum(needs[-lanes:]) / MIB)
     truths = for_op_type(planned.op_type)
     stacks = len({environment_of(name) for name in truths}) * workers_of(lanes)  # processes
-    seconds = sum(CASE_SECONDS + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
+    call = CASE_SECONDS * (len(truths) if gpu else 1)
+    seconds = sum(call + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
     return Listed(
         digests={group: digest_bytes(planned.of_group(group).as_text().encode()) for group in planned.groups},
         definitions=tuple(sorted(planned.whole)),
         cases=sum(len(entry.cases) for entry in planned.definitions.values()),
-        mem_mb=BASE_MB + lanes * PROCESS_MB + (stacks * STACK_MB + largest // lanes if gpu else largest),
+        mem_mb=(GPU_BASE_MB if gpu else BASE_MB)
+        + lanes * PROCESS_MB
+        + (stacks * STACK_MB + largest // lanes if gpu else largest),
         gpu_mb=GPU_MB + (1 + stacks + lanes) * PROCESS_MB + largest if gpu and cases else 0,
         lanes=lanes,
-        seconds=builds + seconds / max(1, -(-len(planned.definitions) // GROUP)),
+        builds=builds,
+        seconds=seconds / max(1, -(-len(planned.definitions) // GROUP)),
     )
 
 

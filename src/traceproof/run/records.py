@@ -4,7 +4,8 @@ Each is checked once, where it is read; code in between uses attributes. Fields 
 are not written, so that a verdict's columns are those that it has something to say in.
 """
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -128,13 +129,14 @@ class OpTypePlan(Record):
     broken: tuple[BrokenFile, ...]
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a plan file.
+    def read(cls, path: Path, group: str | None = None) -> Self:
+        """Read a plan file; with a group, what that job of the op_type runs, and no more is checked than that.
 
         Raises TraceproofError: it is no plan, another version's, or damaged; it is removed, to be made again.
         """
         try:
-            return cls.model_validate_json(unsealed(bytes(read_regular(path, most=PLAN_BYTES))))
+            found = json.loads(unsealed(bytes(read_regular(path, most=PLAN_BYTES))))
+            return cls.model_validate(found if group is None else _of_group(found, group))
         except (BorderError, ValueError) as error:
             path.unlink(missing_ok=True)
             path.with_name(INDEX).unlink(missing_ok=True)
@@ -149,13 +151,7 @@ class OpTypePlan(Record):
 
         Raises TraceproofError: there is no such group.
         """
-        names = sorted(self.whole)
-        if group not in self.groups:
-            raise TraceproofError(f"the plan of {self.op_type} has no group {group!r}", todo=AGAIN)
-        at = self.groups.index(group) * GROUP
-        wanted = {key for name in names[at : at + GROUP] for key in (name, name + TWIN)}
-        mine = {name: entry for name, entry in self.definitions.items() if name in wanted}
-        return self.model_copy(update={"definitions": mine, "broken": () if at else self.broken})
+        return self.model_copy(update=_of_group(dict(self), group))
 
     @property
     def groups(self) -> list[str]:
@@ -173,6 +169,18 @@ class OpTypePlan(Record):
         return (case for entry in self.definitions.values() for case in entry.cases if case.skip is None)
 
 
+def _of_group(plan: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """The fields of a plan that holds one group's definitions. Raises TraceproofError: there is no such group."""
+    definitions = plan["definitions"]
+    names = sorted(name for name in definitions if not name.endswith(TWIN))
+    if group not in groups(len(names)):
+        raise TraceproofError(f"the plan of {plan['op_type']} has no group {group!r}", todo=AGAIN)
+    at = groups(len(names)).index(group) * GROUP
+    wanted = {key for name in names[at : at + GROUP] for key in (name, name + TWIN)}
+    mine = {name: entry for name, entry in definitions.items() if name in wanted}
+    return {**plan, "definitions": mine, "broken": () if at else plan["broken"]}
+
+
 class Listed(Record):
     """What the rules have to know of an op_type's plan and jobs."""
 
@@ -183,7 +191,8 @@ class Listed(Record):
     mem_mb: int
     gpu_mb: int
     lanes: int  # definitions that a job runs side by side
-    seconds: float  # roughly what its longest job takes
+    builds: float  # seconds that the slowest kernel build takes, about
+    seconds: float  # and the calls of the longest job
 
 
 class Index(Record):
