@@ -3,8 +3,8 @@
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -113,22 +113,15 @@ def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR091
             return (all if isinstance(op, ast.And) else any)([bool(_evaluate(value, axes)) for value in operands])
         case ast.IfExp(test=test, body=body, orelse=otherwise):
             return _evaluate(body if _evaluate(test, axes) else otherwise, axes)
-        case ast.Compare():
-            return _compared(node, axes)
-        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_]):
-            return (min if name == "min" else max)(_evaluate(argument, axes) for argument in node.args)
-    raise KeyError(ast.dump(node))
-
-
-def _compared(node: ast.Compare, axes: Mapping[str, int]) -> bool:
-    """Value of a comparison; raises as `_evaluate`, a KeyError where it is none of numbers."""
-    match node:
         case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple() | ast.List() as among]):
             value = _evaluate(left, axes)
             return any(value == _evaluate(one, axes) for one in among.elts)
-    sides = [_evaluate(side, axes) for side in (node.left, *node.comparators)]
-    compared = [Compare[type(op)] for op in node.ops]
-    return all(map(operator.call, compared, sides, sides[1:]))
+        case ast.Compare():
+            sides = [_evaluate(side, axes) for side in (node.left, *node.comparators)]
+            return all(map(operator.call, [Compare[type(op)] for op in node.ops], sides, sides[1:]))
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_]):
+            return (min if name == "min" else max)(_evaluate(argument, axes) for argument in node.args)
+    raise KeyError(ast.dump(node))
 
 
 def last_of(definition: Definition, indptr: str) -> str | None:
@@ -252,39 +245,27 @@ class System:
 def _found(
     system: System, const: tuple[tuple[str, int], ...], wanted: tuple[tuple[str, int], ...]
 ) -> Mapping[str, int] | None:
-    return _Search(system, dict(wanted)).run(system.completed(dict(const)))
+    near = dict(wanted)
+    steps = iter(range(STEPS))
 
-
-@dataclass
-class _Search:
-    system: System
-    wanted: Mapping[str, int]
-    steps: int = field(default=STEPS)
-
-    def run(self, known: Mapping[str, int]) -> dict[str, int] | None:
-        sizes = self.system.completed(known, scanned=0)
-        if not self.system.holds(sizes) or self.system.stuck(sizes):
+    def search(known: Mapping[str, int]) -> dict[str, int] | None:
+        sizes = system.completed(known, scanned=0)
+        if not system.holds(sizes) or system.stuck(sizes):
             return None
-        free = self.system.order(sizes)
+        free = system.order(sizes)
         if not free:
             return sizes
-        for size in self._candidates(free[0], sizes):
-            self.steps -= 1
-            if self.steps < 0:
+        name, size = free[0], near.get(free[0], 1)
+        others = {*OTHERS, *(one for one in sizes.values() if one)} - {size}
+        nearest = sorted(others, key=lambda one: (abs(one - size), one))
+        for candidate in (size, *system.listed(name, sizes), *nearest):
+            if next(steps, None) is None:
                 return None
-            found = self.run({**sizes, free[0]: size})
-            if found is not None:
+            if (found := search({**sizes, name: candidate})) is not None:
                 return found
         return None
 
-    def _candidates(self, name: str, known: Mapping[str, int]) -> Sequence[int]:
-        wanted = self.wanted.get(name, 1)
-        others = {*OTHERS, *(size for size in known.values() if size)} - {wanted}
-        return [
-            wanted,
-            *self.system.listed(name, known),
-            *sorted(others, key=lambda size: (abs(size - wanted), size)),
-        ]
+    return search(system.completed(dict(const)))
 
 
 def _parts(text: str) -> Iterator[ast.expr]:

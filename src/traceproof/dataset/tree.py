@@ -9,7 +9,7 @@ import gc
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -414,24 +414,28 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
         raise TraceproofError(
             "these lie in several datasets", problems=listed, todo="Verify one dataset at a time."
         )
-    tree = read_tree(next(iter(roots), None) or dataset())
-    found = [
-        _of_name(tree, word)
-        if word not in paths
-        else _of_file(tree, paths[word], names[paths[word]])
-        if paths[word] in names
-        else _of_folder(tree, paths[word])
-        for word in words
-    ]
     root = next(iter(roots), None)
-    if any(one == Selected(root=None) for one in found):
+    tree = read_tree(root or dataset())
+    everything = False
+    op_types: dict[str, None] = {}
+    definitions: dict[str, None] = {}
+    for word in words:
+        path = paths.get(word)
+        if path is None:
+            (op_types if _is_op_type(tree, word) else definitions)[word] = None
+        elif path in names:
+            _expect_counted(tree, path, names[path])
+            definitions[names[path]] = None
+        elif path in {tree.root, tree.root / DEFINITIONS}:
+            everything = True
+        else:
+            op_types |= dict.fromkeys(_op_types_below(tree, path))
+    if everything:
         return Selected(root=root)
-    op_types = tuple(dict.fromkeys(name for one in found for name in one.op_types))
-    definitions = tuple(dict.fromkeys(name for one in found for name in one.definitions))
     if op_types and definitions:
-        definitions = tuple(dict.fromkeys([*definitions, *_members(tree, op_types)]))
-        op_types = ()
-    return Selected(root=root, op_types=op_types, definitions=definitions)
+        definitions |= dict.fromkeys(_members(tree, op_types))
+        op_types = {}
+    return Selected(root=root, op_types=tuple(op_types), definitions=tuple(definitions))
 
 
 def root_of(path: Path) -> Path:
@@ -444,8 +448,8 @@ def root_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _of_file(tree: Tree, path: Path, name: str) -> Selected:
-    """The definition of this name, which stands in this file."""
+def _expect_counted(tree: Tree, path: Path, name: str) -> None:
+    """Raises TraceproofError: the file of this definition is not the one that the dataset has it from."""
     entry = tree.definitions.get(name)
     if entry is None:
         todo = f"Put it there as {tree.root / DEFINITIONS}/<op_type>/<name>.json, or into a folder of its own."
@@ -453,31 +457,26 @@ def _of_file(tree: Tree, path: Path, name: str) -> Selected:
     if tree.root / entry.path != path:
         what = f"{path} defines {name!r}, and so does {tree.root / entry.path}, which is the one that counts"
         raise TraceproofError(what, todo="Rename one of the two, or put the file into a folder of its own.")
-    return Selected(root=None, definitions=(name,))
 
 
-def _of_folder(tree: Tree, path: Path) -> Selected:
-    """What lies below a folder of a dataset; all of it: nothing is named."""
-    if path in {tree.root, tree.root / DEFINITIONS}:
-        return Selected(root=None)
+def _op_types_below(tree: Tree, path: Path) -> list[str]:
+    """Op_types of what lies below a folder of a dataset. Raises TraceproofError: nothing does."""
     below = path.relative_to(tree.root)
-    op_types = [one.definition.op_type for one in tree.definitions.values() if one.path.is_relative_to(below)]
-    op_types += [group_of(one) for one in tree.broken if one.path.is_relative_to(below)]
-    if not op_types:
+    found = [one.definition.op_type for one in tree.definitions.values() if one.path.is_relative_to(below)]
+    found += [group_of(one) for one in tree.broken if one.path.is_relative_to(below)]
+    if not found:
         raise TraceproofError(f"{path} holds no definitions", todo=f"Give another folder of {tree.root}.")
-    return Selected(root=None, op_types=tuple(dict.fromkeys(op_types)))
+    return found
 
 
-def _of_name(tree: Tree, word: str) -> Selected:
-    """The op_type or definition of this name."""
+def _is_op_type(tree: Tree, word: str) -> bool:
+    """Whether a name is an op_type's, not a definition's. Raises TraceproofError: it is both, or neither."""
     groups = {one.definition.op_type for one in tree.definitions.values()} | set(map(group_of, tree.broken))
     if word in groups and word in tree.definitions:
         todo = f"Say which: --op-type {word} or --definition-name {word}."
         raise TraceproofError(f"{tree.root} has an op_type and a definition {word!r}", todo=todo)
-    if word in groups:
-        return Selected(root=None, op_types=(word,))
-    if word in tree.definitions:
-        return Selected(root=None, definitions=(word,))
+    if word in groups or word in tree.definitions:
+        return word in groups
     if any(_is_of(tree, broken, word) for broken in tree.broken):
         find(tree, word)
     if Path(word).exists():
@@ -489,13 +488,9 @@ def _of_name(tree: Tree, word: str) -> Selected:
     )
 
 
-def _members(tree: Tree, op_types: Sequence[str]) -> Iterator[str]:
+def _members(tree: Tree, op_types: Collection[str]) -> list[str]:
     """Names of the definitions of some op_types. Raises TraceproofError: a file among them can not be used."""
-    problems = [broken.message for broken in tree.broken if group_of(broken) in op_types]
+    problems = [printable(broken.message) for broken in tree.broken if group_of(broken) in op_types]
     if problems:
-        raise TraceproofError(
-            f"files of {', '.join(op_types)} can not be used", problems=[printable(p) for p in problems]
-        )
-    for name, entry in tree.definitions.items():
-        if entry.definition.op_type in op_types:
-            yield name
+        raise TraceproofError(f"files of {', '.join(op_types)} can not be used", problems=problems)
+    return [name for name, entry in tree.definitions.items() if entry.definition.op_type in op_types]

@@ -85,10 +85,15 @@ def read_templates(path: Path) -> Templates:
     found, unread = [], 0
     for name in sorted(name for name in texts if name.startswith(TEMPLATES)):
         module = ast.parse(texts[name])
-        functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-        dicts = _dicts(module)
+        names: dict[str, ast.stmt] = {}  # what each stands for
+        for node in module.body:
+            match node:
+                case ast.FunctionDef(name=bound) | ast.Assign(targets=[ast.Name(id=bound), *_]):
+                    names[bound] = node
+                case ast.AnnAssign(target=ast.Name(id=bound)):
+                    names[bound] = node
         calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and _makes_template(node)]
-        read = [_template(node, name, functions, dicts, carried) for node in module.body]
+        read = [_template(node, name, names, carried) for node in module.body]
         made = [template for template in read if template is not None]
         found += made
         unread += len(calls) - len(made)
@@ -102,26 +107,22 @@ def read_templates(path: Path) -> Templates:
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
     """Python files by their path inside the package."""
+
+    def wanted(name: str) -> bool:
+        return name.startswith(f"{PACKAGE}/") and name.endswith(".py") and not name.startswith(NO_CODE)
+
     try:
         if path.is_file():
             with zipfile.ZipFile(path) as wheel:
-                for name in wheel.namelist():
-                    if _wanted(name):
-                        yield name, wheel.read(name).decode("utf-8")
+                yield from ((name, wheel.read(name).decode("utf-8")) for name in wheel.namelist() if wanted(name))
             return
         root = Package(path).root
-        for file in sorted((root / PACKAGE).rglob("*.py")):
-            name = file.relative_to(root).as_posix()
-            if _wanted(name):
-                yield name, file.read_text(encoding="utf-8")
+        files = ((file.relative_to(root).as_posix(), file) for file in sorted((root / PACKAGE).rglob("*.py")))
+        yield from ((name, file.read_text(encoding="utf-8")) for name, file in files if wanted(name))
     except (zipfile.BadZipFile, OSError, UnicodeDecodeError) as error:
         raise TraceproofError(
             f"{path} cannot be read: {error}", todo="Give FlashInfer's wheel or folder."
         ) from error
-
-
-def _wanted(name: str) -> bool:
-    return name.startswith(f"{PACKAGE}/") and name.endswith(".py") and not name.startswith(NO_CODE)
 
 
 def _carriers(texts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -151,42 +152,25 @@ def _makes_template(node: ast.Call) -> bool:
     return _called(node).endswith("TraceTemplate")  # or a class derived from it, which adds behaviour alone
 
 
-def _dicts(module: ast.Module) -> dict[str, ast.expr]:
-    """What the module's names stand for."""
-    found: dict[str, ast.expr] = {}
-    for node in module.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = node.value
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            found[node.target.id] = node.value
-    return found
-
-
 def _template(
-    node: ast.stmt,
-    file: str,
-    functions: Mapping[str, ast.FunctionDef],
-    dicts: Mapping[str, ast.expr],
-    carried: Mapping[str, list[str]],
+    node: ast.stmt, file: str, names: Mapping[str, ast.stmt], carried: Mapping[str, list[str]]
 ) -> Template | None:
     """The template that a statement makes; None: it makes none, or one that is not written out."""
-    if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
-        return None
-    call = node.value
-    if not (isinstance(call, ast.Call) and _makes_template(call)):
-        return None
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    match node:
+        case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call() as call) if _makes_template(call):
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+        case _:
+            return None
     try:
         op_type = ast.literal_eval(given["op_type"])
         prefix = ast.literal_eval(given["name_prefix"]) if "name_prefix" in given else op_type
-        axes = {name: _axis(value, name) for name, value in _entries(given["axes"], dicts)}
-        inputs = {name: _tensor(value) for name, value in _entries(given["inputs"], dicts)}
-        outputs = {name: _tensor(value) for name, value in _entries(given["outputs"], dicts)}
-    except (KeyError, ValueError, TypeError):
+        axes = {name: _axis(name, *made) for name, made in _value(given["axes"], names).items()}
+        inputs = {name: _tensor(*made) for name, made in _value(given["inputs"], names).items()}
+        outputs = {name: _tensor(*made) for name, made in _value(given["outputs"], names).items()}
+    except (KeyError, ValueError, TypeError, AttributeError):
         return None
     reference = given.get("reference")
-    function = functions.get(reference.id) if isinstance(reference, ast.Name) else None
-    target = node.targets[0].id
+    function = names.get(reference.id) if isinstance(reference, ast.Name) else None
     return Template(
         place=f"{file}: {target}",
         op_type=op_type,
@@ -194,59 +178,45 @@ def _template(
         axes=axes,
         inputs=inputs,
         outputs=outputs,
-        reference=ast.unparse(function) if function is not None else "",
+        reference=ast.unparse(function) if isinstance(function, ast.FunctionDef) else "",
         apis=tuple(carried.get(target, ())),
     )
 
 
-def _entries(node: ast.expr, dicts: Mapping[str, ast.expr]) -> Iterator[tuple[str, ast.Call]]:
-    """Names and calls of a dict that is written out: here, under a name, or as `dict(other)` or `{**other, ...}`.
+def _value(node: ast.expr, names: Mapping[str, ast.stmt]) -> Any:  # noqa: ANN401 - what the text says
+    """A dict that is written out, under a name or as `dict(other)` or `{**other, ...}`, a call or a literal.
 
-    Raises ValueError: it is not.
+    A call is its name, its arguments and its keywords. Raises ValueError: it is none of these.
     """
-    if isinstance(node, ast.Name) and node.id in dicts:
-        yield from _entries(dicts[node.id], {name: value for name, value in dicts.items() if name != node.id})
-        return
-    if isinstance(node, ast.Call) and _called(node) == "dict" and len(node.args) == 1:
-        yield from _entries(node.args[0], dicts)
-        yield from ((str(item.arg), _call(item.value)) for item in node.keywords)
-        return
-    if not isinstance(node, ast.Dict):
-        raise ValueError(ast.unparse(node))  # noqa: TRY004 - as below
-    for key, value in zip(node.keys, node.values, strict=True):
-        if key is None:
-            yield from _entries(value, dicts)
-        else:
-            yield ast.literal_eval(key), _call(value)
+    match node:
+        case ast.Dict(keys=keys, values=values):
+            parts = [(key, _value(value, names)) for key, value in zip(keys, values, strict=True)]
+            found: dict[Any, Any] = {}
+            for key, value in parts:
+                found |= value if key is None else {ast.literal_eval(key): value}
+            return found
+        case ast.Name(id=name) if isinstance(made := names.get(name), ast.Assign | ast.AnnAssign) and made.value:
+            return _value(made.value, {other: one for other, one in names.items() if other != name})
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
+            given = [_value(one, names) for one in arguments]
+            options = {str(one.arg): _value(one.value, names) for one in keywords}
+            return given[0] | options if name == "dict" and len(given) == 1 else (name, given, options)
+    return ast.literal_eval(node)
 
 
-def _call(node: ast.expr) -> ast.Call:
-    if not isinstance(node, ast.Call):
-        raise ValueError(ast.unparse(node))  # noqa: TRY004 - a value that is not written out, as all others here
-    return node
-
-
-def _options(call: ast.Call) -> dict[str, Any]:
-    return {str(item.arg): ast.literal_eval(item.value) for item in call.keywords}
-
-
-def _axis(call: ast.Call, name: str) -> TemplateAxis:
-    kind = _called(call)
+def _axis(name: str, kind: str, _given: Sequence[Any], options: Mapping[str, Any]) -> TemplateAxis:
     if kind not in {"Var", "Const"}:
         raise ValueError(kind)
-    prefix = _options(call).get("abbrev", name)
-    return TemplateAxis(kind == "Const", (prefix if prefix != "" else None) if kind == "Const" else None)
+    return TemplateAxis(kind == "Const", (options.get("abbrev", name) or None) if kind == "Const" else None)
 
 
-def _tensor(call: ast.Call) -> TemplateTensor:
-    kind, options = _called(call), _options(call)
+def _tensor(kind: str, given: Sequence[Any], options: Mapping[str, Any]) -> TemplateTensor:
+    optional = bool(options.get("optional"))
     if kind == "Scalar":
-        dtype = ast.literal_eval(call.args[0]) if call.args else options.get("dtype", "float32")
-        return TemplateTensor(None, dtype, bool(options.get("optional")))
+        return TemplateTensor(None, given[0] if given else options.get("dtype", "float32"), optional)
     if kind != "Tensor":
         raise ValueError(kind)
-    shape = ast.literal_eval(call.args[0]) if call.args else options["dim_names"]
-    return TemplateTensor(tuple(shape), options.get("dtype"), bool(options.get("optional")))
+    return TemplateTensor(tuple(given[0] if given else options["dim_names"]), options.get("dtype"), optional)
 
 
 HEAD = (
