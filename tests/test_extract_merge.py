@@ -31,11 +31,11 @@ def saved(root: Path) -> dict[str, str]:
 
 
 def test_a_new_definition_is_written_and_again_nothing_is(tmp_path: Path) -> None:
-    outcomes = merge([eps_norm(1e-6, "a")], tmp_path, alike)
-    assert [outcome.status for outcome in outcomes] == ["new"]
-    assert write(outcomes, tmp_path) == [tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"]
+    results = merge([eps_norm(1e-6, "a")], tmp_path, alike)
+    assert [result.status for result in results] == ["new"]
+    assert write(results, tmp_path) == [tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"]
     again = merge([eps_norm(1e-6, "a")], tmp_path, alike)
-    assert [outcome.status for outcome in again] == ["same"]
+    assert [result.status for result in again] == ["same"]
     assert write(again, tmp_path) == []
 
 
@@ -44,19 +44,19 @@ def test_new_models_are_added_and_nothing_else_changes(tmp_path: Path) -> None:
     file = tmp_path / "definitions/rmsnorm/rmsnorm_h64.json"
     content = json.loads(file.read_text(encoding="utf-8")) | {"description": "an older text"}
     file.write_text(json.dumps(content, indent=2), encoding="utf-8")
-    outcomes = merge([eps_norm(1e-6, "a", "b")], tmp_path, alike)
-    write(outcomes, tmp_path)
-    assert [outcome.status for outcome in outcomes] == ["tags"]
+    results = merge([eps_norm(1e-6, "a", "b")], tmp_path, alike)
+    write(results, tmp_path)
+    assert [result.status for result in results] == ["tags"]
     assert file.read_text(encoding="utf-8") == json.dumps(content | {"tags": ["model:a", "model:b"]}, indent=2)
 
 
 def test_another_eps_under_the_same_name_is_saved_beside_the_old_one(tmp_path: Path) -> None:
     write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
     before = saved(tmp_path)["rmsnorm_h64.json"]
-    [outcome] = merge([eps_norm(1e-5, "b")], tmp_path, alike)
-    write([outcome], tmp_path)
-    assert outcome.status == "conflict"
-    assert outcome.differences == ("reference: eps is 1e-05 and 1e-06",)
+    [result] = merge([eps_norm(1e-5, "b")], tmp_path, alike)
+    write([result], tmp_path)
+    assert result.status == "conflict"
+    assert result.differences == ("reference: eps is 1e-05 and 1e-06",)
     files = saved(tmp_path)
     assert files["rmsnorm_h64.json"] == before
     assert json.loads(files["rmsnorm_h64_v2.json"])["name"] == "rmsnorm_h64_v2"
@@ -71,10 +71,10 @@ def test_a_reference_that_behaves_differently_is_a_conflict_but_not_on_an_edge_c
     file.write_text(text, encoding="utf-8")
 
     def judged(problem: str) -> tuple[str, tuple[str, ...]]:
-        [outcome] = merge(
+        [result] = merge(
             [eps_norm(1e-6, "a")], tmp_path, lambda pairs: [CheckResult(3, (problem,)) for _ in pairs]
         )
-        return outcome.status, (*outcome.differences, *outcome.notes)
+        return result.status, (*result.differences, *result.notes)
 
     status, said = judged("small-0: output: off")
     assert (status, said) == ("conflict", ("reference behaves differently: small-0: output: off",))
@@ -93,10 +93,10 @@ def test_a_dataset_file_that_can_not_be_read_stops_before_anything_is_written(tm
 
 
 def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
-    outcomes = merge([eps_norm(1e-6, "a")], tmp_path / "none", alike)
+    results = merge([eps_norm(1e-6, "a")], tmp_path / "none", alike)
     (tmp_path / "definitions").write_text("in the way", encoding="utf-8")
     with pytest.raises(TraceproofError, match="cannot be written"):
-        write(outcomes, tmp_path)
+        write(results, tmp_path)
     assert saved(tmp_path) == {"definitions": "in the way"}
 
 

@@ -138,10 +138,10 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
 
 def _summary(extraction: ExtractionResult, root: Path, json_file: Path | None) -> bool:
     """Tell what came of it; gives whether something conflicts."""
-    counted = Counter(outcome.status for outcome in extraction.outcomes)
-    for outcome in extraction.outcomes:
-        if outcome.status == "conflict":
-            run.say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
+    counted = Counter(result.status for result in extraction.merged)
+    for result in extraction.merged:
+        if result.status == "conflict":
+            run.say(f"conflict: {result.name}: {'; '.join(result.differences)}")
     for clash in extraction.clashes:
         run.say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
     for item, finding in extraction.refused:
@@ -152,7 +152,7 @@ def _summary(extraction: ExtractionResult, root: Path, json_file: Path | None) -
         differ = sum(bool(said.differences) for said in extraction.template_readings)
         run.say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
     said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
-    run.told(json_file).write(f"{len(extraction.outcomes)} definitions in {root}: {said}\n")
+    run.told(json_file).write(f"{len(extraction.merged)} definitions in {root}: {said}\n")
     return "conflict" in counted or bool(extraction.clashes)
 
 

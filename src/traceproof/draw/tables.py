@@ -11,7 +11,7 @@ QUANTUM = 2.0**-12  # far coarser than the last bit of any libm, far finer than 
 
 @cache
 def upper_quantiles() -> tuple[float, ...]:
-    """The positive half of the table, ascending, in plain Python: a worker's zygote computes it once, for all."""
+    """The positive half of the table, ascending, in plain Python: computed once, before workers are forked."""
     quantile = NormalDist().inv_cdf
     return tuple(round(quantile((i + 0.5) / LEVELS) / QUANTUM) * QUANTUM for i in range(LEVELS // 2, LEVELS))
 

@@ -67,17 +67,17 @@ def check(
     here = Environment(name=MAIN, python=str(python))
     limits = Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None)
     with Worker(here, "traceproof.extract.merge:setup", {}, limits) as worker:
-        outcomes = [worker.ask(item) for item in items]
+        results = [worker.ask(item) for item in items]
     findings = []
-    for outcome in outcomes:
-        if outcome.status is Status.OK:
-            said = outcome.value
+    for result in results:
+        if result.status is Status.OK:
+            said = result.value
             findings.append(
                 CheckResult(said["cases"], tuple(said["problems"]), said["no_oracle"], said["too_large"])
             )
         else:
-            last = (outcome.message.strip().splitlines() or [outcome.status.value])[-1]
-            findings.append(CheckResult(0, (f"{outcome.status.value}: {last}",)))
+            last = (result.message.strip().splitlines() or [result.status.value])[-1]
+            findings.append(CheckResult(0, (f"{result.status.value}: {last}",)))
     return findings
 
 
@@ -316,12 +316,12 @@ def with_tags(text: str, tags: Sequence[str]) -> str:
     return json.dumps(content, indent=indent, ensure_ascii=False) + ("\n" if text.endswith("\n") else "")
 
 
-def write(outcomes: Sequence[MergeResult], root: Path) -> list[Path]:
+def write(results: Sequence[MergeResult], root: Path) -> list[Path]:
     """Write what is to be written below `root`: all files in a temporary folder first, then each in its place.
 
     Raises TraceproofError: it can not be written.
     """
-    files = {outcome.path: outcome.text for outcome in outcomes if outcome.text is not None}
+    files = {result.path: result.text for result in results if result.text is not None}
     for path in [path for path in files if (root / path).exists()]:
         if (root / path).read_text(encoding="utf-8") == files[path]:
             del files[path]

@@ -86,7 +86,7 @@ class ExtractionResult:
     described: dict[str, int] = field(default_factory=dict)  # by model, how many kernel calls have a definition
     check_seconds: float = 0.0
     peak_mb: int = 0
-    outcomes: list[MergeResult] = field(default_factory=list)
+    merged: list[MergeResult] = field(default_factory=list)  # what became of each wanted definition
     templates: Templates | None = None  # FlashInfer's; None: no FlashInfer was given
     template_readings: list[TemplateReading] = field(default_factory=list)  # what they say of each definition
 
@@ -226,10 +226,10 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
         return check(ours, python=settings.torch_python, references=[text for _, text in pairs])
 
     definitions = [item.definition() for item in extraction.wanted]
-    extraction.outcomes = merge(definitions, dataset, behaviour)
+    extraction.merged = merge(definitions, dataset, behaviour)
     tags = {tag for item in extraction.wanted for use in item.uses for tag in use.tags}
     recall = recall_table(definitions, dataset, tags)
-    written = write(extraction.outcomes, out)
+    written = write(extraction.merged, out)
     report.mkdir(parents=True, exist_ok=True)
     (report / "recall.md").write_text(recall, encoding="utf-8")
     if extraction.templates is not None:
@@ -270,8 +270,8 @@ def as_json(extraction: ExtractionResult) -> dict[str, Any]:
     """The extraction for machines."""
     return {
         "definitions": [
-            {name: value for name, value in asdict(outcome).items() if name != "text"}
-            for outcome in extraction.outcomes
+            {name: value for name, value in asdict(result).items() if name != "text"}
+            for result in extraction.merged
         ],
         "uses": {
             item.name: [{"model": use.model, **use.parallel._asdict(), "count": use.count} for use in item.uses]
@@ -298,7 +298,7 @@ def as_json(extraction: ExtractionResult) -> dict[str, Any]:
     }
 
 
-RECORD, TABLE = "sharing.json", "sharing.md"
+SHARED_FILE, SHARED_TABLE = "sharing.json", "sharing.md"
 
 
 class ModelUse(BaseModel):
@@ -325,17 +325,15 @@ SHARED = TypeAdapter(dict[str, SharedKernel])  # all of them, by the definition'
 def write_sharing(
     wanted: Sequence[WantedDefinition], clashes: Sequence[Clash], folder: Path, *, keep: bool
 ) -> dict[str, SharedKernel]:
-    """Write the record and its table; the wanted replace the same models and ranks, or all if not `keep`."""
+    """Write which models use which kernel; the wanted replace the same models and ranks, or all if not `keep`."""
     now: dict[str, SharedKernel] = {}
     for item in wanted:
         each = [(use.model, use.parallel.tp, use.parallel.ep, use.count) for use in item.uses]
         uses = (ModelUse(model=model, tp=tp, ep=ep, count=count) for model, tp, ep, count in dict.fromkeys(each))
         now[item.name] = SharedKernel(op_type=item.draft.op_type, uses=tuple(uses))
     before: dict[str, SharedKernel] = {}
-    with suppress(
-        OSError, ValidationError
-    ):  # absent, or cut short: the models' next extraction records them again
-        before = SHARED.validate_json((folder / RECORD).read_text(encoding="utf-8")) if keep else {}
+    with suppress(OSError, ValidationError):  # absent, or cut short: the models' next extraction writes them again
+        before = SHARED.validate_json((folder / SHARED_FILE).read_text(encoding="utf-8")) if keep else {}
     fresh = {(use.model, use.tp, use.ep) for kernel in now.values() for use in kernel.uses}
     found = dict(now)
     for name, kernel in before.items():
@@ -344,8 +342,8 @@ def write_sharing(
             found[name] = SharedKernel(
                 op_type=kernel.op_type, uses=(*kept, *(now[name].uses if name in now else ()))
             )
-    write_text(folder / RECORD, SHARED.dump_json(found, indent=1).decode() + "\n")
-    write_text(folder / TABLE, table(found, clashes))
+    write_text(folder / SHARED_FILE, SHARED.dump_json(found, indent=1).decode() + "\n")
+    write_text(folder / SHARED_TABLE, table(found, clashes))
     return found
 
 
@@ -403,9 +401,9 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
             if (out / DEFINITIONS).exists():
                 (out / DEFINITIONS).rename(Path(scratch) / "before")
             (merged / DEFINITIONS).rename(out / DEFINITIONS)
-    for outcome in extraction.outcomes:
-        if outcome.status == "conflict":
-            say(f"conflict: {outcome.name}: {'; '.join(outcome.differences)}")
+    for result in extraction.merged:
+        if result.status == "conflict":
+            say(f"conflict: {result.name}: {'; '.join(result.differences)}")
     for line in not_described(extraction):
         say(line)
     asked = [choice.model_dump(mode="json") for choice in choices]

@@ -27,7 +27,7 @@ SHAPE_ONLY = names("shape size device dtype ndim dim numel stride is_contiguous 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
-class Returned(NamedTuple):
+class ReturnStatement(NamedTuple):
     """A return statement: its values (one, or those of a tuple), its line, and its source."""
 
     values: tuple[ast.expr, ...]
@@ -79,14 +79,14 @@ class Reference:
         return self.run.args.vararg is not None or self.run.args.kwarg is not None
 
     @cached_property
-    def returns(self) -> tuple[Returned, ...]:
+    def returns(self) -> tuple[ReturnStatement, ...]:
         """The return statements of run itself, not of functions inside it."""
         found = []
         for node in self.own_nodes:
             if isinstance(node, ast.Return):
                 is_tuple = isinstance(node.value, ast.Tuple)
                 values = node.value.elts if isinstance(node.value, ast.Tuple) else filter(None, [node.value])
-                found.append(Returned(tuple(values), is_tuple, node.lineno, ast.unparse(node)))
+                found.append(ReturnStatement(tuple(values), is_tuple, node.lineno, ast.unparse(node)))
         return tuple(found)
 
     @cached_property
