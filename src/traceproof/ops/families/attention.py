@@ -38,7 +38,7 @@ from traceproof.ops.attention_inputs import (
 from traceproof.ops.base import Values, ordered
 from traceproof.ops.cases import Case
 from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
+from traceproof.ops.extraction import Choice, Extraction, Facts, call_of
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, FormulaOp
 
@@ -350,22 +350,6 @@ def decode_modules(definition: Definition, _: tuple[int, int]) -> tuple[Compiled
     modules=decode_modules,
     sm=SM80,
 )
-def _flashinfer_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    q, k, v = inputs["q"], inputs["k_cache"], inputs["v_cache"]
-    wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores(definition))
-    wrapper.plan(
-        inputs["kv_indptr"],
-        inputs["kv_indices"],
-        last_page_lengths(inputs, k.shape[1]),
-        *heads_and_page(definition),
-        pos_encoding_mode="NONE",
-        q_data_type=q.dtype,
-        kv_data_type=k.dtype,
-        sm_scale=scalar(inputs, "sm_scale"),
-    )
-    return flashinfer_outputs(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
-
-
 @GQA_PAGED.truth(
     "flashinfer",
     "BatchPrefillWithPagedKVCacheWrapper",
@@ -375,25 +359,31 @@ def _flashinfer_decode(api: Api, definition: Definition, inputs: Given) -> Outpu
     modules=lambda definition, sm: (prefill_module(definition, backend(sm), ("q", "k_cache", "q")),),
     sm=SM80,
 )
-def _flashinfer_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
+def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Outputs:
     q, k, v = inputs["q"], inputs["k_cache"], inputs["v_cache"]
-    wrapper = api["prefill_paged"](workspace(q.device), "NHD", backend=backend_of(q.device))
-    wrapper.plan(
-        inputs["qo_indptr"],
-        inputs["kv_indptr"],
-        inputs["kv_indices"],
-        last_page_lengths(inputs, k.shape[1]),
-        *heads_and_page(definition),
-        causal=True,
-        sm_scale=scalar(inputs, "sm_scale"),
-        q_data_type=q.dtype,
-        kv_data_type=k.dtype,
-    )
+    table = (inputs["kv_indptr"], inputs["kv_indices"], last_page_lengths(inputs, k.shape[1]))
+    sizes = heads_and_page(definition)
+    said = {"q_data_type": q.dtype, "kv_data_type": k.dtype, "sm_scale": scalar(inputs, "sm_scale")}
+    if "qo_indptr" in inputs:
+        wrapper = api["prefill_paged"](workspace(q.device), "NHD", backend=backend_of(q.device))
+        wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **said)
+    else:
+        wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores(definition))
+        wrapper.plan(*table, *sizes, pos_encoding_mode="NONE", **said)
     return flashinfer_outputs(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
 
 
-def flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """Causal prefill over rows end to end."""
+RAGGED_CALL: Any = {
+    "serves": RAGGED,
+    "accepts": lambda definition: all(dim(definition, name, axis) for name in "qkv" for axis in (-1, -2)),
+    "modules": lambda definition, sm: (prefill_module(definition, backend(sm), ("q", "k", "v")),),
+    "sm": SM80,
+}
+
+
+@GQA_RAGGED.truth("flashinfer", "BatchPrefillWithRaggedKVCacheWrapper", "prefill_ragged", **RAGGED_CALL)
+@MLA_RAGGED.truth("flashinfer", "BatchPrefillWithRaggedKVCacheWrapper", "prefill_ragged", **RAGGED_CALL)
+def _flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outputs:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     wrapper = api["prefill_ragged"](workspace(q.device), "NHD", backend=backend_of(q.device))
     wrapper.plan(
@@ -409,18 +399,6 @@ def flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Output
         kv_data_type=k.dtype,
     )
     return flashinfer_outputs(definition, inputs, wrapper.run(q, k, v, return_lse=True))
-
-
-for one in (GQA_RAGGED, MLA_RAGGED):
-    one.truth(
-        "flashinfer",
-        "BatchPrefillWithRaggedKVCacheWrapper",
-        "prefill_ragged",
-        serves=RAGGED,
-        accepts=lambda definition: all(dim(definition, name, at) for name in "qkv" for at in (-1, -2)),
-        modules=lambda definition, sm: (prefill_module(definition, backend(sm), ("q", "k", "v")),),
-        sm=SM80,
-    )(flashinfer_ragged)
 
 
 def latent_modules(definition: Definition, capability: tuple[int, int]) -> tuple[Compiled, ...]:
@@ -497,7 +475,14 @@ def flattened(inputs: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
     return inputs["q"], inputs["k"], inputs["v"], tokens_of(inputs, 1)
 
 
-def pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
+SDPA = ("scaled_dot_product_attention", "attention", "attention_kernels")
+
+
+@GQA_PAGED.truth("torch", *SDPA, serves=f"{GQA} [qo_indptr] -> output lse")
+@MLA_PAGED.truth("torch", *SDPA, serves=f"{MLA} [qo_indptr] -> output lse", accepts=unscaled)
+@GQA_RAGGED.truth("torch", *SDPA, serves=RAGGED)
+@MLA_RAGGED.truth("torch", *SDPA, serves=RAGGED)
+def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Row by row: queries by `qo_indptr`, or one per row without it (decode, not causal)."""
     q, k, v, rows = flattened(inputs)
     causal = "qo_indptr" in inputs
@@ -508,13 +493,6 @@ def pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     ]
     outputs = dict(zip(("output", "lse"), map(torch.cat, zip(*parts, strict=True)), strict=True))
     return {name: outputs[name] for name in definition.outputs}
-
-
-SDPA = ("scaled_dot_product_attention", "attention", "attention_kernels")
-GQA_PAGED.truth("torch", *SDPA, serves=f"{GQA} [qo_indptr] -> output lse")(pytorch)
-MLA_PAGED.truth("torch", *SDPA, serves=f"{MLA} [qo_indptr] -> output lse", accepts=unscaled)(pytorch)
-GQA_RAGGED.truth("torch", *SDPA, serves=RAGGED)(pytorch)
-MLA_RAGGED.truth("torch", *SDPA, serves=RAGGED)(pytorch)
 
 
 # SGLang's Triton attention: decode over a cache, and the extension of a cached prefix by new tokens. A query that
@@ -564,7 +542,14 @@ def unseeing(q: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch
     return output, torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
 
 
-def sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
+DECODE = ("sglang", "triton_ops.decode_attention_fwd", "decode_attention")
+EXTEND = ("sglang", "triton_ops.extend_attention_fwd", "extend_attention")
+ON_TRITON: Any = {"dtypes": SGLANG_DTYPES, "sm": SM80}
+
+
+@GQA_PAGED.truth(*DECODE, serves=f"{GQA} -> output lse", accepts=heads_fit, **ON_TRITON)
+@MLA_PAGED.truth(*DECODE, serves=f"{MLA} -> output lse", accepts=heads_fit, **ON_TRITON)
+def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """One query per row [rows, heads, width], which sees all of the row's tokens.
 
     The kernel keeps the log-sum-exp of every part it cuts a row into, by e; the row's is put together here.
@@ -599,7 +584,11 @@ def sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {name: outputs[name] for name in definition.outputs}
 
 
-def sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
+@GQA_PAGED.truth(*EXTEND, serves=f"{GQA} qo_indptr -> output lse", accepts=wide, **ON_TRITON)
+@MLA_PAGED.truth(*EXTEND, serves=f"{MLA} qo_indptr -> output lse", accepts=wide, **ON_TRITON)
+@GQA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=wide, **ON_TRITON)
+@MLA_RAGGED.truth(*EXTEND, serves=RAGGED, accepts=wide, **ON_TRITON)
+def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Causal: the last query of a row sees all its tokens. The queries' own tokens are the last ones of the row.
 
     What comes before them is the cached prefix. With fewer tokens than queries, the first queries see none.
@@ -644,17 +633,9 @@ def sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {name: outputs[name] for name in definition.outputs}
 
 
-DECODE, EXTEND = (("sglang", f"triton_ops.{key}_fwd", key) for key in ("decode_attention", "extend_attention"))
-ON_TRITON: Any = {"dtypes": SGLANG_DTYPES, "sm": SM80}
-for one, serves in ((GQA_PAGED, GQA), (MLA_PAGED, MLA)):
-    one.truth(*DECODE, serves=f"{serves} -> output lse", accepts=heads_fit, **ON_TRITON)(sglang_decode)
-    one.truth(*EXTEND, serves=f"{serves} qo_indptr -> output lse", accepts=wide, **ON_TRITON)(sglang_extend)
-for one in (GQA_RAGGED, MLA_RAGGED):
-    one.truth(*EXTEND, serves=RAGGED, accepts=wide, **ON_TRITON)(sglang_extend)
-
-
 # Models
 
+# What transformers gives an attention beside queries, keys and values, where that is nothing.
 PLAIN: Mapping[str, Any] = {"window": None, "logit_cap": None, "sinks": False}
 
 
@@ -715,36 +696,23 @@ def called(
     return call
 
 
-def plain(facts: Mapping[str, Any]) -> Facts:
-    """What transformers gives an attention beside queries, keys and values; `PLAIN` where that is nothing."""
-    return {name: facts[name] or nothing for name, nothing in PLAIN.items()}
+def against(**sizes: str) -> Callable[[Kernel, Evidence], str | None]:
+    """What transformers' attention says otherwise of sizes on one rank, which are these facts of it."""
+
+    def differs(call: Kernel, evidence: Evidence) -> str | None:
+        def terms(facts: Mapping[str, Any]) -> Facts:
+            found = {name: facts.get(fact) for name, fact in sizes.items()}
+            for name in {"heads", "kv_heads"} & found.keys():  # with more ranks than KV heads, ranks hold copies
+                found[name] = max(1, facts[name] // evidence.parallel.attention)
+            return {**found, **{name: facts[name] or nothing for name, nothing in PLAIN.items()}}
+
+        one_width = {"vo_dim": call["dim"]} if "vo_dim" in sizes else {}
+        return evidence.differs(call, "attention", terms, **one_width, **PLAIN)
+
+    return differs
 
 
-def grouped_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """Sizes on one rank; with more ranks than KV heads, ranks hold copies."""
-    ranks = evidence.parallel.attention
-    sizes = {"heads": facts["heads"] // ranks, "kv_heads": max(1, facts["kv_heads"] // ranks)}
-    return {**sizes, "dim": facts["qk_dim"], "vo_dim": facts["vo_dim"], **plain(facts)}
-
-
-def latent_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """Sizes of absorbed attention on one rank."""
-    heads = facts["heads"] // evidence.parallel.attention
-    return {"heads": heads, "ckv": facts.get("kv_lora_rank"), "kpe": facts.get("qk_rope_head_dim"), **plain(facts)}
-
-
-def wide_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """Sizes of latent attention before absorption on one rank."""
-    heads = facts["heads"] // evidence.parallel.attention
-    return {"heads": heads, "qk": facts["qk_dim"], "vo": facts["vo_dim"], **plain(facts)}
-
-
-def grouped_differs(call: Kernel, evidence: Evidence) -> str | None:
-    """What transformers says otherwise; a form has one width for keys and values."""
-    return held_against("attention", grouped_terms, vo_dim=call["dim"], **PLAIN)(call, evidence)
-
-
-against_latent = held_against("attention", latent_terms, **PLAIN)  # of absorbed attention
+against_latent = against(heads="heads", ckv="kv_lora_rank", kpe="qk_rope_head_dim")  # of absorbed attention
 
 
 def paged(op_type: str) -> Callable[[Kernel, Choice], Iterator[Draft]]:
@@ -784,7 +752,7 @@ GQA_PAGED.extraction = Extraction(
             "gqa", lambda facts: "kv_lora_rank" not in facts, heads="heads", kv_heads="kv_heads", dim="qk_dim"
         )
     },
-    differs={"gqa": grouped_differs},
+    differs={"gqa": against(heads="heads", kv_heads="kv_heads", dim="qk_dim", vo_dim="vo_dim")},
     drafts={"gqa": paged("gqa_paged")},
 )
 GQA_RAGGED.extraction = Extraction(drafts={"gqa": grouped_ragged})
@@ -813,6 +781,6 @@ MLA_RAGGED.extraction = Extraction(
             vo="vo_dim",
         )
     },
-    differs={"mla_ragged": held_against("attention", wide_terms, **PLAIN)},
+    differs={"mla_ragged": against(heads="heads", qk="qk_dim", vo="vo_dim")},
     drafts={"mla_ragged": latent_ragged},
 )
