@@ -83,16 +83,7 @@ class DefinitionRun:
         no_oracle: str | None = None,
     ) -> Self:
         """For `each` alone, over cases that no plan file has."""
-        planned = tuple(cases)
-        entry = PlannedDefinition(
-            path="",
-            digest=definition.digest,
-            no_oracle=no_oracle,
-            nonce=0,
-            definition=definition.as_json(),
-            cases=planned,
-        )
-        return cls(engine, entry, [])
+        return cls(engine, PlannedDefinition.alone(definition, cases, no_oracle), [])
 
     def rows(self) -> Rows:
         """All rows."""

@@ -129,6 +129,7 @@ class JudgedCase:
     origins: Mapping[str, Origin]
     tolerance: float | None = None
     dataset: Path | None = None
+    given: Values | None = None  # the case's inputs, where nobody drew them
 
     @property
     def shadowed(self) -> bool:
@@ -303,8 +304,10 @@ class JudgedCase:
         """An arbitrated row that says what its answer looks like, if that is known."""
         if row.arbitration is None:
             return row
-        case = self.planned.case
-        inputs = make_inputs(self.op, self.definition, case, device=torch.device("cpu"), dataset=self.dataset)
+        inputs = self.given
+        if inputs is None:
+            cpu = torch.device("cpu")
+            inputs = make_inputs(self.op, self.definition, self.planned.case, device=cpu, dataset=self.dataset)
         subject = replace(self.subject, inputs=inputs)
         known = explain(
             subject, row.output, self._ran[row.implementation][row.output], subject.expected(row.output)

@@ -330,23 +330,19 @@ def _definition_plan(tree: Tree, entry: Entry, selection: Selection, broken: lis
 def planned_alone(
     definition: Definition, selection: Selection, lines: Iterable[WorkloadLine] = ()
 ) -> PlannedDefinition:
-    """The plan of one definition, with workload lines if it has any; raises as its op does."""
+    """The plan of one definition, with workload lines if it has any; raises as `plan` does."""
     op, unknown = registry.for_definition(definition)
     cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
-    return _planned_definition(definition, cases, selection).model_copy(update={"no_oracle": unknown})
+    check_cases(selection, {definition.op_type: [definition.name]})
+    return PlannedDefinition.alone(definition, _wanted(cases, selection.cases), unknown, selection.hidden_seed)
 
 
 def _planned_definition(
-    definition: Definition, cases: Iterable[PlannedCase], selection: Selection, path: str = ""
+    definition: Definition, cases: Iterable[PlannedCase], selection: Selection, path: str
 ) -> PlannedDefinition:
-    return PlannedDefinition(
-        path=path,
-        digest=definition.digest,
-        no_oracle=None,
-        nonce=selection.hidden_seed,
-        definition=definition.as_json(),
-        cases=tuple(_wanted(cases, selection.cases)),
-    )
+    wanted = _wanted(cases, selection.cases)
+    made = PlannedDefinition.alone(definition, wanted, None, selection.hidden_seed)
+    return made.model_copy(update={"path": path})
 
 
 def _twin(definition: Definition, op: Op, selection: Selection) -> PlannedTwin | str:

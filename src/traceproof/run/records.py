@@ -84,6 +84,20 @@ class PlannedDefinition(Record):
     cases: tuple[PlannedCase, ...]
     twin: str = ""  # which axes are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none is
 
+    @classmethod
+    def alone(
+        cls, definition: Definition, cases: Iterable[PlannedCase], no_oracle: str | None, nonce: int = 0
+    ) -> Self:
+        """A definition with cases that no plan file has."""
+        return cls(
+            path="",
+            digest=definition.digest,
+            no_oracle=no_oracle,
+            nonce=nonce,
+            definition=definition.as_json(),
+            cases=tuple(cases),
+        )
+
     @property
     def parsed(self) -> Definition:
         """The definition."""

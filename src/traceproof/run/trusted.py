@@ -122,7 +122,7 @@ class Runner:
         set_seed(case.seed, self.device)
         returned = named_outputs(self.definition, self._call(case, inputs, further=True))
         self._synchronise()
-        notes = self._notes(inputs, returned, before)
+        notes = notes_of(self.op, self.definition, inputs, returned, before)
         tensors = self._kept(case, returned)
         if item["repeat"]:
             notes |= self._repeat(case, tensors, returned)
@@ -185,29 +185,33 @@ class Runner:
         reused = [name for name, value in returned.items() if _address(value) in held]
         return self._kept(case, returned), reused
 
-    def _notes(self, inputs: Values, returned: Mapping[str, Any], before: Mapping[str, str]) -> dict[str, Any]:
-        after = fingerprints(inputs)
-        allowed = self.op.mutated(self.definition)
-        seen = {_address(value) for value in inputs.values()}
-        aliased = []
-        for name, value in returned.items():
-            address = _address(value)
-            if address is not None and address in seen:
-                aliased.append(name)
-            seen.add(address)
-        return {
-            "mutated": sorted(name for name in before if after[name] != before[name] and name not in allowed),
-            "aliased": aliased,
-            "subclassed": [
-                name
-                for name, value in returned.items()
-                if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
-            ],
-        }
-
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def notes_of(
+    op: Op, definition: Definition, inputs: Values, returned: Mapping[str, Any], before: Mapping[str, str]
+) -> dict[str, Any]:
+    """What a call did beside computing, by the fingerprints that its inputs had before."""
+    after = fingerprints(inputs)
+    allowed = op.mutated(definition)
+    seen = {_address(value) for value in inputs.values()}
+    aliased = []
+    for name, value in returned.items():
+        address = _address(value)
+        if address is not None and address in seen:
+            aliased.append(name)
+        seen.add(address)
+    return {
+        "mutated": sorted(name for name in before if after[name] != before[name] and name not in allowed),
+        "aliased": aliased,
+        "subclassed": [
+            name
+            for name, value in returned.items()
+            if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
+        ],
+    }
 
 
 _Loaded = Runner | dict[str, Any]  # or why there is none

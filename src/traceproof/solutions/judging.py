@@ -1,6 +1,7 @@
 """Finds solutions' definitions, starts the judging process, makes certificates; without torch."""
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,13 @@ from traceproof.solutions.records import Certificate, Digests, Row, Settings, Tr
 from traceproof.stacks import MAIN
 
 SETUP = "traceproof.solutions.trial:setup"
+SEED_BITS = 30  # cases take seeds up to 2**31
 OVERALL = Limits(seconds=6 * 3600.0, memory_bytes=None)
+
+
+def new_hidden_seed() -> int:
+    """A number that nobody could know when the solution was written."""
+    return secrets.randbits(SEED_BITS) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +83,22 @@ class JudgeEnvironment:
 
 
 @contextmanager
+def alone(definition: Definition, path: str) -> Iterator[Target]:
+    """A definition that no dataset holds, in one of its own; `path` says where it is from."""
+    with own_folder() as root:
+        folder = root / "definitions" / definition.op_type
+        folder.mkdir(parents=True)
+        (folder / f"{definition.name}.json").write_text(json.dumps(definition.as_json()), encoding="utf-8")
+        yield Target(definition=definition, path=path, dataset=root)
+
+
+@contextmanager
 def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     """The definition of a name in a dataset, or in a file of its own. Raises TraceproofError: there is none."""
     if name.endswith(".json"):
         file = Path(name).expanduser()
-        definition = read_file(file)
-        with own_folder() as root:
-            folder = root / "definitions" / definition.op_type
-            folder.mkdir(parents=True)
-            (folder / f"{definition.name}.json").write_text(json.dumps(definition.as_json()), encoding="utf-8")
-            yield Target(definition=definition, path=str(file), dataset=root)
+        with alone(read_file(file), str(file)) as found:
+            yield found
         return
     if dataset is None:
         raise TraceproofError(f"there is no dataset to find {name} in", todo="Give one with --dataset.")

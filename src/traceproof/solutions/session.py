@@ -1,7 +1,6 @@
 """Judging solutions one after the other by one configuration: the command, `verify --solutions` and the rule."""
 
 import json
-import secrets
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.names import path_part
-from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
+from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import as_json, page, table, trace_lines
@@ -26,12 +25,6 @@ SUMMARY = "solutions.json"  # of a run
 TRACES = ".traces.jsonl"  # beside a certificate that has times
 JUDGED = "judged"  # below the results folder
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-SEED_BITS = 30  # cases take seeds up to 2**31
-
-
-def new_hidden_seed() -> int:
-    """A number that nobody could know when the solution was written."""
-    return secrets.randbits(SEED_BITS) + 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

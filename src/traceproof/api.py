@@ -1,0 +1,713 @@
+"""The judge as a library: one's own functions, tensors and files, held against an op's float64 oracle.
+
+`traceproof` names what of this module is public, and imports it when it is first asked for. Definitions come
+first, then reports, then what is judged: functions, cases, outputs, files.
+"""
+
+import inspect
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+import torch
+
+from traceproof.config.schema import Config
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import closest, find, read_file, read_tree
+from traceproof.environments.probe import probe
+from traceproof.errors import TraceproofError
+from traceproof.files import own_folder
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.cases import Case
+from traceproof.reasons import Failure, Skip, Unavailable, Verdict
+from traceproof.run.calls import poisoned
+from traceproof.run.engine import Engine, Settings, this_interpreter
+from traceproof.run.implementation import Implementation, named_outputs
+from traceproof.run.implementations import environment_of, for_op_type
+from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, on_host, place
+from traceproof.run.judging import JudgedCase, LargeCase, Origin, Result, Right
+from traceproof.run.plan import Selection, planned_alone
+from traceproof.run.records import REFERENCE, PlannedCase, PlannedDefinition
+from traceproof.run.rows import VerdictRow
+from traceproof.run.rows import place as place_of
+from traceproof.run.tensor_files import plain_tensors
+from traceproof.run.trusted import notes_of
+from traceproof.run.workers import Environment
+from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
+from traceproof.solutions.reading import read
+from traceproof.solutions.records import Certificate
+from traceproof.stacks import MAIN, STACKS
+
+OUTPUTS = "outputs"  # what implementations are called that gave tensors, and no function
+SIZES = ("small", "medium")
+# A definition that is made of a form is known by its oracle alone.
+NO_REFERENCE = (
+    "def run({}):\n    raise NotImplementedError('this definition was made of its form, and has no reference')\n"
+)
+TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?::(\w+))?(\?)?")
+Function = Callable[..., Any]
+Given = Mapping[str, Any] | Sequence[Any]  # tensors and numbers by name, or in the definition's order
+Axis = int | float  # a size, or a constant such as an epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class NamedForm:
+    """A form of an op_type that definitions are made of, as forms.toml has it."""
+
+    key: str
+    said: Mapping[str, Any]
+
+    @property
+    def op_type(self) -> str:
+        """Its op_type."""
+        return str(self.said.get("op_type", self.key))
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Axes and constants that decide a definition of this form."""
+        texts = (self.said["name"], self.said["description"])
+        return tuple(dict.fromkeys(name for text in texts for _, name, _, _ in Formatter().parse(text) if name))
+
+    def tensors(self, part: str, dtype: str) -> dict[str, dict[str, Any]]:
+        """The `inputs` or `outputs` as a definition has them."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, axes, own, optional in TENSOR.findall(self.said[part]):
+            found[name] = {"shape": axes.split() or None, "dtype": own or dtype}
+            found[name] |= {"optional": True} if optional else {}
+        return found
+
+    def definition(self, dtype: str, axes: Mapping[str, Axis]) -> Definition:
+        """The definition with these sizes and constants. Raises TraceproofError: one lacks, or is none of it."""
+        known = {**self.said.get("defaults", {}), **axes}
+        lacking = [name for name in self.named if name not in known]
+        strange = [name for name in axes if name not in self.named]
+        if lacking or strange:
+            told = ", ".join(
+                f"{name} (or {known[name]})" if name not in lacking and name not in axes else name
+                for name in self.named
+            )
+            problems = [f"{name} is missing" for name in lacking] + [f"{name} is none of them" for name in strange]
+            raise TraceproofError(f"{self.key} takes {told}, and dtype", problems=problems)
+        inputs, outputs = self.tensors("inputs", dtype), self.tensors("outputs", dtype)
+        used = dict.fromkeys(
+            axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()
+        )
+        # The expressions are those of forms.toml, over the names of axes.
+        sizes = {name: eval(text, {}, dict(known)) for name, text in self.said.get("derived", {}).items()}  # noqa: S307
+        sizes |= {name: value for name, value in known.items() if isinstance(value, int)}
+        content = {
+            "name": self.said["name"].format(**known).replace("-", "_"),
+            "op_type": self.op_type,
+            "description": self.said["description"].format(**known),
+            "axes": {
+                name: {"type": "const", "value": sizes[name]} if name in sizes else {"type": "var"}
+                for name in {**used, **{name: None for name in self.named if name in sizes}}
+            },
+            "inputs": inputs,
+            "outputs": outputs,
+            "reference": NO_REFERENCE.format(", ".join(inputs)),
+        }
+        if "constraints" in self.said:
+            content["constraints"] = self.said["constraints"]
+        return Definition.model_validate(content)
+
+
+@cache
+def forms() -> Mapping[str, NamedForm]:
+    """All forms by name."""
+    text = Path(__file__).with_name("forms.toml").read_text(encoding="utf-8")
+    return {key: NamedForm(key, said) for key, said in tomllib.loads(text).items()}
+
+
+def form_of(name: str) -> NamedForm:
+    """The form of a name, or the only one of an op_type. Raises TraceproofError: there is none, or are several."""
+    if name in forms():
+        return forms()[name]
+    several = [key for key, form in forms().items() if form.op_type == name]
+    if several:
+        raise TraceproofError(f"{name} has several forms", todo=f"Name one: {', '.join(several)}.")
+    raise TraceproofError(
+        f"there is no form {name}; {closest(name, forms())}",
+        todo=f"Give a definition (traceproof.definition: a file, or a name in a dataset), or one of "
+        f"{', '.join(forms())}.",
+    )
+
+
+def definition(
+    of: str | Path | Definition,
+    *,
+    dtype: str | torch.dtype = "bfloat16",
+    dataset: str | Path | None = None,
+    **axes: Axis,
+) -> Definition:
+    """A definition: axes, inputs and outputs with their shapes and dtypes, by which cases are drawn and judged.
+
+    Args:
+        of: the name of a form (`"rmsnorm"`, `"gqa_paged_decode"`: docs/library.md lists them), a definition's JSON
+            file, or with `dataset` the name of a definition.
+        dtype: of the form's tensors that have no dtype of their own.
+        dataset: a folder in the layout of flashinfer-trace.
+        axes: the form's sizes and constants, e.g. `hidden_size=4096, eps=1e-5`.
+
+    Raises:
+        TraceproofError: there is no such form or definition, or an axis is missing; the text lists them.
+    """
+    if isinstance(of, str) and dataset is None and not of.endswith(".json"):
+        return form_of(of).definition(str(dtype).removeprefix("torch."), axes)
+    if axes:
+        raise TraceproofError(f"a definition has its own axes: {', '.join(axes)} can not be given")
+    if isinstance(of, Definition):
+        return of
+    return find(read_tree(Path(dataset)), str(of)).definition if dataset is not None else read_file(Path(of))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of all cases. `bool(report)`: nothing was wrong and every output was judged; `print(report)`."""
+
+    name: str  # of what was judged
+    definition: Definition
+    rows: tuple[VerdictRow, ...]  # one per case and output, `*` for a call as a whole
+    repeat: str = ""  # the line that repeats a case, with `{case}` in the place of its id
+
+    @property
+    def failures(self) -> tuple[VerdictRow, ...]:
+        """Failures and errors. Bits that differ from call to call are told, and are none."""
+        return tuple(row for row in self.rows if row.bad and row.reason != Failure.DETERMINISM)
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """Outputs that nothing was found out about."""
+        passed = {row.output for row in self.rows if row.verdict is Verdict.PASS}
+        wanted = (name for name, spec in self.definition.outputs.items() if not spec.optional)
+        return tuple(name for name in wanted if name not in passed)
+
+    def __bool__(self) -> bool:
+        return not self.failures and not self.unjudged
+
+    def __str__(self) -> str:
+        failed = self.failures
+        word = "WRONG" if failed else "NOT JUDGED" if self.unjudged else "RIGHT"
+        device = next((row.device for row in self.rows if row.device), "")
+        counts = f"{len({row.case for row in self.rows})} cases, {len(failed)} of {len(self.rows)} results bad"
+        head = f"{word}: {self.name} for {self.definition.name}{f' on {device}' if device else ''}: {counts}"
+        several = len({row.implementation for row in self.rows}) > 1
+        table = [("", "case", "output", "verdict", "of limit", "")] + [
+            (
+                row.implementation if several else "",
+                str(row.case),
+                row.output,
+                str(row.reason if row.bad else row.verdict),
+                "" if row.gate is None or row.gate.margin is None else f"{row.gate.margin:.3g}",
+                _last(row.message).partition(";")[0],
+            )
+            for row in self.rows
+        ]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+        return "\n".join([head, *(line.rstrip() for line in lines), *(self._told(row) for row in failed)])
+
+    def _told(self, row: VerdictRow) -> str:
+        """All that is known of a failure."""
+        sizes = ", ".join(f"{name}={size}" for name, size in row.axes.items())
+        lines = [f"\n{row.case} ({sizes}), {row.output}: {row.reason}"]
+        known = row.arbitration.recognised if row.arbitration is not None else ()
+        message = row.message.partition(";")[0] if row.arbitration is not None else row.message.strip()
+        lines += [f"  {line}" for line in message.splitlines()]
+        lines += [f"  {place_of(worst, row.against, row.implementation)}" for worst in row.worst]
+        lines += [f"  looks like: {one}" for one in known]
+        lines += [f"  again: {self.repeat.replace('{case}', str(row.case))}"] if self.repeat else []
+        return "\n".join(lines)
+
+
+def _last(message: str) -> str:
+    """The last line of a message, of an exception its text."""
+    return (message.strip().splitlines() or [""])[-1]
+
+
+class CalledHere(Implementation):
+    """A function of the caller's, which gets the inputs in the definition's order.
+
+    Memory that it allocates by `torch.empty` and the like holds NaN, so that what it never writes shows.
+    """
+
+    def __init__(self, function: Function, definition: Definition) -> None:
+        """Raises TraceproofError: it takes neither the inputs nor the inputs and the outputs."""
+        super().__init__(name_of(function))
+        self.function = function
+        self.takes_outputs = False
+        inputs, outputs = len(definition.inputs), len(definition.outputs)
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # nothing says what it takes
+            return
+        if not _takes(signature, inputs):
+            self.takes_outputs = _takes(signature, inputs + outputs)
+            if not self.takes_outputs:
+                raise TraceproofError(
+                    f"{self.name}{signature} does not take the inputs of {definition.name}",
+                    todo=f"It is called with {', '.join(definition.inputs)} in this order and returns "
+                    f"{', '.join(definition.outputs)}, or takes these after the inputs and writes to them.",
+                )
+
+    def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what it returns
+        """One call."""
+        with poisoned():
+            if not self.takes_outputs:
+                return self.function(*inputs.values())
+            axes = dict(definition.const_axes)
+            for name, spec in definition.inputs.items():
+                axes |= zip(spec.shape or (), getattr(inputs[name], "shape", ()), strict=False)
+            places = {
+                name: torch.empty(
+                    definition.shape_of(spec, axes) or (), dtype=TORCH_DTYPES[spec.dtype], device=self.device
+                )
+                for name, spec in definition.outputs.items()
+            }
+            self.function(*inputs.values(), *places.values())
+            return places
+
+
+def name_of(function: Function) -> str:
+    """What a function is called in reports."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    """Whether a function can be called with so many arguments by place."""
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def check(  # noqa: PLR0913 - all but two have defaults
+    function: Function,
+    of: str | Path | Definition,
+    *,
+    sizes: Sequence[str] = SIZES,
+    cases: Sequence[str] = (),
+    seed: int = 0,
+    tolerance: float | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype = "bfloat16",
+    dataset: str | Path | None = None,
+    **axes: Axis,
+) -> Report:
+    """Call a function on an op's adversarial cases and judge what it gives; in this process, on one CPU thread.
+
+    Args:
+        function: takes the definition's inputs by place, in its order, and returns its outputs: one tensor, a
+            sequence, or a mapping by name. One that takes the outputs too, after the inputs, writes to them.
+        of: as in `definition`.
+        sizes: out of small, medium, large, stress; edge and adversarial cases are always there.
+        cases: ids of cases, as a report names them; empty: all.
+        seed: of the inputs.
+        tolerance: atol and rtol in place of the calibrated limits.
+        device: `cpu` or `cuda`, where inputs lie; None: CUDA where it is.
+        dtype: as in `definition`.
+        dataset: likewise.
+        axes: likewise.
+
+    Raises:
+        TraceproofError: there is no such definition or case, or the function does not take its inputs.
+    """
+    told = {"sizes": tuple(sizes), "seed": seed, "tolerance": tolerance, "device": device}
+    usual = {"sizes": SIZES, "seed": 0, "tolerance": None, "device": None}
+    options = {name: value for name, value in told.items() if value != usual[name]}
+    one = definition(of, dtype=dtype, dataset=dataset, **axes)
+    called = CalledHere(function, one)
+    options |= {"dtype": str(dtype).removeprefix("torch.")} if str(dtype) != "bfloat16" else {}
+    options |= {"dataset": str(dataset)} if dataset is not None else {}
+    words = [called.name, repr(of) if not isinstance(of, Definition) else "definition"]
+    words += [f"{name}={value!r}" for name, value in {**axes, **options}.items()]
+    repeat = f"traceproof.check({', '.join(words)}, cases=['{{case}}'])"
+    entry = planned_alone(one, Selection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
+    return _checked(called, entry, repeat, device=device, tolerance=tolerance)
+
+
+def _checked(
+    called: CalledHere, entry: PlannedDefinition, repeat: str, *, device: str | None, tolerance: float | None
+) -> Report:
+    with _engine(device, functions={called.name: called}, tolerance=tolerance) as engine:
+        rows = engine.rows(entry, [called.name])
+    return Report(called.name, entry.parsed, tuple(rows), repeat)
+
+
+@contextmanager
+def _engine(device: str | None, **settings: Any) -> Iterator[Engine]:  # noqa: ANN401 - of the engine
+    """An engine in this process, which is left with as many threads as it had."""
+    threads = torch.get_num_threads()
+    main = this_interpreter(on_gpu=torch.cuda.is_available() if device is None else device.startswith("cuda"))
+    others = {
+        name: Environment(name=name, python=sys.executable, record=main.record)
+        for name, stack in STACKS.items()
+        if name != MAIN and stack.package and find_spec(stack.package) is not None
+    }
+    try:
+        with Engine(Settings(environments={MAIN: main, **others}, **settings)) as engine:
+            yield engine
+    finally:
+        torch.set_num_threads(threads)
+
+
+def verify(  # noqa: PLR0913 - all but one have defaults
+    of: str | Path | Definition,
+    *,
+    sizes: Sequence[str] = SIZES,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str | torch.dtype = "bfloat16",
+    dataset: str | Path | None = None,
+    **axes: Axis,
+) -> Report:
+    """Judge a definition's reference, isolated, and the ground truths whose packages are installed here.
+
+    The arguments are those of `check`. What a form makes has no reference.
+    """
+    one = definition(of, dtype=dtype, dataset=dataset, **axes)
+    with _engine(device) as engine:
+        names = [name for name in for_op_type(one.op_type) if environment_of(name) in engine.environments]
+        if one.reference == NO_REFERENCE.format(", ".join(one.inputs)):
+            names.remove(REFERENCE)
+        rows = engine.rows(planned_alone(one, Selection(sizes=tuple(sizes), seed=seed)), names)
+    return Report(", ".join(names), one, tuple(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnCase:
+    """One case of a definition: inputs, what is expected of outputs, and a judge of them."""
+
+    definition: Definition
+    planned: PlannedCase
+    no_oracle: str | None  # why nothing is expected; None: the oracle says what is
+    device: str
+    tolerance: float | None = None
+    given: Values | None = None  # inputs that somebody else made
+    repeat: str = ""
+
+    @property
+    def id(self) -> str:
+        """The case's id, unique in its definition."""
+        return self.planned.id
+
+    @property
+    def unavailable(self) -> Unavailable | None:
+        """Why it can not be judged here; None: it can."""
+        if self.planned.skip is not None:
+            return Unavailable(self.planned.skip.reason, self.planned.skip.message)
+        if self.no_oracle is not None:
+            return Unavailable(Skip.NO_ORACLE, self.no_oracle)
+        if self.device != "cpu" and not torch.cuda.is_available():
+            return Unavailable(Skip.NO_CUDA, "there is no GPU here")
+        return None
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """The sizes of all axes."""
+        return {**self.definition.const_axes, **self.planned.case.axes}
+
+    @property
+    def draws(self) -> int:
+        """How often a sampler draws, its outputs stacked along a new first axis; 0: it is no sampler."""
+        return self.planned.trials
+
+    @cached_property
+    def inputs(self) -> Mapping[str, Any]:
+        """Tensors on the device, numbers, None for what is left out, by name in the order of arguments."""
+        if self.given is not None:
+            return self.given
+        case, device = self.planned.case, torch.device(self.device)
+        where = drawing_device(self.definition, case, device)
+        return place(make_inputs(self._op, self.definition, case, device=where), device)
+
+    @cached_property
+    def _op(self) -> Any:  # noqa: ANN401 - an op; `registry` imports it lazily
+        return registry.for_definition(self.definition)[0]
+
+    @cached_property
+    def _before(self) -> Mapping[str, str]:
+        return fingerprints(dict(self.inputs))
+
+    @cached_property
+    def expected(self) -> Mapping[str, torch.Tensor]:
+        """What the oracle says, on the CPU: each output, in its shape, in float64 (whole numbers stay so).
+
+        Further entries are named `output@what`: the error of a naive computation, a sampler's probabilities.
+        Empty where there is no oracle.
+        """
+        _ = self._before  # of inputs that nobody has had
+        return {} if self.no_oracle is not None else self._op.answers(self.definition, on_host(dict(self.inputs)))
+
+    def judged(self, outputs: Any) -> Report:  # noqa: ANN401 - a function, tensors, or a mapping of them
+        """Judge outputs: a tensor, a sequence, or a mapping by name; or the function that gives them."""
+        entry = PlannedDefinition.alone(self.definition, [self.planned], self.no_oracle)
+        if callable(outputs):
+            called = CalledHere(outputs, self.definition)
+            return _checked(called, entry, self.repeat, device=self.device, tolerance=self.tolerance)
+        before = self._before
+        returned = named_outputs(self.definition, outputs)
+        held = {name: value for name, value in returned.items() if value is not None}
+        tensors = dict(zip(held, plain_tensors(list(held.values())), strict=True))
+        notes = notes_of(self._op, self.definition, dict(self.inputs), returned, before)
+        large = {}
+        if self.planned.large:
+            large = {
+                OUTPUTS: LargeCase(
+                    definition=self.definition,
+                    op=self._op,
+                    case=self.planned.case,
+                    inputs=dict(self.inputs),
+                    tolerance=self.tolerance,
+                ).rulings({OUTPUTS: tensors}, torch.device(self.device))[OUTPUTS]
+            }
+        case = JudgedCase(
+            entry=entry,
+            definition=self.definition,
+            op=self._op,
+            planned=self.planned,
+            results={OUTPUTS: Result(status="ok", outputs=tensors, **notes)},
+            right=Right(oracle={} if self.planned.large else dict(self.expected)),
+            large=large,
+            origins={OUTPUTS: Origin(code="", record={})},
+            tolerance=self.tolerance,
+            given=on_host(dict(self.inputs)),
+        )
+        rows = tuple(case.explained(row) for row in case.every)
+        return Report(OUTPUTS, self.definition, rows, self.repeat)
+
+    def check(self, outputs: Any) -> None:  # noqa: ANN401 - as `judged`
+        """Judge outputs as `judged` does. Raises AssertionError: they are wrong, or nothing judged them."""
+        __tracebackhide__ = True
+        report = self.judged(outputs)
+        if not report:
+            raise AssertionError(str(report))
+
+
+def cases(  # noqa: PLR0913 - all but one have defaults
+    of: str | Path | Definition,
+    *,
+    sizes: Sequence[str] = SIZES,
+    cases: Sequence[str] = (),
+    seed: int = 0,
+    tolerance: float | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype = "bfloat16",
+    dataset: str | Path | None = None,
+    **axes: Axis,
+) -> Iterator[DrawnCase]:
+    """The cases of a definition one by one; inputs and expected outputs are computed when they are asked for.
+
+    The arguments are those of `check`. Cases that can not be judged here are left out.
+    """
+    every = every_case(
+        of,
+        sizes=sizes,
+        cases=cases,
+        seed=seed,
+        tolerance=tolerance,
+        device=device,
+        dtype=dtype,
+        dataset=dataset,
+        **axes,
+    )
+    yield from (case for case in every if case.unavailable is None)
+
+
+def every_case(  # noqa: PLR0913 - as `cases`
+    of: str | Path | Definition,
+    *,
+    sizes: Sequence[str] = SIZES,
+    cases: Sequence[str] = (),
+    seed: int = 0,
+    tolerance: float | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype = "bfloat16",
+    dataset: str | Path | None = None,
+    **axes: Axis,
+) -> Iterator[DrawnCase]:
+    """The same with those that can not be judged here."""
+    one = definition(of, dtype=dtype, dataset=dataset, **axes)
+    planned = planned_alone(one, Selection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    for case in planned.cases:
+        if not case.hidden:
+            yield DrawnCase(one, case, planned.no_oracle, device, tolerance)
+
+
+def assert_right(  # noqa: PLR0913 - all but three have defaults
+    of: str | Path | Definition,
+    inputs: Given,
+    outputs: Any,  # noqa: ANN401 - a tensor, a sequence, or a mapping
+    *,
+    tolerance: float | None = None,
+    dtype: str | torch.dtype | None = None,
+    dataset: str | Path | None = None,
+    **axes: Axis,
+) -> None:
+    """Judge outputs that somebody else computed.
+
+    Args:
+        of: as in `definition`; what the inputs' shapes and dtypes say need not be given.
+        inputs: by name, or in the definition's order; with the shapes that it states.
+        outputs: likewise; a single tensor of an op with one output.
+        tolerance: atol and rtol in place of the calibrated limits.
+        dtype: as in `definition`.
+        dataset: likewise.
+        axes: likewise.
+
+    Raises:
+        AssertionError: they are wrong; the text is the report.
+        TraceproofError: the inputs are not those of the definition, or it has no oracle.
+    """
+    __tracebackhide__ = True
+    if isinstance(of, str) and dataset is None and not of.endswith(".json"):
+        form = form_of(of)
+        specs = form.tensors("inputs", "")
+        values = _named(of, list(specs), inputs)
+        sizes = _sizes({name: spec["shape"] for name, spec in specs.items()}, values)
+        known = {name: size for name, size in sizes.items() if name in form.named}
+        first = (values[name].dtype for name, spec in specs.items() if spec["dtype"] == "" and name in values)
+        one = form.definition(str(dtype or next(first, "bfloat16")).removeprefix("torch."), {**known, **axes})
+    else:
+        one = definition(of, dtype="bfloat16", dataset=dataset, **axes)
+    values = _named(one.name, list(one.inputs), inputs)
+    sizes = _sizes({name: spec.shape for name, spec in one.inputs.items()}, values)
+    problems = [
+        f"{name} is {value.dtype}, not {spec.dtype}"
+        for name, spec in one.inputs.items()
+        if isinstance(value := values.get(name), torch.Tensor) and value.dtype != TORCH_DTYPES[spec.dtype]
+    ]
+    problems += [
+        f"{name} is missing" for name, spec in one.inputs.items() if not spec.optional and name not in values
+    ]
+    problems += [
+        f"{axis} is {sizes[axis]}, not {size}"
+        for axis, size in one.const_axes.items()
+        if sizes.get(axis, size) != size
+    ]
+    op, unknown = registry.for_definition(one)
+    problems += [] if unknown is None else [f"there is no oracle: {unknown}"]
+    if problems:
+        raise TraceproofError(f"these are no inputs of {one.name}", problems=problems)
+    case = Case("given", "given", {axis: sizes[axis] for axis in one.var_axes if axis in sizes}, 0)
+    planned = PlannedCase(
+        case=case,
+        digest=case.digest,
+        memory=op.memory(one, case),
+        trials=op.trials(one, case),
+        skip=None,
+        large=False,
+        nonce=0,
+    )
+    ordered = {name: values.get(name) for name in one.inputs}
+    device = next((str(one.device.type) for one in ordered.values() if isinstance(one, torch.Tensor)), "cpu")
+    DrawnCase(one, planned, None, device, tolerance, ordered).check(outputs)
+
+
+def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
+    """Inputs by name. Raises TraceproofError: one has no name there."""
+    if not isinstance(values, Mapping):
+        values = dict(zip([*names, *map(str, range(len(names), len(values)))], values, strict=False))
+    strange = [str(name) for name in values if name not in names]
+    if strange:
+        raise TraceproofError(
+            f"{of} has the inputs {', '.join(names)}", problems=[f"there is no {one}" for one in strange]
+        )
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _sizes(shapes: Mapping[str, Sequence[str] | None], values: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of axes by the shapes of tensors. Raises TraceproofError: two of them disagree."""
+    found: dict[str, tuple[int, str]] = {}
+    problems = []
+    for name, axes in shapes.items():
+        value = values.get(name)
+        if axes is None or not isinstance(value, torch.Tensor):
+            continue
+        if value.dim() != len(axes):
+            problems.append(f"{name} has the shape {list(value.shape)}, expected [{', '.join(axes)}]")
+        for axis, size in zip(axes, value.shape, strict=False):
+            before, where = found.setdefault(axis, (size, name))
+            if before != size:
+                problems.append(f"{axis} is {before} in {where} and {size} in {name}")
+    if problems:
+        raise TraceproofError("the inputs do not belong together", problems=problems)
+    return {axis: size for axis, (size, _) in found.items()}
+
+
+def judge_file(  # noqa: PLR0913 - all but one have defaults
+    file: str | Path,
+    of: str | Path | Definition,
+    *,
+    sizes: Sequence[str] = SIZES,
+    seed: int = 0,
+    hidden_seed: int | None = None,
+    tolerance: float | None = None,
+    timed: bool = False,
+    weak: bool = False,
+    dtype: str | torch.dtype = "bfloat16",
+    dataset: str | Path | None = None,
+    **axes: Axis,
+) -> Certificate:
+    """Judge a kernel that nobody trusts, isolated, with this interpreter's packages; see `traceproof judge`.
+
+    Args:
+        file: a solution (`.json`, `.py`, `.cu`), or `FILE::FUNCTION`.
+        of: as in `definition`.
+        sizes: as in `check`.
+        seed: of the public cases.
+        hidden_seed: of those that it can not know; None: drawn.
+        tolerance: as in `check`.
+        timed: whether it is timed if it is accepted.
+        weak: whether it may run where isolation is not whole.
+        dtype: as in `definition`.
+        dataset: likewise.
+        axes: likewise.
+
+    Raises:
+        TraceproofError: it can not be read, called or isolated.
+    """
+    path, _, entry = str(file).partition("::")
+    candidates = read(Path(path).expanduser(), entry or None)
+    if len(candidates) > 1:
+        raise TraceproofError(f"{path} holds {len(candidates)} solutions", todo="Give the file of one.")
+    if dataset is None:
+        one = definition(of, dtype=dtype, dataset=None, **axes)
+        target = alone(one, one.name if isinstance(of, Definition) else str(of))
+    else:
+        target = target_of(str(of), Path(dataset))
+    with own_folder() as caches, target as found:
+        config = Config.model_validate(
+            {
+                "dataset": {"path": str(found.dataset)},
+                "test_sizes": list(sizes),
+                "seed": seed,
+                "tolerance": tolerance,
+                "allow_weak_isolation": weak,
+            }
+        )
+        environment = JudgeEnvironment(
+            python=sys.executable,
+            record=probe(),
+            caches=caches,
+            config=config,
+            hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
+            conceal=[],
+            timed=timed,
+        )
+        why = blocked(candidates[0], gpu=environment.gpu)
+        if why is not None:
+            raise TraceproofError(why)
+        return judge(candidates[0], found, environment, repeat=f"traceproof judge {shlex.quote(str(file))}")

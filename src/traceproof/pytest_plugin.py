@@ -1,0 +1,51 @@
+"""A pytest plugin: a test that is marked runs once per case of an op or definition, in the fixture `case`.
+
+    @pytest.mark.traceproof("rmsnorm", hidden_size=4096)
+    def test_my_norm(case):
+        case.check(my_norm)
+
+Nothing is imported before a test has the mark.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from traceproof.api import DrawnCase
+
+MARK = "traceproof"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    what = "run once per case of an op or definition; the arguments are those of traceproof.cases"
+    config.addinivalue_line("markers", f"{MARK}(of, **options): {what}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a marked test its cases, in the order of its marks."""
+    marks = list(metafunc.definition.iter_markers(MARK))
+    if not marks or "case" not in metafunc.fixturenames:
+        return
+    from traceproof.api import every_case
+
+    found = [case for mark in reversed(marks) for case in every_case(*mark.args, **mark.kwargs)]
+    ids = [f"{case.definition.name}-{case.id}" for case in found]
+    metafunc.parametrize("case", found, ids=ids, indirect=True)
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> "DrawnCase":
+    """One case: `inputs`, `expected`, and `check(function)` or `check(outputs)`, which fails with a report.
+
+    A case that can not be judged here is skipped; the skip begins with its reason, as in `traceproof.reasons`.
+    """
+    given: DrawnCase | None = getattr(request, "param", None)
+    if given is None:
+        raise pytest.UsageError(f"{request.node.nodeid} has no @pytest.mark.{MARK}(...), which gives it cases")
+    why = given.unavailable
+    if why is not None:
+        pytest.skip(f"{why.reason}: {why.message}")
+    return replace(given, repeat=f"pytest '{request.node.nodeid}'")  # a new one, whose tensors go with the test

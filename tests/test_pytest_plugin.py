@@ -1,0 +1,68 @@
+"""The pytest plugin: a marked test gets its cases; failures tell, skips are typed, and nobody else pays for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = """import pytest
+import torch
+
+
+def norm(x, weight, eps):
+    y = x.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+@pytest.mark.traceproof("rmsnorm", hidden_size=96, sizes=["small"])
+@pytest.mark.traceproof("rmsnorm", hidden_size=64, sizes=["small"], cases=["small-0"])
+def test_right(case):
+    case.check(lambda x, weight: norm(x, weight, 1e-6))
+
+
+@pytest.mark.traceproof("rmsnorm", hidden_size=96, cases=["adversarial-tiny"])
+def test_wrong(case):
+    case.check(norm(**{"x": case.inputs["hidden_states"], "weight": case.inputs["weight"]}, eps=1e-5))
+
+
+@pytest.mark.traceproof("rmsnorm", hidden_size=96, device="cuda", cases=["small-0"])
+def test_on_gpu(case):
+    case.check(lambda x, weight: norm(x, weight, 1e-6))
+
+
+def test_unmarked(case):
+    pass
+"""
+
+
+def ran(folder: Path, *options: str) -> str:
+    """What pytest says of the tests in a folder."""
+    command = [sys.executable, "-m", "pytest", "-p", "traceproof.pytest_plugin", "-p", "no:cacheprovider", "-rfEs"]
+    source = str(Path(__file__).parents[1] / "src")
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, *options, str(folder)], cwd=folder, env=environment, check=False, capture_output=True, text=True
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_marked_test_runs_per_case_beside_others_and_tells(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(TESTS, encoding="utf-8")
+    told = ran(tmp_path, "-n", "2")
+    assert "1 failed, 7 passed, 1 skipped, 1 error" in told, told
+    for text in (
+        "WRONG: outputs for rmsnorm_h96: 1 cases, 1 of 1 results bad",
+        "looks like: as with: eps x 10",
+        "again: pytest 'test_mine.py::test_wrong[rmsnorm_h96-adversarial-tiny]'",
+        "no_cuda: there is no GPU here",
+        "test_unmarked has no @pytest.mark.traceproof(...)",
+    ):
+        assert text in told, told
+
+
+def test_it_imports_nothing_where_no_test_has_the_mark(tmp_path: Path) -> None:
+    names = "{'torch', 'pydantic', 'traceproof.api'}"
+    text = f"import sys\n\n\ndef test_nothing():\n    assert not {names} & sys.modules.keys()\n"
+    (tmp_path / "test_other.py").write_text(text, encoding="utf-8")
+    assert "1 passed" in ran(tmp_path)
