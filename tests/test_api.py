@@ -271,7 +271,7 @@ def test_a_file_is_judged_isolated(tmp_path: Path) -> None:
 
 def test_importing_it_takes_no_torch_and_no_time() -> None:
     text = (
-        "import sys, time; t = time.perf_counter(); import traceproof; s = time.perf_counter() - t; "
+        "import sys, time; t = time.process_time(); import traceproof; s = time.process_time() - t; "
         "assert 'torch' not in sys.modules; assert len(traceproof.__all__) <= 8; print(s)"
     )
     taken = [

@@ -20,7 +20,7 @@ from traceproof.errors import TraceproofError
 from traceproof.run import runner
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
-from traceproof.solutions.records import Certificate
+from traceproof.solutions.records import Certificate, Settings
 from traceproof.solutions.render import as_json, page, table
 from traceproof.solutions.session import Session
 
@@ -134,12 +134,8 @@ def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> Non
 
 
 def _environment(tmp_path: Path) -> JudgeEnvironment:
-    config = Config.model_validate(
-        {"dataset": {"path": str(DATASET)}, "test_sizes": ["small"], "allow_weak_isolation": True}
-    )
-    return JudgeEnvironment(
-        python=sys.executable, record=probe(), caches=tmp_path, config=config, hidden_seed=5, conceal=[tmp_path]
-    )
+    settings = Settings(sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
+    return JudgeEnvironment(python=sys.executable, record=probe(), caches=tmp_path, settings=settings)
 
 
 def _judged(source: str, tmp_path: Path) -> Certificate:

@@ -5,10 +5,9 @@ what is expected of them; `judge_file` runs a file isolated; `verify` judges a d
 `definition` says what is judged. Nothing is imported before one of them is used: PyTorch takes seconds.
 """
 
-from typing import TYPE_CHECKING
-
 __version__ = "0.1.0"
 __all__ = ["Report", "TraceproofError", "assert_right", "cases", "check", "definition", "judge_file", "verify"]
+TYPE_CHECKING = False  # type checkers know the name; the module `typing` takes milliseconds
 
 if TYPE_CHECKING:
     from traceproof.api import Report, assert_right, cases, check, definition, judge_file, verify

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from traceproof.config.schema import Config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest, find, read_file, read_tree
 from traceproof.environments.probe import probe
@@ -40,12 +39,13 @@ from traceproof.run.plan import Selection, planned_alone
 from traceproof.run.records import REFERENCE, PlannedCase, PlannedDefinition
 from traceproof.run.rows import VerdictRow
 from traceproof.run.rows import place as place_of
-from traceproof.run.tensor_files import plain_tensors
+from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import notes_of
 from traceproof.run.workers import Environment
 from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import Certificate
+from traceproof.solutions.records import Settings as JudgeSettings
 from traceproof.stacks import MAIN, STACKS
 
 OUTPUTS = "outputs"  # what implementations are called that gave tensors, and no function
@@ -689,24 +689,15 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     else:
         target = target_of(str(of), Path(dataset))
     with own_folder() as caches, target as found:
-        config = Config.model_validate(
-            {
-                "dataset": {"path": str(found.dataset)},
-                "test_sizes": list(sizes),
-                "seed": seed,
-                "tolerance": tolerance,
-                "allow_weak_isolation": weak,
-            }
-        )
-        environment = JudgeEnvironment(
-            python=sys.executable,
-            record=probe(),
-            caches=caches,
-            config=config,
+        settings = JudgeSettings(
+            sizes=tuple(sizes),
+            seed=seed,
             hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
-            conceal=[],
+            tolerance=tolerance,
             timed=timed,
+            weak=weak,
         )
+        environment = JudgeEnvironment(python=sys.executable, record=probe(), caches=caches, settings=settings)
         why = blocked(candidates[0], gpu=environment.gpu)
         if why is not None:
             raise TraceproofError(why)

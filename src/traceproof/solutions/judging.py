@@ -2,14 +2,13 @@
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from traceproof.config import Config
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_file, read_tree
 from traceproof.digests import code_digest, digest_json, verdict_code
@@ -19,7 +18,7 @@ from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.records import ORACLE, SHADOW
 from traceproof.run.workers import Environment, Worker
-from traceproof.sandbox import GIB, Limits, Status
+from traceproof.sandbox import Limits, Status
 from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import Certificate, Digests, Row, Settings, Trial, objections
 from traceproof.stacks import MAIN
@@ -45,41 +44,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeEnvironment:
-    """What judges: an interpreter with torch, its stack's record, and the configuration."""
+    """What judges: an interpreter with torch, its stack's record, and how it judges."""
 
     python: str  # the interpreter
     record: Mapping[str, Any]  # of its stack: versions, device
     caches: Path  # folder for what is compiled on the way
-    config: Config  # sizes, seed, limits, tolerance, properties that are demanded
-    hidden_seed: int  # what the hidden cases follow from
-    conceal: Sequence[Path]  # what solutions do not see, beside this project and the dataset
-    timed: bool = False  # whether what passes is timed
+    settings: Settings  # all but the dataset, the device and variables
 
     @property
     def gpu(self) -> bool:
         """Whether there is a GPU."""
         return str(self.record["device_type"]) == "cuda"
-
-    def settings(self, target: Target, variables: Mapping[str, str]) -> dict[str, Any]:
-        """What the judging process is told."""
-        limits = self.config.limits
-        call = replace(limits.of_call(), setup_seconds=limits.build_s)
-        settings = Settings(
-            dataset=str(target.dataset),
-            conceal=tuple(str(path) for path in (*self.conceal, target.dataset)),
-            sizes=self.config.test_sizes,
-            seed=self.config.seed,
-            hidden_seed=self.hidden_seed,
-            memory_limit=int(limits.memory_gb * GIB),
-            tolerance=self.config.tolerance,
-            limits=call.as_json(),
-            demanded=self.config.solutions.demanded,
-            gpu=self.gpu,
-            timed=self.timed,
-            weak=self.config.allow_weak_isolation,
-            environment=dict(variables),
-        )
-        return settings.model_dump(mode="json")
 
 
 @contextmanager
@@ -148,12 +123,12 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
         digests=Digests(
             definition=target.definition.digest, solution=candidate.digest, code=_code(target.definition.op_type)
         ),
-        hidden_seed=environment.hidden_seed,
-        tolerance=environment.config.tolerance,
+        hidden_seed=environment.settings.hidden_seed,
+        tolerance=environment.settings.tolerance,
         isolation=trial.isolation,
         device=str(environment.record["device"]),
         versions=dict(environment.record["versions"]),
-        repeat=f"{repeat} --hidden-seed {environment.hidden_seed}",
+        repeat=f"{repeat} --hidden-seed {environment.settings.hidden_seed}",
         judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -180,8 +155,20 @@ def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) 
     here = Environment(name=MAIN, python=environment.python, record=environment.record)
     # Our own code, which has the solution called in workers that are shut in.
     with Worker(here, SETUP, {}, OVERALL, environment.caches) as worker:
-        settings = environment.settings(target, here.told(environment.caches))
-        order = {"settings": settings, "solution": candidate.as_json(), "definition": target.definition.name}
+        given = environment.settings
+        settings = given.model_copy(
+            update={
+                "dataset": str(target.dataset),
+                "conceal": (*given.conceal, str(target.dataset)),
+                "gpu": environment.gpu,
+                "environment": dict(here.told(environment.caches)),
+            }
+        )
+        order = {
+            "settings": settings.model_dump(mode="json"),
+            "solution": candidate.as_json(),
+            "definition": target.definition.name,
+        }
         outcome = worker.ask(order)
     if outcome.status is not Status.OK:
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]

@@ -5,30 +5,33 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.reasons import Verdict
 from traceproof.run.records import Record
 from traceproof.run.rows import figures, place
+from traceproof.sandbox import GIB, Limits
 
+LIMITS = Limits(seconds=120.0, setup_seconds=900.0, memory_bytes=10 * GIB)  # as config.yaml has them by default
 HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
 
 
 class Settings(Record):
     """How a solution is judged, as the judging process is told."""
 
-    dataset: str  # the folder that holds the definition, its workload lines and blobs
-    conceal: tuple[str, ...]  # what a solution must not see
+    dataset: str = ""  # the folder that holds the definition, its workload lines and blobs
+    conceal: tuple[str, ...] = ()  # what a solution must not see, beside this project and the dataset
     # sizes, seed, hidden_seed, memory_limit, tolerance: as in config.yaml
-    sizes: tuple[str, ...]
-    seed: int
+    sizes: tuple[str, ...] = ("small", "medium")
+    seed: int = 0
     hidden_seed: int
-    memory_limit: int
-    tolerance: float | None
-    limits: dict[str, Any]  # of one call
-    demanded: tuple[str, ...]  # names of properties without which a solution is refused
-    gpu: bool  # whether solutions get their inputs on a GPU
+    memory_limit: int = 10 * GIB
+    tolerance: float | None = None
+    limits: dict[str, Any] = LIMITS.as_json()  # of one call
+    demanded: tuple[str, ...] = DEMANDED  # names of properties without which a solution is refused
+    gpu: bool = False  # whether solutions get their inputs on a GPU
     timed: bool = False  # whether what passes is timed
-    weak: bool  # whether they may run where isolation is not whole
-    environment: dict[str, str]  # variables for the workers that they run in
+    weak: bool = False  # whether they may run where isolation is not whole
+    environment: dict[str, str] = Field(default_factory=dict)  # variables for the workers that they run in
 
 
 class Row(Record):

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.names import path_part
+from traceproof.sandbox import GIB
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
-from traceproof.solutions.records import Certificate
+from traceproof.solutions.records import Certificate, Settings
 from traceproof.solutions.render import as_json, page, table, trace_lines
 from traceproof.stacks import MAIN, PACKAGES, STACKS
 
@@ -77,10 +78,7 @@ class Session:
             python=python,
             record=probe(installation, root=self.root),
             caches=results / "compiled",
-            config=self.config,
-            hidden_seed=self.hidden_seed,
-            conceal=[results, self.out],
-            timed=self.timed,
+            settings=settings_of(self.config, self.hidden_seed, timed=self.timed, conceal=[results, self.out]),
         )
 
     def _named(self, candidate: Candidate) -> str:
@@ -127,6 +125,23 @@ class Session:
         counts = {kind: sum(one["verdict"] == kind for one in found.values()) for kind in KINDS}
         sys.stdout.write(f"solutions: {', '.join(f'{count} {kind}' for kind, count in counts.items())}\n")
         return counts["refused"]
+
+
+def settings_of(config: Config, hidden_seed: int, *, timed: bool, conceal: Iterable[Path]) -> Settings:
+    """How a configuration has solutions judged."""
+    limits = config.limits
+    return Settings(
+        conceal=tuple(map(str, conceal)),
+        sizes=config.test_sizes,
+        seed=config.seed,
+        hidden_seed=hidden_seed,
+        memory_limit=int(limits.memory_gb * GIB),
+        tolerance=config.tolerance,
+        limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
+        demanded=config.solutions.demanded,
+        timed=timed,
+        weak=config.allow_weak_isolation,
+    )
 
 
 KINDS = ("accepted", "refused", "not judged")
