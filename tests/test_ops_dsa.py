@@ -19,7 +19,7 @@ from traceproof.run.case import solve
 pytestmark = pytest.mark.usefixtures("one_thread")
 DIM, PAGE, TOPK = 128, 16, 64
 INDEXER, SPARSE = planted.indexer(), planted.sparse()
-OP = registry.get("dsa_paged").of_form(INDEXER)
+OP = registry.get("dsa_paged")
 
 
 def keys_of(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

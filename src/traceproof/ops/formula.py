@@ -238,14 +238,15 @@ class FormulaOp(Op):
         self.form(definition)
 
     def form(self, definition: Definition) -> Form:
-        """The form that a definition has. Raises Unsupported: it has none; what the last one lacks is said."""
+        """The form that a definition has. Raises Unsupported: none; what it lacks of the last one is said."""
         why = "there is no form"
         for form in self.forms:
             misfit = form.misfit(definition)
             if misfit is None:
-                misfit = self._unsized(definition, form) or self.requires(definition)
-            if misfit is None:
-                return form
+                lacking = self._unsized(definition, form) or self.requires(definition)
+                if lacking is None:
+                    return form
+                raise Unsupported(lacking)
             why = misfit
         raise Unsupported(why)
 

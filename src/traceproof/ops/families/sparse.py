@@ -1,0 +1,579 @@
+"""DeepSeek's sparse attention over a paged cache: the indexer that lists tokens, and attention over its lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from traceproof.lazy import torch
+from traceproof.models.reading import Evidence, Kernel, Module, Reading
+from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, scalar, tensor
+from traceproof.ops.attention import GATES, MUTANTS, VARIANTS, attention, by_sdpa, unfit, workspace
+from traceproof.ops.attention_inputs import Pages, Sequences, drawn, starts, tiny
+from traceproof.ops.base import Tensors, Values, ordered, specified
+from traceproof.ops.cases import Case
+from traceproof.ops.compare import IndexSet
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
+from traceproof.ops.families.attention import against_latent
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, same
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
+# The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
+# [page_size, 1, D + 4] int8 without regard to that (DeepGEMM's layout). An index is page * page_size + offset, a
+# row of the flattened cache; -1 fills a row of indices.
+
+SCALE_BYTES = 4  # one float32 per token
+# How far a kernel's scores may be off, in units of sqrt(sum_h (w_h |q_h| |k_t|)^2), t the longest key. Hopper's
+# fp8 tensor core keeps 14 bits of a running sum (DeepSeek-V3 report, section 3.3.2). Truncating to 13 fractional
+# bits in groups of 32 errs by up to 0.12 of this bound on normal data. For planted keys it errs by 1.6 of it, but
+# these lie far above all others. The bound is about 1 % of the scores' own spread.
+SCORE_ERROR = 2.0**-12
+
+
+def unpack(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys fp8 [pages * page_size, D] and scales float32 [pages * page_size, 1] of cache pages."""
+    pages, page_size, _, packed = cache.shape
+    width = packed - SCALE_BYTES
+    flat = cache.contiguous().view(torch.uint8).view(pages, page_size * packed)
+    data = flat[:, : page_size * width].contiguous().view(torch.float8_e4m3fn)
+    scales = flat[:, page_size * width :].contiguous().view(torch.float32)
+    return data.view(-1, width), scales.view(-1, 1)
+
+
+def unpack_by_token(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the shape suggests: each token's key, then its scale; what is no number counts nothing."""
+    rows = cache.contiguous().view(torch.uint8).flatten(0, 2)
+    data = rows[:, :-SCALE_BYTES].contiguous().view(torch.float8_e4m3fn).float()
+    scales = rows[:, -SCALE_BYTES:].contiguous().view(torch.float32)
+    return data.nan_to_num(), scales.nan_to_num(posinf=0.0, neginf=0.0)
+
+
+def score(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Scores [tokens] of products [heads, tokens] and weights [heads]."""
+    return weights @ torch.relu(products)
+
+
+def one_by_one(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The same, the last head first."""
+    total = torch.zeros_like(products[0])
+    for head in reversed(range(len(weights))):
+        total += weights[head] * torch.relu(products[head])
+    return total
+
+
+def best(scores: torch.Tensor, topk: int) -> torch.Tensor:
+    """Places of the best, at most `topk` of them."""
+    return torch.topk(scores, min(topk, len(scores))).indices
+
+
+def best_of_tiles(scores: torch.Tensor, topk: int) -> torch.Tensor:
+    """The best of each tile of 1,024, then the best of these, in ascending order of place."""
+    tiles = enumerate(torch.split(scores, 1024))
+    candidates = torch.cat([1024 * index + best(tile, topk) for index, tile in tiles])
+    return candidates[best(scores[candidates], topk)].sort().values
+
+
+def without_kth(scores: torch.Tensor, topk: int) -> torch.Tensor:
+    """The one after the k-th in its place."""
+    found = best(scores, topk + 1)
+    return torch.cat([found[: topk - 1], found[topk:]]) if len(found) > topk else found
+
+
+def first_twice(scores: torch.Tensor, topk: int) -> torch.Tensor:
+    """The best one in place of the last one as well."""
+    found = best(scores, topk)
+    return torch.cat([found[:1], found[:-1]])
+
+
+def row_of(places: torch.Tensor, pages: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Rows of the flattened cache that hold the tokens at these places of a sequence with these pages."""
+    return pages[places // page_size] * page_size + places % page_size
+
+
+def topk_of(definition: Definition) -> int:
+    """Indices per sequence; 0: nothing fixes them."""
+    return definition.const_axes.get((definition.outputs["topk_indices"].shape or ("", ""))[1], 0)
+
+
+def index(
+    wide: Wide,
+    *,
+    unpacked: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = unpack,
+    scaled: Part = same,
+    scored: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = score,
+    chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,
+    named: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = row_of,
+) -> Tensors:
+    """The topk tokens of each sequence with the best `sum over heads h of weights[h] * relu(q[h] . k * scale)`."""
+    topk = topk_of(wide.definition)
+    q, weights, cache = wide["q_index_fp8"], wide["weights"], wide["k_index_cache_fp8"]
+    table, page_size = wide["block_table"].to(torch.int64), cache.shape[1]
+    lengths: list[int] = wide["seq_lens"].tolist()
+    shape, device = (len(lengths), max(lengths, default=0)), q.device
+    scores = torch.full(shape, -math.inf, dtype=wide.dtype, device=device)
+    candidates = torch.full(shape, -1, dtype=torch.int64, device=device)
+    tolerance = torch.zeros(len(lengths), dtype=wide.dtype, device=device)
+    indices = torch.full((len(lengths), topk), -1, dtype=torch.int32, device=device)
+    for row, length in enumerate(lengths):
+        if length == 0:
+            continue
+        pages = table[row, : -(-length // page_size)]
+        data, scales = unpacked(cache[pages])
+        keys = data[:length].to(wide.dtype) * scaled(scales[:length].to(wide.dtype))
+        candidates[row, :length] = row_of(torch.arange(length, device=device), pages, page_size)
+        scores[row, :length] = scored(q[row] @ keys.T, weights[row])
+        unit = (weights[row] * q[row].norm(dim=-1)).norm() * keys.norm(dim=-1).amax()
+        tolerance[row] = SCORE_ERROR * unit
+        found = named(chosen(scores[row, :length], topk), pages, page_size)[:topk]
+        indices[row, : len(found)] = found.to(torch.int32)
+    extras = {"scores": scores, "candidates": candidates, "tolerance": tolerance}
+    return {"topk_indices": indices, **{f"topk_indices@{name}": value for name, value in extras.items()}}
+
+
+# Its cases. Patterns: `planted` (boundary tokens score high), `plain`, `negative` (all weights negative, so that a
+# masked token's 0 would win), `zero` (ReLU cuts everything: all scores are 0, any choice is right), `outlier` (one
+# channel of the keys is 4 times the others), `tiny` (weights at 1e-3), `ties` (small integers), `boundary` (topk
+# tokens score high, so that the k-th best is far from the next).
+
+DATA_SCALE = 16.0  # normal data times 16 stay below 70: fp8 reaches 448 and keeps 3 bits of mantissa down to 2**-6
+POISON_SCALE = 64.0  # scale of tokens that no sequence may read; others stay below 4, so these win when read
+PLANTED_SCALE = 4.0  # scale of tokens at boundaries, whose key is a copy of the query: they belong to the best
+
+
+def indexer_cases(definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Case]:
+    """Lengths around topk and around page boundaries; the block table always reaches topk tokens."""
+    from traceproof.draw import HostDraw
+
+    def integers(case: str, count: int, low: int, high: int) -> list[int]:
+        draw = HostDraw(definition=definition.name, case=case, seed=seed)
+        return draw.integers("seq_lens", count, low=low, high=high)
+
+    page, topk = dim(definition, "k_index_cache_fp8", 1) or 1, topk_of(definition)
+    lists = {
+        "small": (integers("small-0", 1, 2, 17), [1, *integers("small-1", 1, 2, 17)]),
+        "medium": ([0, 1, page - 1, page, page + 1, 256], [topk - 1, topk + 1, 2 * topk, topk]),
+        "large": (integers("large-0", 32, 512, 2 * topk + 512), integers("large-1", 64, 512, 2049)),
+    }
+    planned = [(f"{size}-{at}", lens, "planted") for size in sizes for at, lens in enumerate(lists[size])]
+    planned += [("edge-all-empty", [0, 0], "planted"), ("edge-single", [1], "planted")]
+    for pattern in ("plain", "negative", "zero", "outlier", "tiny", "ties", "boundary"):
+        planned.append((f"adversarial-{pattern}", [topk + topk // 2 + 1, page + 1], pattern))
+    letters = DSA_PAGED.form(definition).axes(definition)
+    for name, lens, pattern in planned:
+        pages = Pages.of(lens, page, shared=False)
+        # One column more than needed: the table's unused entries name a page of poison.
+        columns = max(-(-topk // page), *pages.counts) + 1
+        axes = {letters["b"]: len(lens), letters["p"]: pages.pool, letters["r"]: columns}
+        yield Case(name, name.partition("-")[0], axes, seed, {"seq_lens": lens, "pattern": pattern})
+
+
+def indexer_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
+    """Normal fp8 data, scales over four powers of two, permuted pages, poison where nobody may read."""
+    shapes, _ = specified(definition, case, definition.inputs)
+    pages, page_size, _, packed = shapes["k_index_cache_fp8"]
+    pattern, lens = str(case.params["pattern"]), list(case.params["seq_lens"])
+    signs = {"q_index_fp8": 1, "keys": -1} if pattern == "zero" else {}
+
+    def fp8(name: str, shape: Sequence[int]) -> torch.Tensor:
+        if pattern == "ties":
+            data = draw.integers(name, shape, torch.int32, low=-1, high=2).to(torch.float32)
+        else:
+            data = draw.normal(name, shape, torch.float32, scale=DATA_SCALE)
+        data = data.abs() * signs[name] if name in signs else data
+        return data.to(torch.float8_e4m3fn)  # round to nearest even on every device
+
+    q, keys = fp8("q_index_fp8", shapes["q_index_fp8"]), fp8("keys", (pages * page_size, packed - SCALE_BYTES))
+    if pattern == "outlier":
+        channel = keys.shape[1] // 3
+        keys[:, channel] = (keys[:, channel].to(torch.float32) * 4).to(keys.dtype)  # below 4 * 70 = 280
+    scales = torch.ones(len(keys), device=draw.device)
+    if pattern != "ties":  # (1 + m / 8) * 2**e, e in -2..1, exact
+        powers = torch.tensor([0.25, 0.5, 1.0, 2.0], device=draw.device)
+        scales = draw.integers("scale mantissa", (len(keys),), low=8, high=16).to(torch.float32) / 8
+        scales = scales * powers[draw.integers("scale exponent", (len(keys),), torch.int64, low=0, high=4)]
+    weights = draw.normal("weights", shapes["weights"], scale=1e-3 if pattern == "tiny" else 1.0)
+    if pattern == "negative":
+        weights = -weights.abs()
+    ids = Pages.of(lens, page_size, shared=False).table(draw)
+    spare = min(set(range(pages)) - {page for own in ids for page in own})
+    padded = [[*own, *[spare] * (shapes["block_table"][1] - len(own))] for own in ids]
+    table = torch.tensor(padded, dtype=torch.int32, device=draw.device).view(shapes["block_table"])
+    rows = [
+        row_of(torch.arange(length, device=draw.device), own.long(), page_size)
+        for own, length in zip(table, lens, strict=True)
+    ]
+    unread = torch.ones(len(keys), dtype=torch.bool, device=draw.device)
+    unread[torch.cat(rows)] = False
+    scales[unread] = POISON_SCALE
+    for row, taken in enumerate(rows):
+        length, high = len(taken), list[int]()
+        if pattern == "planted":  # beside page boundaries, so that losing one of them shows
+            places = {0, length - 1, page_size - 1, page_size, (length - 1) // page_size * page_size}
+            high = sorted(place for place in places if 0 <= place < length)
+        marked = taken[torch.tensor(high, dtype=torch.int64, device=draw.device)]
+        if pattern == "boundary":  # as many as are looked for, so that taking any other shows
+            marked = taken[draw.permutation(f"high {row}", min(topk_of(definition), length), out_of=length)]
+        # The query of the head with the largest weight: the score is some six deviations above the others'.
+        of_head: list[float] = weights[row].tolist()
+        keys.view(torch.uint8)[marked] = q[row][of_head.index(max(of_head))].view(torch.uint8)
+        scales[marked] = PLANTED_SCALE
+    parts = [part.contiguous().view(-1).view(torch.uint8).view(pages, -1) for part in (keys, scales)]
+    cache = torch.cat(parts, 1).view(torch.int8).view(shapes["k_index_cache_fp8"])
+    lengths = torch.tensor(lens, dtype=torch.int32, device=draw.device)
+    values = {"q_index_fp8": q, "k_index_cache_fp8": cache, "weights": weights, "seq_lens": lengths}
+    return ordered(definition, {**values, "block_table": table})
+
+
+# Attention over the rows of the flattened cache that each token's list names, absorbed MLA otherwise. There is no
+# causal mask: who made the list has seen to that. A token whose list is all -1 gives 0 and -inf.
+
+SPARE = 3  # one pool row in three is named by nobody, and holds poison
+
+
+def listed_cases(definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Case]:
+    """Tokens 1-2, 4-16, 32-64, with lists that are empty, short, one below full, and full."""
+    from traceproof.draw import HostDraw
+
+    topk, page_size = dim(definition, "sparse_indices", 1) or 0, dim(definition, "ckv_cache", 1) or 1
+    letters = DSA_PAGED.form(definition).axes(definition)
+
+    def integers(case: str, count: int, low: int) -> list[int]:
+        draw = HostDraw(definition=definition.name, case=case, seed=seed)
+        return draw.integers("valid", count, low=min(low, topk), high=topk + 1)
+
+    short, few = min(16, topk), min(66, topk)
+    lists = {
+        "small": ([short], [1, short // 2 + 1]),
+        "medium": ([0, 1, topk - 1, topk], [min(count, 256) for count in integers("medium-1", 16, 64)]),
+        "large": ([0, 1, topk, *integers("large-0", 29, 512)], [topk] * 64),
+    }
+    planned: list[tuple[str, list[int], Mapping[str, Any]]] = [
+        *((f"{size}-{at}", valid, {}) for size in sizes for at, valid in enumerate(lists[size])),
+        ("edge-all-empty", [0, 0], {}),
+        ("edge-single", [1], {}),
+        ("adversarial-long", [topk, max(1, topk - 1), few], {"amplitude": 3.0}),
+        ("adversarial-holes", [few, 3, 0], {"holes": True}),  # -1 stand between the indices, not behind them
+        ("adversarial-negative", [few, 3], {"pattern": "negative"}),
+        ("adversarial-outlier", [few, 3], {"pattern": "outlier"}),
+        ("adversarial-tiny", [few, 3], {"pattern": "tiny", "amplitude": tiny(definition)}),
+        ("adversarial-ties", [few, 3], {"pattern": "ties"}),
+    ]
+    for name, valid, more in planned:
+        named = max(valid, default=0)
+        rows = named + max(3, named // SPARE)  # the first and the last row of the pool are always spare
+        axes = {letters["t"]: len(valid), letters["p"]: -(-rows // page_size)}
+        params = {"valid": valid, "pattern": "lean", "amplitude": 1.0, "holes": False, **more}
+        yield Case(name, name.partition("-")[0], axes, seed, params)
+
+
+def listed_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
+    """Distinct indices in random order; rows that nobody names hold poison, the first and the last among them.
+
+    Those two are what a kernel reads that takes -1 for an index, from the end or clamped to 0. All tokens choose
+    from the same rows, so their lists overlap.
+    """
+    shapes, _ = specified(definition, case, definition.inputs)
+    valid, topk = list(case.params["valid"]), shapes["sparse_indices"][1]
+    most, pool = max(valid, default=0), math.prod(shapes["ckv_cache"][:2])
+    rows = draw.permutation("pool", most, out_of=pool - 2) + 1
+    indices = torch.full((len(valid), topk), -1, dtype=torch.int32, device=draw.device)
+    for token, count in enumerate(valid):
+        own = draw.permutation(f"sparse_indices {token}", count, out_of=most)
+        places = torch.arange(count, device=draw.device)
+        if case.params["holes"]:
+            places = draw.permutation(f"holes {token}", count, out_of=topk).sort().values
+        indices[token, places] = rows[own].to(torch.int32)
+    read = indices[indices >= 0].to(torch.int64)
+    data = drawn(definition, case, draw, Sequences(read, starts(valid)[:-1], valid, valid, 1))
+    return ordered(definition, {**data, "sparse_indices": indices})
+
+
+# The op.
+
+
+def is_listed(definition: Definition) -> bool:
+    """Whether it is attention over lists, not the indexer."""
+    return "sparse_indices" in definition.inputs
+
+
+def unknown(definition: Definition) -> str | None:
+    """What is unknown of a definition of either form; None: nothing."""
+    if is_listed(definition):
+        return unfit(definition)
+    width = dim(definition, "q_index_fp8", 2) or 0
+    packed = [dim(definition, "k_index_cache_fp8", axis) for axis in (2, 3)]
+    if packed != [1, width + SCALE_BYTES]:
+        return f"the cache's last axes are {packed}, known is [1, {width + SCALE_BYTES}]"
+    kind = definition.inputs["q_index_fp8"].dtype
+    return None if kind == "float8_e4m3fn" else f"q_index_fp8 is {kind}"
+
+
+class SparseAttention(FormulaOp):
+    """Both forms of a call, told apart by whether there is a list."""
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """See `listed_cases` and `indexer_cases`."""
+        return (listed_cases if is_listed(definition) else indexer_cases)(definition, sizes, seed)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """See `listed_inputs` and `indexer_inputs`."""
+        return (listed_inputs if is_listed(definition) else indexer_inputs)(definition, case, draw)
+
+    def memory(self, definition: Definition, case: Case) -> int:
+        """Caches and queries as stored and in float32, and one token's listed keys, in float64 four times."""
+        known = super().memory(definition, case)
+        if not is_listed(definition):
+            return known
+        width = sum(dim(definition, name, -1) or 0 for name in ("q_nope", "q_pe"))
+        return known + 4 * 8 * (dim(definition, "sparse_indices", 1) or 0) * width
+
+
+Either = TypeVar("Either", bound=Variant)
+
+
+def only(name: str, *variants: Either) -> tuple[Either, ...]:
+    """Variants that say nothing of the form without an input of that name."""
+
+    def limited(one: Either) -> Either:
+        found = copy(one)
+        found.applies = lambda wide: name in wide and one.applies(wide)
+        return found
+
+    return tuple(map(limited, variants))
+
+
+def listing(name: str, change: Part) -> Mutant:
+    """Attention over other lists."""
+    return Mutant(name, inputs=lambda wide: {"sparse_indices": change(wide.given("sparse_indices"))})
+
+
+def last_row_read(wide: Wide) -> Mapping[str, torch.Tensor]:
+    """The -1 as Python reads it, from the end."""
+    rows, cache = wide.given("sparse_indices"), wide.given("ckv_cache")
+    return {"sparse_indices": torch.where(rows < 0, cache.shape[0] * cache.shape[1] - 1, rows)}
+
+
+def reading(name: str, change: Callable[[torch.Tensor, int], torch.Tensor], of: str) -> Mutant:
+    """The indexer with other lengths or tables, as `change` makes them of what is given and the page size."""
+    return Mutant(
+        f"indexer: {name}",
+        inputs=lambda wide: {of: change(wide.given(of), wide.given("k_index_cache_fp8").shape[1])},
+    )
+
+
+def scoring(name: str, scored: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Mutant:
+    """The indexer with another score of products and weights."""
+    return Mutant(f"indexer: {name}", scored=scored)
+
+
+def choosing(name: str, chosen: Callable[[torch.Tensor, int], torch.Tensor]) -> Mutant:
+    """The indexer with another choice among the scores."""
+    return Mutant(f"indexer: {name}", chosen=chosen)
+
+
+def answering(name: str, change: Part) -> Mutant:
+    """The indexer's output changed."""
+    return Mutant(name, outputs=lambda _, found: {"topk_indices": change(found["topk_indices"])})
+
+
+def longer(lengths: torch.Tensor, _: int) -> torch.Tensor:
+    """Sequences of a token more, but empty ones."""
+    return lengths + (lengths > 0)
+
+
+DSA_PAGED = SparseAttention(
+    "dsa_paged",
+    Form(
+        "q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] sparse_indices[t k] sm_scale"
+        " -> output[t h c] lse[t h]",
+        attention,
+    ),
+    Form(
+        "q_index_fp8[b h d] k_index_cache_fp8[p s g w] weights[b h] seq_lens[b] block_table[b r]"
+        " -> topk_indices[b k]",
+        index,
+    ),
+    family="dsa",
+    staged=True,
+    without_api=lambda definition: not is_listed(definition),  # the indexer is DeepGEMM's
+    requires=unknown,
+    sizes={"p": (), "r": ()},  # as the cases have it
+    apart=False,
+    gates={**GATES, "topk_indices": IndexSet()},
+    variants=(
+        Variant("naive, at a kernel's precision"),
+        *only(
+            "sparse_indices",
+            *VARIANTS,
+            Variant(
+                "rows in the order of the cache",
+                inputs=lambda wide: {"sparse_indices": wide.given("sparse_indices").sort(-1).values},
+            ),
+        ),
+        *only(
+            "block_table",
+            Variant("indexer: one head after the other", scored=one_by_one),
+            Variant("indexer: two-stage top-k, sorted by place", chosen=best_of_tiles),
+            Variant("indexer: float64", precision="float64"),
+        ),
+    ),
+    mutants=(
+        *only(
+            "sparse_indices",
+            *MUTANTS,
+            Mutant("-1 reads the last row", inputs=last_row_read),
+            listing("-1 reads the first row", lambda rows: rows.clamp_min(0)),
+            listing("list ends at its first -1", lambda rows: rows.masked_fill((rows < 0).cummax(-1).values, -1)),
+            listing(
+                "second half of the list ignored",
+                lambda rows: rows.masked_fill(torch.arange(rows.shape[1]) >= rows.shape[1] // 2, -1),
+            ),
+            listing("lists of the token before", lambda rows: rows.roll(1, 0)),
+        ),
+        *only(
+            "block_table",
+            scoring("ReLU dropped", lambda products, weights: weights @ products),
+            scoring("ReLU of the sum over heads", lambda products, weights: torch.relu(weights @ products)),
+            scoring("absolute value for ReLU", lambda products, weights: weights @ products.abs()),
+            scoring("weights of heads ignored", lambda products, _: torch.relu(products).sum(0)),
+            scoring("weights of heads reversed", lambda products, weights: score(products, weights.flip(0))),
+            scoring("one dead head", lambda products, weights: score(products[1:], weights[1:])),
+            Mutant("indexer: scales of keys ignored", scaled=lambda scales: torch.ones_like(scales)),
+            Mutant("indexer: scales of keys one token off", scaled=lambda scales: scales.roll(1, 0)),
+            Mutant("indexer: cache read token by token", unpacked=unpack_by_token),
+            reading(
+                "block table ignored",
+                lambda table, _: torch.arange(table.shape[1], device=table.device).expand(len(table), -1),
+                "block_table",
+            ),
+            reading("block table transposed", lambda table, _: table.T.reshape(table.shape), "block_table"),
+            reading("rows shifted by one", lambda table, _: table.roll(1, 0), "block_table"),
+            reading("sequence one token shorter", lambda lengths, _: (lengths - 1).clamp_min(0), "seq_lens"),
+            reading("sequence one token longer", longer, "seq_lens"),
+            reading(
+                "last page ignored",
+                lambda lengths, page: ((lengths - 1) // page * page).clamp_min(0),
+                "seq_lens",
+            ),
+            Mutant("indexer: place in the sequence for index in the cache", named=lambda places, *_: places),
+            Mutant(
+                "indexer: offset in the page dropped",
+                named=lambda places, pages, size: pages[places // size] * size,
+            ),
+            choosing("k-th replaced by the one after it", without_kth),
+            choosing("best index twice, last left out", first_twice),
+            choosing("worst instead of best", lambda scores, topk: best(-scores, topk)),
+            choosing(
+                "first of the sequence instead of best", lambda scores, topk: torch.arange(min(topk, len(scores)))
+            ),
+            choosing("one index left out", lambda scores, topk: best(scores, topk)[:-1]),
+            answering("indexer: padded with 0", lambda indices: indices.clamp_min(0)),
+            answering("indexer: zeros", lambda indices: torch.zeros_like(indices)),
+        ),
+    ),
+)
+LISTED = "q_nope q_pe ckv_cache kpe_cache sparse_indices sm_scale -> output lse"
+NOPE = 128  # width of a query head before absorption in the models that use FlashInfer's kernel
+SDPA = ("attention", "attention_kernels")
+SPARSE_MLA = "sparse_mla"
+
+
+@DSA_PAGED.truth(
+    "flashinfer",
+    "trtllm_batch_decode_with_kv_cache_mla",
+    SPARSE_MLA,
+    serves=LISTED,
+    accepts=lambda definition: (
+        bool(dim(definition, "ckv_cache", 1)) and bool(dim(definition, "sparse_indices", 1))
+    ),
+    sm=((10, 0), (10, 9)),
+)
+def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Keys and rotated parts of a token lie side by side in one cache; a row of indices is a row's page table.
+
+    Kernels of SM 10.x, fetched as binaries.
+    """
+    q = torch.cat([inputs["q_nope"], inputs["q_pe"]], -1).unsqueeze(1)
+    ckv, kpe, indices = tensor(inputs, "ckv_cache"), inputs["kpe_cache"], inputs["sparse_indices"]
+    tokens, topk = indices.shape
+    output, lse = api[SPARSE_MLA](
+        query=q,
+        kv_cache=torch.cat([ckv, kpe], -1).unsqueeze(1),
+        workspace_buffer=workspace(q.device),
+        qk_nope_head_dim=NOPE,
+        kv_lora_rank=ckv.shape[-1],
+        qk_rope_head_dim=kpe.shape[-1],
+        block_tables=indices.view(tokens, 1, topk),
+        seq_lens=(indices >= 0).sum(-1).to(torch.int32),
+        max_seq_len=ckv.shape[0] * ckv.shape[1],
+        sparse_mla_top_k=topk,
+        bmm1_scale=scalar(inputs, "sm_scale"),
+        bmm2_scale=1.0,
+        return_lse=True,
+    )
+    outputs = {"output": output.view(tokens, q.shape[2], -1), "lse": lse.view(tokens, q.shape[2])}
+    return {name: outputs[name] for name in definition.outputs}
+
+
+@DSA_PAGED.truth("torch", "scaled_dot_product_attention", *SDPA, serves=LISTED)
+def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """An index is a token of the flattened cache; a negative one is padding."""
+    q = torch.cat([inputs["q_nope"], inputs["q_pe"]], -1)
+    values = tensor(inputs, "ckv_cache").flatten(0, 1)[:, None]
+    latent = torch.cat([values, tensor(inputs, "kpe_cache").flatten(0, 1)[:, None]], -1)
+    parts = []
+    for row, indices in enumerate(tensor(inputs, "sparse_indices").long()):
+        tokens = indices[indices >= 0]
+        keys = (latent[tokens], values[tokens])
+        parts.append(by_sdpa(api, q[row : row + 1], keys, scale=scalar(inputs, "sm_scale"), causal=False))
+    outputs = dict(zip(("output", "lse"), map(torch.cat, zip(*parts, strict=True)), strict=True))
+    return {name: outputs[name] for name in definition.outputs}
+
+
+# Sparse attention in models: the indexer, and absorbed attention over what it names.
+
+PAGED = 64  # tokens per page of the indexer's cache: DeepGEMM has no other
+
+
+def _indexer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    return {"heads": module.n_heads, "dim": module.head_dim, "topk": module.index_topk}
+
+
+def _attention(module: Module, _: Reading) -> Kernel | None:
+    """Attention over what an indexer names is absorbed; the whole of a short sequence is not sparse."""
+    facts = module.facts
+    if not (facts.get("sparse") and facts.get("absorbed") and facts.get("topk")):
+        return None
+    return call_of(module, "dsa", "heads", "topk", ckv=facts["kv_lora_rank"], kpe=facts["rope_dim"])
+
+
+def _differs(call: Kernel, evidence: Evidence) -> str | None:
+    named = {module.facts["topk"] for module in evidence.of("indexer")}
+    wrong = against_latent(call, evidence)
+    if wrong is None and call["topk"] not in named:
+        return f"topk: SGLang {call['topk']}, transformers {sorted(named)}"
+    return wrong
+
+
+def _sparse_attention(call: Kernel, choice: Choice) -> Iterator[Draft]:
+    for page_size in choice.page_sizes:
+        values = {**dict(call.facts), "page_size": page_size}
+        yield draft(DSA_PAGED.op_type, "dsa_sparse_attention", values)
+
+
+def _topk_indexer(call: Kernel, _: Choice) -> Iterator[Draft]:
+    sizes = {"page_size": PAGED, "with_scale": call["dim"] + SCALE_BYTES}
+    yield draft(DSA_PAGED.op_type, "dsa_topk_indexer", {**dict(call.facts), **sizes})
+
+
+DSA_PAGED.extraction = Extraction(
+    readers={"Indexer": ("indexer", _indexer)},
+    calls={"attention": _attention, "indexer": lambda module, _: call_of(module, "dsa_indexer", *module.facts)},
+    differs={"dsa": _differs, "dsa_indexer": held_against("indexer", lambda facts, _: dict(facts))},
+    drafts={"dsa": _sparse_attention, "dsa_indexer": _topk_indexer},
+)
