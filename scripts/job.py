@@ -24,7 +24,7 @@ def environment(*, name: str, stamp: Path) -> None:
 
 def stack(*, name: str, python: str, cuda_home: str, source: str, linked: Path, out: Path) -> None:
     """Ask a stack's interpreter what it is. Its package is the installed one, unless `source` says otherwise."""
-    from traceproof.environments.package import record_stack
+    from traceproof.environments.building import record_stack
     from traceproof.run.sources import folder_of
 
     checkout = folder_of(name, source) if source else None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.environments.package import op_types
+from traceproof.environments.building import op_types
 from traceproof.ops import lookup
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values

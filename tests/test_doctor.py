@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from repository import ROOT, Repository
 
+from traceproof import doctor as diagnosis
 from traceproof.config import Config
-from traceproof.doctor import diagnosis, facts
-from traceproof.doctor.diagnosis import WIDTH, Diagnosis, Disk, Driver, Layer, Memory, Program, diagnose, screen
+from traceproof.doctor import WIDTH, Diagnosis, Disk, Driver, Layer, Memory, Program, diagnose, screen
 from traceproof.environments import building as environments
 from traceproof.environments.building import PINS, built
+from traceproof.environments.inside import facts
 from traceproof.ops import registry
 from traceproof.sandbox.isolation import LAYERS
 from traceproof.stacks import STACKS
@@ -219,7 +220,7 @@ def test_compilers_are_missed_where_there_is_a_gpu_only(machine: Made) -> None:
 
 
 def test_adapters_say_which_op_types_have_a_ground_truth_where() -> None:
-    told = facts.facts("", "torch")["adapters"]
+    told = facts("", "torch")["adapters"]
     assert set(told) == set(registry.known())
     on_a_cpu = diagnosis.reach(told, [], {"flashinfer", "torch"})
     assert on_a_cpu["gemm"] == on_a_cpu["gqa_paged"] == ("torch",)
@@ -236,7 +237,7 @@ def test_a_checkout_that_is_not_there_is_named(machine: Made) -> None:
     assert [problem.what for problem in found.problems] == ["sglang: its source elsewhere is no folder"]
 
 
-def checked(check: str, **found: Any) -> list[diagnosis.Problem]:
+def checked(check: str, **found: Any) -> list[diagnosis.Problem]:  # noqa: ANN401 - whatever a machine has
     """What a check of the table says of a machine that is otherwise in order."""
     whole: dict[str, Any] = {
         "driver": Driver(present=False),

@@ -10,8 +10,7 @@ import pytest
 
 from traceproof.checkouts.pins import Pin, write_lock
 from traceproof.checkouts.tree import FolderTree
-from traceproof.environments.building import Installation
-from traceproof.environments.package import importable, record_stack, stack_of
+from traceproof.environments.building import Installation, importable, record_stack, stack_of
 from traceproof.errors import TraceproofError
 from traceproof.run.sources import LOCKED, pins_of, scan, state
 

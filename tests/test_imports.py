@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import pytest
+import stacks as script
+from stacks import Imports, check
 
 from traceproof.environments import building as environments
-from traceproof.environments import imports
-from traceproof.environments.imports import Imports, check
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,16 +73,11 @@ def test_the_command_fails_with_what_is_absent(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec = importlib.util.spec_from_file_location("stacks_script", ROOT / "envs" / "stacks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     asked = Imports(names=("chunk", "recurrent"), behind_driver=("recurrent",), problems=problems)
-    told: dict[str, str] = {}
+    told: dict[str, str | None] = {}
 
     def ready(*_: object, **__: object) -> None:
-        told.update({name: script.os.environ.get(name) for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS")})
+        told.update({name: os.environ.get(name) for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS")})
 
     for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
         monkeypatch.setenv(name, "")  # the command's own settings end with the test
@@ -92,6 +87,6 @@ def test_the_command_fails_with_what_is_absent(
     assert script.main() == status
     said = capsys.readouterr().out
     assert f"fla         {2 - status} of 2 imported" in said
-    assert f"library ({imports.DRIVER}) alone:\n    recurrent" in said
+    assert f"library ({script.DRIVER}) alone:\n    recurrent" in said
     assert ("chunk: No module named 'undeclared'" in said) is bool(status)
     assert told == {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}

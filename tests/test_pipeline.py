@@ -202,7 +202,7 @@ def test_a_name_as_an_argument_is_verified_and_json_is_alone_on_stdout(repositor
 
 
 def test_a_failed_job_leaves_no_record_of_an_environment_as_it_was(repository: Repository) -> None:
-    records = "    from traceproof.environments.package import record_stack\n"
+    records = "    from traceproof.environments.building import record_stack\n"
     repository.edit("scripts/job.py", records, f"    raise SystemExit(2)\n{records}")
     for options in (("--", "--forcerun", "stack"), ()):
         ran = repository.verify(*options)

@@ -15,7 +15,7 @@ from solution_judge import DATASET, SolutionJudge, candidate, solution_judge
 
 from traceproof.config import Config
 from traceproof.dataset.definition import Definition
-from traceproof.environments.probe import probe
+from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
 from traceproof.run import runner
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -19,7 +18,7 @@ import pytest
 from source_remotes import Upstream, git
 from test_sources_checkout import clone, fill, same, want
 
-from traceproof.checkouts.checkout import BUSY, MOVING, Wanted, changes
+from traceproof.checkouts.checkout import ASIDE, MOVING, Wanted, changes
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.checkouts.pins import State
 from traceproof.errors import TraceproofError
@@ -164,7 +163,9 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(
         clone(target, want(upstream, first))
     moment = random.Random(seed).uniform(0.1, 0.6)  # noqa: S311 - a moment, no secret
     running = kill_at(moment, target, upstream.url, second)
-    begun = (target / ".git" / BUSY).exists() if updates else target.with_name(f".cloning-{target.name}").exists()
+    begun = (
+        (target / ".git" / MOVING).exists() if updates else target.with_name(f".cloning-{target.name}").exists()
+    )
     record_property("hit", "midway" if running and begun else "before" if running else "after")
     if not updates and target.exists():
         assert same(target, upstream, second)
@@ -173,28 +174,27 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(
     assert not changes(Git(target))
 
 
-@pytest.mark.parametrize("wanted", [0, 1], ids=["back", "on"])
-@pytest.mark.parametrize("written", ["index", "files", "both"])
-def test_whatever_a_killed_update_had_written_is_put_right(
-    tmp_path: Path, upstream: Upstream, written: str, wanted: int
-) -> None:
+def test_what_a_killed_update_left_is_set_aside_and_cloned_anew(tmp_path: Path, upstream: Upstream) -> None:
     commits = [upstream.commit({"a": "1", "gone": "x"}), upstream.commit({"a": "2", "gone": None, "new [n]": "n"})]
     target = tmp_path / "out"
     clone(target, want(upstream, commits[0]))
-    git(target, "fetch", "--quiet", "--depth=1", "origin", commits[1])
-    if written == "index":
-        git(target, "read-tree", commits[1])
-    elif written == "files":
-        git(target, "restore", f"--source={commits[1]}", "--worktree", ".")
-    else:
-        git(target, "reset", "--quiet", "--hard", commits[1])
-        git(target, "update-ref", "--no-deref", "HEAD", commits[0])
-    (target / ".git" / MOVING).write_text(json.dumps({"from": commits[0], "to": commits[1]}))
-    (target / ".git" / BUSY).touch()
+    (target / "a").write_text("mine, or half of theirs")
+    (target / ".git" / MOVING).touch()
     (target / ".git" / "index.lock").touch()
-    clone(target, want(upstream, commits[wanted]))
-    assert same(target, upstream, commits[wanted])
+    assert clone(target, want(upstream, commits[1])) is State.CLONED
+    assert same(target, upstream, commits[1])
     assert not changes(Git(target))
+    assert (tmp_path / f"out.{ASIDE}-1" / "a").read_text() == "mine, or half of theirs"
+
+
+def test_a_failed_update_leaves_the_checkout_as_it_was(tmp_path: Path, upstream: Upstream) -> None:
+    first = fill(upstream)
+    target = tmp_path / "out"
+    clone(target, want(upstream, first))
+    with pytest.raises(GitError, match="no such commit"):
+        clone(target, want(upstream, "0123456789" * 4))
+    assert same(target, upstream, first)
+    assert clone(target, want(upstream, first)) is State.PRESENT
 
 
 def kill_at(seconds: float, target: Path, url: str, commit: str) -> bool:

@@ -13,9 +13,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from stacks import READS_MODELS, check
 
 from traceproof.environments.building import FOLDER, built
-from traceproof.environments.imports import READS_MODELS, check
 from traceproof.stacks import KERNELS, READER, STACKS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,9 +26,7 @@ SCRIPTS = tuple(sorted(set(re.findall(r"\{params\.python:q\} -P scripts/(\w+)\.p
 MODULES = (
     "traceproof.publish.parts",
     "traceproof.coverage.collect",
-    "traceproof.doctor.facts",
-    "traceproof.environments.entry_points",
-    "traceproof.environments.probe",
+    "traceproof.environments.inside",
     "traceproof.run.trusted",
     "traceproof.run.workers",
     "traceproof.sandbox.worker",

@@ -15,7 +15,7 @@ import pytest
 from traceproof.config import Config
 from traceproof.environments import toolkit
 from traceproof.environments.building import Installation, probe, recorded, resolve
-from traceproof.environments.probe import probe as by_this_process
+from traceproof.environments.inside import record as by_this_process
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
 from traceproof.run.workers import Environment

@@ -12,10 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from bundle import PinnedPackage, bundle, pins
 
 from traceproof.environments import building as environments
 from traceproof.environments.building import build
-from traceproof.environments.wheels import Pin, bundle, pins
 from traceproof.errors import TraceproofError
 
 pytestmark = pytest.mark.slow
@@ -78,10 +78,10 @@ def test_conditions_are_judged_by_the_python_that_is_asked_for(tmp_path: Path) -
     write_pins(
         tmp_path, "fla", f"{old}\n{new}\nthree==1 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n{elsewhere}\n"
     )
-    three = Pin("three==1", ("bb", "cc"))
+    three = PinnedPackage("three==1", ("bb", "cc"))
     path = tmp_path / "envs" / "fla.txt"
-    assert list(pins(path, python="3.11")) == [Pin("one==1", ("aa",)), three]
-    assert list(pins(path, python="3.13")) == [Pin("one==2", ()), three]
+    assert list(pins(path, python="3.11")) == [PinnedPackage("one==1", ("aa",)), three]
+    assert list(pins(path, python="3.13")) == [PinnedPackage("one==2", ()), three]
 
 
 def test_an_environment_is_installed_from_what_was_bundled(

@@ -25,8 +25,7 @@ from traceproof.checkouts.pins import Pin
 from traceproof.config import Config
 from traceproof.dataset.fetch import Dataset, fetch
 from traceproof.digests import digest_json
-from traceproof.environments.building import probe, ready
-from traceproof.environments.package import importable
+from traceproof.environments.building import importable, probe, ready
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json
 from traceproof.ops.cases import ALL_SIZES, STRESS

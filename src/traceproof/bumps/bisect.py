@@ -14,8 +14,7 @@ from traceproof import programs
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.tree import changed_between
 from traceproof.digests import digest_bytes, verdict_code
-from traceproof.environments.building import probe
-from traceproof.environments.package import of_package, source_paths
+from traceproof.environments.building import of_package, probe, source_paths
 from traceproof.errors import TraceproofError
 from traceproof.files import sealed, write_text
 from traceproof.ops import registry

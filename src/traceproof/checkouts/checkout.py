@@ -1,14 +1,14 @@
 """One repository at one commit in one folder: cloned whole or not at all, updated without touching anyone's work.
 
 A clone grows in a folder beside its target and is renamed there once it is complete and checked. An existing
-checkout is moved to another commit in place. A note in its .git says while that happens what it is about, to tell
-what a killed update left from what somebody edited.
+checkout is moved to another commit in place, and a note in its .git says so while that happens. What a killed
+update left is set aside, whatever is in it, and cloned anew.
 """
 
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,9 +21,8 @@ from traceproof.errors import TraceproofError
 from traceproof.files import disk_errors, write_json
 
 NOTE = "traceproof.json"  # in .git: the commit that this program checked out last
-MOVING = "traceproof-moving.json"  # in .git while an update runs: from which commit to which
-BUSY = "traceproof-busy"  # in .git while a run of this program may hold git's locks there
-SAVED = "traceproof-saved"  # in .git: files found changed after a killed update, kept in case somebody edited them
+MOVING = "traceproof-moving"  # in .git while an update runs
+ASIDE = "interrupted"  # ends the name of a folder that a killed update left, and that is kept
 MOST_FILES = 500_000  # of one commit; the largest source has a fiftieth of that
 PARTIAL = "--filter=blob:none"
 
@@ -48,7 +47,9 @@ def bring(target: Path, wanted: Wanted, git: Git) -> State:
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with _alone(target):
-            if target.is_dir() and any(target.iterdir()):
+            if (target / ".git" / MOVING).exists():
+                _set_aside(target, git)
+            elif target.is_dir() and any(target.iterdir()):
                 return _update(target, wanted, replace(git, folder=target))
             scratch = target.with_name(f".cloning-{target.name}")
             shutil.rmtree(scratch, ignore_errors=True)  # what a killed clone left
@@ -201,62 +202,54 @@ def changes(git: Git) -> list[str]:
     return [entry[3:] for entry in text.split("\0") if entry]
 
 
-def _note(folder: Path, name: str) -> dict[str, str]:
-    """What this program left about a checkout in its .git; empty where there is nothing to read."""
-    try:
-        value: dict[str, str] = json.loads((folder / ".git" / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value
+def _set_aside(target: Path, git: Git) -> None:
+    """Rename what a killed update left: half of it may be git's, some of it somebody's."""
+    number = 1
+    while (aside := target.with_name(f"{target.name}.{ASIDE}-{number}")).exists():
+        number += 1
+    target.rename(aside)
+    git.report(f"an update was killed here: what it left is {aside}")
 
 
 def _update(target: Path, wanted: Wanted, git: Git) -> State:
-    """Move an existing checkout to the wanted commit, and put right what a killed update left.
+    """Move an existing checkout to the wanted commit.
 
     Raises TraceproofError: something there is somebody's own; it is left alone.
     """
     _ours(target, git)
-    busy = target / ".git" / BUSY
-    if busy.exists():
-        _unlock(target)
-    busy.touch()
-    try:
-        return _move(target, wanted, git)
-    finally:  # a kill leaves it, and with it the right to remove locks
-        busy.unlink()
-
-
-def _move(target: Path, wanted: Wanted, git: Git) -> State:
-    moving = _note(target, MOVING)
-    if moving:
-        _recover(target, moving, git)
     changed = changes(git)
     if changed:
         todo = "Commit them on a branch or put them elsewhere, then run again; or use another --target-dir."
         raise TraceproofError(f"{target} has local changes; they are left alone", problems=changed[:10], todo=todo)
     head = git.commit("HEAD")
-    if head == wanted.commit and not moving:
+    if head == wanted.commit:
         _finish(target, wanted, git)  # submodules and LFS files may be newly wanted
         return State.PRESENT
     _no_loose_commits(target, head, git)
-    _set_remote(git, wanted.url)
-    if not _has_commit(git, wanted.commit):
-        _fetch(git, wanted.commit)
-    _bounded_tree(target, wanted.commit)
-    write_json(target / ".git" / MOVING, {"from": head, "to": wanted.commit})
+    moving = target / ".git" / MOVING
+    moving.touch()
+    written = False  # whether something of the checkout may be there
     try:
+        _set_remote(git, wanted.url)
+        if not _has_commit(git, wanted.commit):
+            _fetch(git, wanted.commit)
+        _bounded_tree(target, wanted.commit)
+        written = True
         git.network("checkout", "--quiet", "--detach", wanted.commit)
     except GitError as error:
-        if "would be overwritten" not in error.output:
+        written = written and "would be overwritten" not in error.output  # git checks that before it writes
+        if written or "would be overwritten" not in error.output:
             raise
-        (target / ".git" / MOVING).unlink()  # git checks before it writes
         raise TraceproofError(
             f"{target} has files of its own where the commit has others; they are left alone",
             problems=error.problems,
             todo="Move them elsewhere and run again.",
         ) from error
+    finally:
+        if not written:
+            moving.unlink()
     _finish(target, wanted, git)
-    (target / ".git" / MOVING).unlink()
+    moving.unlink()
     return State.UPDATED
 
 
@@ -275,45 +268,18 @@ def _ours(target: Path, git: Git) -> None:
         ) from error
 
 
-def _recover(target: Path, moving: dict[str, str], git: Git) -> None:
-    """Go on after a killed update: put the files of both commits right, and keep a copy of what stood there.
-
-    Only files that differ between the two commits can be the update's; others are left for the check that follows.
-    """
-    between = git.network("diff", "--name-only", "-z", "--no-renames", moving["from"], moving["to"]).split("\0")
-    touched = (set(changes(git)) & set(between)) - {""}
-    for name in touched:
-        path = target / name
-        if path.is_file():
-            kept = target / ".git" / SAVED / name
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, kept)
-    if touched:
-        what = ("--source=HEAD", "--staged", "--worktree", "--pathspec-from-file=-", "--pathspec-file-nul")
-        git.local(
-            "--literal-pathspecs", "restore", *what, data="\0".join(touched).encode(errors="surrogateescape")
-        )
-    untracked = git.local("ls-files", "--others", "-z").split("\0")
-    for name in (set(untracked) & set(between)) - {""}:  # files that only the other commit has
-        (target / name).unlink()
-
-
 def _no_loose_commits(target: Path, head: str, git: Git) -> None:
     """Refuse to leave a commit that no branch, tag or note holds: it would be as good as lost.
 
     Raises TraceproofError: HEAD is such a commit.
     """
-    if head in {_note(target, NOTE).get("commit"), _note(target, MOVING).get("to")}:
-        return
+    with suppress(OSError, ValueError):
+        note: dict[str, str] = json.loads((target / ".git" / NOTE).read_text(encoding="utf-8"))
+        if note.get("commit") == head:
+            return
     if git.local("for-each-ref", "--count=1", "--contains", head).strip():
         return
     raise TraceproofError(
         f"{target} stands on the commit {head[:12]}, which no branch holds; it is left alone",
         todo=f"Name it (git -C {target} branch mine), then run again.",
     )
-
-
-def _unlock(folder: Path) -> None:
-    """Remove lock files of killed git processes; the folder's own lock says that none is running."""
-    for lock in (folder / ".git").rglob("*.lock"):
-        lock.unlink(missing_ok=True)

@@ -19,8 +19,7 @@ from traceproof.cli import options, run
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import find, read_tree
 from traceproof.dependents import Graph
-from traceproof.environments.building import unlike_the_lock
-from traceproof.environments.package import importable, of_package, op_types, stack_of
+from traceproof.environments.building import importable, of_package, op_types, stack_of, unlike_the_lock
 from traceproof.errors import TraceproofError
 from traceproof.run.flow import Pipeline
 from traceproof.stacks import PACKAGES

@@ -158,7 +158,7 @@ def doctor(*, seconds: Seconds = DOCTOR_SECONDS, json_file: options.JsonFile = N
 
     Exit codes: 0 all that is configured can run, 1 something of it is missing or broken, 2 bad use or input.
     """
-    from traceproof.doctor.diagnosis import diagnose, screen
+    from traceproof.doctor import diagnose, screen
 
     root, config = run.configured()
     live = Console(stderr=True)

@@ -1,4 +1,8 @@
-"""The stacks' environments: which interpreter a stack runs in, how it is built, and what it turned out to be."""
+"""The stacks' environments: which interpreter a stack runs in, how it is built, what it turned out to be.
+
+At the end: a stack's package taken from a checkout instead of the one that its environment has, which still gives
+everything else: torch, the compilers, the package's own requirements.
+"""
 
 import json
 import os
@@ -14,21 +18,26 @@ from typing import Any
 
 from filelock import FileLock
 
+import traceproof
 from traceproof import programs
+from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import NAME, read_lock
+from traceproof.checkouts.tree import Tree
 from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.environments import toolkit
 from traceproof.errors import TraceproofError
-from traceproof.files import write_json
+from traceproof.files import sealed, write_json, write_text
+from traceproof.ops.registry import ground_truth, known
 from traceproof.programs import telling, without_secrets
-from traceproof.stacks import MAIN, READER, STACKS, UNHASHED
+from traceproof.stacks import MAIN, PACKAGES, READER, STACKS, UNHASHED, truths_of
 
 FOLDER = Path(".venvs")
 INSTALLED = "installed.json"  # in an environment's folder: says that it is there, for Snakemake
 WHOLE = "whole.json"  # there too, written last: without it, it counts as half-built; Snakemake never removes it
 PINS = Path("envs")
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+PLACES = ("", "src", "python")  # where repositories keep their package
 CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; WSL
 
 
@@ -208,7 +217,7 @@ def probe(stack: Installation, *, root: Path, path: Sequence[Path] = ()) -> dict
     `path` names folders that its packages are searched in first. Raises TraceproofError: the interpreter is
     missing or has no torch.
     """
-    command = [stack.python, "-P", "-m", "traceproof.environments.probe", stack.cuda_home]
+    command = [stack.python, "-P", "-m", "traceproof.environments.inside", "record", stack.cuda_home]
     environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}
     try:
         done = programs.run(command, environment=environment, cwd=root)
@@ -231,3 +240,82 @@ def _unusable(stack: Installation, problems: list[str]) -> TraceproofError:
     return TraceproofError(
         f"the stack {stack.name!r} can not be used ({stack.python})", problems=problems, todo=todo
     )
+
+
+# A package from a checkout.
+
+
+def importable(checkout: Path, stack: str, scratch: Path) -> Path:
+    """A folder of links from which a checkout's package can be imported, its kernels' sources and traceproof too.
+
+    traceproof is among them because workers see one folder beside their interpreter's own: the one it lies in.
+    Raises TraceproofError: the checkout holds no such package.
+    """
+    package, origin = STACKS[stack].package, STACKS[stack].origin
+    checkout = checkout.absolute()
+    place = next((checkout / one for one in PLACES if (checkout / one / package / "__init__.py").is_file()), None)
+    if place is None:
+        raise TraceproofError(f"{checkout} holds no package {package}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    (scratch / "traceproof").symlink_to(Path(traceproof.__file__).resolve().parent)
+    about = list(place.glob("*.dist-info"))
+    for one in about:
+        (scratch / one.name).symlink_to(one)
+    if not about:
+        _describe(checkout, stack, scratch)
+    data = {name: checkout / path for name, path in (origin.data if origin else {}).items()}
+    if (place / package / "data").exists() or not any(path.is_dir() for path in data.values()):
+        (scratch / package).symlink_to(place / package)
+        return scratch
+    (scratch / package / "data").mkdir(parents=True)
+    for entry in (place / package).iterdir():
+        (scratch / package / entry.name).symlink_to(entry)
+    for name, path in data.items():
+        (scratch / package / "data" / name).symlink_to(path)
+    return scratch
+
+
+def _describe(checkout: Path, stack: str, scratch: Path) -> None:
+    """Say which version the package is, where it was never built: its commit, or that it is nobody's release."""
+    label = "edited"
+    if (checkout / ".git").exists():
+        label = f"g{Git(checkout).local('rev-parse', '--short=12', 'HEAD').strip()}"
+    name = STACKS[stack].distribution
+    folder = scratch / f"{name.replace('-', '_')}-0+{label}.dist-info"
+    write_text(folder / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0+{label}\n")
+
+
+def record_stack(stack: Installation, checkout: Path | None, *, linked: Path, out: Path) -> None:
+    """Write a stack's record. Its digest is that of versions, device and the content of its packages.
+
+    Where a checkout takes the place of the installed package, `linked`, from where it is imported, is written.
+    Raises TraceproofError: the interpreter can not be used, or the checkout holds no such package.
+    """
+    path = [importable(checkout, stack.name, linked)] if checkout else []
+    record = {**probe(stack, root=Path.cwd(), path=path), "cuda_home": stack.cuda_home}
+    write_text(out, sealed(json.dumps(record, indent=1)))
+
+
+def stack_of(tree: Tree) -> str | None:
+    """The stack whose package a tree holds; None: it is none of theirs."""
+    for stack, package in PACKAGES.items():
+        if any(str(Path(place, package, "__init__.py")) in tree.files for place in PLACES):
+            return stack
+    return None
+
+
+def source_paths(stack: str) -> list[str]:
+    """Where a repository may hold what is imported and compiled of a stack's package."""
+    package, origin = STACKS[stack].package, STACKS[stack].origin
+    return [*(str(Path(place, package)) for place in PLACES), *(origin.data.values() if origin else ())]
+
+
+def of_package(stack: str, name: str) -> bool:
+    """Whether a repository's file is among them."""
+    return any(name == path or name.startswith(f"{path}/") for path in source_paths(stack))
+
+
+def op_types(stack: str) -> list[str]:
+    """The op_types that a ground truth of a stack has adapters for."""
+    return [name for name in known() if any(ground_truth(name, truth) for truth in truths_of(stack))]

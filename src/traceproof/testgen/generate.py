@@ -12,11 +12,10 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import Entry, Tree, read_tree, why
 from traceproof.digests import digest_json
-from traceproof.environments.versions import said
 from traceproof.errors import TraceproofError
 from traceproof.files import read_bytes, write_if_changed
 from traceproof.run.flow import Pipeline
-from traceproof.run.known import read_known
+from traceproof.run.known import read_known, said
 from traceproof.run.records import REFERENCE
 from traceproof.run.rows import VerdictRow, read_rows
 from traceproof.stacks import MAIN

@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict
 
 import traceproof
 from traceproof.config import Config
-from traceproof.doctor.facts import Adapters, Facts
 from traceproof.environments.building import (
     FOLDER,
     INSTALLED,
@@ -36,6 +35,7 @@ from traceproof.environments.building import (
     has_driver,
     resolve,
 )
+from traceproof.environments.inside import Adapters, Facts
 from traceproof.programs import available_memory
 from traceproof.run import jit
 from traceproof.sandbox.isolation import ABSENT, CUDA_REFUSES, HOLDS, LAYERS
@@ -53,7 +53,7 @@ TRY_LAYERS = (
     "import json, os, sys; from traceproof.sandbox.isolation import probe; os.mkdir(sys.argv[1]); "
     "print(json.dumps(probe(sys.argv[1], sys.argv[2:])[1]))"
 )
-SOURCE = str(Path(__file__).resolve().parents[2])
+SOURCE = str(Path(__file__).resolve().parents[1])
 
 # What is found; `traceproof doctor --json` writes it.
 
@@ -295,7 +295,7 @@ def asked_stack(
     # What packages write when they are imported goes to a folder that is removed.
     scratch = Path(end.enter_context(TemporaryDirectory(prefix="traceproof-doctor-")))
     own = jit.environment(scratch, {"digest": "doctor"}) | {"PYTHONDONTWRITEBYTECODE": "1"}
-    command = [python, "-P", "-m", "traceproof.doctor.facts", stack.cuda_home, *modules]
+    command = [python, "-P", "-m", "traceproof.environments.inside", "facts", stack.cuda_home, *modules]
     own |= {"PYTHONPATH": str(root / "src"), "XDG_CACHE_HOME": str(scratch)}
     asked = end.enter_context(question(command, seconds=seconds, cwd=scratch, own=own))
 

@@ -1,1 +1,0 @@
-"""What a machine can prove: found by looking and asking, nothing is built or changed."""

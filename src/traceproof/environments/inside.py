@@ -1,0 +1,222 @@
+"""What runs in a stack's interpreter: what it is, whether it holds what adapters name, and what a doctor asks.
+
+`python -m traceproof.environments.inside JOB ARGUMENT...` prints the answer as JSON on its last line. Standard
+library alone, beside what is asked for.
+"""
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypedDict
+
+from traceproof import programs
+from traceproof.digests import digest_file, digest_json
+from traceproof.environments import interpreted, toolkit
+from traceproof.errors import TraceproofError
+from traceproof.reasons import Unavailable
+from traceproof.stacks import MAIN, STACK_OF, STACKS, TRUTHS, Stack
+from traceproof.stacks import PACKAGES as SOURCES
+
+# Packages whose versions can change an output; absent ones are left out.
+PACKAGES = tuple(sorted({name for stack in STACKS.values() for name in (stack.distribution, *stack.versions)}))
+UNREAD = frozenset({".git", "__pycache__"})  # folders
+PLACE = Path("/usr/local/cuda")  # where packages look for a compiler at last
+
+# What it is.
+
+
+def record(cuda_home: str = "") -> dict[str, Any]:
+    """Versions, content of packages and the device; nothing that names the machine: equal ones give equal digests.
+
+    `cuda_home` is the toolkit of this machine that kernels are compiled with; empty: the environment's.
+    """
+    import torch
+
+    versions = installed()
+    versions["torch"] = str(torch.__version__)  # with its build's label, which the metadata may lack
+    home = toolkit.home(cuda_home)
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "versions": versions,
+        "cuda": torch.version.cuda,
+        "compiler": None if home is None else toolkit.release(home),
+        "device_type": "cpu",
+        "device": f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "capability": None,
+        "driver": None,
+    }
+    content = {name: digest for name, package in SOURCES.items() if (digest := content_of(package)) is not None}
+    if content:
+        found["content"] = content
+    if interpreted.asked():
+        found["interpreted"] = True  # kernels in Triton, on the CPU
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        found |= {
+            "device_type": "cuda",
+            "device": torch.cuda.get_device_name(),
+            "capability": f"{major}.{minor}",
+            "driver": next((version for (version,) in programs.nvidia_smi("driver_version")), None),
+        }
+    return found
+
+
+def installed() -> dict[str, str]:
+    """The versions of PACKAGES that are there."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def content_of(package: str) -> str | None:
+    """Digest of the files that an import of a package may read or compile; None: it is not there.
+
+    Versions do not tell: a checkout has none, and an installed package can be edited.
+    """
+    spec = importlib.util.find_spec(package)
+    found = []
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        seen = set()
+        for folder, folders, names in os.walk(place, followlinks=True):  # a checkout's folders are linked
+            seen.add(os.path.realpath(folder))
+            below = (name for name in folders if os.path.realpath(Path(folder, name)) not in seen)
+            folders[:] = [name for name in below if name not in UNREAD]
+            files = (path for name in names if (path := Path(folder, name)).is_file())
+            found += [(str(path.relative_to(place)), digest_file(path)) for path in files]
+    return digest_json(sorted(found)) if found else None
+
+
+# What it lacks of what adapters name.
+
+
+def entry_points(*truths: str) -> dict[str, str | None]:
+    """Every entry point that the ground truths' adapters use, with what is wrong with it; None: nothing."""
+    return {name: problem for truth in truths for name, problem in _entry_points(truth)}
+
+
+def _entry_points(truth: str) -> Iterator[tuple[str, str | None]]:
+    from traceproof.ops import lookup
+    from traceproof.ops.adapter import version
+
+    stack = STACKS[STACK_OF[truth]]
+    if version(stack) is None and importlib.util.find_spec(stack.package) is None:
+        yield stack.distribution, "is not installed"
+        return
+    served = sorted(lookup.op_types(truth))
+    adapters = [adapter for op_type in served for adapter in lookup.adapters(truth, op_type)]
+    packages = {package for adapter in adapters for package in adapter.packages}
+    for module in sorted(packages | set(stack.modules)):  # before anything stands in for one
+        yield module, _problem_of(module)
+    own = sorted({key for adapter in adapters for key in adapter.apis} - stack.apis.keys())
+    for key in (*stack.apis, *own):
+        yield f"{key} ({stack.places(key)[0]})", _unresolved(stack, key)
+
+
+def _unresolved(stack: Stack, key: str) -> str | None:
+    from traceproof.ops.adapter import resolve
+
+    try:
+        found = resolve(stack, (key,))
+    except Exception as error:  # noqa: BLE001 - whatever an import raises is the answer
+        return _text(error)
+    if isinstance(found, Unavailable):
+        return None if key in stack.optional else found.message
+    return "is None: its package could not import what is behind it" if found[key] is None else None
+
+
+def _problem_of(module: str) -> str | None:
+    """Why a module can not be imported; None: it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - whatever an import raises is the answer
+        return _text(error)
+    return None
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+# What a doctor asks.
+
+# op_type -> ground truth -> first and last compute capability of each adapter; None: one needs no GPU.
+Adapters = Mapping[str, Mapping[str, list[tuple[tuple[int, int], tuple[int, int]]] | None]]
+
+
+class Facts(TypedDict):
+    """What an interpreter says of itself."""
+
+    versions: dict[str, str]
+    failed: dict[str, str]  # modules that can not be imported, with the reason
+    cuda: str | None  # why PyTorch can not use a GPU; empty if it can, None if it is not built for one
+    # folder of the CUDA toolkit that its builds use, and the version, or why there is none
+    compiler: tuple[str | None, str]
+    adapters: Adapters  # empty where they can not be imported, or are not asked for
+
+
+def facts(cuda_home: str, *modules: str) -> Facts:
+    """Import the modules and look around; torch alone is asked for all adapters."""
+    failed = {name: problem[:300] for name in modules if (problem := _problem_of(name)) is not None}
+    told: Adapters = {}
+    if modules == (STACKS[MAIN].package,) and not failed:
+        with suppress(Exception):  # of a torch that lacks something: then nothing is said of them
+            told = _adapters()
+    torch, cuda = sys.modules.get("torch"), None
+    if torch is not None and torch.version.cuda is not None:
+        try:
+            torch.cuda.init()
+            cuda = ""
+        except Exception as error:  # noqa: BLE001 - whatever the driver objects to is the answer
+            cuda = str(error).strip().partition("\n")[0][:300]
+    return Facts(versions=installed(), failed=failed, cuda=cuda, compiler=_compiler(cuda_home), adapters=told)
+
+
+def _adapters() -> Adapters:
+    """Which op_types have a ground truth on which machines."""
+    from traceproof.ops import lookup, registry  # they need more than an interpreter alone has
+
+    found: dict[str, dict[str, list[tuple[tuple[int, int], tuple[int, int]]] | None]] = {}
+    for op_type in registry.known():
+        ranges = {truth: [adapter.sm for adapter in lookup.adapters(truth, op_type)] for truth in TRUTHS}
+        found[op_type] = {
+            truth: None if None in each else [sm for sm in each if sm is not None]
+            for truth, each in ranges.items()
+            if each
+        }
+    return found
+
+
+def _compiler(configured: str) -> tuple[str | None, str]:
+    """What a build takes: the configured toolkit, the environment's, or what its package finds on the machine."""
+    home = toolkit.home(configured)
+    named, nvcc = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"), shutil.which("nvcc")
+    if home is None and named:
+        home = Path(named)
+    elif home is None and nvcc is not None:
+        home = Path(nvcc).parent.parent
+    elif home is None and (PLACE / "bin" / "nvcc").exists():
+        home = PLACE
+    if home is None:
+        return None, "its environment holds no nvcc, CUDA_HOME is not set, and none is on PATH"
+    try:
+        return str(home), toolkit.release(home)
+    except TraceproofError as error:
+        return None, error.what
+
+
+if __name__ == "__main__":
+    job = {"record": record, "entry-points": entry_points, "facts": facts}[sys.argv[1]]
+    sys.stdout.write("\n" + json.dumps(job(*sys.argv[2:])) + "\n")  # type: ignore[operator] # each takes texts
+    gc.freeze()  # ending, Python would look for cycles in all of torch: half a second
