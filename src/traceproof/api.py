@@ -22,7 +22,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest, find, read_file, read_tree
-from traceproof.environments.probe import probe
+from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.ops import registry
