@@ -16,7 +16,7 @@ from typer.cli import get_docs_for_click
 
 from traceproof.cli import command_line
 from traceproof.lint.model import Code, Severity, codes
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import VerdictRow
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -101,4 +101,4 @@ def _verdicts() -> str:
 
 def _type(annotation: object) -> str:
     name = annotation.__name__ if isinstance(annotation, type) and "[" not in str(annotation) else str(annotation)
-    return name.replace("typing.", "").replace("traceproof.run.rows.", "").replace("|", "or")
+    return name.replace("typing.", "").replace("traceproof.run.schema.", "").replace("|", "or")

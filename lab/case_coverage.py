@@ -18,7 +18,7 @@ from axes import space_of
 from traceproof.coverage.model import Coverage, Space, Values, as_text, cover
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
-from traceproof.run.records import INDEX
+from traceproof.run.schema import INDEX
 
 
 def of_plan(folder: Path) -> list[Coverage]:

@@ -34,7 +34,7 @@ from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.cases import Case
 from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.run.case import Subject
-from traceproof.run.records import PlannedCase
+from traceproof.run.schema import PlannedCase
 from traceproof.run.untrusted import PRELOAD
 from traceproof.sandbox import GIB, Limits, Pool
 from traceproof.sandbox.isolation import CUDA_REFUSES

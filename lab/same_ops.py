@@ -26,7 +26,7 @@ from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import resolve
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import ALL_SIZES, SIZES, Case
-from traceproof.ops.twins import Twin, twin_of
+from traceproof.ops.scaled_down import ScaledDown, scaled_down_of
 from traceproof.stacks import STACK_OF, STACKS
 
 ARGUMENTS = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,7 +96,7 @@ def facts(op: Op, definition: Definition, cases: list[Case]) -> Digests:
     """What is said of a definition beside its numbers."""
     size = {case.id: (op.memory(definition, case), op.oracle_memory(definition, case)) for case in cases}
     draws = {case.id: (op.trials(definition, case), repr(op.further(definition, case))) for case in cases}
-    twin = twin_of(definition, op)
+    scaled_down = scaled_down_of(definition, op)
     said = {
         "constants": definition.constants.as_json(),
         "cases": [case.as_json() for case in cases],
@@ -105,7 +105,7 @@ def facts(op: Op, definition: Definition, cases: list[Case]) -> Digests:
         "comparisons": repr(dict(op.comparisons(definition))),
         "rows": [op.row_axis(definition), op.summed(definition), sorted(op.mutated(definition))],
         "far": [repr(op.enlarged(definition)), op.no_inputs(definition)],
-        "twin": str(twin),
+        "twin": str(scaled_down),
     }
     return {name: digest_json(value) for name, value in said.items()}
 
@@ -166,8 +166,8 @@ def of_definition(path: Path, megabytes: int) -> Digests:
     cases = plan(op, definition)
     found: Digests = {"unknown": unknown, **facts(op, definition, cases)}
     subject, small = definition, _small(op, definition, cases, megabytes)
-    if not small and isinstance(twin := twin_of(definition, op), Twin):
-        subject = twin.definition
+    if not small and isinstance(scaled_down := scaled_down_of(definition, op), ScaledDown):
+        subject = scaled_down.definition
         op, _ = registry.for_definition(subject)
         small = _small(op, subject, plan(op, subject), megabytes)
     found["computed"] = {

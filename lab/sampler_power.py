@@ -32,7 +32,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import tensor
 from traceproof.ops.compare import Samples
 from traceproof.run.calls import further_draws
-from traceproof.run.inputs import make_inputs
+from traceproof.run.case import make_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE, NAME = "adversarial-draws", "top_k_sampling_from_probs_v1000"

@@ -52,7 +52,7 @@ def call_all(candidate: Candidate, definition: Definition) -> int:
     from traceproof.ops import registry
     from traceproof.ops.base import TORCH_DTYPES
     from traceproof.run import runner
-    from traceproof.run.inputs import make_inputs
+    from traceproof.run.case import make_inputs
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     op, _ = registry.for_definition(definition)

@@ -25,9 +25,9 @@ def environment(*, name: str, stamp: Path) -> None:
 def stack(*, name: str, python: str, cuda_home: str, source: str, linked: Path, out: Path) -> None:
     """Ask a stack's interpreter what it is. Its package is the installed one, unless `source` says otherwise."""
     from traceproof.environments.building import record_stack
-    from traceproof.run.sources import folder_of
+    from traceproof.run.flow import source_folder
 
-    checkout = folder_of(name, source) if source else None
+    checkout = source_folder(name, source) if source else None
     record_stack(Installation.at(name, python, cuda_home=cuda_home), checkout, linked=linked, out=out)
 
 
@@ -58,12 +58,11 @@ def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> Non
 def sources(*, pins: Json[dict[str, Any]], out: Path) -> None:
     """Clone the sources that stacks take from sources.lock, and record what their files are like."""
     from traceproof.cli.sources import clone_repos
-    from traceproof.run.sources import FOLDER as CLONED
-    from traceproof.run.sources import scan
+    from traceproof.run.flow import SOURCES, scan
 
     if pins:
-        clone_repos(sorted(pins), target_dir=CLONED)
-    write_json(out, {"pins": pins, "scans": {name: scan(CLONED / name) for name in pins}})
+        clone_repos(sorted(pins), target_dir=SOURCES)
+    write_json(out, {"pins": pins, "scans": {name: scan(SOURCES / name) for name in pins}})
 
 
 def extract(
@@ -105,7 +104,7 @@ def test_file(
     *, out: Path, cases: Path, known: Path | None, tolerance: Json[float | None], sizes: list[str]
 ) -> None:
     """Write an op_type's tests. A definition whose name can not be a class gets none, which is no failure."""
-    from traceproof.run.records import OpTypePlan
+    from traceproof.run.schema import OpTypePlan
     from traceproof.testgen.generate import Divergences, GenerateOptions, generate_file
 
     plan = OpTypePlan.read(cases)
@@ -178,8 +177,8 @@ def outcome(
 ) -> bool:
     """Print what a target came to, of what is given; findings fail it. All results stay where they are."""
     from traceproof.ops.registry import families
-    from traceproof.run.records import Index
     from traceproof.run.report import absent, failed, read_summary, table
+    from traceproof.run.schema import Index
     from traceproof.testgen import summary as of_tests
 
     findings, text = False, ""

@@ -12,7 +12,7 @@ from traceproof.files import read_sealed, write_text
 from traceproof.programs import choose_gpu
 from traceproof.run import entry
 from traceproof.run.job import Computes, Job, Progress
-from traceproof.run.records import OpTypePlan
+from traceproof.run.schema import OpTypePlan
 from traceproof.sandbox.model import CONNECTIONS, Limits
 from traceproof.stacks import LIBRARIES, MAIN
 from traceproof.text import printable

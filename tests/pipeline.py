@@ -16,9 +16,8 @@ from traceproof.run.inits import Inits
 from traceproof.run.job import Computes, Job, Progress
 from traceproof.run.known import Known
 from traceproof.run.plan import Selection, plan
-from traceproof.run.records import OpTypePlan
 from traceproof.run.report import summarise as summary_of
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import OpTypePlan, VerdictRow
 from traceproof.run.untrusted import untrusted_pool
 from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import MAIN

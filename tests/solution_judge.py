@@ -12,7 +12,7 @@ from pipeline import borrowed
 
 from traceproof.dataset.definition import Definition
 from traceproof.judge.kernel_properties import DEMANDED
-from traceproof.run.records import PlannedCase
+from traceproof.run.schema import PlannedCase
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import Settings, Trial, objections

@@ -23,8 +23,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close, Comparison, Quantised
 from traceproof.reasons import Verdict
 from traceproof.run import judging
-from traceproof.run.case import Subject, solve
-from traceproof.run.inputs import fingerprints, make_inputs
+from traceproof.run.case import Subject, fingerprints, make_inputs, solve
 from traceproof.sandbox import Limits
 
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)

@@ -13,7 +13,7 @@ from traceproof.checkouts.pins import Pin
 from traceproof.cli import main, run
 from traceproof.cli.results import difference
 from traceproof.errors import TraceproofError
-from traceproof.run.rows import VerdictRow, each_row
+from traceproof.run.schema import VerdictRow, each_row
 
 PINS = {"fla": Pin(url="https://example.org/x", commit="1" * 40)}
 STACKS = [{"stack": "fla", "digest": "d", "versions": {"fla-core": "0.5.0"}}]

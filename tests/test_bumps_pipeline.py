@@ -10,7 +10,7 @@ from repository import Repository, own_dataset
 from source_remotes import Upstream
 from test_bumps_bisect import BASE, REGRESSION
 
-from traceproof.run.rows import read_rows
+from traceproof.run.schema import read_rows
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,7 @@ from traceproof.cli import main
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Verdict
 from traceproof.run.cache import FILE, Cache, key_of_file
-from traceproof.run.records import REFERENCE, WHOLE
-from traceproof.run.rows import RowDigests, VerdictRow, rows_text
+from traceproof.run.schema import REFERENCE, WHOLE, RowDigests, VerdictRow, rows_text
 
 ENTRIES = {f"key {number}": {"rows": [{"definition": f"d{number}", "message": "ä"}] * 20} for number in range(200)}
 

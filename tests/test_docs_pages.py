@@ -10,7 +10,7 @@ import pytest
 
 from traceproof.cli import command_line
 from traceproof.lint.model import codes
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import VerdictRow
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "pages.py"
 

@@ -24,12 +24,12 @@ from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.run import definition_run, judging
+from traceproof.run.case import HOST_BYTES, drawing_device
 from traceproof.run.definition_run import DefinitionRun
 from traceproof.run.engine import Engine, Settings
-from traceproof.run.inputs import HOST_BYTES, drawing_device
 from traceproof.run.judging import JudgedCase, Origin, Result
 from traceproof.run.plan import Selection, plan
-from traceproof.run.records import REFERENCE, OpTypePlan, PlannedDefinition
+from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
 from traceproof.run.untrusted import Source
 from traceproof.run.workers import Environment
 from traceproof.sandbox import ItemOutcome, Limits, Status

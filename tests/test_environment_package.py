@@ -12,7 +12,7 @@ from traceproof.checkouts.pins import Pin, write_lock
 from traceproof.checkouts.tree import FolderTree
 from traceproof.environments.building import Installation, importable, record_stack, stack_of
 from traceproof.errors import TraceproofError
-from traceproof.run.sources import LOCKED, pins_of, scan, state
+from traceproof.run.flow import LOCKED, pins_of, scan, source_state
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,9 +55,9 @@ def test_an_edit_of_what_was_cloned_is_seen(tmp_path: Path) -> None:
     folder = write(tmp_path / "sources" / "fla", {"fla/__init__.py": "1"})
     cloned = tmp_path / "sources.json"
     cloned.write_text(json.dumps({"scans": {"fla": scan(folder)}}))
-    assert state("fla", LOCKED, root=tmp_path, cloned=cloned) == "as cloned"
+    assert source_state("fla", LOCKED, root=tmp_path, cloned=cloned) == "as cloned"
     write(folder, {"fla/__init__.py": "12"})
-    assert state("fla", LOCKED, root=tmp_path, cloned=cloned) == scan(folder) != "as cloned"
+    assert source_state("fla", LOCKED, root=tmp_path, cloned=cloned) == scan(folder) != "as cloned"
 
 
 def test_the_record_goes_by_what_the_package_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

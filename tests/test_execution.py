@@ -10,8 +10,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.case import Subject, solve
-from traceproof.run.inputs import sent_together
+from traceproof.run.case import Subject, sent_together, solve
 from traceproof.run.untrusted import CallError, loaded
 from traceproof.sandbox import Limits, Pool, Status
 

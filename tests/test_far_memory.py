@@ -14,8 +14,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import far, lookup, registry
 from traceproof.ops.cases import Case
+from traceproof.run.case import make_inputs
 from traceproof.run.implementation import Implementation
-from traceproof.run.inputs import make_inputs
 from traceproof.run.plan import SLACK
 
 NAME = "torch"

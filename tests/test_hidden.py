@@ -52,7 +52,7 @@ def sums(name: str, planned: list[dict[str, object]]) -> list[float]:
     from traceproof.dataset.definition import Definition
     from traceproof.ops import registry
     from traceproof.ops.cases import Case
-    from traceproof.run.inputs import make_inputs
+    from traceproof.run.case import make_inputs
 
     definition = Definition.model_validate(rmsnorm(name))
     op, _ = registry.for_definition(definition)

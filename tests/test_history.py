@@ -21,7 +21,7 @@ from traceproof.config import Config
 from traceproof.dataset.fetch import Dataset
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Skip
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import VerdictRow
 
 ROOT = Path(__file__).resolve().parents[1]
 NORM = """

@@ -13,10 +13,10 @@ from pipeline import Rows, Run, verdicts
 
 from traceproof.dataset.dialects import read
 from traceproof.ops.generic import GenericOp
+from traceproof.run.case import make_inputs
 from traceproof.run.inits import DRAWN, InitError, Inits, Made, maker
-from traceproof.run.inputs import make_inputs
 from traceproof.run.plan import Selection, plan
-from traceproof.run.records import OpTypePlan, PlannedCase
+from traceproof.run.schema import OpTypePlan, PlannedCase
 from traceproof.sandbox import Limits, Pool
 
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0)

@@ -16,8 +16,15 @@ from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.implementations import PAIR
 from traceproof.run.job import Computes, Job, Progress
 from traceproof.run.plan import Selection, plan
-from traceproof.run.records import GROUP, REFERENCE, OpTypePlan, PlannedDefinition
-from traceproof.run.rows import GateResult, VerdictRow, read_rows
+from traceproof.run.schema import (
+    GROUP,
+    REFERENCE,
+    GateResult,
+    OpTypePlan,
+    PlannedDefinition,
+    VerdictRow,
+    read_rows,
+)
 from traceproof.stacks import MAIN
 
 RECORD = {"digest": "main", "versions": {}, "device": "cpu"}
@@ -210,7 +217,7 @@ def test_a_skip_is_kept_and_bundles_of_an_earlier_run_go(verify: Verify, tmp_pat
 def test_a_large_op_type_has_groups_by_name(planned: OpTypePlan, tmp_path: Path) -> None:
     alpha = planned.definitions["alpha"]
     entries = {f"d{number:03}": alpha for number in range(GROUP + 3)}
-    entries["d000@twin"] = alpha.model_copy(update={"twin": "hidden_size 7 -> 5"})
+    entries["d000@scaled-down"] = alpha.model_copy(update={"scaled_down": "hidden_size 7 -> 5"})
     whole = planned.model_copy(update={"definitions": entries})
     first, second = whole.of_group(".1-of-2"), whole.of_group(".2-of-2")
     assert list(second.definitions) == [f"d{number:03}" for number in range(GROUP, GROUP + 3)]

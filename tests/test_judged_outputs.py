@@ -16,7 +16,7 @@ from traceproof.run.known import Known
 from traceproof.run.plan import Selection
 from traceproof.run.proof import Collector
 from traceproof.run.report import failed
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import VerdictRow
 from traceproof.sandbox import Limits
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)

@@ -19,7 +19,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.reasons import Skip
 from traceproof.run.plan import Selection
-from traceproof.run.records import OpTypePlan
+from traceproof.run.schema import OpTypePlan
 
 PAGED: dict[str, Any] = {
     "name": "paged",

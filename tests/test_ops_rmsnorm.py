@@ -15,8 +15,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import Unsupported, Values
 from traceproof.ops.families.norm import RMSNORM, offset_of
 from traceproof.reasons import Verdict
-from traceproof.run.case import solved
-from traceproof.run.inputs import make_inputs
+from traceproof.run.case import make_inputs, solved
 
 DEFINITIONS = ops.definitions("rmsnorm")
 EVERY = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)

@@ -13,7 +13,7 @@ from definitions import rmsnorm, write
 from traceproof.errors import TraceproofError
 from traceproof.run import plan as planning
 from traceproof.run.plan import Selection, plan
-from traceproof.run.records import GROUP, INDEX, Index, Listed, OpTypePlan
+from traceproof.run.schema import GROUP, INDEX, Index, Listed, OpTypePlan
 from traceproof.stacks import STACKS
 
 SMALL = {"sizes": ("small",), "hidden_seed": 3}
@@ -25,7 +25,7 @@ def dataset(tmp_path: Path) -> Path:
     root = tmp_path / "dataset"
     for name in ("alpha", "beta"):
         write(root, rmsnorm(name))
-    write(root, rmsnorm("wide", axes=WIDE))  # has a twin
+    write(root, rmsnorm("wide", axes=WIDE))  # is scaled down
     write(root, rmsnorm("mystery", op_type="some_new_kernel"))
     return root
 
@@ -156,7 +156,7 @@ def test_a_large_op_type_has_a_verdict_file_per_group(count: int, files: int) ->
 def test_an_edit_changes_the_digest_of_its_job_alone(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traceproof.run.records.GROUP", 2)
+    monkeypatch.setattr("traceproof.run.schema.GROUP", 2)
     small = Selection(sizes=("small",))
     before = plan(dataset, tmp_path / "cases", small).op_types["rmsnorm"].digests
     [file] = dataset.glob("definitions/*/wide.json")

@@ -28,8 +28,8 @@ from traceproof.publish.check import problems
 from traceproof.publish.ledger import DATES, Ledger, keep, tagged
 from traceproof.publish.parts import is_random, write_parts
 from traceproof.publish.prepare import Prepared, Source, dry_run, origin_of, prepare, prepare_card, write_ledger
+from traceproof.run.case import make_inputs
 from traceproof.run.implementation import Implementation
-from traceproof.run.inputs import make_inputs
 from traceproof.stacks import FIRST_TRUTHS
 from traceproof.text import markdown
 

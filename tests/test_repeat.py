@@ -12,7 +12,7 @@ from repository import Repository, own_dataset
 
 from traceproof.config import config_of, repeat_options
 from traceproof.reasons import Verdict
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import VerdictRow
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from traceproof.files import write_text
 from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.known import Known, read_known
 from traceproof.run.report import MADE_OF, failed, read_summary, report, table
-from traceproof.run.rows import VerdictRow, each_row, rows_text
+from traceproof.run.schema import VerdictRow, each_row, rows_text
 
 ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"
@@ -276,7 +276,7 @@ def test_op_types_are_summarised_once_and_together_as_at_once(
     monkeypatch.setattr("traceproof.run.report.each_row", noted)
     norms = [row(), row(definition="rmsnorm_h9", verdict="fail", reason="nan"), row(implementation="torch")]
     others = [
-        row(op_type="gdn", definition="a", grade="twin", twin="n 2 -> 1"),
+        row(op_type="gdn", definition="a", grade="scaled_down", scaled_down="n 2 -> 1"),
         row(op_type="gdn", definition="b", verdict="skip", reason="no_oracle"),
         row(
             op_type="gdn",

@@ -11,7 +11,7 @@ import torch
 from solution_judge import SolutionJudge, candidate, solution_judge
 
 from traceproof.dataset.records import Trace
-from traceproof.run import timing
+from traceproof.run import calls
 from traceproof.solutions import speed
 from traceproof.solutions.records import Certificate, Digests, SpeedResult, Times
 from traceproof.solutions.render import page, table, trace_lines
@@ -115,11 +115,11 @@ def test_clocks_that_do_not_agree_are_named(times: Times, outside: float, said: 
 
 def test_every_repetition_has_new_contents_at_new_addresses() -> None:
     value, scale = torch.arange(12.0).reshape(3, 4), torch.ones(1)
-    watch = timing.Stopwatch([value, scale, 7], 0, torch.device("cpu"), seed=1)
+    watch = calls.Stopwatch([value, scale, 7], 0, torch.device("cpu"), seed=1)
     seen = [watch.repeat(lambda given: given[0].clone(), turn) for turn in range(12)]
     assert len({tuple(returned.flatten().tolist()) for _, _, returned, _ in seen}) == 12
     assert len({given[0].data_ptr() for *_, given in seen}) > 6
-    assert all(torch.equal(returned, timing.moved(value, turn)) for turn, (_, _, returned, _) in enumerate(seen))
+    assert all(torch.equal(returned, calls.moved(value, turn)) for turn, (_, _, returned, _) in enumerate(seen))
     assert torch.equal(value, torch.arange(12.0).reshape(3, 4))
     assert watch.repeat(None, 0)[2] is None
 

@@ -28,7 +28,7 @@ from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
 from traceproof.run.implementation import Implementation
 from traceproof.run.plan import Selection
-from traceproof.run.records import OpTypePlan
+from traceproof.run.schema import OpTypePlan
 
 OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}
 PAGED = OURS["gqa_paged_decode_h40_kv8_d128_ps16"]
@@ -219,7 +219,7 @@ def test_a_stress_case_that_does_not_fit_is_a_skip(tmp_path: Path) -> None:
     skip = cases["stress-far"].skip
     assert skip is not None
     assert skip.reason == "does_not_fit"
-    assert "no smaller twin" not in skip.message
+    assert "no scaled-down definition" not in skip.message
     assert all(one.skip is None for name, one in cases.items() if name != "stress-far")
 
 

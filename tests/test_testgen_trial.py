@@ -14,8 +14,7 @@ from definitions import GOOD, rmsnorm, write
 
 from traceproof.draw import Draw
 from traceproof.judge.output import misconduct
-from traceproof.run.case import Subject
-from traceproof.run.inputs import fingerprints
+from traceproof.run.case import Subject, fingerprints
 from traceproof.testgen.support import trial as module
 from traceproof.testgen.support.suite import ReferenceTests
 from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, cases_of, read_definition, threads

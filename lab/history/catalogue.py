@@ -17,7 +17,7 @@ from traceproof.dataset.fetch import CLOSED, Text
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.reasons import Error, Skip, Verdict
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import VerdictRow
 from traceproof.stacks import STACKS, truths_of
 
 CATALOGUE = Path(__file__).with_name("bugs.yaml")

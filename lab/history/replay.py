@@ -32,7 +32,7 @@ from traceproof.ops.cases import ALL_SIZES, STRESS
 from traceproof.reasons import Skip
 from traceproof.run.flow import Pipeline
 from traceproof.run.report import headed
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import VerdictRow
 from traceproof.stacks import MAIN, STACKS
 
 RELEASES = "releases"  # folder of unpacked releases below that of the replays

@@ -30,15 +30,14 @@ from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.cases import Case
 from traceproof.reasons import Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import poisoned
+from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.engine import Engine, Settings, this_interpreter
 from traceproof.run.implementation import Implementation, named_outputs
 from traceproof.run.implementations import environment_of, for_op_type
-from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.judging import JudgedCase, LargeCase, Origin, Result, Right
 from traceproof.run.plan import Selection, planned_alone
-from traceproof.run.records import REFERENCE, PlannedCase, PlannedDefinition
-from traceproof.run.rows import VerdictRow
-from traceproof.run.rows import place as place_of
+from traceproof.run.schema import REFERENCE, PlannedCase, PlannedDefinition, VerdictRow
+from traceproof.run.schema import place as place_of
 from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import notes_of
 from traceproof.run.workers import Environment

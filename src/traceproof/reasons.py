@@ -20,7 +20,8 @@ class Grade(StrEnum):
     CHECKED = "checked"  # an independent oracle alone
     AGREED = "agreed"  # no oracle: the reference's float64 shadow and a ground truth
     CONSISTENT = "consistent"  # the shadow alone; or an oracle whose constants the reference alone states
-    TWIN = "twin"  # an independent oracle, of the same reference with smaller const axes: nothing in full size
+    # an independent oracle, of the same reference with smaller const axes: nothing in full size
+    SCALED_DOWN = "scaled_down"
 
 
 class Skip(StrEnum):

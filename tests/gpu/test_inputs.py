@@ -12,7 +12,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
-from traceproof.run.inputs import fingerprints, make_inputs
+from traceproof.run.case import fingerprints, make_inputs
 from traceproof.run.plan import Selection, plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

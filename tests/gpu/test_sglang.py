@@ -11,9 +11,9 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
+from traceproof.run.case import place
 from traceproof.run.implementation import Implementation, call
 from traceproof.run.implementations import for_op_type
-from traceproof.run.inputs import place
 from traceproof.run.known import read_known
 
 pytestmark = [

@@ -11,7 +11,6 @@ from definitions import GOOD, rmsnorm
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Values
-from traceproof.run import inputs
 from traceproof.run.implementation import Implementation
 from traceproof.run.trusted import Runner
 
@@ -61,7 +60,7 @@ def outcome(reference: str) -> tuple[dict[str, Any], torch.Tensor]:
 
 def test_where_inputs_are_drawn_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     on_host, from_host = outcome(GOOD)
-    monkeypatch.setattr(inputs, "HOST_BYTES", 0)
+    monkeypatch.setattr("traceproof.run.case.HOST_BYTES", 0)
     on_gpu, from_gpu = outcome(GOOD)
     assert on_host["inputs"] == on_gpu["inputs"]
     assert torch.equal(from_host, from_gpu)

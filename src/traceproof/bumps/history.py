@@ -15,7 +15,7 @@ from traceproof.checkouts.pins import Pin, lock_digest
 from traceproof.digests import digest_bytes, digest_file, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
-from traceproof.run.rows import VerdictRow, each_row
+from traceproof.run.schema import VerdictRow, each_row
 
 # What of a row two runs can be compared by.
 KEPT = (

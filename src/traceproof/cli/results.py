@@ -19,7 +19,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.reasons import Verdict
 from traceproof.run.cache import FILE, Cache, key_of_file
-from traceproof.run.rows import VerdictRow, each_row, figures, place, read_rows
+from traceproof.run.schema import VerdictRow, each_row, figures, place, read_rows
 from traceproof.text import block, printable
 
 AUDIT = "audit-tests.json"  # below results: where `traceproof audit-tests --json` is looked for
@@ -108,7 +108,7 @@ def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
             yield printable(f"{first.definition}, {first.path}")
         else:
             axes = ", ".join(f"{name} {size}" for name, size in first.axes.items())
-            smaller = f"; twin: {first.twin}" if first.twin else ""
+            smaller = f"; scaled_down: {first.scaled_down}" if first.scaled_down else ""
             where = f"case {case} ({axes}, seed {first.seed}{smaller})"
             yield printable(f"{first.definition}, {where}, {implementation}")
         width = max(len(row.output) for row in members)

@@ -97,7 +97,7 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     from traceproof.reasons import Verdict
     from traceproof.run.definition_run import DefinitionRun, Drawn
     from traceproof.run.engine import Engine, Settings, this_interpreter
-    from traceproof.run.records import REFERENCE, PlannedCase
+    from traceproof.run.schema import REFERENCE, PlannedCase
     from traceproof.run.untrusted import CallError, Taken, loaded
 
     op, unknown = registry.for_definition(definition)

@@ -29,7 +29,8 @@ Given = Mapping[str, Any]  # the same, for calls of packages
 Tensors = dict[str, "torch.Tensor"]
 
 KINDS = frozenset(DType)
-TWIN_LEAST = 256  # of an axis of a twin: wide enough for sums to lose what a kernel's precision loses
+# Of an axis of a scaled-down definition: so many elements that rounding errors add up as they do in a kernel.
+SCALED_DOWN_LEAST = 256
 
 
 class Dtypes(Mapping[str, "torch.dtype"]):
@@ -232,7 +233,7 @@ class Op(ABC):
         return self.memory(definition, case)
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
-        """Sizes of const axes in a smaller definition that means the same (`traceproof.ops.twins`); empty: none.
+        """Sizes of const axes in a smaller definition that means the same (`ops.scaled_down`); empty: none.
 
         The default divides all large axes of tensors but `fixed` ones by one power of two, so that their ratios
         stay.
@@ -240,7 +241,7 @@ class Op(ABC):
         specs = (*definition.inputs.values(), *definition.outputs.values())
         used = {axis for spec in specs for axis in spec.shape or ()}
         axes = {name: size for name, size in definition.const_axes.items() if name in used and name not in fixed}
-        return scaled_down({name: size for name, size in axes.items() if size >= 2 * TWIN_LEAST})
+        return scaled_down({name: size for name, size in axes.items() if size >= 2 * SCALED_DOWN_LEAST})
 
     def trials(self, definition: Definition, case: Case) -> int:
         """How often an implementation runs the case, stacked along a new first axis; 0: once, no such axis."""
@@ -297,10 +298,10 @@ class Op(ABC):
 
 
 def scaled_down(sizes: Mapping[str, int]) -> dict[str, int]:
-    """All sizes divided by the largest power of two that leaves whole numbers of at least TWIN_LEAST."""
+    """All sizes divided by the largest power of two that leaves whole numbers of at least SCALED_DOWN_LEAST."""
     factor = 1
     while sizes and all(
-        size % (2 * factor) == 0 and size // (2 * factor) >= TWIN_LEAST for size in sizes.values()
+        size % (2 * factor) == 0 and size // (2 * factor) >= SCALED_DOWN_LEAST for size in sizes.values()
     ):
         factor *= 2
     return {name: size // factor for name, size in sizes.items()}

@@ -22,8 +22,7 @@ from traceproof.files import write_json, write_text
 from traceproof.ops.cases import is_hidden
 from traceproof.reasons import Verdict
 from traceproof.run.implementations import PAIR
-from traceproof.run.records import ORACLE, SHADOW, WHOLE
-from traceproof.run.rows import RowDigests, VerdictRow, read_rows
+from traceproof.run.schema import ORACLE, SHADOW, WHOLE, RowDigests, VerdictRow, read_rows
 from traceproof.stacks import TRUTHS
 
 REFERENCE = "reference"
@@ -173,7 +172,9 @@ def records(
 
 def _record(rows: Sequence[VerdictRow], date: Callable[[str], str], reference: str) -> Record:
     first = rows[0]
-    fixed = [row for row in rows if not is_hidden(row.case) and not row.twin]  # others meet other hidden cases
+    fixed = [
+        row for row in rows if not is_hidden(row.case) and not row.scaled_down
+    ]  # others meet other hidden cases
     compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
     skipped = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
     known = next((row for row in fixed if row.digests != RowDigests()), first)
@@ -221,8 +222,8 @@ def _status(
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         where = f"case {row.case}, {row.output}" if row.case else "the file"
         return {"status": "failed", "reason": f"{row.verdict} {row.reason} in {where}{more}"}
-    if any(row.twin for row in rows):
-        return {"status": "not run", "reason": "too large, judged by a smaller twin alone"}
+    if any(row.scaled_down for row in rows):
+        return {"status": "not run", "reason": "too large, judged by a scaled-down definition alone"}
     if any(row.tolerance is not None for row in rows):
         return {"status": "not run", "reason": "judged by a tolerance of the user's own, which proves nothing"}
     if not compared:

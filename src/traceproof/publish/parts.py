@@ -28,8 +28,8 @@ from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
 from traceproof.publish.baseline import Unemittable, solution
 from traceproof.publish.ledger import Ledger
-from traceproof.run.inputs import make_inputs
-from traceproof.run.records import OpTypePlan
+from traceproof.run.case import make_inputs
+from traceproof.run.schema import OpTypePlan
 from traceproof.stacks import STACK_OF, distribution
 
 NOTES = "parts.json"

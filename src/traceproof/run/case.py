@@ -1,22 +1,138 @@
-"""One case, drawn and solved, and what the judge says of outputs.
+"""One case: its inputs, drawn by the op or as a workload line says, what is expected, and the judge's rulings.
 
 Every feature that judges one case on the spot comes here: calibration, mutants, metamorphic relations,
 extraction's check, generated tests. Whole definitions are the engine's (`traceproof.run.engine`).
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import answers, registry
-from traceproof.ops.base import TORCH_DTYPES, Op
+from traceproof.ops.base import TORCH_DTYPES, Op, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import of_reference
-from traceproof.run.inputs import make_inputs
+from traceproof.ops.generic_inputs import draw_spec
+from traceproof.run.tensors import ALIGNMENT, raw_bytes
+
+DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input
+RANDOM = MappingProxyType({"type": "random"})
+COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the other way round in memory
+HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
+
+
+def drawing_device(definition: Definition, case: Case, device: torch.device) -> torch.device:
+    """Where to draw a case's inputs that are needed on `device`; the bits are the same everywhere.
+
+    Drawing takes some 300 small kernels and several waits, and on a GPU each wait is a turn among all processes
+    that have it open. So what a CPU draws in a moment is drawn there.
+    """
+    bits = (
+        math.prod(definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits
+        for spec in definition.inputs.values()
+    )
+    return device if sum(bits) > 8 * HOST_BYTES else torch.device("cpu")
+
+
+def place(inputs: Values, device: torch.device) -> Values:
+    """The same inputs on `device`, ready for any stream; those that lie there already are not copied."""
+    if device.type == "cpu":
+        return inputs
+    placed = dict(inputs) | sent_together(inputs, device)
+    for name, value in placed.items():
+        if isinstance(value, torch.Tensor):
+            placed[name] = value.to(device, non_blocking=True)
+    torch.cuda.synchronize(device)
+    return placed
+
+
+def on_host(inputs: Values) -> Values:
+    """The same inputs on the CPU."""
+    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def sent_together(inputs: Values, device: torch.device) -> Values:
+    """Copies on `device` of the small tensors that lie on the CPU, sent in one go: each copy there is a turn."""
+    small = {
+        name: value
+        for name, value in inputs.items()
+        if isinstance(value, torch.Tensor) and not value.is_cuda and value.is_contiguous() and value.numel()
+    }
+    raws = [raw_bytes(value) for value in small.values()]
+    if sum(map(len, raws)) > HOST_BYTES or len(raws) < 2:
+        return {}
+    rooms = [-(-len(raw) // ALIGNMENT) * ALIGNMENT for raw in raws]
+    packed = torch.empty(sum(rooms), dtype=torch.uint8)
+    for place, raw in zip(torch.split(packed, rooms), raws, strict=True):
+        place[: len(raw)] = raw
+    sent = torch.split(packed.to(device), rooms)
+    return {
+        name: part[: len(raw)].view(value.dtype).as_strided(value.shape, value.stride()).clone()
+        for (name, value), part, raw in zip(small.items(), sent, raws, strict=True)
+    }
+
+
+def make_inputs(
+    op: Op, definition: Definition, case: Case, *, device: torch.device, dataset: Path | None = None
+) -> Values:
+    """The inputs of a case on `device`, in the definition's order.
+
+    Those that a case describes (a workload line's, or what an `init` made) are taken from there; its
+    blobs are relative to `dataset`, the dataset's root.
+
+    Raises:
+        FileNotFoundError: a workload's blob is missing.
+        ValueError: a workload's tensor contradicts the definition.
+    """
+    draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=device)
+    if DESCRIBED not in case.params:
+        return op.inputs(definition, case, draw)
+    values: Values = {}
+    for name, spec in definition.inputs.items():
+        described = case.params[DESCRIBED].get(name, RANDOM)
+        if described is RANDOM and spec.optional:
+            values[name] = None
+        elif described["type"] == "scalar":
+            values[name] = described["value"]
+        elif described["type"] == "random":
+            values[name] = draw_spec(definition, spec, name, case, draw)
+        else:
+            shape = definition.shape_of(spec, case.axes) or ()
+            blob = (dataset or Path()) / described["path"]
+            tensor = _load(blob, described["tensor_key"], shape, TORCH_DTYPES[spec.dtype])
+            turned = tensor.mT.contiguous().mT if described.get(COLUMN_MAJOR) else tensor
+            values[name] = turned.to(device)
+    return values
+
+
+def _load(blob: Path, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    from safetensors import safe_open  # generated tests run without it where no workload needs it
+
+    with safe_open(blob, framework="pt") as tensors:
+        tensor: torch.Tensor = tensors.get_tensor(key)
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"{blob}: {key} is {tensor.dtype} {list(tensor.shape)}, the definition says {dtype} {list(shape)}"
+        )
+    return tensor
+
+
+def fingerprints(inputs: Values) -> dict[str, str]:
+    """What each input is: a tensor's fingerprint, or a scalar's text."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    hashed = dict(zip(tensors, fingerprint_each(list(tensors.values())), strict=True))
+    return {
+        name: hashed[name] if name in hashed else f"{type(value).__name__}:{value!r}"
+        for name, value in inputs.items()
+    }
+
 
 CPU = torch.device("cpu")
 

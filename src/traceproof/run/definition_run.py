@@ -19,12 +19,12 @@ from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.generic import GenericOp
 from traceproof.reasons import Error, Unavailable, Verdict
 from traceproof.run.calls import BETWEEN_BYTES, giving_back, set_seed
+from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.implementation import Implementation
 from traceproof.run.implementations import environment_of
-from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Result, Right, Rows, Rulings
 from traceproof.run.proof import graded
-from traceproof.run.records import FLOOR, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.schema import FLOOR, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.shadow import modes_of
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.trusted import Runner
@@ -245,7 +245,7 @@ class DefinitionRun:
         self.pairs += judged.pairs()
         if judged.disputed and planned.memory <= EXPLAINED_BYTES:
             self.held.append(judged)
-        if planned is self.entry.cases[0] and REFERENCE in names and not self.entry.twin:
+        if planned is self.entry.cases[0] and REFERENCE in names and not self.entry.scaled_down:
             self.disagreements = judged.disagreements()
         for name in names:
             verdicts = {row.verdict for row in judged.rows[name]}

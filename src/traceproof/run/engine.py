@@ -28,7 +28,7 @@ from traceproof.run.definition_run import DefinitionRun, raised
 from traceproof.run.implementation import Implementation, absent, blocked
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.judging import Origin, Result, Rows
-from traceproof.run.records import (
+from traceproof.run.schema import (
     REFERENCE,
     PlannedDefinition,
 )

@@ -1,4 +1,7 @@
-"""What the Snakemake rules ask: paths, interpreters, options, digests, all of it from one frozen configuration."""
+"""What the Snakemake rules ask: paths, interpreters, options, digests, all of it from one frozen configuration.
+
+First where the packages' sources lie and what changes when a file of them does, then the rest.
+"""
 
 import json
 import os
@@ -12,19 +15,108 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from traceproof.checkouts.pins import NAME
+from traceproof.checkouts.pins import NAME, read_lock
+from traceproof.checkouts.tree import FolderTree
 from traceproof.config import Config, read_config, repeat_options
+from traceproof.dataset.fetch import FETCHED, folder_of, scan_digest, untouched
 from traceproof.digests import code_digest, digest_bytes, digest_json, verdict_code
 from traceproof.environments.building import FOLDER, INSTALLED, Installation, on_gpu, resolve
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.run.dataset_files import DatasetFiles
 from traceproof.run.entry import UNFINISHED
 from traceproof.run.hidden import hidden_seed
 from traceproof.run.implementations import environment_of, for_op_type
-from traceproof.run.records import Index, Listed
-from traceproof.run.sources import Sources
+from traceproof.run.schema import Index, Listed
 from traceproof.stacks import MAIN, PACKAGES, READER, STACKS, TRUTHS
+
+LOCKED = "locked"  # in config.yaml: as sources.lock pins it
+SOURCES = Path("sources")  # where `clone-repos` and the rule put what is locked
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the stacks' packages come from."""
+
+    root: Path  # the repository; paths are relative to it
+    results: str  # where everything is written
+    taken: Mapping[str, str | None]  # by stack, `locked` or a folder; None: the package is the installed one
+
+    def of(self, stack: str) -> str:
+        """`locked`, a folder, or nothing: the installed package."""
+        return self.taken.get(stack) or ""
+
+    @property
+    def cloned(self) -> str:
+        """What came of the sources that are taken as sources.lock pins them."""
+        return f"{self.results}/sources.json"
+
+    def clones(self, stack: str) -> list[str]:
+        """The file that says that a stack's source is there: one, or none where none is cloned for it."""
+        return [self.cloned] if self.of(stack) == LOCKED else []
+
+    @cached_property
+    def pins(self) -> str:
+        """The pins of the sources that are taken as sources.lock has them, as JSON."""
+        return json.dumps(pins_of(self.taken, root=self.root))
+
+    def state(self, stack: str) -> str:
+        """Changes when a file of a stack's source does, other than by cloning it."""
+        source = self.of(stack)
+        return source_state(stack, source, root=self.root, cloned=self.root / self.cloned) if source else ""
+
+    def linked(self, stack: str) -> str:
+        """Where a checkout's package is imported from."""
+        return f"{self.results}/linked/{stack}"
+
+    def path(self, stack: str) -> str:
+        """PYTHONPATH of what runs in a stack."""
+        return f"{self.linked(stack)}:src" if self.of(stack) else "src"
+
+
+def pins_of(stacks: Mapping[str, str | None], *, root: Path) -> dict[str, dict[str, Any]]:
+    """The pins of the stacks whose source is `locked`, by name. Raises TraceproofError: sources.lock lacks one."""
+    names = sorted(name for name, source in stacks.items() if source == LOCKED)
+    pins = read_lock(root / NAME) if names else {}
+    absent = [name for name in names if name not in pins]
+    if absent:
+        raise TraceproofError(
+            f"{NAME} has no pin of {', '.join(absent)}, which config.yaml takes from there",
+            todo=f"Pin it: traceproof clone-repos {' '.join(absent)} --commit {absent[0]}=<40 digits>.",
+        )
+    return {name: pins[name].model_dump(exclude={"ref"}, exclude_none=True) for name in names}
+
+
+def source_folder(stack: str, source: str) -> Path:
+    """Where a stack's source lies, relative to the repository unless it is given otherwise."""
+    return SOURCES / stack if source == LOCKED else Path(source).expanduser()
+
+
+def scan(folder: Path) -> str:
+    """Digest of names, sizes and times of a checkout's files; nothing is opened. Empty: there is no such folder.
+
+    It says when to look again; the records that come of it go by content.
+    """
+    if not folder.is_dir():
+        return ""
+    found = []
+    for name in sorted(FolderTree(folder).files):
+        status = (folder / name).stat()
+        found.append((name, status.st_size, status.st_mtime_ns))
+    return digest_json(found)
+
+
+def source_state(stack: str, source: str, *, root: Path, cloned: Path) -> str:
+    """What a stack's source is now; a locked one that nobody touched since it was cloned is always `as cloned`."""
+    folder = root / source_folder(stack, source)
+    if source != LOCKED:
+        return scan(folder)
+    try:
+        before = json.loads(cloned.read_text(encoding="utf-8"))["scans"][stack]
+    except (OSError, ValueError, KeyError):
+        return "as cloned"
+    now = scan(folder)
+    return "as cloned" if now == before else now
+
 
 GIB = 1 << 30
 T = TypeVar("T")
@@ -42,7 +134,7 @@ class Wildcards(Protocol):
 
 
 @dataclass(frozen=True)
-class Pipeline(DatasetFiles):
+class Pipeline:
     """One configuration, as the rules need it. Paths are relative to `root`, the repository."""
 
     config: Config
@@ -152,6 +244,64 @@ class Pipeline(DatasetFiles):
             _date_back((self.root / self.results).glob(part), now)
         for part in ("cases", "verdicts", "tests", "summar*"):
             _date_back((self.root / self.run).glob(part), now)
+
+    # The configured dataset, and the copy of it that extraction adds definitions to.
+
+    @property
+    def results(self) -> str:
+        """Where everything is written."""
+        return str(self.config.results)
+
+    @property
+    def source(self) -> str:
+        """The configured dataset's folder."""
+        return str(folder_of(self.config.dataset, root=self.config.results / "dataset"))
+
+    @property
+    def source_fetched(self) -> list[str]:
+        """The file that says that it is there: one, or none where a folder is used in place."""
+        return [] if self.config.dataset.path is not None else [f"{self.source}/{FETCHED}"]
+
+    @cached_property
+    def source_state(self) -> str:
+        """Changes when a file of it does. A fetched one that nobody touched is always `as fetched`."""
+        folder = self.root / self.source
+        if self.config.dataset.path is not None:
+            return scan_digest(folder)
+        return "as fetched" if untouched(folder) else scan_digest(folder)
+
+    @property
+    def dataset(self) -> str:
+        """The folder of what is verified: the configured one, or a copy of it with what was extracted."""
+        return f"{self.results}/extract/dataset" if self.config.models else self.source
+
+    @property
+    def fetched(self) -> list[str]:
+        """The file that says that the dataset is there: one, or none where a folder is used in place."""
+        return [f"{self.dataset}/{FETCHED}"] if self.config.models else self.source_fetched
+
+    @property
+    def dataset_source(self) -> str:
+        """The dataset's source, as JSON."""
+        return self.config.dataset.model_dump_json(exclude_none=True)
+
+    @cached_property
+    def dataset_state(self) -> str:
+        """Changes when a file of the dataset does; an extracted one is judged as a fetched one is."""
+        if not self.config.models:
+            return self.source_state
+        folder = self.root / self.dataset
+        return "as extracted" if untouched(folder) else scan_digest(folder)
+
+    @property
+    def models(self) -> str:
+        """The models to extract, as JSON."""
+        return json.dumps([model.model_dump(mode="json") for model in self.config.models])
+
+    @property
+    def model_files(self) -> list[str]:
+        """The config.json files among them."""
+        return [str(model.config) for model in self.config.models if model.config is not None]
 
     # Options of scripts.
 

@@ -1,7 +1,7 @@
 """Which implementations there are. Nothing is imported until one is asked for: rules hold no torch."""
 
 from traceproof.ops.registry import ground_truth, known
-from traceproof.run.records import REFERENCE
+from traceproof.run.schema import REFERENCE
 from traceproof.stacks import MAIN, STACK_OF, STACKS, TAGGED, TRUTHS
 
 PAIR = "~"  # joins two ground truths where a verdict is about both: `flashinfer~sglang`

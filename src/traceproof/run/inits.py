@@ -28,8 +28,8 @@ from traceproof.files import disk_errors
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
-from traceproof.run.inputs import COLUMN_MAJOR, fingerprints
-from traceproof.run.records import PlannedCase
+from traceproof.run.case import COLUMN_MAJOR, fingerprints
+from traceproof.run.schema import PlannedCase
 from traceproof.run.untrusted import CallError, Source, loaded, refusal, untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool
 

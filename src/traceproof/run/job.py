@@ -25,8 +25,15 @@ from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.proof import graded
-from traceproof.run.records import REFERENCE, WHOLE, BrokenFile, OpTypePlan, PlannedDefinition
-from traceproof.run.rows import VerdictRow, rows_text
+from traceproof.run.schema import (
+    REFERENCE,
+    WHOLE,
+    BrokenFile,
+    OpTypePlan,
+    PlannedDefinition,
+    VerdictRow,
+    rows_text,
+)
 from traceproof.stacks import MAIN, TRUTHS
 
 Rows = list[VerdictRow]
@@ -228,7 +235,7 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
     return digest_json(
         [
             entry.digest,
-            [entry.twin, entry.no_oracle, entry.nonce if ours else 0],
+            [entry.scaled_down, entry.no_oracle, entry.nonce if ours else 0],
             [
                 [
                     case.digest,

@@ -33,11 +33,20 @@ from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Error, Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import giving_back
-from traceproof.run.case import Subject, entries_of, expectation
+from traceproof.run.case import Subject, entries_of, expectation, make_inputs, on_host, place
 from traceproof.run.implementations import PAIR
-from traceproof.run.inputs import make_inputs, on_host, place
-from traceproof.run.records import ORACLE, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
-from traceproof.run.rows import Arbitration, GateResult, RowDigests, VerdictRow
+from traceproof.run.schema import (
+    ORACLE,
+    REFERENCE,
+    SHADOW,
+    WHOLE,
+    Arbitration,
+    GateResult,
+    PlannedCase,
+    PlannedDefinition,
+    RowDigests,
+    VerdictRow,
+)
 from traceproof.run.untrusted import Taken
 from traceproof.sandbox import ItemOutcome, Status
 from traceproof.stacks import TRUTHS
@@ -169,13 +178,13 @@ class JudgedCase:
 
     def rulings(self, name: str) -> Iterator[tuple[str, Ruling]]:
         """By output, or WHOLE, what the judge says of an implementation."""
-        skip, result, twin = self.planned.skip, self.results[name], self.entry.twin
+        skip, result, scaled_down = self.planned.skip, self.results[name], self.entry.scaled_down
         if skip is not None:
             yield WHOLE, Ruling(Verdict.SKIP, skip.reason, skip.message, {})
             return
-        if twin and result.reason == Error.EXCEPTION:  # nobody says that it takes sizes other than its own
+        if scaled_down and result.reason == Error.EXCEPTION:  # nobody says that it takes sizes other than its own
             raised = (result.message.strip().splitlines() or ["an exception"])[-1]
-            refused = f"it does not take the sizes of a smaller twin ({twin}): {raised}"
+            refused = f"it does not take the sizes of a scaled-down definition ({scaled_down}): {raised}"
             yield WHOLE, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {})
             return
         if result.status != "ok":
@@ -214,7 +223,7 @@ class JudgedCase:
     def _row(self, name: str, output: str, ruling: Ruling) -> VerdictRow:
         case, result, origin = self.planned.case, self.results[name], self.origins[name]
         alone = "" if self.shadowed else "; ".join(self.definition.constants.alone)
-        noted = (("isolation", result.isolation), ("twin", self.entry.twin), ("constants", alone))
+        noted = (("isolation", result.isolation), ("scaled_down", self.entry.scaled_down), ("constants", alone))
         further: dict[str, Any] = {**{key: value for key, value in noted if value}, **ruling.details}
         weak = f"; isolation was weak: it could reach {result.isolation}" if result.isolation else ""
         return VerdictRow(

@@ -26,7 +26,7 @@ from ruamel.yaml.error import YAMLError
 from traceproof.environments.inside import PACKAGES
 from traceproof.errors import TraceproofError
 from traceproof.ops.cases import is_hidden
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import VerdictRow
 
 EXAMPLE = "flashinfer-python<0.7"
 

@@ -1,6 +1,6 @@
 """Plan: which cases of which definitions will be run, one file per op_type.
 
-First what is selected, then definitions' plans and their twins, then workload lines as cases.
+First what is selected, then plans of definitions, scaled down where they do not fit, then workload lines as cases.
 """
 
 import json
@@ -30,7 +30,7 @@ from traceproof.files import write_if_changed, write_text
 from traceproof.ops import far, registry
 from traceproof.ops.base import Op
 from traceproof.ops.cases import EDGE, WORKLOADS, Case
-from traceproof.ops.twins import PREFIX, twin_of
+from traceproof.ops.scaled_down import PREFIX, scaled_down_of
 from traceproof.programs import bounded
 from traceproof.reasons import Skip
 from traceproof.run import jit
@@ -38,10 +38,10 @@ from traceproof.run.hidden import hidden_cases
 from traceproof.run.implementations import environment_of, for_op_type
 from traceproof.run.inits import Inits
 from traceproof.run.judging import is_large
-from traceproof.run.records import (
+from traceproof.run.schema import (
     GROUP,
     INDEX,
-    TWIN,
+    SCALED_DOWN,
     BrokenFile,
     Index,
     Listed,
@@ -153,13 +153,15 @@ DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
 BYTE_SECONDS = 3e-10
-_Both = tuple[PlannedDefinition | None, PlannedDefinition | None]  # a definition's plan and its twin's
+_Both = tuple[
+    PlannedDefinition | None, PlannedDefinition | None
+]  # a definition's plan, and that of it scaled down
 UNDRAWN = "none"  # the case of a definition that no inputs can be drawn for
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTwin:
-    """A twin, how its axes differ in words, and its cases."""
+class PlannedScaledDown:
+    """A scaled-down definition, how its axes differ in words, and its cases."""
 
     definition: Definition
     told: str
@@ -283,10 +285,12 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     for name in sorted(names):
         entry, earlier = tree.definitions[name], before.get(name)
         if earlier is not None and _unchanged(tree, entry, earlier, selection):
-            both: _Both = (earlier, before.get(name + TWIN))
+            both: _Both = (earlier, before.get(name + SCALED_DOWN))
         else:
             both = _definition_plan(tree, entry, selection, broken)
-        definitions |= {key: one for key, one in zip((name, name + TWIN), both, strict=True) if one is not None}
+        definitions |= {
+            key: one for key, one in zip((name, name + SCALED_DOWN), both, strict=True) if one is not None
+        }
     told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
     return OpTypePlan(
         op_type=op_type, dataset=str(tree.root), context=context, definitions=definitions, broken=told
@@ -303,28 +307,28 @@ def _unchanged(tree: Tree, entry: Entry, earlier: PlannedDefinition, selection: 
 
 
 def _definition_plan(tree: Tree, entry: Entry, selection: Selection, broken: list[Broken]) -> _Both:
-    """The plans of one definition and its twin; None: it can not be planned, which `broken` says, or has none."""
+    """The plans of one definition and of it scaled down; None: there is none, and `broken` says what is wrong."""
     definition = entry.definition
     try:
         with bounded(seconds=PLAN_SECONDS, memory=PLAN_BYTES):
             op, unknown = registry.for_definition(definition)
             lines = fitting_lines(tree, definition, broken) if selection.workloads else []
             cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
-            twin = _twin(definition, op, selection) if unknown is None and too_large(cases) else None
+            scaled_down = _scaled_down(definition, op, selection) if unknown is None and too_large(cases) else None
     except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with are this definition's error
         what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
         return None, None
-    if twin is not None:
-        cases = [noted(case, twin) for case in cases]
+    if scaled_down is not None:
+        cases = [noted(case, scaled_down) for case in cases]
     path = printable(entry.path.as_posix())
     whole = _planned_definition(definition, cases, selection, path)
     blobs = [planned.model_copy(update={"blobs": blobs_of(tree.root, planned)}) for planned in whole.cases]
     whole = whole.holding(blobs).model_copy(update={"no_oracle": unknown})
-    if not isinstance(twin, PlannedTwin):
+    if not isinstance(scaled_down, PlannedScaledDown):
         return whole, None
-    smaller = _planned_definition(twin.definition, twin.cases, selection, path)
-    return whole, smaller.model_copy(update={"twin": twin.told})
+    smaller = _planned_definition(scaled_down.definition, scaled_down.cases, selection, path)
+    return whole, smaller.model_copy(update={"scaled_down": scaled_down.told})
 
 
 def planned_alone(
@@ -345,16 +349,16 @@ def _planned_definition(
     return made.model_copy(update={"path": path})
 
 
-def _twin(definition: Definition, op: Op, selection: Selection) -> PlannedTwin | str:
-    """The twin of a definition that does not fit, with its cases, or why there is none that does."""
-    twin = twin_of(definition, op)
-    if isinstance(twin, str):
-        return twin
-    small, _ = registry.for_definition(twin.definition)
-    cases = _cases(twin.definition, small, selection, [], unknown=False, prefix=PREFIX)
+def _scaled_down(definition: Definition, op: Op, selection: Selection) -> PlannedScaledDown | str:
+    """The scaled-down form of a definition that does not fit, with its cases, or why there is none that does."""
+    scaled_down = scaled_down_of(definition, op)
+    if isinstance(scaled_down, str):
+        return scaled_down
+    small, _ = registry.for_definition(scaled_down.definition)
+    cases = _cases(scaled_down.definition, small, selection, [], unknown=False, prefix=PREFIX)
     if too_large(cases):
-        return f"with {twin} it does not fit either"
-    return PlannedTwin(twin.definition, str(twin), cases)
+        return f"with {scaled_down} it does not fit either"
+    return PlannedScaledDown(scaled_down.definition, str(scaled_down), cases)
 
 
 def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
@@ -519,7 +523,7 @@ def too_large(cases: Sequence[PlannedCase]) -> bool:
     return None not in reasons and Skip.DOES_NOT_FIT in reasons
 
 
-def noted(case: PlannedCase, twin: PlannedTwin | str) -> PlannedCase:
+def noted(case: PlannedCase, scaled_down: PlannedScaledDown | str) -> PlannedCase:
     """A case of a definition that does not fit: not run, and it says what becomes of the definition.
 
     An edge case that would fit is not run either: that alone would prove nothing, and count.
@@ -527,5 +531,9 @@ def noted(case: PlannedCase, twin: PlannedTwin | str) -> PlannedCase:
     if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
         return case
     why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
-    told = f"no smaller twin: {twin}" if isinstance(twin, str) else f"judged by a smaller twin: {twin.told}"
+    told = (
+        f"no scaled-down definition: {scaled_down}"
+        if isinstance(scaled_down, str)
+        else f"judged by a scaled-down definition: {scaled_down.told}"
+    )
     return case.model_copy(update={"skip": SkipNote(reason=Skip.DOES_NOT_FIT, message=f"{why}; {told}")})

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from traceproof.reasons import Grade, Skip, Verdict
-from traceproof.run.records import REFERENCE, SHADOW, WHOLE
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import REFERENCE, SHADOW, WHOLE, VerdictRow
 from traceproof.stacks import STACK_OF, TRUTHS, distribution
 
 
@@ -34,8 +33,8 @@ def _has_grade(row: VerdictRow) -> bool:
 
 
 def _grade(row: VerdictRow, *, kernel: bool) -> Grade:
-    if row.twin:
-        return Grade.TWIN
+    if row.scaled_down:
+        return Grade.SCALED_DOWN
     if row.against == SHADOW:
         return Grade.AGREED if kernel else Grade.CONSISTENT
     if row.constants:
@@ -53,7 +52,7 @@ class Outcome(StrEnum):
     AGREED = "agreed"
     CONSISTENT = "consistent"
     UNCONFIRMED = "unconfirmed"
-    TWIN = "twin"
+    SCALED_DOWN = "scaled_down"
     RIGHT = "right"
     NOT_RUN = "not_run"
 
@@ -68,11 +67,15 @@ WORDS: Mapping[Outcome, str] = {
     Outcome.CONSISTENT: "not verified: consistent with their own float64 alone",
     Outcome.UNCONFIRMED: "not verified: right but for a constant that the reference alone states",
     Outcome.UNVERIFIED: "not verified: no oracle",
-    Outcome.TWIN: "too large here, judged by a smaller twin alone",
+    Outcome.SCALED_DOWN: "too large here, judged by a scaled-down definition alone",
     Outcome.NOT_RUN: "not runnable here",
 }
-COMPARED = frozenset(Outcome) - {Outcome.UNVERIFIED, Outcome.TWIN, Outcome.NOT_RUN}
-OF_GRADE = {Grade.AGREED: Outcome.AGREED, Grade.CONSISTENT: Outcome.CONSISTENT, Grade.TWIN: Outcome.TWIN}
+COMPARED = frozenset(Outcome) - {Outcome.UNVERIFIED, Outcome.SCALED_DOWN, Outcome.NOT_RUN}
+OF_GRADE = {
+    Grade.AGREED: Outcome.AGREED,
+    Grade.CONSISTENT: Outcome.CONSISTENT,
+    Grade.SCALED_DOWN: Outcome.SCALED_DOWN,
+}
 
 
 class Outcomes:
@@ -91,7 +94,7 @@ class Outcomes:
             return
         elif row.grade in OF_GRADE:
             marks.add(Outcome.UNCONFIRMED if row.constants else OF_GRADE[row.grade])
-        elif row.verdict == Verdict.PASS and not row.twin:
+        elif row.verdict == Verdict.PASS and not row.scaled_down:
             marks.add(Outcome.RIGHT if row.tolerance is None else Outcome.RELAXED)
         elif row.verdict == Verdict.SKIP:
             marks.add(Outcome.NOT_RUN)
@@ -133,7 +136,7 @@ def _idle(summary: Mapping[str, Any]) -> str:
         if group["implementation"] == REFERENCE:
             skips.update(group["skips"])
     why = ", ".join(f"{reason} {count}" for reason, count in skips.items()) or "the selection has no case"
-    where = " in its own size" if Outcome.TWIN in summary["outcomes"].values() else ""
+    where = " in its own size" if Outcome.SCALED_DOWN in summary["outcomes"].values() else ""
     return f"; nothing was compared{where}: {why}"
 
 
@@ -183,7 +186,7 @@ class Proof(BaseModel):
     alone: int  # how many were proved against the oracle alone
     grades: dict[str, Grade] = {}  # how strong the proof of each definition is, that has one
     # which axes were smaller in what was judged, of those that are too large themselves
-    twins: dict[str, str] = {}
+    scaled_down: dict[str, str] = {}
     unconfirmed: dict[str, str] = {}  # constants that the reference alone states, of those graded by them
     wrong: list[str]  # those whose reference has a finding
     unmet: list[Unmet]  # those that met no ground truth
@@ -199,7 +202,7 @@ class Collector:
         self._wrong: set[str] = set()
         self._open: set[str] = set()  # an output of which nobody judged
         self._shadowed: dict[str, set[Grade]] = defaultdict(set)
-        self._twins: dict[str, str] = {}
+        self._scaled_down: dict[str, str] = {}
         self._unconfirmed: dict[str, str] = {}
 
     def watch(self, rows: Iterable[VerdictRow]) -> Iterator[VerdictRow]:
@@ -213,9 +216,9 @@ class Collector:
         self._op_types[name] = row.op_type
         if row.implementation == REFERENCE and row.bad:
             self._wrong.add(name)
-        if row.twin:
-            if row.grade is Grade.TWIN:
-                self._twins[name] = row.twin
+        if row.scaled_down:
+            if row.grade is Grade.SCALED_DOWN:
+                self._scaled_down[name] = row.scaled_down
             return  # it says nothing of the definition in its own size
         if row.unjudged:
             self._open.add(name)
@@ -259,7 +262,7 @@ class Collector:
             proved=counts[Grade.PROVED],
             alone=counts[Grade.CHECKED],
             grades=grades,
-            twins={name: told for name, told in sorted(self._twins.items()) if name in grades},
+            scaled_down={name: told for name, told in sorted(self._scaled_down.items()) if name in grades},
             unconfirmed={
                 name: told
                 for name, told in sorted(self._unconfirmed.items())
@@ -272,8 +275,8 @@ class Collector:
     def _grades(self, unmet: Mapping[str, Unmet]) -> Iterator[tuple[str, Grade]]:
         """The grade of each definition that has one."""
         for name in sorted(self._op_types.keys() - self._wrong):
-            if name in self._twins:  # in its own size, none but empty cases and the like were judged
-                yield name, Grade.TWIN
+            if name in self._scaled_down:  # in its own size, none but empty cases and the like were judged
+                yield name, Grade.SCALED_DOWN
             elif name in self._unconfirmed:
                 yield name, Grade.CONSISTENT
             elif name in self._shadowed:
@@ -310,7 +313,7 @@ def joined(proofs: Sequence[Proof]) -> Proof:
         proved=sum(proof.proved for proof in proofs),
         alone=sum(proof.alone for proof in proofs),
         grades=grades,
-        twins=dict(sorted(item for proof in proofs for item in proof.twins.items())),
+        scaled_down=dict(sorted(item for proof in proofs for item in proof.scaled_down.items())),
         unconfirmed=dict(sorted(item for proof in proofs for item in proof.unconfirmed.items())),
         wrong=sorted(name for proof in proofs for name in proof.wrong),
         unmet=sorted((one for proof in proofs for one in proof.unmet), key=lambda one: one.definition),
@@ -340,8 +343,8 @@ def sentences(proof: Proof) -> Iterator[str]:
     counts += _shadowed(proof)
     if proof.unconfirmed:
         counts.append(f"{len(proof.unconfirmed)} but for a constant that the reference alone states")
-    if proof.twins:
-        counts.append(f"{len(proof.twins)} by smaller twins alone")
+    if proof.scaled_down:
+        counts.append(f"{len(proof.scaled_down)} by scaled-down definitions alone")
     relaxed = sum(
         one.reason == RELAXED and one.definition not in {*proof.grades, *proof.wrong} for one in proof.unmet
     )
@@ -352,8 +355,8 @@ def sentences(proof: Proof) -> Iterator[str]:
     yield f"Proved {where}{f' with {truths}' if truths else ''}: {', '.join(counts)}{rest}."
     if proof.unmet:
         yield f"Without a ground truth here: {'; '.join(_unreached(proof))}."
-    for name, told in proof.twins.items():
-        yield f"Twin of {name}: {told}."
+    for name, told in proof.scaled_down.items():
+        yield f"Scaled down, {name}: {told}."
     for name, told in proof.unconfirmed.items():
         yield f"Not proved: {name}, {told}; its description should state it."
 

@@ -22,8 +22,7 @@ from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.known import Known, read_known
 from traceproof.run.proof import Outcomes, proved, sentence
-from traceproof.run.records import AGAIN, REFERENCE
-from traceproof.run.rows import VerdictRow, each_row
+from traceproof.run.schema import AGAIN, REFERENCE, VerdictRow, each_row
 from traceproof.text import printable
 
 WIDTH = 118
@@ -178,7 +177,8 @@ def summarise(
     definitions: dict[str, Counter[str]] = {}
     findings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for row in collector.watch(rows):
-        shown = NO_ORACLE if row.unjudged else Grade.TWIN if row.grade is Grade.TWIN else str(row.verdict)
+        small = row.grade is Grade.SCALED_DOWN
+        shown = NO_ORACLE if row.unjudged else str(row.grade if small else row.verdict)
         definitions.setdefault(row.definition, Counter())[shown] += 1
         kind = _kind(row, known, versions)
         outcomes.note(row, kind)
@@ -248,8 +248,8 @@ def _versions(row: VerdictRow, stacks: Mapping[str, Mapping[str, str]]) -> dict[
 
 
 def _overall(counts: Mapping[str, int]) -> str:
-    """A definition's verdict: the worst of its rows; skip only if nothing passed, twin if a smaller one did."""
-    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Grade.TWIN, Verdict.PASS, Verdict.SKIP)
+    """A definition's verdict: the worst of its rows; skip only if nothing passed, scaled_down if that one did."""
+    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
     return str(next(verdict for verdict in order if counts.get(verdict)))
 
 

@@ -1,6 +1,6 @@
 """Runs an untrusted reference or solution: nothing else of this project but the sandbox is in its process.
 
-It knows no definition, op, oracle or case; `traceproof.run.shadow` and `traceproof.run.timing` belong to it.
+It knows no definition, op, oracle or case; `traceproof.run.shadow` and `traceproof.run.calls` belong to it.
 Inputs come in memory that is shared with who asks, outputs go to other such memory as bare bytes; what the answer
 says of them is checked by who reads it (`traceproof.run.untrusted`). Standard library and torch only.
 """
@@ -20,8 +20,17 @@ from typing import Any
 
 import torch
 
-from traceproof.run import shadow, timing
-from traceproof.run.calls import GOLDEN, ending_if_lost, further_draws, poisoned, set_seed, wait_asleep
+from traceproof.run import shadow
+from traceproof.run.calls import (
+    GOLDEN,
+    Stopwatch,
+    ending_if_lost,
+    further_draws,
+    poisoned,
+    set_seed,
+    timed,
+    wait_asleep,
+)
 from traceproof.run.tensors import (
     ALIGNMENT,
     aligned,
@@ -156,8 +165,8 @@ class _Caller:
         """Repetitions of a call with their times, and the outputs of the last one."""
         destinations = item["destinations"]
         set_seed(item["seeds"][0], self._device)
-        watch = timing.Stopwatch(inputs, destinations, self._device, item["seeds"][0])
-        times, returned, given = timing.run(lambda values: self._run(*values), watch, item["timing"])
+        watch = Stopwatch(inputs, destinations, self._device, item["seeds"][0])
+        times, returned, given = timed(lambda values: self._run(*values), watch, item["timing"])
         entries: list[tuple[str | None, Any]] = []
         if item["timing"]["call"]:
             places = [(None, value) for value in given[len(given) - destinations :]]

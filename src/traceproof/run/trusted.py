@@ -29,8 +29,8 @@ from traceproof.run.calls import (
     set_seed,
     wait_asleep,
 )
+from traceproof.run.case import drawing_device, fingerprints, make_inputs, place
 from traceproof.run.implementation import OTHER_SEED, Implementation, call, named_outputs
-from traceproof.run.inputs import drawing_device, fingerprints, make_inputs, place
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.workers import OUTPUTS
 

@@ -391,7 +391,7 @@ class CallRequest:
     destinations: int = 0  # how many of the last inputs are places of outputs that the code writes
     how: str = ""  # the call is made, see `runner.SAME_MEMORY` and beside it
     surrounded: bool = False  # whether the inputs' surroundings count: on a GPU they are kept too
-    # repetitions that are timed in place of one call, as `timing.run` takes them; None: none are
+    # repetitions that are timed in place of one call, as `calls.timed` takes them; None: none are
     timing: Mapping[str, Any] | None = None
 
 

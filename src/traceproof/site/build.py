@@ -30,9 +30,8 @@ from traceproof.reasons import Skip, Verdict
 from traceproof.run import proof
 from traceproof.run.implementations import IMPLEMENTATIONS
 from traceproof.run.proof import WORDS, Outcome, sentence
-from traceproof.run.records import OpTypePlan
 from traceproof.run.report import read_summary
-from traceproof.run.rows import VerdictRow, each_row
+from traceproof.run.schema import OpTypePlan, VerdictRow, each_row
 from traceproof.site.view import History, Place, Tally, View, history, plot
 
 AUDIT = "audit-tests.json"  # below results: where `traceproof audit-tests --json` is looked for

@@ -14,8 +14,7 @@ from traceproof.judge.octaves import OCTAVES
 from traceproof.publish.ledger import Ledger, Record, Standing
 from traceproof.reasons import Verdict
 from traceproof.run.implementations import IMPLEMENTATIONS, PAIR, environment_of
-from traceproof.run.records import WHOLE, PlannedDefinition
-from traceproof.run.rows import VerdictRow
+from traceproof.run.schema import WHOLE, PlannedDefinition, VerdictRow
 from traceproof.stacks import STACKS, distribution
 
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
@@ -126,9 +125,9 @@ class View:
         return self.ledger.standing(self.definition) if self.definition is not None else None
 
     @property
-    def twin(self) -> str:
+    def scaled_down(self) -> str:
         """Which axes are smaller in what was judged in its place; empty: it was judged itself."""
-        return next((row.twin for row in self.rows if row.twin), "")
+        return next((row.scaled_down for row in self.rows if row.scaled_down), "")
 
     @property
     def records(self) -> list[Record]:

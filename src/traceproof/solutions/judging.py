@@ -16,7 +16,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Verdict
-from traceproof.run.records import ORACLE, SHADOW
+from traceproof.run.schema import ORACLE, SHADOW
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits, Status
 from traceproof.solutions.reading import ON_CPU, Candidate

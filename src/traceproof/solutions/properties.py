@@ -18,8 +18,8 @@ from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.run.case import Subject
-from traceproof.run.records import PlannedCase
 from traceproof.run.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
+from traceproof.run.schema import PlannedCase
 from traceproof.run.tensors import same_bits
 from traceproof.run.untrusted import CallError, Source, Taken
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, Row

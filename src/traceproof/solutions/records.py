@@ -7,8 +7,7 @@ from pydantic import Field
 
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.reasons import Verdict
-from traceproof.run.records import Record
-from traceproof.run.rows import figures, place
+from traceproof.run.schema import Record, figures, place
 from traceproof.sandbox import GIB, Limits
 
 LIMITS = Limits(seconds=120.0, setup_seconds=900.0, memory_bytes=10 * GIB)  # as config.yaml has them by default

@@ -14,10 +14,10 @@ from traceproof.ops import lookup
 from traceproof.ops.base import Values
 from traceproof.ops.cases import ALWAYS, WORKLOADS
 from traceproof.programs import nvidia_smi
-from traceproof.run import timing
+from traceproof.run import calls
 from traceproof.run.case import Subject
 from traceproof.run.implementation import Implementation
-from traceproof.run.records import PlannedCase
+from traceproof.run.schema import PlannedCase
 from traceproof.run.untrusted import PLAIN, CallError, Layout, Source, Taken, loaded, refusal
 from traceproof.sandbox import Limits
 from traceproof.solutions.records import Row, SpeedResult, Times
@@ -238,7 +238,7 @@ def _checked(evaluation: Evaluation, subject: Subject, taken: Taken, turn: int) 
     if subject.trials:
         return [], []
     values = {
-        name: timing.moved(value, turn) if isinstance(value, torch.Tensor) else value
+        name: calls.moved(value, turn) if isinstance(value, torch.Tensor) else value
         for name, value in subject.inputs.items()
     }
     try:
@@ -297,13 +297,13 @@ def _called_here(
 ) -> Request:
     names = list(inputs)
     placed = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]
-    watch = timing.Stopwatch(placed, 0, device, seed)
+    watch = calls.Stopwatch(placed, 0, device, seed)
 
     def one(given: Sequence[Any]) -> object:
         return called.run(evaluation.definition, dict(zip(names, given, strict=True)))
 
     def request(first: int, count: int, *, call: bool = True) -> Taken:
-        times, _, _ = timing.run(one, watch, {"first": first, "count": count, "call": call})
+        times, _, _ = calls.timed(one, watch, {"first": first, "count": count, "call": call})
         pairs = tuple((events, wall) for events, wall in times)
         return Taken({}, [], [], [], [], [], [], times=pairs)
 

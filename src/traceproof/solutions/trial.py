@@ -23,14 +23,13 @@ from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.case import CPU, Subject
+from traceproof.run.case import CPU, Subject, make_inputs
 from traceproof.run.definition_run import DefinitionRun, Drawn, shadowed
 from traceproof.run.engine import Engine, this_interpreter
 from traceproof.run.engine import Settings as EngineSettings
-from traceproof.run.inputs import make_inputs
 from traceproof.run.judging import REASONS, Result, Right, rulings
 from traceproof.run.plan import Selection, fitting_lines, planned_alone
-from traceproof.run.records import WHOLE, PlannedCase
+from traceproof.run.schema import WHOLE, PlannedCase
 from traceproof.run.untrusted import (
     CallError,
     CompiledFiles,

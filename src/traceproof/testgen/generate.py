@@ -16,8 +16,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import read_bytes, write_if_changed
 from traceproof.run.flow import Pipeline
 from traceproof.run.known import read_known, said
-from traceproof.run.records import REFERENCE
-from traceproof.run.rows import VerdictRow, read_rows
+from traceproof.run.schema import REFERENCE, VerdictRow, read_rows
 from traceproof.stacks import MAIN
 from traceproof.testgen.texts import (
     IDENTIFIER,

@@ -23,9 +23,8 @@ from traceproof.ops.cases import LARGE_BYTES, WORKLOADS, Case
 from traceproof.programs import available_memory
 from traceproof.reasons import Skip, Unavailable
 from traceproof.run.calls import GOLDEN
-from traceproof.run.case import Subject, entries_of, expectation, solve
+from traceproof.run.case import Subject, entries_of, expectation, make_inputs, solve
 from traceproof.run.implementation import Implementation, call, named_outputs
-from traceproof.run.inputs import make_inputs
 from traceproof.run.tensors import plain_tensor
 from traceproof.run.untrusted import Source, Taken, loaded, untrusted_pool
 from traceproof.sandbox import Limits, Pool

@@ -1,4 +1,4 @@
-"""Definitions that do not fit are judged by a twin of smaller const axes, which never counts as themselves."""
+"""Definitions that do not fit are judged scaled down to smaller const axes, which never counts as themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.ops.families.expert import mixture_of
-from traceproof.ops.twins import Twin, twin_of
+from traceproof.ops.scaled_down import ScaledDown, scaled_down_of
 from traceproof.publish.ledger import keep
 from traceproof.run.known import Known
 from traceproof.run.plan import Selection
@@ -43,7 +43,7 @@ def wide(name: str = "wide", reference: str = GOOD) -> dict[str, Any]:
 
 
 def told(definition: Definition) -> str:
-    return str(twin_of(definition, registry.for_definition(definition)[0]))
+    return str(scaled_down_of(definition, registry.for_definition(definition)[0]))
 
 
 def verified(tmp_path: Path, *definitions: dict[str, Any], limit: int = 1 << 20, **selected: Any) -> Rows:  # noqa: ANN401
@@ -84,60 +84,60 @@ def test_a_twin_breaks_no_constraint() -> None:
 
 def test_a_mixture_of_experts_keeps_what_its_sizes_have_to_do_with_each_other() -> None:
     large = resized(MIXTURE, hidden_size=7168, intermediate_size=2048, gemm1_out_size=4096, num_experts=256)
-    twin = twin_of(large, registry.get("moe"))
-    assert isinstance(twin, Twin)
-    found, old = mixture_of(twin.definition), mixture_of(large).routing
+    scaled_down = scaled_down_of(large, registry.get("moe"))
+    assert isinstance(scaled_down, ScaledDown)
+    found, old = mixture_of(scaled_down.definition), mixture_of(large).routing
     assert (found.hidden, found.intermediate) == (512, 256)
     assert found.routing == replace(old, experts=8, local=8)
     assert old.local == old.experts
     case = Case("small-0", "small", {"seq_len": 2}, 0, {})
-    assert registry.get("moe").memory(twin.definition, case) < registry.get("moe").memory(large, case) // 20
+    assert registry.get("moe").memory(scaled_down.definition, case) < registry.get("moe").memory(large, case) // 20
 
 
 def test_axes_that_hang_together_stay_where_the_reference_states_one_of_them() -> None:
     text = MIXTURE.reference + "\nHIDDEN = 7168\n"
     large = resized(MIXTURE, text, hidden_size=7168, intermediate_size=2048, gemm1_out_size=4096, num_experts=256)
-    twin = twin_of(large, registry.get("moe"))
-    assert isinstance(twin, Twin)
-    assert twin.sizes.keys() == {"intermediate_size", "gemm1_out_size", "num_experts"}
+    scaled_down = scaled_down_of(large, registry.get("moe"))
+    assert isinstance(scaled_down, ScaledDown)
+    assert scaled_down.sizes.keys() == {"intermediate_size", "gemm1_out_size", "num_experts"}
 
 
 def test_a_definition_that_does_not_fit_is_judged_by_its_twin_and_says_so(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide())
-    assert {row["verdict"] for row in rows if "twin" not in row} == {"skip"}
-    whole = next(row for row in rows if "twin" not in row)
-    assert whole["message"].endswith("; judged by a smaller twin: hidden_size 16384 -> 256")
-    twins = [row for row in rows if "twin" in row]
-    assert {(row["verdict"], row["twin"]) for row in twins} == {("pass", "hidden_size 16384 -> 256")}
-    assert {row["grade"] for row in twins if row["implementation"] == "reference" and row["output"] != "*"} == {
-        "twin"
-    }
-    assert all(row["case"].startswith(("twin-", "hidden-")) for row in twins)
-    assert whole["digests"]["definition"] != twins[0]["digests"]["definition"]
+    assert {row["verdict"] for row in rows if "scaled_down" not in row} == {"skip"}
+    whole = next(row for row in rows if "scaled_down" not in row)
+    assert whole["message"].endswith("; judged by a scaled-down definition: hidden_size 16384 -> 256")
+    scaled_down = [row for row in rows if "scaled_down" in row]
+    assert {(row["verdict"], row["scaled_down"]) for row in scaled_down} == {("pass", "hidden_size 16384 -> 256")}
+    assert {
+        row["grade"] for row in scaled_down if row["implementation"] == "reference" and row["output"] != "*"
+    } == {"scaled_down"}
+    assert all(row["case"].startswith(("twin-", "hidden-")) for row in scaled_down)
+    assert whole["digests"]["definition"] != scaled_down[0]["digests"]["definition"]
 
 
-def test_a_twin_that_passes_leaves_its_definition_unproved(tmp_path: Path) -> None:
+def test_a_scaled_down_definition_that_passes_leaves_its_definition_unproved(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(), rmsnorm("narrow"))
     summary = summarise(rows, Known())
     assert summary["verified"]
-    assert summary["outcomes"] == {"narrow": "right", "wide": "twin"}
-    assert summary["definitions"] == {"narrow": "pass", "wide": "twin"}
-    assert summary["proof"]["grades"] == {"narrow": "checked", "wide": "twin"}
+    assert summary["outcomes"] == {"narrow": "right", "wide": "scaled_down"}
+    assert summary["definitions"] == {"narrow": "pass", "wide": "scaled_down"}
+    assert summary["proof"]["grades"] == {"narrow": "checked", "wide": "scaled_down"}
     text = table(summary)
-    assert "1 too large here, judged by a smaller twin alone" in text
-    assert "1 by smaller twins alone" in text
-    assert "Twin of wide: hidden_size 16384 -> 256." in text
+    assert "1 too large here, judged by a scaled-down definition alone" in text
+    assert "1 by scaled-down definitions alone" in text
+    assert "Scaled down, wide: hidden_size 16384 -> 256." in text
     alone = summarise([row for row in rows if row["definition"] == "wide"], Known())
     assert not alone["verified"]
     assert "NOT VERIFIED: 1 definition" in table(alone)
 
 
-def test_the_ledger_knows_nothing_of_twins(tmp_path: Path) -> None:
+def test_the_ledger_knows_nothing_of_what_was_scaled_down(tmp_path: Path) -> None:
     verified(tmp_path, wide())
     verdicts = [tmp_path / "results" / "verdicts" / "rmsnorm.jsonl"]
     ledger = keep(verdicts, tmp_path / "ledger.jsonl", tmp_path / "store", references={"wide": GOOD})
     record = ledger.records["wide"]["reference"]
-    assert (record.status, record.reason) == ("not run", "too large, judged by a smaller twin alone")
+    assert (record.status, record.reason) == ("not run", "too large, judged by a scaled-down definition alone")
     assert not ledger.standing(Definition.model_validate(wide())).verified
 
 
@@ -150,9 +150,9 @@ def test_a_reference_that_refuses_the_twins_sizes_leaves_the_skip_with_what_it_r
     reference = GOOD.replace("EPS = 1e-6", "EPS = 1e-6\n    assert hidden_states.shape[1] > 16000")
     rows = verified(tmp_path, wide(reference=reference))
     assert not any(row["verdict"] in {"fail", "error"} for row in rows)
-    refused = next(row for row in rows if "twin" in row)
+    refused = next(row for row in rows if "scaled_down" in row)
     assert (refused["verdict"], refused["reason"]) == ("skip", "does_not_fit")
-    told = "it does not take the sizes of a smaller twin (hidden_size 16384 -> 256): AssertionError"
+    told = "it does not take the sizes of a scaled-down definition (hidden_size 16384 -> 256): AssertionError"
     assert refused["message"].startswith(told)
     assert summarise(rows, Known())["outcomes"] == {"wide": "not_run"}
 
@@ -162,7 +162,10 @@ def test_a_definition_without_a_twin_says_why_it_has_none(tmp_path: Path) -> Non
         tmp_path, wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = 1e-6\n    assert x.shape[1] == {WIDE}"))
     )
     assert {row["verdict"] for row in rows} == {"skip"}
-    assert all("no smaller twin: the reference's text states hidden_size 16384" in row["message"] for row in rows)
+    assert all(
+        "no scaled-down definition: the reference's text states hidden_size 16384" in row["message"]
+        for row in rows
+    )
     assert summarise(rows, Known())["outcomes"] == {"wide": "not_run"}
 
 
@@ -172,6 +175,6 @@ def test_one_case_of_a_twin_can_be_repeated(tmp_path: Path) -> None:
     assert {row["verdict"] for row in rows} == {"pass"}
 
 
-def test_a_definition_of_which_some_cases_fit_has_no_twin(tmp_path: Path) -> None:
+def test_a_definition_of_which_some_cases_fit_has_no_scaled_down(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(), limit=30 << 20)
-    assert not any("twin" in row for row in rows)
+    assert not any("scaled_down" in row for row in rows)

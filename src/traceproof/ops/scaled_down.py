@@ -1,7 +1,7 @@
-"""A definition's twin: the same reference with smaller const axes, judged where the definition does not fit.
+"""A scaled-down definition: the same reference with smaller const axes, judged where the definition does not fit.
 
 The reference's text is never changed. So an axis whose size its text states keeps that size, and a reference that
-states all of them has no twin.
+states all of them is not scaled down.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,12 +13,12 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 
-PREFIX = "twin-"  # how the ids of a twin's cases begin
+PREFIX = "twin-"  # how the ids of its cases begin
 NEAR = 1e-3  # relative distance at which a number of the text counts as one that follows from a size
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class ScaledDown:
     """The definition with smaller const axes, and the axes with their old and new sizes."""
 
     definition: Definition
@@ -29,8 +29,8 @@ class Twin:
         return ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.sizes.items())
 
 
-def twin_of(definition: Definition, op: Op) -> Twin | str:
-    """The twin of a definition, or why it has none."""
+def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
+    """A definition scaled down, or why it is not."""
     stated = dict(_stated(definition))
     wanted = op.smaller(definition, stated.keys())
     old = definition.const_axes
@@ -38,12 +38,12 @@ def twin_of(definition: Definition, op: Op) -> Twin | str:
     if not sizes:
         lines = ", ".join(f"{name} {old[name]} (line {line})" for name, line in stated.items())
         return f"the reference's text states {lines}" if stated else "none of its axes may be smaller"
-    twin = Twin(_resized(definition, {name: new for name, (_, new) in sizes.items()}), sizes)
-    broken = [text for text in definition.constraints or () if _broken(text, twin.definition)]
+    scaled_down = ScaledDown(_resized(definition, {name: new for name, (_, new) in sizes.items()}), sizes)
+    broken = [text for text in definition.constraints or () if _broken(text, scaled_down.definition)]
     if broken:
-        return f"the constraint {broken[0]!r} does not hold with {twin}"
-    _, unknown = registry.for_definition(twin.definition)
-    return twin if unknown is None else f"with {twin} there is no oracle: {unknown}"
+        return f"the constraint {broken[0]!r} does not hold with {scaled_down}"
+    _, unknown = registry.for_definition(scaled_down.definition)
+    return scaled_down if unknown is None else f"with {scaled_down} there is no oracle: {unknown}"
 
 
 def _resized(definition: Definition, sizes: Mapping[str, int]) -> Definition:
