@@ -1,7 +1,7 @@
 """Bundled models: the facts of their config.json that decide shapes, and the parallelism they are usually run at.
 
-Each JSON file here is one model. Facts only, no text of the original files; `modules_to_not_convert` is written
-with `*` for the layer number and expanded on reading.
+They stand in catalogue.json. Facts only, no text of the original files; `modules_to_not_convert` is written with
+`*` for the layer number and expanded on reading.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -38,9 +38,7 @@ class BundledModel:
     slug: str  # its name on the command line, with underscores
     title: str  # its name for people
     tags: tuple[str, ...]  # the dataset's `model:` tags of it
-    aliases: tuple[
-        str, ...
-    ]  # what else names it on the command line: its family, of which others are bundled, too
+    aliases: tuple[str, ...]  # its family, where others of that are bundled, too
     repository: str  # on the HuggingFace Hub
     parallel: tuple[Parallel, ...]  # its usual parallelism, used when none is asked for
     config: Mapping[str, Any]  # what its config.json says
@@ -49,10 +47,8 @@ class BundledModel:
 @cache
 def entries() -> Mapping[str, BundledModel]:
     """All bundled models by slug, sorted."""
-    files = [item for item in resources.files(__name__).iterdir() if item.name.endswith(".json")]
     found = {}
-    for file in sorted(files, key=lambda item: item.name):
-        raw, slug = json.loads(file.read_text()), file.name.removesuffix(".json")
+    for slug, raw in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items():
         config = raw["config"]
         quantisation = config.get("quantization_config", {})
         if "modules_to_not_convert" in quantisation:
