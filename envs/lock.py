@@ -19,9 +19,10 @@ from traceproof.stacks import KERNELS, MAIN, STACKS  # noqa: E402 - after the pa
 INDEX = "https://pypi.org/simple"  # uv.lock names its index: always the public one, never a mirror
 CPU = STACKS[MAIN].cpu
 EXECUTORS = ("kubernetes", "slurm")  # Snakemake's plugins, installed beside the driver's packages
+DRIVER = ("--no-emit-project", "--extra", "pipeline")
 GROUPS = {
-    "driver": ("--no-emit-project", "--group", "driver"),
-    "tests": ("--no-emit-project", "--group", "driver", "--group", "dev", "--group", "kubernetes", "--group", CPU),
+    "driver": (*DRIVER, "--group", "driver"),
+    "tests": (*DRIVER, "--group", "driver", "--group", "dev", "--group", "kubernetes", "--group", CPU),
     **{name: ("--only-group", name) for name in EXECUTORS},
     CPU: ("--only-group", CPU, "--no-hashes"),
     **{name: ("--only-group", name) for name in KERNELS},

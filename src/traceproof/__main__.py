@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 
 def _leave(*_: object) -> None:
@@ -13,8 +14,10 @@ def _leave(*_: object) -> None:
 def main() -> None:
     """Run a command; an interrupt is met from the first import on."""
     signal.signal(signal.SIGINT, _leave)
-    from traceproof.cli import main as run
-
+    try:
+        from traceproof.cli import main as run
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error.name} is absent, which commands need: pip install 'traceproof[pipeline]'")
     run()
 
 

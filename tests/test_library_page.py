@@ -1,0 +1,77 @@
+"""The wheel in a fresh environment: every example of docs/library.md runs there as it is written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from traceproof.api import forms
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+EXAMPLES: Mapping[str, str] = dict(
+    re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?```python\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
+)
+GPU = torch.cuda.is_available()
+NEEDS = {"A Triton kernel": GPU, "A CUDA extension": GPU and shutil.which("nvcc") is not None}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with the wheel, and what is installed here beside it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), str(ROOT)]
+    subprocess.run([sys.executable, "-m", "pip", *build], check=True, capture_output=True)
+    venv.create(folder / "venv", with_pip=False)
+    [packages] = (folder / "venv" / "lib").glob("python*/site-packages")
+    [wheel] = folder.glob("*.whl")
+    shutil.unpack_archive(wheel, packages, "zip")
+    (packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return folder / "venv" / "bin" / "python"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_as_it_is_written(name: str, python: Path, tmp_path: Path) -> None:
+    text = EXAMPLES[name]
+    compile(text, name, "exec")
+    if not NEEDS.get(name, True):
+        pytest.skip(f"no_cuda: {name} needs a GPU or its compiler")
+    file = tmp_path / ("test_example.py" if "@pytest.mark" in text else "example.py")
+    file.write_text(text, encoding="utf-8")
+    command = [str(python), *(["-m", "pytest", "-q"] if "@pytest.mark" in text else []), file.name]
+    done = subprocess.run(
+        command, cwd=tmp_path, check=False, capture_output=True, text=True, env={"PATH": "/usr/bin"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if name == "A function":
+        assert "RIGHT: rms_norm for rmsnorm_h4096" in done.stdout
+    if name == "pytest":
+        assert re.search(r"^\d\d? passed", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_the_page_has_five_examples_and_names_every_form() -> None:
+    assert list(EXAMPLES) == ["A function", "A Triton kernel", "A CUDA extension", "pytest", "Outputs alone"]
+    assert set(re.findall(r"`(\w+)\([^`]*\)`", PAGE.partition("one of these forms")[2])) == set(forms())
+
+
+def test_the_library_needs_pytorch_pydantic_and_safetensors_alone(python: Path) -> None:
+    text = (
+        "import importlib.metadata as md, sys, traceproof; traceproof.check; import traceproof.solutions.trial;"
+        "known = md.packages_distributions(); print({d for m in sys.modules for d in known.get(m, ())})"
+    )
+    done = subprocess.run([str(python), "-c", text], check=True, capture_output=True, text=True)
+    # Those of torch, of pydantic, and what an environment has on its own.
+    beside = {"annotated-types", "pydantic_core", "setuptools", "tqdm", "typing-inspection", "typing_extensions"}
+    needed = {"numpy", "pydantic", "safetensors", "torch", "traceproof"}
+    found = set(re.findall(r"'([^']+)'", done.stdout))
+    assert found <= needed | beside, found - needed - beside
