@@ -63,9 +63,9 @@ def test_the_code_of_one_op_concerns_its_op_type_alone(package: Path, name: str,
         "moe_routing": package / "ops/families/routing.py",
         "other": None,
     }
-    before = {op_type: verdict_code(op_type, own) for op_type, own in declared.items()}
+    before = {op_type: verdict_code(own) for op_type, own in declared.items()}
     edited(package / name)
-    after = {op_type: verdict_code(op_type, own) for op_type, own in declared.items()}
+    after = {op_type: verdict_code(own) for op_type, own in declared.items()}
     assert {op_type for op_type, digest in before.items() if after[op_type] != digest} == changes
 
 

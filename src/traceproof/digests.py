@@ -16,7 +16,6 @@ DIGEST_BYTES = 16
 PACKAGE = "traceproof"
 SOURCE = Path(__file__).resolve().parent
 OPS = SOURCE / "ops"
-ORACLE = "oracle.py"  # the file that makes a folder an op_type
 # What runs and judges a case. An edit of the other packages (site, publish, lint ...) leaves rows as they are.
 ENGINE = ("dataset", "draw", "judge", "models", "run", "sandbox", "stacks")
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+)?import[ \t]+(\([^)]*\)|.*)", re.MULTILINE)
@@ -56,21 +55,19 @@ def code_digest(*parts: str) -> str:
     return digest_json([_content(path) for part in parts for path in _files(SOURCE / part)])
 
 
-def verdict_code(op_type: str, own: Path | None) -> str:
+def verdict_code(own: Path | None) -> str:
     """Digest of what an op_type's rows depend on: the engine, what ops share, `own`, the file that declares it.
 
     And the families that it imports.
     """
-    others = {path.parent for path in OPS.glob(f"*/{ORACLE}")} - {OPS / op_type}
-    families = set(OPS.glob("families/[a-z]*.py"))
+    others = set(OPS.glob("families/[a-z]*.py"))
     waiting = {own}
     while waiting:
         path = waiting.pop()
-        if path in families:
-            families.remove(path)
+        if path in others:
+            others.remove(path)
             waiting |= {*map(file_of, imported(".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)))}
-    others |= families
-    shared = (path for path in _files(OPS) if path.suffix == ".py" and others.isdisjoint({path, *path.parents}))
+    shared = (path for path in _files(OPS) if path.suffix == ".py" and path not in others)
     parts = [_content(path) for path in shared]
     if own is not None and SOURCE not in own.parents:
         parts.append((own.name, digest_bytes(own.read_bytes())))

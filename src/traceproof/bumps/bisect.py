@@ -160,7 +160,7 @@ class Trial:
             "cache": self.work / "cache.sqlite",
             "caches": self.work / "compiled",
             "environments": json.dumps(environments),
-            "code": verdict_code(self.op_type, registry.file_of(self.op_type)),
+            "code": verdict_code(registry.file_of(self.op_type)),
             "implementations": [
                 truth for truth in self.truths or truths_of(self.stack) if truth in for_op_type(self.op_type)
             ],

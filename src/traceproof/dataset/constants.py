@@ -1,8 +1,8 @@
 """Constants that decide an op's numbers and are no input: each with everything that states it.
 
 What is expected must not come from the reference alone that is judged by it. So each constant that an oracle, a
-draw, a baseline computation or an adapter needs is one of the RULES in `ops/<op_type>/constants.py`, which says
-where else it is looked up. Sources bind in this order: an axis, the descriptions, the name, the config of a
+draw, a baseline computation or an adapter needs is one of the `rules` of its op's declaration, which says where
+else it is looked up. Sources bind in this order: an axis, the descriptions, the name, the config of a
 bundled model that a tag names, the function that `fi_api` names where that is of one value alone; then the
 reference. Two of them that differ are a fault of the definition. What the reference alone states is used and
 reported, and proves nothing.
@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 Value = float | str
 Patterns = tuple[tuple[str, Value | None], ...]  # regular expressions; None: the value is the number of group 1
-OPS = Path(__file__).resolve().parents[1] / "ops"
 FUNCTION = f"fi_api:{PACKAGES[TAGGED]}."  # tag: before a function's name, as rules have it
 FLASHINFER = "0.7.2.post1"  # whose functions and defaults rules name
 KEPT = 1024  # definitions whose constants are kept at hand
@@ -146,8 +144,7 @@ def shown(value: Value) -> str:
 @cache
 def ruled() -> tuple[str, ...]:
     """The op_types that have rules, sorted."""
-    declared = {name for name, (_, op) in _registry().declarations().items() if op.rules}
-    return tuple(sorted({path.parent.name for path in OPS.glob("*/constants.py")} | declared))
+    return tuple(sorted(name for name, (_, op) in _registry().declarations().items() if op.rules))
 
 
 def _registry() -> Any:  # noqa: ANN401 - a module; ops are built on this package, so it is asked by name
@@ -155,15 +152,9 @@ def _registry() -> Any:  # noqa: ANN401 - a module; ops are built on this packag
 
 
 def rules_of(op_type: str) -> tuple[Rule, ...]:
-    """The rules of an op_type, its `RULES`; none where it has no such file."""
-    own = _registry().declared(op_type)
-    if own is not None:
-        given: tuple[Rule, ...] = own.rules
-        return given
-    if op_type not in ruled():
-        return ()
-    found: tuple[Rule, ...] = importlib.import_module(f"traceproof.ops.{op_type}.constants").RULES
-    return found
+    """The rules of an op_type; none where nobody declares it."""
+    declared = _registry().declarations().get(op_type)
+    return () if declared is None else tuple(declared[1].rules)
 
 
 def epsilon(*functions: str, config: tuple[str, ...]) -> Rule:

@@ -28,7 +28,7 @@ from traceproof.digests import digest_json
 from traceproof.environments import toolkit
 from traceproof.errors import TraceproofError
 from traceproof.files import sealed, write_json, write_text
-from traceproof.ops.registry import ground_truth, known
+from traceproof.ops import registry as ops
 from traceproof.programs import telling, without_secrets
 from traceproof.stacks import MAIN, PACKAGES, READER, STACKS, UNHASHED, truths_of
 
@@ -318,4 +318,4 @@ def of_package(stack: str, name: str) -> bool:
 
 def op_types(stack: str) -> list[str]:
     """The op_types that a ground truth of a stack has adapters for."""
-    return [name for name in known() if any(ground_truth(name, truth) for truth in truths_of(stack))]
+    return [name for name in ops.known() if not ops.get(name).truths.keys().isdisjoint(truths_of(stack))]

@@ -107,15 +107,14 @@ def entry_points(*truths: str) -> dict[str, str | None]:
 
 
 def _entry_points(truth: str) -> Iterator[tuple[str, str | None]]:
-    from traceproof.ops import lookup
+    from traceproof.ops import registry
     from traceproof.ops.adapter import version
 
     stack = STACKS[STACK_OF[truth]]
     if version(stack) is None and importlib.util.find_spec(stack.package) is None:
         yield stack.distribution, "is not installed"
         return
-    served = sorted(lookup.op_types(truth))
-    adapters = [adapter for op_type in served for adapter in lookup.adapters(truth, op_type)]
+    adapters = [adapter for name in registry.known() for adapter in registry.get(name).truths.get(truth, ())]
     packages = {package for adapter in adapters for package in adapter.packages}
     for module in sorted(packages | set(stack.modules)):  # before anything stands in for one
         yield module, _problem_of(module)
@@ -185,11 +184,12 @@ def facts(cuda_home: str, *modules: str) -> Facts:
 
 def _adapters() -> Adapters:
     """Which op_types have a ground truth on which machines."""
-    from traceproof.ops import lookup, registry  # they need more than an interpreter alone has
+    from traceproof.ops import registry  # it needs more than an interpreter alone has
 
     found: dict[str, dict[str, list[tuple[tuple[int, int], tuple[int, int]]] | None]] = {}
     for op_type in registry.known():
-        ranges = {truth: [adapter.sm for adapter in lookup.adapters(truth, op_type)] for truth in TRUTHS}
+        truths = registry.get(op_type).truths
+        ranges = {truth: [adapter.sm for adapter in truths.get(truth, ())] for truth in TRUTHS}
         found[op_type] = {
             truth: None if None in each else [sm for sm in each if sm is not None]
             for truth, each in ranges.items()

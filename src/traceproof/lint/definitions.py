@@ -20,7 +20,7 @@ from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Hit, LintedDataset, LintedDefinition, pointer
 from traceproof.lint.reference import root
 from traceproof.models import catalogue
-from traceproof.ops.registry import ground_truth, record
+from traceproof.ops import registry
 from traceproof.stacks import TAGGED
 from traceproof.text import names
 
@@ -414,7 +414,7 @@ def missing_tags(subject: LintedDefinition) -> Iterator[Hit]:
     for namespace in ("status", "model"):
         if not subject.tags(namespace):
             yield Hit("TP403", TAGS, f"no {namespace}:*")
-    if record(definition.op_type).staged and not subject.tags("stage"):
+    if registry.get(definition.op_type).staged and not subject.tags("stage"):
         yield Hit("TP403", TAGS, f"no stage:*, though {definition.op_type} has stages")
     types = sorted({LOW_PRECISION[spec.dtype] for spec in subject.tensors.values() if spec.dtype in LOW_PRECISION})
     if types and not subject.tags("quantization"):
@@ -422,8 +422,8 @@ def missing_tags(subject: LintedDefinition) -> Iterator[Hit]:
     stated = PARALLEL.search(definition.description or "")
     if stated and not subject.tags("tp"):
         yield Hit("TP403", TAGS, f"no tp:*, though the description says {stated[0]!r}")
-    served = ground_truth(definition.op_type, TAGGED) is not None
-    if served and not record(definition.op_type).without_api(definition) and not subject.tags("fi_api"):
+    op = registry.get(definition.op_type)
+    if TAGGED in op.truths and not op.without_api(definition) and not subject.tags("fi_api"):
         yield Hit("TP421", TAGS, f"no fi_api:*, though FlashInfer has kernels for {definition.op_type}")
 
 

@@ -1,5 +1,5 @@
-"""One module (or folder) an op_type: sizes, inputs, the float64 oracle, how each output is compared.
+"""Op_types: sizes, inputs, the float64 oracle, how each output is compared, ground truths, ways of being wrong.
 
-The module's name is the op_type. `registry.get` imports it on demand; `registry.known` lists the names without
-importing anything, so that the driver's environment, which holds no torch, can validate a selection.
+A file of `families` declares some. None imports PyTorch before it is used, so that the driver's environment, which
+holds none, can validate a selection.
 """

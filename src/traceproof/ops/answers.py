@@ -80,7 +80,4 @@ def both_precisions(kernels: str, wide: str) -> tuple[Answer, Answer]:
 
 def answers_of(op_type: str) -> Answers | None:
     """The answers of an op_type; None: it declares none."""
-    if registry.declared(op_type) is not None:
-        return registry.get(op_type).known_answers()
-    found: Answers | None = registry.attribute(op_type, "bugs", "ANSWERS")
-    return found
+    return registry.get(op_type).known_answers()

@@ -10,8 +10,6 @@ from typing import Any
 from traceproof.dataset.definition import Definition
 from traceproof.stacks import PACKAGES, TAGGED
 
-COMMON = "traceproof.ops.common"  # holds skeletons that several op_types have
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -66,7 +64,7 @@ class Draft:
 
 
 def draft(
-    package: str | None,
+    op_type: str,
     skeleton: str,
     values: Mapping[str, object],
     *,
@@ -79,19 +77,16 @@ def draft(
     definitions' semantics; `traceproof.extract.merge` holds every reference against the op's float64 oracle.
     Raises KeyError: a placeholder has no value.
     """
-    assert package is not None
-    stated = tomllib.loads(_text(package, f"{skeleton}.toml.in", values))
-    reference = _text(package, f"{stated.pop('reference', skeleton)}.py.in", values)
+    stated = tomllib.loads(_text(f"{skeleton}.toml.in", values))
+    reference = _text(f"{stated.pop('reference', skeleton)}.py.in", values)
     stated["axes"] = {name: _axis(said) for name, said in stated["axes"].items() if name not in without}
     for part in ("inputs", "outputs"):
         stated[part] = {name: _tensor(*said) for name, said in stated[part].items() if name not in without}
-    return Draft(op_type=package.rpartition(".")[2], reference=reference, twin=twin, **stated)
+    return Draft(op_type=op_type, reference=reference, twin=twin, **stated)
 
 
-def _text(package: str, name: str, values: Mapping[str, object]) -> str:
-    own = resources.files(package) if "." in package else resources.files("traceproof.ops").joinpath("templates")
-    places = [place.joinpath(name) for place in (own, resources.files(COMMON))]
-    text = next(place for place in places if place.is_file()).read_text(encoding="utf-8")
+def _text(name: str, values: Mapping[str, object]) -> str:
+    text = resources.files("traceproof.ops").joinpath("templates", name).read_text(encoding="utf-8")
     return Template(text).substitute(values)
 
 

@@ -66,13 +66,5 @@ def held_against(
 @cache
 def extractions() -> tuple[Extraction, ...]:
     """Those of all op_types that have one, in the order of their names."""
-    found = (_extraction(op_type) for op_type in registry.known())
+    found = (registry.get(op_type).extraction for op_type in registry.known())
     return tuple(extraction for extraction in found if extraction is not None)
-
-
-def _extraction(op_type: str) -> Extraction | None:
-    own = registry.declared(op_type)
-    if own is not None:
-        return own.extraction
-    found: Extraction | None = registry.attribute(op_type, "extraction", "EXTRACTION")
-    return found

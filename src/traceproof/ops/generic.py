@@ -1,17 +1,21 @@
-"""An op_type that has no module: sizes by the constraints, inputs by the schema, no oracle of its own."""
+"""An op_type that nobody declares: sizes by the constraints, inputs by the schema, no oracle of its own."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from traceproof.dataset.constants import implied_constraints
 from traceproof.dataset.constraints import System
 from traceproof.dataset.definition import Definition, DType
-from traceproof.draw import Draw
+from traceproof.lazy import torch
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.generic_inputs import draw_spec, text_of
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
 
 # Sizes wanted of var axes, the n-th axis getting the n-th of a row: unlike ones, so that axes which are confused
 # show; odd ones and one more than a block, so that tails do.

@@ -1,21 +1,24 @@
 """Inputs of which only the schema is known: values that an input's role allows, in bounds that its axes give."""
 
+from __future__ import annotations
+
 import ast
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from traceproof.dataset.constraints import evaluate, last_of, parse
 from traceproof.dataset.definition import Definition, DType, TensorSpec
 from traceproof.dataset.hints import Role, role_of
-from traceproof.draw import Draw
+from traceproof.lazy import torch
 from traceproof.ops.base import TORCH_DTYPES, Value
 from traceproof.ops.cases import Case
 
-WIDE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+
 # Words of an index's name, and words of the axis that it points along.
 SPACES: Mapping[str, str] = {
     "page pages block blocks kv": "pages page blocks",
@@ -120,7 +123,7 @@ class _Tensor:
         elif "levels" in params:
             levels = int(params["levels"])
             made = self.draw.integers(self.name, shape, torch.int32, low=-levels, high=levels + 1) / 2
-        elif dtype in WIDE:
+        elif dtype in {torch.float32, torch.float16, torch.bfloat16}:
             return self.draw.normal(self.name, shape, dtype, scale=float(params.get("scale", 1.0)))
         elif not params.get("drawn"):
             return self.draw.bits(self.name, shape, dtype)

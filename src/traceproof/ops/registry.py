@@ -1,4 +1,4 @@
-"""Which op_types there are, found by their folders, and what each of them holds."""
+"""Which op_types there are, and the op of each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from traceproof.dataset.definition import Dialect
 from traceproof.errors import TraceproofError
-from traceproof.ops.record import OpType
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
     from traceproof.ops.base import Op
 
 FOLDER = Path(__file__).resolve().parent
-ORACLE = "oracle"  # the file that makes a folder an op_type
 
 
 @cache
@@ -54,63 +52,21 @@ def declarations() -> Mapping[str, tuple[str, Op]]:
     return found
 
 
-def declared(op_type: str) -> Op | None:
-    """The op of that name; None: none is declared."""
-    found = declarations().get(op_type)
-    return None if found is None else found[1]
-
-
 def file_of(op_type: str) -> Path | None:
     """The file that declares an op_type; None: none does."""
-    if op_type not in declarations():
-        return None
-    return Path(str(sys.modules[declarations()[op_type][0]].__file__))
+    found = module(op_type)
+    return None if found is None else Path(str(sys.modules[found].__file__))
+
+
+def module(op_type: str) -> str | None:
+    """Name of the module that declares an op_type; None: none does."""
+    return declarations()[op_type][0] if op_type in declarations() else None
 
 
 @cache
 def known() -> tuple[str, ...]:
     """The op_types, sorted."""
-    return tuple(sorted({path.parent.name for path in FOLDER.glob(f"*/{ORACLE}.py")} | declarations().keys()))
-
-
-def module(op_type: str, part: str = ORACLE) -> str | None:
-    """Name of the module with one part of an op_type, e.g. `ground_truths.torch`; None: there is none."""
-    if op_type in declarations():
-        place, op = declarations()[op_type]
-        kind, _, source = part.partition(".")
-        holds = {ORACLE: True, "constants": bool(op.rules), "ground_truths": source in op.truths}
-        if kind in holds:
-            return place if holds[kind] else None
-    for place in (f"{op_type}.{part}", f"common.{getattr(record(op_type), 'kin', '')}_{part}"):
-        if op_type in known() and FOLDER.joinpath(*place.split(".")).with_suffix(".py").is_file():
-            return f"traceproof.ops.{place}"
-    return None
-
-
-def deciding(op_type: str) -> tuple[str, ...]:
-    """Names of the modules that decide its verdicts and are imported by its name: oracle, rules of constants."""
-    if op_type in declarations():
-        return (declarations()[op_type][0],)
-    constants = module(op_type, "constants")
-    return (module(op_type) or "traceproof.ops.generic", *([constants] if constants else []))
-
-
-def attribute(op_type: str, part: str, name: str) -> Any:  # noqa: ANN401 - the caller says what it is
-    """What the module of one part of an op_type calls by that name; None: there is no such module."""
-    found = module(op_type, part)
-    return None if found is None else getattr(importlib.import_module(found), name)
-
-
-@cache
-def record(op_type: str) -> OpType | Op:
-    """The facts of an op_type; those of none for one that has no folder here."""
-    if op_type not in known():
-        return OpType(family="")
-    own = declared(op_type)
-    if own is not None:
-        return own
-    found: OpType = importlib.import_module(f"traceproof.ops.{op_type}").OP
-    return found
+    return tuple(sorted(declarations()))
 
 
 @cache
@@ -118,30 +74,16 @@ def families() -> Mapping[str, tuple[str, ...]]:
     """The families with the op_types of each."""
     found: dict[str, tuple[str, ...]] = {}
     for op_type in known():
-        found[record(op_type).family] = (*found.get(record(op_type).family, ()), op_type)
+        found[get(op_type).family] = (*found.get(get(op_type).family, ()), op_type)
     return found
-
-
-def ground_truth(op_type: str, source: str) -> str | None:
-    """Name of the module with an op_type's ground truths from one source; None: there are none."""
-    return module(op_type, f"ground_truths.{source}")
 
 
 @cache
 def get(op_type: str) -> Op:
-    """The op of an op_type; the generic op (no oracle) for one that has no folder here."""
-    own = declared(op_type)
-    if own is not None:
-        return own
-    name = module(op_type)
-    if name is None:
-        from traceproof.ops.generic import GenericOp
+    """The op of an op_type; the generic op (no oracle) for one that nobody declares."""
+    from traceproof.ops.generic import GenericOp
 
-        return GenericOp(op_type)
-    op: Op = importlib.import_module(name).OP
-    if op.op_type != op_type:
-        raise ValueError(f"{name}.OP calls itself {op.op_type!r}")
-    return op
+    return declarations()[op_type][1] if op_type in declarations() else GenericOp(op_type)
 
 
 def _check_whole(definition: Definition) -> None:

@@ -365,7 +365,7 @@ class Pipeline:
     def verify_options(self, wildcards: Wildcards) -> list[str]:
         """What the jobs `verify` of an op_type are told; rows are made again where any of it changes."""
         op_type = wildcards.op_type
-        code = verdict_code(op_type, registry.file_of(op_type))
+        code = verdict_code(registry.file_of(op_type))
         given = [f"--environments={self.environments(op_type)}", f"--code={code}"]
         given += [f"--cache={self.cache}", f"--caches={self.caches}", f"--limits={self.limits()}"]
         given += [f"--build-seconds={self.config.limits.build_s}"]
@@ -412,7 +412,7 @@ class Pipeline:
     def op_types(self, family: str = "") -> list[str]:
         """The op_types that were planned, all or those of one family."""
         planned = self.index.op_types if self.index else ()
-        return sorted(name for name in planned if family in {"", registry.record(name).family})
+        return sorted(name for name in planned if family in {"", registry.get(name).family})
 
     def verdicts(self, wildcards: Wildcards) -> list[str]:
         """The verdict files of all that was planned, or of a family's op_types, one per job."""
@@ -484,7 +484,7 @@ class Pipeline:
         listed = self._listed(wildcards)
         if not self.on_gpu or self._compiled:
             return int(listed.seconds)
-        late = 1000 if registry.record(wildcards.op_type).compiles_late else 0
+        late = 1000 if registry.get(wildcards.op_type).compiles_late else 0
         return late + int(listed.builds + listed.seconds)
 
     @cached_property

@@ -196,7 +196,7 @@ def _planned_all(  # noqa: PLR0913 - as `plan`
     common = [code, selection.as_json(), str(tree.root)] if code and not selection.cases else []
     contexts = dict.fromkeys(sorted(groups), "")
     for name in contexts if common else ():
-        contexts[name] = digest_json([*common, verdict_code(name, registry.file_of(name))])
+        contexts[name] = digest_json([*common, verdict_code(registry.file_of(name))])
     plans = [_op_type_plan(tree, name, groups[name], selection, one, out) for name, one in contexts.items()]
     check_cases(selection, groups)
     listed: dict[str, Listed] = {}
@@ -214,7 +214,7 @@ def _planned_all(  # noqa: PLR0913 - as `plan`
 def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     """What the index says of a plan."""
     cases = list(planned.to_run)
-    facts = registry.record(planned.op_type)
+    facts = registry.get(planned.op_type)
     # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
     draws = any(case.trials for case in cases)
     most = DRAWING_LANES if draws else LANES if facts.long or len(planned.definitions) >= MANY else FEW_LANES

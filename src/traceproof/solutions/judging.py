@@ -98,7 +98,7 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
         trial = Trial(rows=rows, properties=(), precision=())
     else:
         trial = _tried(settled, target, environment)
-    against = ORACLE if registry.module(target.definition.op_type) is not None else SHADOW
+    against = ORACLE if target.definition.op_type in registry.known() else SHADOW
     constants = target.definition.constants
     reasons = (
         *(f"{Failure.CONSTANTS}: the definition is at fault: {conflict}" for conflict in constants.conflicts),
@@ -135,7 +135,7 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
 
 def _code(op_type: str) -> str:
     """Digest of the code that a verdict depends on."""
-    return digest_json([code_digest("solutions"), verdict_code(op_type, registry.file_of(op_type))])
+    return digest_json([code_digest("solutions"), verdict_code(registry.file_of(op_type))])
 
 
 def _not_run(message: str) -> Row:

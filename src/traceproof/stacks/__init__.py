@@ -17,7 +17,7 @@ LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of modules 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundTruth:
-    """A ground truth: an implementation of that name, with adapters in `ops/<op_type>/ground_truths/<name>.py`."""
+    """A ground truth: an implementation of that name; functions decorated by `@OP.truth` are its calls."""
 
     name: str  # of the implementation
     label: str  # what people call it

@@ -17,7 +17,6 @@ import traceproof
 from traceproof.digests import PACKAGE, SOURCE, digest_bytes, digest_json, file_of, imported
 from traceproof.files import MIB, read_bytes
 from traceproof.ops import registry
-from traceproof.stacks import TRUTHS
 from traceproof.text import literal, unquoted
 
 NAME = "tp_support"
@@ -95,12 +94,11 @@ def _source(module: str) -> str:
 def _closure() -> set[str]:
     """The modules to write: the roots, the listed packages, and all that they import."""
     found: set[str] = set()
-    deciding = (name for op_type in registry.known() for name in registry.deciding(op_type))
-    served = (registry.ground_truth(op_type, truth) for op_type in registry.known() for truth in TRUTHS)
+    declaring = (registry.module(op_type) for op_type in registry.known())
     listed = SOURCE.parent.joinpath(*LISTED.split(".")).rglob("*.py")
     places = (path.relative_to(SOURCE.parent).with_suffix("") for path in sorted(listed))
     modules = (".".join(place.parent.parts if place.name == "__init__" else place.parts) for place in places)
-    waiting = [*ROOTS, *modules, *deciding, *filter(None, served)]
+    waiting = [*ROOTS, *modules, "traceproof.ops.generic", *filter(None, declaring)]
     while waiting:
         module = waiting.pop()
         if module in found or module.partition(".")[0] != PACKAGE or not file_of(module).is_file():
