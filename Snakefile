@@ -49,7 +49,7 @@ rule verify_all:
         f"{FLOW.run}/logs/verify_all.log",
     localrule: True
     shell:
-        "python scripts/job.py outcome --summary {input.summary:q} --log {log:q}"
+        "python scripts/job.py conclude --summary {input.summary:q} --log {log:q}"
 
 
 include: "rules/sources.smk"

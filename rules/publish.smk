@@ -32,5 +32,5 @@ rule chain:
     params:
         selection=FLOW.config.run,
     shell:
-        "python scripts/job.py outcome --sources {input.sources:q} --tests {input.tests:q} --summary {input.summary:q}"
+        "python scripts/job.py conclude --sources {input.sources:q} --tests {input.tests:q} --summary {input.summary:q}"
         " --bundles {input.bundles:q} --selection={params.selection:q} --log {log:q}"

@@ -50,7 +50,7 @@ rule run_tests_of:
         junit=f"{FLOW.run}/tests/{{op_type}}-{{stack}}.xml",
     log:
         f"{FLOW.run}/logs/tests/{{op_type}}-{{stack}}.log",
-    threads: FLOW.job_lanes
+    threads: FLOW.job_parallel
     resources:
         mem_mb=FLOW.job_mb,
         gpu_mb=FLOW.job_gpu_mb,
@@ -63,7 +63,7 @@ rule run_tests_of:
         code=code_digest("testgen"),
     shell:
         "env PYTHONPATH={params.path:q} {params.python:q} -P scripts/stack_job.py run_tests --file {input.file:q}"
-        " --cases {input.cases:q} --stack {input.stack:q} {params.options:q} --lanes {threads:q}"
+        " --cases {input.cases:q} --stack {input.stack:q} {params.options:q} --parallel {threads:q}"
         " --rows {output.rows:q} --junit-file {output.junit:q} --log {log:q}"
 
 
@@ -94,4 +94,4 @@ rule run_tests:
         f"{FLOW.run}/logs/run_tests.log",
     localrule: True
     shell:
-        "python scripts/job.py outcome --tests {input.tests:q} --log {log:q}"
+        "python scripts/job.py conclude --tests {input.tests:q} --log {log:q}"

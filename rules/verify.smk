@@ -33,7 +33,7 @@ rule verify:
         gpu_mb=FLOW.job_gpu_mb,
         gpu=FLOW.one_gpu,
         gpu_model=FLOW.gpu_model,
-        lanes=FLOW.lanes_on,
+        parallel=FLOW.parallel_on,
         force=int(FLOW.config.force),  # no param: rows that were forced are as good as others
     params:
         python=FLOW.python(MAIN),
@@ -41,7 +41,7 @@ rule verify:
         plan=FLOW.job_digest,  # an edit counts, whatever the dates of files are
     shell:
         "{params.python:q} -P scripts/stack_job.py verify --cases {input.cases:q} --group={wildcards.group:q} --verdicts {output:q}"
-        " {params.options:q} --lanes {resources.lanes:q} --force {resources.force:q} --log {log:q}"
+        " {params.options:q} --parallel {resources.parallel:q} --force {resources.force:q} --log {log:q}"
 
 
 rule report:
@@ -83,4 +83,4 @@ for family in families():
             f"{FLOW.run}/logs/verify_{family}.log",
         localrule: True
         shell:
-            "python scripts/job.py outcome --summary {input:q} --log {log:q}"
+            "python scripts/job.py conclude --summary {input:q} --log {log:q}"

@@ -167,7 +167,7 @@ def site(*, results: Path, run: Path, audit: Path | None, out: Path, table: Path
     _say("site", f"{built.pages} pages in {built.folder}")
 
 
-def outcome(
+def conclude(
     *,
     sources: Path | None = None,
     tests: Path | None = None,

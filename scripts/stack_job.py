@@ -40,7 +40,7 @@ def cases(
     gpu = record["device_type"] == "cuda"
     selection["workloads"] = gpu if selection["workloads"] == "auto" else selection["workloads"]
     state = f"{code} {record['digest']}" if code else ""
-    with Inits(results, (dataset,), weak=weak, lanes=len(os.sched_getaffinity(0))) as inits:
+    with Inits(results, (dataset,), weak=weak, parallel=len(os.sched_getaffinity(0))) as inits:
         plan(dataset, out.parent, Selection.of_json(selection), inits, code=state, gpu=gpu)
 
 
@@ -58,7 +58,7 @@ def verify(
     cache: Path | None = None,
     tolerance: Json[float | None] = None,
     repeat: str = "",
-    lanes: int = 1,
+    parallel: int = 1,
     force: bool = False,
     weak: bool = False,
 ) -> None:
@@ -92,7 +92,7 @@ def verify(
             code=code,
             tolerance=tolerance,
             weak=weak,
-            workers=workers_of(lanes),
+            workers=workers_of(parallel),
             progress=progress,
         )
         return Engine(settings)
@@ -109,7 +109,7 @@ def verify(
         options=repeat,
         weak=weak,
         force=force,
-        lanes=lanes,
+        parallel=parallel,
     ).verify(verdicts)
 
 
@@ -122,7 +122,7 @@ def run_tests(
     caches: Path,
     limits: Json[Limits],
     options: Json[list[str]],
-    lanes: int,
+    parallel: int,
     rows: Path,
     junit_file: Path,
 ) -> None:
@@ -151,7 +151,7 @@ def run_tests(
         variables={LIBRARIES: jit.environment(caches, record)[LIBRARIES]} if on_gpu else {},
     )
     environment = Environment(name=name, python=sys.executable, record=record)
-    found = list(running.run_tests(order, environment, caches=own, lanes=lanes))
+    found = list(running.run_tests(order, environment, caches=own, parallel=parallel))
     failed = [row for row in found if row["outcome"] in running.BAD]
     sys.stderr.write(f"tests      {plan.op_type} in {name}: {len(found)} run, {len(failed)} not passed\n")
     sys.stderr.write("".join(f"  {printable(running.failure_line(row))}\n" for row in failed[: running.SHOWN]))

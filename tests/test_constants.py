@@ -237,7 +237,7 @@ def test_a_verdict_is_right_only_where_a_second_source_agrees(
     definitions.write(tmp_path / "dataset", definition.as_json())
     rows = Run(tmp_path / "dataset", tmp_path / "run", limits=LIMITS).verify("torch")[definition.name]
     summary = summarise(rows, Known())
-    assert summary["outcomes"] == {definition.name: outcome}
+    assert summary["conclusions"] == {definition.name: outcome}
     assert summary["verified"] == (outcome == "right")
     faults = {row["message"] for row in rows if row["reason"] == "constants_disagree"}
     assert faults == set(definition.constants.conflicts)

@@ -32,7 +32,7 @@ from traceproof.run.plan import Selection, plan
 from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
 from traceproof.run.untrusted import Source
 from traceproof.run.workers import Environment
-from traceproof.sandbox import ItemOutcome, Limits, Status
+from traceproof.sandbox import Limits, Reply, Status
 from traceproof.stacks import MAIN, STACKS, TAGGED
 
 pytestmark = pytest.mark.slow
@@ -266,9 +266,9 @@ def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
     entries = planned(tmp_path / "dataset", tmp_path / "cases")
     asked: dict[str, set[float | None]] = {}
 
-    def ask(_: str, item: Mapping[str, Any], seconds: float | None = None) -> ItemOutcome:
+    def ask(_: str, item: Mapping[str, Any], seconds: float | None = None) -> Reply:
         asked.setdefault(item["definition"]["name"], set()).add(seconds)
-        return ItemOutcome(status=Status.ERROR)
+        return Reply(status=Status.ERROR)
 
     record = {**STACK, "device_type": "cpu"}
     environments = {one: Environment(name=one, python=sys.executable, record=record) for one in (MAIN, TAGGED)}

@@ -62,7 +62,7 @@ def test_a_call_without_outputs_says_why(pool: Pool, subject: Subject, source: s
         loaded(DEFINITION, pool, limits=limits, source=source) as called,
     ):
         called.outputs(subject)
-    assert failed.value.outcome.status is status
+    assert failed.value.reply.status is status
 
 
 def test_small_inputs_sent_together_are_what_they_were() -> None:

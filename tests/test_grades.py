@@ -89,9 +89,9 @@ def test_a_definition_has_a_grade_only_where_all_its_outputs_were_judged() -> No
         "b_consistent": "consistent",
         "b_lonely": "consistent",
     }
-    assert summary["outcomes"]["b_open"] == "unverified"
-    assert summary["outcomes"]["b_agreed"] == "agreed"
-    assert summary["outcomes"]["b_consistent"] == "consistent"
+    assert summary["conclusions"]["b_open"] == "unverified"
+    assert summary["conclusions"]["b_agreed"] == "agreed"
+    assert summary["conclusions"]["b_consistent"] == "consistent"
 
 
 def test_a_definition_that_agrees_with_itself_alone_is_not_verified_unless_it_is_listed() -> None:
@@ -108,7 +108,7 @@ def test_a_definition_that_agrees_with_itself_alone_is_not_verified_unless_it_is
     rows = [found | {"digests": {"definition": "0" * 32}} for found in judged("a_proved", "b_consistent")]
     listed = summarise(rows, Known.model_validate({"findings": [entry]}))
     assert listed["verified"]
-    assert listed["outcomes"]["b_consistent"] == "known"
+    assert listed["conclusions"]["b_consistent"] == "known"
 
 
 def test_the_table_counts_grades_by_op_type_and_says_what_is_not_proved() -> None:

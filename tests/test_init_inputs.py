@@ -149,8 +149,8 @@ def test_inits_of_several_definitions_run_side_by_side(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (dump / f"{name}.json").write_text(json.dumps(changed(SAMPLE, name=name)))
     found = []
-    for lanes in (1, 3):
-        with Inits(tmp_path / f"results-{lanes}", lanes=lanes) as inits:
+    for parallel in (1, 3):
+        with Inits(tmp_path / f"results-{parallel}", parallel=parallel) as inits:
             (op_type,) = plan(dump, tmp_path / "cases", Selection(sizes=("small",)), inits).op_types
         definitions = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions
         found.append({name: [case.digest for case in entry.cases] for name, entry in definitions.items()})

@@ -245,4 +245,4 @@ def test_damaged_plans_are_planned_again(planned: OpTypePlan, tmp_path: Path) ->
 
 
 def test_lanes_give_the_rows_that_one_gives(verify: Verify) -> None:
-    assert verify(Stub(), lanes=2, cache=None) == verify(Stub(), cache=None)
+    assert verify(Stub(), parallel=2, cache=None) == verify(Stub(), cache=None)

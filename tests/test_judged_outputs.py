@@ -89,7 +89,7 @@ def test_an_output_that_is_left_out_is_not_judged_and_the_definition_not_proved(
     assert {row["case"] for row in found} >= {"small-0", "hidden-0"}
     summary = summarise(rows["left_out"], Known())
     assert failed(summary)
-    assert summary["outcomes"] == {"left_out": "unverified"}
+    assert summary["conclusions"] == {"left_out": "unverified"}
     collector = Collector()
     list(collector.watch(VerdictRow.model_validate(row) for row in rows["left_out"]))
     assert not collector.proof([]).grades

@@ -11,7 +11,7 @@ from solution_judge import candidate, solution_judge
 from traceproof.ops.cases import Case
 from traceproof.reasons import Failure, Verdict
 from traceproof.run.untrusted import CallError
-from traceproof.sandbox import ItemOutcome, Status
+from traceproof.sandbox import Reply, Status
 from traceproof.solutions.properties import CHANNELS
 from traceproof.solutions.trial import Evaluation, left_behind
 
@@ -47,7 +47,7 @@ def test_a_process_may_have_more_channels_to_a_gpu(channels: int | None, tmp_pat
     ],
 )
 def test_a_capture_tells_work_that_is_left_from_what_can_not_be_captured(message: str, *, left: bool) -> None:
-    row = left_behind(CASE, CallError(ItemOutcome(status=Status.ERROR, message=message)), "graph")
+    row = left_behind(CASE, CallError(Reply(status=Status.ERROR, message=message)), "graph")
     assert (row is not None) is left
     if row is not None:
         assert (row.verdict, row.reason, row.variant) == (Verdict.FAIL, Failure.LATE, "graph")

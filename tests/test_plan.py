@@ -138,8 +138,8 @@ def test_the_index_says_what_jobs_take(dataset: Path, tmp_path: Path) -> None:
     host = plan(dataset, tmp_path / "host", Selection(sizes=("small",))).op_types["rmsnorm"]
     gpu = plan(dataset, tmp_path / "gpu", Selection(sizes=("small",)), gpu=True).op_types["rmsnorm"]
     assert host.definitions == gpu.definitions == ("alpha", "beta", "wide")
-    assert (host.lanes, host.gpu_mb) == (1, 0)
-    assert gpu.lanes > 1
+    assert (host.parallel, host.gpu_mb) == (1, 0)
+    assert gpu.parallel > 1
     assert gpu.gpu_mb > 1000
     assert gpu.builds >= STACKS["flashinfer"].build_seconds["gen_norm"] > host.builds  # it builds them first
     assert host.digests == gpu.digests
@@ -148,7 +148,9 @@ def test_the_index_says_what_jobs_take(dataset: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "files"), [(1, 1), (GROUP, 1), (GROUP + 1, 2), (3 * GROUP, 3)])
 def test_a_large_op_type_has_a_verdict_file_per_group(count: int, files: int) -> None:
     names = tuple(f"d{number:03}" for number in range(count))
-    listed = Listed(digests={}, definitions=names, cases=0, mem_mb=0, gpu_mb=0, lanes=1, builds=0.0, seconds=0.0)
+    listed = Listed(
+        digests={}, definitions=names, cases=0, mem_mb=0, gpu_mb=0, parallel=1, builds=0.0, seconds=0.0
+    )
     found = Index(dataset="", op_types={"a": listed}).files("a")
     assert found == (["a"] if files == 1 else [f"a.{number}-of-{files}" for number in range(1, files + 1)])
 

@@ -104,7 +104,7 @@ def test_definitions_side_by_side_give_their_rows_in_the_file_s_order(tmp_path: 
         options=["-k", "test_correctness", "--test-sizes=small"],
         limits=Limits(seconds=120.0),
     )
-    rows = list(run_tests(order, Environment(name=MAIN, python=sys.executable), lanes=2))
+    rows = list(run_tests(order, Environment(name=MAIN, python=sys.executable), parallel=2))
     assert list(dict.fromkeys(row["definition"] for row in rows)) == names
     counts = {name: sum(row["definition"] == name for row in rows) for name in names}
     assert len(set(counts.values())) == 1

@@ -12,7 +12,7 @@ import pytest
 from worker_pools import Workers, pool
 
 from traceproof.errors import TraceproofError
-from traceproof.sandbox import MIB, ItemOutcome, Limits, Pool, Status
+from traceproof.sandbox import MIB, Limits, Pool, Reply, Status
 from traceproof.sandbox.model import Shared
 
 
@@ -23,14 +23,14 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
         yield made
 
 
-def statuses(outcomes: list[ItemOutcome]) -> list[Status]:
-    return [outcome.status for outcome in outcomes]
+def statuses(replies: list[Reply]) -> list[Status]:
+    return [reply.status for reply in replies]
 
 
 def test_items_run_in_order_in_one_worker_that_knows_its_payload(workers: Workers) -> None:
-    outcomes = workers.run({"do": "given"}, {"do": "echo", "value": [1.5, None, "ä"]}, payload={"a": [1]})
-    assert [outcome.value for outcome in outcomes] == [{"a": [1]}, [1.5, None, "ä"]]
-    assert statuses(outcomes) == [Status.OK, Status.OK]
+    replies = workers.run({"do": "given"}, {"do": "echo", "value": [1.5, None, "ä"]}, payload={"a": [1]})
+    assert [reply.value for reply in replies] == [{"a": [1]}, [1.5, None, "ä"]]
+    assert statuses(replies) == [Status.OK, Status.OK]
 
 
 def test_no_items_start_nothing(workers: Workers) -> None:
@@ -75,9 +75,9 @@ def test_a_failure_costs_its_own_item_and_says_why(
 
 
 def test_a_traceback_names_the_handlers_line_and_none_of_the_worker(workers: Workers) -> None:
-    (outcome,) = workers.run({"do": "raise_error", "text": "boo"})
-    assert "worker_misdeeds.py" in outcome.message
-    assert "traceproof/worker" not in outcome.message
+    (reply,) = workers.run({"do": "raise_error", "text": "boo"})
+    assert "worker_misdeeds.py" in reply.message
+    assert "traceproof/worker" not in reply.message
 
 
 def test_an_endless_loop_ends_at_its_limit(workers: Workers) -> None:
@@ -103,25 +103,25 @@ def test_memory_taken_slowly_meets_the_limit(workers: Workers) -> None:
 
 
 def test_memory_that_no_machine_has_is_refused(workers: Workers) -> None:
-    outcome, after = workers.run({"do": "allocate", "count": 100 << 40}, {"do": "echo", "value": 1})
-    assert outcome.status is Status.MEMORY
+    reply, after = workers.run({"do": "allocate", "count": 100 << 40}, {"do": "echo", "value": 1})
+    assert reply.status is Status.MEMORY
     assert after.value == 1
 
 
 def test_processes_without_end_meet_the_limit(workers: Workers) -> None:
     limits = Limits(seconds=30, processes=8)
-    outcome, after = workers.run({"do": "fork", "limit": 200}, {"do": "echo", "value": 1}, limits=limits)
-    assert outcome.status is Status.PROCESSES
-    assert "8 processes" in outcome.message
+    reply, after = workers.run({"do": "fork", "limit": 200}, {"do": "echo", "value": 1}, limits=limits)
+    assert reply.status is Status.PROCESSES
+    assert "8 processes" in reply.message
     assert after.value == 1
 
 
 def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(workers: Workers) -> None:
     limits = Limits(seconds=20, file_bytes=4 * MIB)
-    outcome, after = workers.run(
+    reply, after = workers.run(
         {"do": "write_here", "name": "large", "count": 16 * MIB}, {"do": "echo", "value": 1}, limits=limits
     )
-    assert outcome.status in {Status.ERROR, Status.OUTPUT}  # EFBIG from the kernel, or the guard's look
+    assert reply.status in {Status.ERROR, Status.OUTPUT}  # EFBIG from the kernel, or the guard's look
     assert after.value == 1
 
 
@@ -151,25 +151,25 @@ def test_the_size_of_what_it_is_given_stays(workers: Workers, size: int) -> None
 )
 def test_a_failing_setup_costs_all_items(workers: Workers, setup: str, status: Status, said: str) -> None:
     items = [{"do": "echo", "value": index} for index in range(3)]
-    outcomes = workers.run(*items, setup=setup, payload="because", limits=Limits(setup_seconds=0.5))
-    assert statuses(outcomes) == [status] * 3
-    assert all(said in outcome.message for outcome in outcomes)
+    replies = workers.run(*items, setup=setup, payload="because", limits=Limits(setup_seconds=0.5))
+    assert statuses(replies) == [status] * 3
+    assert all(said in reply.message for reply in replies)
 
 
 def test_files_in_a_given_scratch_folder_stay(workers: Workers, tmp_path: Path) -> None:
-    outcome, _ = workers.run(
+    reply, _ = workers.run(
         {"do": "write", "path": str(tmp_path / "kept")},
         {"do": "read", "path": str(tmp_path / "kept")},
         scratch=tmp_path,
     )
-    assert outcome.status is Status.OK, outcome
+    assert reply.status is Status.OK, reply
     assert (tmp_path / "kept").read_text(encoding="utf-8") == "was here"
 
 
 def test_several_threads_share_a_pool(workers: Workers) -> None:
     with ThreadPoolExecutor(3) as threads:
         runs = [threads.submit(workers.run, {"do": "echo", "value": index}, {"do": "given"}) for index in range(6)]
-        values = [[outcome.value for outcome in run.result()] for run in runs]
+        values = [[reply.value for reply in run.result()] for run in runs]
     assert values == [[index, None] for index in range(6)]
 
 

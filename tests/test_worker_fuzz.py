@@ -22,7 +22,7 @@ from test_transfer import memory
 from traceproof.files import BorderError
 from traceproof.ops.base import Values
 from traceproof.run.judging import Result
-from traceproof.sandbox import ItemOutcome, Limits, Status, model
+from traceproof.sandbox import Limits, Reply, Status, model
 from traceproof.sandbox.pool import Conversation
 
 HASTE = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -121,9 +121,9 @@ def answered(body: bytes) -> None:
     assert time.monotonic() - began < LONGEST
     assert answer.status in set(Status)
     answer.message.encode()
-    outcome = ItemOutcome(status=answer.status, message=answer.message, value=answer.value)
+    reply = Reply(status=answer.status, message=answer.message, value=answer.value)
     if answer.status is not Status.OK:
-        Result.failed(outcome).message.encode()
+        Result.failed(reply).message.encode()
 
 
 def test_a_conversation_ends_with_a_status_whatever_is_said() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import traceproof
-from traceproof.sandbox import ItemOutcome, Limits, Pool
+from traceproof.sandbox import Limits, Pool, Reply
 
 TESTS = Path(__file__).parent
 SOURCES = Path(traceproof.__file__).parent.parent
@@ -40,7 +40,7 @@ class Workers:
         payload: Any = None,  # noqa: ANN401 - any JSON value
         limits: Limits | None = None,
         scratch: Path | None = None,
-    ) -> list[ItemOutcome]:
+    ) -> list[Reply]:
         given = {"payload": payload, "limits": limits or Limits(seconds=20), "scratch": scratch}
         with self.pool.session(setup=f"worker_misdeeds:{setup}", **given) as session:
             return [session.ask(item) for item in items]

@@ -193,7 +193,7 @@ class Trial:
             with self._loaded(mutant.source) as source:
                 found = self._fate(source, mutant.line)
         except CallError as error:
-            return {"fate": "killed", "by": f"{error.outcome.status}: {error.outcome.message[-200:]}"}
+            return {"fate": "killed", "by": f"{error.reply.status}: {error.reply.message[-200:]}"}
         if found["fate"] == "survived" and mutant.operator != "dtype" and self._same_function(mutant.source):
             return {"fate": "equivalent", "by": "rounding aside"}
         return found
@@ -211,7 +211,7 @@ class Trial:
             ):
                 return all(same_function(mutant.outputs(subject), original.outputs(subject)) for subject in wide)
         except CallError as error:
-            if error.outcome.status in WIDENED:
+            if error.reply.status in WIDENED:
                 return False
             raise
 
@@ -327,7 +327,7 @@ def score(definition: Definition, pool: Pool, *, limits: Limits, sizes: Sequence
     try:
         trial = Trial(definition, pool, sizes=tuple(sizes), seed=seed, limits=limits)
     except CallError as error:
-        if error.outcome.status is not Status.REFUSED:
+        if error.reply.status is not Status.REFUSED:
             raise
         raise TraceproofError(f"{definition.name}: its reference is refused", problems=[str(error)]) from error
     result = Score(definition.name, definition.op_type)

@@ -156,7 +156,7 @@ def try_relation(relation: Relation, subjects: list[Subject], source: Source) ->
         try:
             original = _call(relation, subject, subject.inputs, source)
         except CallError as error:  # that it fails here is the judge's finding
-            if error.outcome.status is not Status.ERROR:
+            if error.reply.status is not Status.ERROR:
                 raise
             found["failing"].append(f"{subject.case.id}: {error.told}")
             continue
@@ -182,7 +182,7 @@ def _outcome(
     try:
         outputs = _run(experiment, original, lambda inputs: _call(relation, subject, inputs, source))
     except CallError as error:  # the relation's inputs are as good as the case's own
-        if error.outcome.status is not Status.ERROR:
+        if error.reply.status is not Status.ERROR:
             raise
         return Agreement.NONE, f"the reference fails on the changed inputs: {error.told}"
     left, right = experiment.sides(outputs)
@@ -296,7 +296,7 @@ def try_relations(definition: Definition, pool: Pool, *, limits: Limits, seed: i
             with loaded(definition, pool, limits=limits) as source:
                 found = try_relation(relation, subjects, source)
         except CallError as error:
-            text = f"{error.outcome.status}: {error.outcome.message[-300:]}"
+            text = f"{error.reply.status}: {error.reply.message[-300:]}"
             found = {"cases": 1, "agreement": BROKEN, "evidence": text, "failing": []}
         yield Finding(
             definition.name,

@@ -24,12 +24,12 @@ from traceproof.run.implementation import Implementation
 from traceproof.run.implementations import environment_of
 from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Result, Right, Rows, Rulings
 from traceproof.run.proof import graded
-from traceproof.run.schema import FLOOR, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.schema import BASELINE, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.shadow import modes_of
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.trusted import Runner
 from traceproof.run.untrusted import NAN, CallError, Source, Taken, loaded
-from traceproof.sandbox import ItemOutcome, Status
+from traceproof.sandbox import Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import STACKS, TAGGED
 
@@ -47,7 +47,7 @@ class Drawn:
 
     planned: PlannedCase
     inputs: Values | None = None
-    problem: ItemOutcome | None = None  # why they could not be drawn
+    problem: Reply | None = None  # why they could not be drawn
     digest: str | None = None
     results: dict[str, Result] = field(default_factory=dict)
     right: Right = field(default_factory=Right)
@@ -176,7 +176,7 @@ class DefinitionRun:
         try:
             return Result.taken(call(drawn), drawn.digest)
         except CallError as error:
-            return Result.failed(error.outcome)
+            return Result.failed(error.reply)
 
     def _draw(self, drawn: Drawn) -> None:
         case = drawn.planned.case
@@ -293,10 +293,10 @@ class DefinitionRun:
         problem = self.engine.not_built(name, self.definition)
         if problem is not None:
             return Result(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
-        outcome = self.engine.ask(name, item, self._seconds(name))
-        if outcome.status is not Status.OK:
-            return Result.failed(outcome)
-        said = outcome.value
+        reply = self.engine.ask(name, item, self._seconds(name))
+        if reply.status is not Status.OK:
+            return Result.failed(reply)
+        said = reply.value
         if "skip" in said:
             return Result.skipped(Unavailable(said["skip"], said["message"]))
         return Result(status="ok", **said)
@@ -438,11 +438,11 @@ def shadowed(reference: str, call: Callable[..., Taken]) -> Right:
     `call` makes a call in a `mode` of `traceproof.run.shadow`.
     """
     found: Tensors = {}
-    for mode, what in zip(modes_of(reference), (SHADOW, FLOOR, OTHER_TIES), strict=False):
+    for mode, what in zip(modes_of(reference), (SHADOW, BASELINE, OTHER_TIES), strict=False):
         try:
             taken = call(mode=mode)
         except CallError as error:
-            told = error.outcome.message.strip().splitlines() or [str(error.outcome.status)]
+            told = error.reply.message.strip().splitlines() or [str(error.reply.status)]
             return Right(oracle=_whole(found), shadow=told[-1].rpartition("UnsupportedError: ")[2])
         for name, value in taken.outputs.items():
             found[name if what == SHADOW else f"{name}@{what}"] = value
@@ -454,10 +454,10 @@ def _whole(oracle: Tensors) -> Tensors:
     return {key: value for key, value in oracle.items() if key.partition("@")[0] in oracle}
 
 
-def raised(error: Exception) -> ItemOutcome:
-    """The outcome of a call that our own code could not make."""
+def raised(error: Exception) -> Reply:
+    """The reply of a call that our own code could not make."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return ItemOutcome(status=Status.MEMORY if short else Status.ERROR, message=describe(error))
+    return Reply(status=Status.MEMORY if short else Status.ERROR, message=describe(error))
 
 
 def _drawn_fill() -> float:

@@ -34,7 +34,7 @@ from traceproof.run.schema import (
 )
 from traceproof.run.untrusted import refusal, untrusted_pool
 from traceproof.run.workers import Environment, Worker
-from traceproof.sandbox import ItemOutcome, Limits, Pool
+from traceproof.sandbox import Limits, Pool, Reply
 from traceproof.stacks import MAIN, STACKS, Module
 
 
@@ -203,7 +203,7 @@ class Engine:
         environment = self.environments.get(environment_of(name), self.environments[MAIN])
         return Origin(code=self.settings.code, record=environment.record)
 
-    def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> ItemOutcome:
+    def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> Reply:
         """Have a worker of a ground truth's environment run one case: the one that was asked last and is free."""
         with self._lock:
             free = self._workers_of(self.environments[environment_of(name)])

@@ -465,19 +465,19 @@ class Pipeline:
         """Memory of a GPU that the job takes, in MiB."""
         return self._listed(wildcards).gpu_mb if self.on_gpu else 0
 
-    def job_lanes(self, wildcards: Wildcards) -> int:
+    def job_parallel(self, wildcards: Wildcards) -> int:
         """How many definitions the job works on side by side."""
-        return self._listed(wildcards).lanes
+        return self._listed(wildcards).parallel
 
     def job_threads(self, wildcards: Wildcards) -> int:
         """Cores of the job: on a GPU at most two, as all wait for it; four are free only after all small jobs."""
-        lanes = self.job_lanes(wildcards)
-        return min(lanes, 2) if self.on_gpu else lanes
+        parallel = self.job_parallel(wildcards)
+        return min(parallel, 2) if self.on_gpu else parallel
 
-    def lanes_on(self, wildcards: Wildcards, threads: int) -> int:
+    def parallel_on(self, wildcards: Wildcards, threads: int) -> int:
         """How many definitions a job works on side by side that has so many cores."""
-        lanes = self.job_lanes(wildcards)
-        return lanes if threads >= self.job_threads(wildcards) else threads
+        parallel = self.job_parallel(wildcards)
+        return parallel if threads >= self.job_threads(wildcards) else threads
 
     def job_priority(self, wildcards: Wildcards) -> int:
         """What takes longest starts first: as long as nothing is compiled what compiles, then what calls most."""
@@ -496,7 +496,7 @@ class Pipeline:
         """What the list of plans says of an op_type; of one that is not planned, what asks for little."""
         found = self.index.op_types.get(wildcards.op_type) if self.index else None
         return found or Listed(
-            digests={}, definitions=(), cases=0, mem_mb=2000, gpu_mb=0, lanes=1, builds=0, seconds=0
+            digests={}, definitions=(), cases=0, mem_mb=2000, gpu_mb=0, parallel=1, builds=0, seconds=0
         )
 
     def stack_options(self, wildcards: Wildcards) -> list[str]:

@@ -153,13 +153,13 @@ class Inits:
     folder: Path  # of the results
     conceal: Sequence[Path] = ()  # folders that untrusted code does not see
     weak: bool = False  # whether it may run where isolation is not whole
-    lanes: int = 1  # how many run side by side
+    parallel: int = 1  # how many run side by side
 
     def filled(self, planned: Iterable[tuple[Definition, Sequence[PlannedCase]]]) -> list[Sequence[PlannedCase]]:
         """The cases of several definitions, in their order, as `_filled` has them."""
         _ = self._pool  # made once, before there are threads
-        with ThreadPoolExecutor(self.lanes) as lanes:
-            return list(lanes.map(lambda one: self._filled(*one), planned))
+        with ThreadPoolExecutor(self.parallel) as threads:
+            return list(threads.map(lambda one: self._filled(*one), planned))
 
     def _filled(self, definition: Definition, planned: Sequence[PlannedCase]) -> list[PlannedCase]:
         """The cases with inputs made by `init` in place of those drawn by role, if it can be run here.

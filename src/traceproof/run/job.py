@@ -69,7 +69,7 @@ class Job:
     options: str = ""  # further options of commands that repeat a case
     weak: bool = False  # whether references may run where they are not isolated whole
     force: bool = False  # compute what is kept, too
-    lanes: int = 1  # definitions side by side
+    parallel: int = 1  # definitions side by side
 
     def verify(self, verdicts: Path) -> None:
         """Write the verdict file, in one rename and a fixed order.
@@ -109,15 +109,15 @@ class Job:
                 if cache is not None:
                     cache.put(one.to_keep())
 
-            lanes = ThreadPoolExecutor(self.lanes)
+            threads = ThreadPoolExecutor(self.parallel)
             try:
-                order = sorted(lacking, key=lambda one: -one.cost) if self.lanes > 1 else lacking
-                for done in [lanes.submit(compute, one) for one in order]:
+                order = sorted(lacking, key=lambda one: -one.cost) if self.parallel > 1 else lacking
+                for done in [threads.submit(compute, one) for one in order]:
                     done.result()
             except BaseException as error:  # an interrupt waits for nothing
-                lanes.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
+                threads.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
                 raise
-            lanes.shutdown()
+            threads.shutdown()
 
     def _clear(self, bundles: Path) -> None:
         """Remove an earlier run's bundles of what this job runs."""

@@ -48,7 +48,7 @@ from traceproof.run.schema import (
     VerdictRow,
 )
 from traceproof.run.untrusted import Taken
-from traceproof.sandbox import ItemOutcome, Status
+from traceproof.sandbox import Reply, Status
 from traceproof.stacks import TRUTHS
 from traceproof.text import plain_text
 
@@ -90,14 +90,14 @@ class Result:
         return cls(status="ok", inputs=inputs, **facts)
 
     @classmethod
-    def failed(cls, outcome: ItemOutcome, about: str = "") -> Self:
-        """There is nothing to compare, for the reason that the outcome gives."""
-        message = plain_text(about + outcome.message)
+    def failed(cls, reply: Reply, about: str = "") -> Self:
+        """There is nothing to compare, for the reason that the reply gives."""
+        message = plain_text(about + reply.message)
         return cls(
             status="error",
-            reason=REASONS[outcome.status],
+            reason=REASONS[reply.status],
             message=message,
-            isolation=plain_text(outcome.isolation),
+            isolation=plain_text(reply.isolation),
         )
 
     @classmethod

@@ -144,10 +144,10 @@ PROCESS_MB = 600
 STACK_MB = 1000  # MiB of the host: the same of one that has imported a ground truth's package
 GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
 SLACK = 1.25  # estimates were up to a fifth below what was measured
-LANES = 4  # definitions of one op_type side by side on a GPU, where references take long, or there are MANY
-FEW_LANES = 2  # the same of others
+PARALLEL = 4  # definitions of one op_type side by side on a GPU, where references take long, or there are MANY
+FEW_PARALLEL = 2  # the same of others
 MANY = 12
-DRAWING_LANES = 8  # the same of samplers' references: thousands of short calls, and little memory
+DRAWING_PARALLEL = 8  # the same of samplers' references: thousands of short calls, and little memory
 DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as references
 # Rough estimates in seconds, from benchmarks on two cores and on an H200 that 16 processes share.
 CASE_SECONDS = 0.03
@@ -217,10 +217,12 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     facts = registry.get(planned.op_type)
     # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
     draws = any(case.trials for case in cases)
-    most = DRAWING_LANES if draws else LANES if facts.long or len(planned.definitions) >= MANY else FEW_LANES
+    most = (
+        DRAWING_PARALLEL if draws else PARALLEL if facts.long or len(planned.definitions) >= MANY else FEW_PARALLEL
+    )
     if not gpu:  # there a sampler's references take longest of all
-        most = FEW_LANES if draws else 1
-    lanes = max(1, min(most, len(planned.definitions)))
+        most = FEW_PARALLEL if draws else 1
+    parallel = max(1, min(most, len(planned.definitions)))
     needs = sorted(
         max(
             (case.memory + case.oracle_bytes + case.kernel_bytes for case in entry.cases if case.skip is None),
@@ -228,9 +230,9 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
         )
         for entry in planned.definitions.values()
     )
-    largest = int(SLACK * sum(needs[-lanes:]) / MIB)
+    largest = int(SLACK * sum(needs[-parallel:]) / MIB)
     truths = for_op_type(planned.op_type)
-    stacks = len({environment_of(name) for name in truths}) * workers_of(lanes)  # processes
+    stacks = len({environment_of(name) for name in truths}) * workers_of(parallel)  # processes
     call = CASE_SECONDS * (len(truths) if gpu else 1)
     seconds = sum(call + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
@@ -239,18 +241,18 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
         definitions=tuple(sorted(planned.whole)),
         cases=sum(len(entry.cases) for entry in planned.definitions.values()),
         mem_mb=(GPU_BASE_MB if gpu else BASE_MB)
-        + lanes * PROCESS_MB
-        + (stacks * STACK_MB + largest // lanes if gpu else largest),
-        gpu_mb=GPU_MB + (1 + stacks + lanes) * PROCESS_MB + largest if gpu and cases else 0,
-        lanes=lanes,
+        + parallel * PROCESS_MB
+        + (stacks * STACK_MB + largest // parallel if gpu else largest),
+        gpu_mb=GPU_MB + (1 + stacks + parallel) * PROCESS_MB + largest if gpu and cases else 0,
+        parallel=parallel,
         builds=builds,
         seconds=seconds / max(1, -(-len(planned.definitions) // GROUP)),
     )
 
 
-def workers_of(lanes: int) -> int:
+def workers_of(parallel: int) -> int:
     """Workers of each environment of ground truths: several where many definitions draw side by side."""
-    return DRAWING_WORKERS if lanes >= DRAWING_LANES else 1
+    return DRAWING_WORKERS if parallel >= DRAWING_PARALLEL else 1
 
 
 def _before(path: Path, context: str) -> Mapping[str, PlannedDefinition]:

@@ -42,7 +42,7 @@ def _grade(row: VerdictRow, *, kernel: bool) -> Grade:
     return Grade.PROVED if kernel else Grade.CHECKED
 
 
-class Outcome(StrEnum):
+class Conclusion(StrEnum):
     """What came of a definition; of several that fit, the first one in this order counts."""
 
     WRONG = "wrong"
@@ -58,85 +58,85 @@ class Outcome(StrEnum):
 
 
 # How many of each there are, in the order in which it is told.
-WORDS: Mapping[Outcome, str] = {
-    Outcome.RIGHT: "right",
-    Outcome.AGREED: "agreed by a ground truth and their own float64, no oracle",
-    Outcome.RELAXED: "accepted by your tolerance, not proved",
-    Outcome.KNOWN: "with known findings",
-    Outcome.WRONG: "with new findings",
-    Outcome.CONSISTENT: "not verified: consistent with their own float64 alone",
-    Outcome.UNCONFIRMED: "not verified: right but for a constant that the reference alone states",
-    Outcome.UNVERIFIED: "not verified: no oracle",
-    Outcome.SCALED_DOWN: "too large here, judged by a scaled-down definition alone",
-    Outcome.NOT_RUN: "not runnable here",
+WORDS: Mapping[Conclusion, str] = {
+    Conclusion.RIGHT: "right",
+    Conclusion.AGREED: "agreed by a ground truth and their own float64, no oracle",
+    Conclusion.RELAXED: "accepted by your tolerance, not proved",
+    Conclusion.KNOWN: "with known findings",
+    Conclusion.WRONG: "with new findings",
+    Conclusion.CONSISTENT: "not verified: consistent with their own float64 alone",
+    Conclusion.UNCONFIRMED: "not verified: right but for a constant that the reference alone states",
+    Conclusion.UNVERIFIED: "not verified: no oracle",
+    Conclusion.SCALED_DOWN: "too large here, judged by a scaled-down definition alone",
+    Conclusion.NOT_RUN: "not runnable here",
 }
-COMPARED = frozenset(Outcome) - {Outcome.UNVERIFIED, Outcome.SCALED_DOWN, Outcome.NOT_RUN}
+COMPARED = frozenset(Conclusion) - {Conclusion.UNVERIFIED, Conclusion.SCALED_DOWN, Conclusion.NOT_RUN}
 OF_GRADE = {
-    Grade.AGREED: Outcome.AGREED,
-    Grade.CONSISTENT: Outcome.CONSISTENT,
-    Grade.SCALED_DOWN: Outcome.SCALED_DOWN,
+    Grade.AGREED: Conclusion.AGREED,
+    Grade.CONSISTENT: Conclusion.CONSISTENT,
+    Grade.SCALED_DOWN: Conclusion.SCALED_DOWN,
 }
 
 
-class Outcomes:
+class Conclusions:
     """Notes rows one by one what comes of their definitions."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, set[Outcome]] = defaultdict(set)
+        self._marks: dict[str, set[Conclusion]] = defaultdict(set)
 
     def note(self, row: VerdictRow, finding: str | None) -> None:
         """Note a row and the kind of finding that it is: `new`, `known`, `unexpected`, or None."""
         marks = self._marks[row.definition]
         if finding is not None:
-            news = Outcome.UNVERIFIED if row.unjudged else Outcome.WRONG
-            marks.add(Outcome.KNOWN if finding == "known" else news)
+            news = Conclusion.UNVERIFIED if row.unjudged else Conclusion.WRONG
+            marks.add(Conclusion.KNOWN if finding == "known" else news)
         elif row.implementation != REFERENCE:
             return
         elif row.grade in OF_GRADE:
-            marks.add(Outcome.UNCONFIRMED if row.constants else OF_GRADE[row.grade])
+            marks.add(Conclusion.UNCONFIRMED if row.constants else OF_GRADE[row.grade])
         elif row.verdict == Verdict.PASS and not row.scaled_down:
-            marks.add(Outcome.RIGHT if row.tolerance is None else Outcome.RELAXED)
+            marks.add(Conclusion.RIGHT if row.tolerance is None else Conclusion.RELAXED)
         elif row.verdict == Verdict.SKIP:
-            marks.add(Outcome.NOT_RUN)
+            marks.add(Conclusion.NOT_RUN)
 
     def by_definition(self) -> dict[str, str]:
         """What came of each definition."""
         return {
-            name: str(next((one for one in Outcome if one in marks), Outcome.NOT_RUN))
+            name: str(next((one for one in Conclusion if one in marks), Conclusion.NOT_RUN))
             for name, marks in sorted(self._marks.items())
         }
 
 
-def compared(outcomes: Iterable[str]) -> bool:
+def compared(conclusions: Iterable[str]) -> bool:
     """Whether anything was compared at all."""
-    return not COMPARED.isdisjoint(outcomes)
+    return not COMPARED.isdisjoint(conclusions)
 
 
-def proved(outcomes: Collection[str]) -> bool:
+def proved(conclusions: Collection[str]) -> bool:
     """Whether anything was compared, and nothing with what itself says alone."""
-    return compared(outcomes) and not {Outcome.CONSISTENT, Outcome.UNCONFIRMED} & set(outcomes)
+    return compared(conclusions) and not {Conclusion.CONSISTENT, Conclusion.UNCONFIRMED} & set(conclusions)
 
 
 def sentence(summary: Mapping[str, Any]) -> str:
     """`VERIFIED: 48 definitions, 41 right, 6 with known findings, 1 not runnable here`."""
-    outcomes: Mapping[str, str] = summary["outcomes"]
-    counts = Counter(outcomes.values())
+    conclusions: Mapping[str, str] = summary["conclusions"]
+    counts = Counter(conclusions.values())
     parts = [f"{counts[one]} {words}" for one, words in WORDS.items() if counts[one]]
-    definitions = f"{len(outcomes)} definition{'' if len(outcomes) == 1 else 's'}"
+    definitions = f"{len(conclusions)} definition{'' if len(conclusions) == 1 else 's'}"
     verdict = "VERIFIED" if summary["verified"] else "NOT VERIFIED"
     return f"{verdict}: {', '.join([definitions, *parts])}{_idle(summary)}"
 
 
 def _idle(summary: Mapping[str, Any]) -> str:
     """Why nothing was compared, where nothing was."""
-    if compared(summary["outcomes"].values()):
+    if compared(summary["conclusions"].values()):
         return ""
     skips: Counter[str] = Counter()
     for group in summary["groups"]:
         if group["implementation"] == REFERENCE:
             skips.update(group["skips"])
     why = ", ".join(f"{reason} {count}" for reason, count in skips.items()) or "the selection has no case"
-    where = " in its own size" if Outcome.SCALED_DOWN in summary["outcomes"].values() else ""
+    where = " in its own size" if Conclusion.SCALED_DOWN in summary["conclusions"].values() else ""
     return f"; nothing was compared{where}: {why}"
 
 

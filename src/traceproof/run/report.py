@@ -21,7 +21,7 @@ from traceproof.run import proof
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.known import Known, read_known
-from traceproof.run.proof import Outcomes, proved, sentence
+from traceproof.run.proof import Conclusions, proved, sentence
 from traceproof.run.schema import AGAIN, REFERENCE, VerdictRow, each_row
 from traceproof.text import printable
 
@@ -95,10 +95,11 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         groups[names] = _both(groups[names], group) if names in groups else group
     findings = {kind: [found for part in parts for found in part["findings"][kind]] for kind in KINDS}
     reached = proof.joined([proof.Proof.model_validate(part["proof"]) for part in parts])
-    outcomes, definitions = (
-        dict(sorted(item for part in parts for item in part[key].items())) for key in ("outcomes", "definitions")
+    conclusions, definitions = (
+        dict(sorted(item for part in parts for item in part[key].items()))
+        for key in ("conclusions", "definitions")
     )
-    return _summary(outcomes, definitions, [groups[names] for names in sorted(groups)], findings, reached)
+    return _summary(conclusions, definitions, [groups[names] for names in sorted(groups)], findings, reached)
 
 
 def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,15 +110,15 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _summary(
-    outcomes: Mapping[str, str],
+    conclusions: Mapping[str, str],
     definitions: Mapping[str, str],
     groups: Sequence[Mapping[str, Any]],
     findings: Mapping[str, Sequence[Mapping[str, Any]]],
     reached: proof.Proof,
 ) -> dict[str, Any]:
     return {
-        "verified": proved(outcomes.values()) and not findings["new"] and not findings["unexpected"],
-        "outcomes": outcomes,
+        "verified": proved(conclusions.values()) and not findings["new"] and not findings["unexpected"],
+        "conclusions": conclusions,
         "definitions": definitions,
         "groups": groups,
         "findings": findings,
@@ -172,7 +173,7 @@ def summarise(
     Raises TraceproofError: known.yaml limits versions of a package that an implementation's stack does not hold.
     """
     versions = {str(record["stack"]): record["versions"] for record in stacks}
-    collector, outcomes = proof.Collector(), Outcomes()
+    collector, conclusions = proof.Collector(), Conclusions()
     groups: dict[tuple[str, str], _Group] = {}
     definitions: dict[str, Counter[str]] = {}
     findings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
@@ -181,13 +182,13 @@ def summarise(
         shown = NO_ORACLE if row.unjudged else str(row.grade if small else row.verdict)
         definitions.setdefault(row.definition, Counter())[shown] += 1
         kind = _kind(row, known, versions)
-        outcomes.note(row, kind)
+        conclusions.note(row, kind)
         groups.setdefault((row.op_type, row.implementation), _Group()).note(row, kind)
         if kind is not None:
             findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
     overall = {name: _overall(counts) for name, counts in sorted(definitions.items())}
     told = [group.as_json(*names) for names, group in sorted(groups.items(), key=lambda item: item[0])]
-    return _summary(outcomes.by_definition(), overall, told, findings, collector.proof(stacks))
+    return _summary(conclusions.by_definition(), overall, told, findings, collector.proof(stacks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,7 @@ class _Group:
 
 
 def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
-    """`new` finding, `known` one, `unexpected` outcome where another was known, or None: all is well."""
+    """`new` finding, `known` one, `unexpected` result where another was known, or None: all is well."""
     if row.tolerance is not None:  # by the user's tolerance: the list speaks of the calibrated gates
         return "new" if row.bad else None
     if row.verdict == Verdict.SKIP and not row.unjudged:
@@ -254,7 +255,7 @@ def _overall(counts: Mapping[str, int]) -> str:
 
 
 def failed(summary: Mapping[str, Any]) -> bool:
-    """Whether a run must end with exit code 1: news, an outcome other than the known one, or nothing compared."""
+    """Whether a run must end with exit code 1: news, a result other than the known one, or nothing compared."""
     return not summary["verified"]
 
 

@@ -23,7 +23,7 @@ WHOLE = "*"  # the `output` of a row about a case as a whole
 REFERENCE = "reference"
 ORACLE = "oracle"
 SHADOW = "shadow"  # the reference in float64, where there is no oracle
-FLOOR = "baseline"
+BASELINE = "baseline"
 SCALED_DOWN = "@scaled-down"  # after the name of the definition that it stands in for
 PLAN_BYTES = 1 << 30  # of a plan file
 GROUP = 64  # definitions of one job: an op_type of more has several, each of so many by name
@@ -31,8 +31,8 @@ INDEX = "index.json"  # beside the plans
 AGAIN = "Run the same command again: finished rows are kept."
 
 
-class Record(BaseModel):
-    """A frozen record with a closed set of fields."""
+class ClosedModel(BaseModel):
+    """A frozen value with a closed set of fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,14 +41,14 @@ class Record(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-class SkipNote(Record):
+class SkipNote(ClosedModel):
     """Why a planned case is not run."""
 
     reason: Skip
     message: str
 
 
-class PlannedCase(Record):
+class PlannedCase(ClosedModel):
     """One case of a plan."""
 
     case: Case  # sizes and drawing instructions
@@ -74,7 +74,7 @@ class PlannedCase(Record):
         return self.case.id
 
 
-class PlannedDefinition(Record):
+class PlannedDefinition(ClosedModel):
     """One definition of a plan."""
 
     path: str  # of its file in the dataset
@@ -122,7 +122,7 @@ class PlannedDefinition(Record):
         return self.model_copy(update={"cases": tuple(cases)})
 
 
-class BrokenFile(Record):
+class BrokenFile(ClosedModel):
     """A file of the dataset that is no definition, or can not be planned with."""
 
     path: str
@@ -135,7 +135,7 @@ def groups(count: int) -> list[str]:
     return [f".{number}-of-{most}" for number in range(1, most + 1)] if most > 1 else [""]
 
 
-class OpTypePlan(Record):
+class OpTypePlan(ClosedModel):
     """The cases of one op_type's definitions: what the rule `cases` writes and every later one reads."""
 
     version: Literal[1] = 1
@@ -198,7 +198,7 @@ def _of_group(plan: Mapping[str, Any], group: str) -> dict[str, Any]:
     return {**plan, "definitions": mine, "broken": () if at else plan["broken"]}
 
 
-class Listed(Record):
+class Listed(ClosedModel):
     """What the rules have to know of an op_type's plan and jobs."""
 
     digests: dict[str, str]  # of what each of its jobs runs, by group
@@ -207,12 +207,12 @@ class Listed(Record):
     # mem_mb, gpu_mb: MiB of the host and of a GPU that a job takes; no gpu_mb: it opens none
     mem_mb: int
     gpu_mb: int
-    lanes: int  # definitions that a job runs side by side
+    parallel: int  # definitions that a job runs side by side
     builds: float  # seconds that the slowest kernel build takes, about
     seconds: float  # and the calls of the longest job
 
 
-class Index(Record):
+class Index(ClosedModel):
     """All plans of a run."""
 
     version: Literal[1] = 1
@@ -241,14 +241,14 @@ UNJUDGED = frozenset({Skip.NO_ORACLE, Skip.UNJUDGED})
 NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")  # told of an output
 
 
-class GateResult(Record):
+class GateResult(ClosedModel):
     """By what an output was judged, and which share of the limit was used; None: unbounded, or not a share."""
 
     kind: str
     margin: float | None = None
 
 
-class RowDigests(Record):
+class RowDigests(ClosedModel):
     """What a verdict stands on."""
 
     definition: str | None = None
@@ -259,7 +259,7 @@ class RowDigests(Record):
     environment: str | None = None
 
 
-class Arbitration(Record):
+class Arbitration(ClosedModel):
     """Who agrees with a failing one, and who with the oracle; `with` and `against` in the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -269,7 +269,7 @@ class Arbitration(Record):
     recognised: tuple[str, ...]
 
 
-class VerdictRow(Record):
+class VerdictRow(ClosedModel):
     """One output of a case of an implementation, or a case as a whole, judged."""
 
     # definition, op_type, case, size, seed, axes: what was run; no case where the definition can not be read

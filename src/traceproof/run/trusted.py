@@ -34,7 +34,9 @@ from traceproof.run.implementation import OTHER_SEED, Implementation, call, name
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.workers import OUTPUTS
 
-MOST_LOADED = 32  # definitions and implementations that stay ready: those of several lanes come in turns
+MOST_LOADED = (
+    32  # definitions and implementations that stay ready: those of several definitions side by side come in turns
+)
 
 
 def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -31,7 +31,7 @@ from traceproof.run.calls import GOLDEN, filler
 from traceproof.run.case import Subject
 from traceproof.run.runner import FOLDER, TRITON
 from traceproof.run.tensors import aligned, copy_bytes, dtype_name, raw_bytes, same_bits, whole
-from traceproof.sandbox import MIB, ItemOutcome, Limits, Pool, Session, Status, policy
+from traceproof.sandbox import MIB, Limits, Pool, Reply, Session, Status, policy
 from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.sandbox.model import Shared
 from traceproof.text import plain_text
@@ -112,27 +112,27 @@ def project_folders() -> list[Path]:
     return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]
 
 
-def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> ItemOutcome | None:
+def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> Reply | None:
     """What comes of a source that the policy refuses; None: it may run."""
     refusals = policy.check(source, rules)
     if not refusals:
         return None
-    return ItemOutcome(status=Status.REFUSED, message="; ".join(map(str, refusals)))
+    return Reply(status=Status.REFUSED, message="; ".join(map(str, refusals)))
 
 
 class CallError(RuntimeError):
-    """A call of untrusted code that left no outputs; the text says why, the outcome how it ended."""
+    """A call of untrusted code that left no outputs; the text says why, the reply how it ended."""
 
-    def __init__(self, outcome: ItemOutcome) -> None:
-        what = "the reference may not run" if outcome.status is Status.REFUSED else outcome.status
-        super().__init__(f"{what}: {outcome.message}")
-        self.outcome = outcome
+    def __init__(self, reply: Reply) -> None:
+        what = "the reference may not run" if reply.status is Status.REFUSED else reply.status
+        super().__init__(f"{what}: {reply.message}")
+        self.reply = reply
 
     @property
     def told(self) -> str:
         """The last line of its message, an exception's own."""
-        lines = self.outcome.message.strip().splitlines()
-        return lines[-1] if lines else str(self.outcome.status)
+        lines = self.reply.message.strip().splitlines()
+        return lines[-1] if lines else str(self.reply.status)
 
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -445,13 +445,13 @@ class Source:
                 )
                 item = {name: getattr(request, name) for name in CallRequest.__dataclass_fields__}
                 started = time.monotonic()
-                outcome = self.session.ask(item, files=[memory.inputs.fd, memory.outputs.fd])
+                reply = self.session.ask(item, files=[memory.inputs.fd, memory.outputs.fd])
                 seconds = time.monotonic() - started
-                if outcome.status is not Status.OK:
-                    raise CallError(replace(outcome, message=outcome.message.replace(self.token, self.name)))
-                return replace(memory.taken(outcome.value), seconds=seconds, isolation=outcome.isolation)
+                if reply.status is not Status.OK:
+                    raise CallError(replace(reply, message=reply.message.replace(self.token, self.name)))
+                return replace(memory.taken(reply.value), seconds=seconds, isolation=reply.isolation)
         except BorderError as error:
-            raise CallError(ItemOutcome(status=Status.CRASH, message=str(error))) from error
+            raise CallError(Reply(status=Status.CRASH, message=str(error))) from error
 
     def outputs(self, subject: Subject) -> Tensors:
         """Outputs of a case; raises as `run` does."""

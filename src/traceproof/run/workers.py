@@ -22,7 +22,7 @@ from typing import Any, Self
 import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
-from traceproof.sandbox import ItemOutcome, Limits, Status
+from traceproof.sandbox import Limits, Reply, Status
 from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl, private_bytes, status_bytes
 from traceproof.sandbox.pool import environment, how_it_ended
 from traceproof.sandbox.worker import guarded, run_and_exit
@@ -129,7 +129,7 @@ class Worker:
                 raise TraceproofError(f"{python} can not be started: {error}") from error
         self._channel = Connection(ours.detach())
 
-    def ask(self, item: Any, seconds: float | None = None) -> ItemOutcome:  # noqa: ANN401 - any JSON value
+    def ask(self, item: Any, seconds: float | None = None) -> Reply:  # noqa: ANN401 - any JSON value
         """Run one item in `seconds`, or in the limit's; outputs in its answer are tensors that lie in memory."""
         with self._lock:
             started = time.monotonic()
@@ -148,14 +148,14 @@ class Worker:
             assert self._channel is not None
             with contextlib.suppress(OSError):  # it has ended: the answer says how
                 self._channel.send_bytes(json.dumps(item).encode())
-            outcome = replace(self._answer(limit), seconds=time.monotonic() - started)
-            if isinstance(outcome.value, dict) and OUTPUTS in outcome.value:
+            reply = replace(self._answer(limit), seconds=time.monotonic() - started)
+            if isinstance(reply.value, dict) and OUTPUTS in reply.value:
                 from safetensors.torch import load_file
 
-                outcome.value["outputs"] = load_file(outcome.value.pop(OUTPUTS))
-            return outcome
+                reply.value["outputs"] = load_file(reply.value.pop(OUTPUTS))
+            return reply
 
-    def _answer(self, seconds: float) -> ItemOutcome:
+    def _answer(self, seconds: float) -> Reply:
         """What it answers, or how it ended: one that is late, or takes too much memory, is ended."""
         assert self._channel is not None
         end, most = time.monotonic() + seconds, self._limits.memory_bytes
@@ -163,16 +163,16 @@ class Worker:
             while not self._channel.poll(min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
                 if time.monotonic() >= end:
                     self.close()
-                    return ItemOutcome(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
+                    return Reply(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
                 if most is not None and self._baseline and private_bytes(self._pid) - self._baseline > most:
                     self.close()
                     message = f"took more than {most} bytes of memory"
-                    return ItemOutcome(status=Status.MEMORY, message=message)
+                    return Reply(status=Status.MEMORY, message=message)
             said = json.loads(self._channel.recv_bytes())
         except (EOFError, OSError):
-            return ItemOutcome(status=Status.CRASH, message=how_it_ended(self.close(killing=False)))
+            return Reply(status=Status.CRASH, message=how_it_ended(self.close(killing=False)))
         value, message = said.get("value"), said.get("message", "")
-        return ItemOutcome(status=Status(said["status"]), value=value, message=message)
+        return Reply(status=Status(said["status"]), value=value, message=message)
 
     def close(self, *, killing: bool = True) -> int:
         """End it, if it lives; gives how it ended."""

@@ -1,6 +1,6 @@
 """Runs code that may crash, hang or be hostile, in a process of its own, under limits."""
 
-from traceproof.sandbox.model import GIB, KIB, MIB, ItemOutcome, Limits, Status
+from traceproof.sandbox.model import GIB, KIB, MIB, Limits, Reply, Status
 from traceproof.sandbox.pool import Pool, Session
 
-__all__ = ["GIB", "KIB", "MIB", "ItemOutcome", "Limits", "Pool", "Session", "Status"]
+__all__ = ["GIB", "KIB", "MIB", "Limits", "Pool", "Reply", "Session", "Status"]

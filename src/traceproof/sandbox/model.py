@@ -1,4 +1,4 @@
-"""What a caller says and gets back: limits, and one outcome per item.
+"""What a caller says and gets back: limits, and one reply per item.
 
 Then how messages between the processes look: a length, then JSON. Nothing is ever unpickled.
 """
@@ -66,7 +66,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ItemOutcome:
+class Reply:
     """How one item ended."""
 
     status: Status

@@ -34,9 +34,9 @@ from traceproof.sandbox.model import (
     MIB,
     PACKET_BYTES,
     BrokenMessageError,
-    ItemOutcome,
     Limits,
     Reader,
+    Reply,
     Status,
     TooLargeError,
     decode,
@@ -255,7 +255,7 @@ class Pool:
         # an existing folder that the worker may write to and that stays; None: one that is removed
         scratch: Path | None = None,
     ) -> "Session":
-        """A worker for one item after the other; a context manager. What fails is in the outcome of each."""
+        """A worker for one item after the other; a context manager. What fails is in the reply of each."""
         return Session(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch)
 
     def worker(self, limits: Limits, scratch: Path) -> "Conversation":
@@ -288,7 +288,7 @@ class Session:
         self._open = contextlib.ExitStack()  # the worker, and its folder if that is none that was given
         self._worker: Conversation | None = None
         self._reach = ""
-        self._refused: ItemOutcome | None = None
+        self._refused: Reply | None = None
         self._ahead: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -327,15 +327,15 @@ class Session:
         item: Any,  # noqa: ANN401 - any JSON value; with files, an object
         seconds: float | None = None,
         files: Sequence[int] = (),
-    ) -> ItemOutcome:
+    ) -> Reply:
         """Run one item, in `seconds` or the limit's; what lies in its files counts against no limit."""
         self.settle()
         while self._refused is None:
             if self._worker is None or self._worker.over():
                 self._start()
             else:
-                outcome = self._worker.ask({"item": item}, seconds or self._limits.seconds, files)
-                return replace(outcome, isolation=self._reach)
+                reply = self._worker.ask({"item": item}, seconds or self._limits.seconds, files)
+                return replace(reply, isolation=self._reach)
         return self._refused
 
     def _start(self) -> None:
@@ -350,14 +350,14 @@ class Session:
                 f"not run: on this machine untrusted code could reach {self._reach} (namespaces and Landlock are"
                 " absent or not allowed here); --allow-weak-isolation runs it all the same"
             )
-            self._refuse(ItemOutcome(status=Status.ISOLATION, message=message))
+            self._refuse(Reply(status=Status.ISOLATION, message=message))
             return
         begun = self._worker.ask(self._begin, self._limits.setup_seconds)
         if begun.status is not Status.OK:
             self._refuse(replace(begun, message=f"setup: {begun.message}", isolation=self._reach))
 
-    def _refuse(self, outcome: ItemOutcome) -> None:
-        self._refused = outcome
+    def _refuse(self, reply: Reply) -> None:
+        self._refused = reply
         self._open.close()
 
 
@@ -375,7 +375,7 @@ class Conversation:
         data.setblocking(False)  # noqa: FBT003 - positional in the standard library
         os.set_blocking(output, False)
 
-    def ask(self, message: dict[str, Any], seconds: float, files: Sequence[int] = ()) -> ItemOutcome:
+    def ask(self, message: dict[str, Any], seconds: float, files: Sequence[int] = ()) -> Reply:
         """Send a message with its files, and wait for the answer; whatever goes wrong is in its status.
 
         Raises:
@@ -482,7 +482,7 @@ class Conversation:
                     break
         return None
 
-    def _checked(self, answer: Any, identity: str, started: float) -> ItemOutcome:  # noqa: ANN401 - any JSON value
+    def _checked(self, answer: Any, identity: str, started: float) -> Reply:  # noqa: ANN401 - any JSON value
         """The answer as this package's child gives it; anything else did not come from there."""
         try:
             in_turn = answer["id"] == identity
@@ -495,9 +495,9 @@ class Conversation:
             return self._end(Status.CRASH, "the worker answered another question", started)
         self._tell(ANSWERED)
         value = answer.get("value") if status is Status.OK else None
-        return ItemOutcome(status=status, value=value, message=message, seconds=seconds)
+        return Reply(status=status, value=value, message=message, seconds=seconds)
 
-    def _end(self, status: Status | None, message: str, started: float) -> ItemOutcome:
+    def _end(self, status: Status | None, message: str, started: float) -> Reply:
         """End the worker. With no status given, the guard's report decides."""
         seconds = time.monotonic() - started
         report = self.close()
@@ -505,7 +505,7 @@ class Conversation:
             status, message = explain(report, self._limits)
         if "reason" not in report:
             message += f"; its end was not confirmed within {KILL_SECONDS:g} s"
-        return ItemOutcome(status=status, message=message.lstrip("; "), seconds=seconds)
+        return Reply(status=status, message=message.lstrip("; "), seconds=seconds)
 
     def close(self) -> dict[str, Any]:
         """End the worker if it lives, and return the guard's report, empty if there is none."""

@@ -29,7 +29,7 @@ from traceproof.publish.ledger import Ledger, Record, read_dates, records
 from traceproof.reasons import Skip, Verdict
 from traceproof.run import proof
 from traceproof.run.implementations import IMPLEMENTATIONS
-from traceproof.run.proof import WORDS, Outcome, sentence
+from traceproof.run.proof import WORDS, Conclusion, sentence
 from traceproof.run.report import read_summary
 from traceproof.run.schema import OpTypePlan, VerdictRow, each_row
 from traceproof.site.view import History, Place, Tally, View, history, plot
@@ -334,7 +334,7 @@ class Site:
         self._tables()
         self._of_models()
         self._pages.write("bumps.html", "bumps", bumps=self._history.bumps, states=self._history.states)
-        names = set(self._finished.summary["outcomes"])
+        names = set(self._finished.summary["conclusions"])
         for bump in self._history.bumps:
             self._pages.write(f"bumps/{bump.slug}.html", "bump", bump=bump, names=names)
         self._audit()
@@ -385,7 +385,7 @@ class Site:
         return View(
             name=name,
             op_type=plan.op_type,
-            outcome=summary["outcomes"].get(name, str(Outcome.NOT_RUN)),
+            outcome=summary["conclusions"].get(name, str(Conclusion.NOT_RUN)),
             grade=str(self._proof.grades.get(name, "")),
             rows=found,
             kinds={key: kind for key in kinds if (kind := self._finished.findings.get((name, *key)))},
@@ -396,7 +396,7 @@ class Site:
         )
 
     def _index(self) -> None:
-        counts = Counter(self._finished.summary["outcomes"].values())
+        counts = Counter(self._finished.summary["conclusions"].values())
         words = [one for one in WORDS if counts[one]]
         self._pages.write(
             "index.html",

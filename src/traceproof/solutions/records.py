@@ -7,14 +7,14 @@ from pydantic import Field
 
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.reasons import Verdict
-from traceproof.run.schema import Record, figures, place
+from traceproof.run.schema import ClosedModel, figures, place
 from traceproof.sandbox import GIB, Limits
 
 LIMITS = Limits(seconds=120.0, setup_seconds=900.0, memory_bytes=10 * GIB)  # as config.yaml has them by default
 HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
 
 
-class Settings(Record):
+class Settings(ClosedModel):
     """How a solution is judged, as the judging process is told."""
 
     dataset: str = ""  # the folder that holds the definition, its workload lines and blobs
@@ -33,7 +33,7 @@ class Settings(Record):
     environment: dict[str, str] = Field(default_factory=dict)  # variables for the workers that they run in
 
 
-class Row(Record):
+class Row(ClosedModel):
     """One output of one call, judged, or a call as a whole."""
 
     # case, size, seed, axes: what it was called with
@@ -65,7 +65,7 @@ class Row(Record):
         return self.verdict in {Verdict.FAIL, Verdict.ERROR}
 
 
-class PropertyResult(Record):
+class PropertyResult(ClosedModel):
     """Whether the kernel has a property beyond right answers."""
 
     # name, question: which one
@@ -81,7 +81,7 @@ class PropertyResult(Record):
         return self.demanded and self.state == BROKEN
 
 
-class PrecisionResult(Record):
+class PrecisionResult(ClosedModel):
     """What the errors of an output say about the precision that was really used."""
 
     output: str  # its name
@@ -90,7 +90,7 @@ class PrecisionResult(Record):
     evidence: str  # the figures that it stands on
 
 
-class Times(Record):
+class Times(ClosedModel):
     """How long the calls of one kernel took, in milliseconds, each with a cold cache."""
 
     name: str  # `solution`, `reference`, or a ground truth
@@ -104,7 +104,7 @@ class Times(Record):
     wall: float  # median by a wall clock, until the device had no more to do
 
 
-class SpeedResult(Record):
+class SpeedResult(ClosedModel):
     """How fast a solution is in one case, beside others that took turns with it."""
 
     # case, size, axes: which one
@@ -127,7 +127,7 @@ class SpeedResult(Record):
         return None if other is None or not self.times[0].median else other.median / self.times[0].median
 
 
-class Trial(Record):
+class Trial(ClosedModel):
     """What a judging process says of one solution."""
 
     rows: tuple[Row, ...]
@@ -137,7 +137,7 @@ class Trial(Record):
     isolation: str = ""
 
 
-class Digests(Record):
+class Digests(ClosedModel):
     """What a certificate stands on: the definition, the solution's files, this project's code."""
 
     definition: str
@@ -145,7 +145,7 @@ class Digests(Record):
     code: str
 
 
-class Certificate(Record):
+class Certificate(ClosedModel):
     """Everything that a verdict over a solution stands on; see `verdict`."""
 
     version: Literal[1] = 1

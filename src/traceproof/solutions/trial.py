@@ -223,7 +223,7 @@ class Evaluation:
             try:
                 source.run(case, inputs, seed=secrets.randbits(62), layout=self.layout)
             except CallError as error:
-                if error.outcome.message.startswith(SETUP_FAILED):
+                if error.reply.message.startswith(SETUP_FAILED):
                     return refused(case, error)
         return None
 
@@ -315,13 +315,13 @@ class Evaluation:
 
 def refused(case: Case, error: CallError, variant: str = "") -> Row:
     """The row of a call that left no outputs."""
-    ruling = Ruling(Verdict.ERROR, REASONS[error.outcome.status], error.outcome.message, {})
+    ruling = Ruling(Verdict.ERROR, REASONS[error.reply.status], error.reply.message, {})
     return row_of(case, WHOLE, ruling, variant)
 
 
 def left_behind(case: Case, error: CallError, variant: str) -> Row | None:
     """The row of a call whose capture CUDA refused since it left work on another stream; None: another failure."""
-    if UNJOINED not in error.outcome.message:
+    if UNJOINED not in error.reply.message:
         return None
     message = f"work is left on a stream that nothing waits for: {error.told}"
     return row_of(case, WHOLE, Ruling(Verdict.FAIL, Failure.LATE, message, {}), variant)

@@ -17,7 +17,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, write_text
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits
-from traceproof.sandbox.model import ItemOutcome, Status
+from traceproof.sandbox.model import Reply, Status
 from traceproof.stacks import MAIN
 from traceproof.testgen.texts import MARKER, classes
 
@@ -140,9 +140,9 @@ class Run:
 
 
 def run_tests(
-    order: Run, environment: Environment, *, caches: Path | None = None, lanes: int = 1
+    order: Run, environment: Environment, *, caches: Path | None = None, parallel: int = 1
 ) -> Iterator[Row]:
-    """Run a file's tests, `lanes` definitions side by side, in a worker each; a row per test, in the file's order.
+    """Run a file's tests, so many definitions side by side, in a worker each; a row per test, in the file's order.
 
     The tests are ours, written a moment before; the references that they run are shut in by themselves. `caches`
     is for what is compiled. Raises TraceproofError: the file was not generated, or no worker can be started.
@@ -151,11 +151,11 @@ def run_tests(
     if MARKER not in text:
         raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
     blocks = classes(text)
-    lanes = max(1, min(lanes, len(blocks)))
-    with own_folder() as scratch, ThreadPoolExecutor(lanes) as threads:
+    parallel = max(1, min(parallel, len(blocks)))
+    with own_folder() as scratch, ThreadPoolExecutor(parallel) as threads:
 
-        def share(lane: int) -> dict[str, list[TestRow]]:
-            folder = scratch / str(lane)
+        def share(number: int) -> dict[str, list[TestRow]]:
+            folder = scratch / str(number)
             folder.mkdir()
             asked: RunRequest = {
                 "scratch": str(folder),
@@ -166,10 +166,10 @@ def run_tests(
             with Worker(environment, SETUP, {**asked}, order.limits, caches) as worker:
                 return {
                     name: list(_test_rows(worker.ask(block.partition("(")[0].removeprefix("class ").strip())))
-                    for name, block in list(blocks.items())[lane::lanes]
+                    for name, block in list(blocks.items())[number::parallel]
                 }
 
-        rows = {name: found for one in threads.map(share, range(lanes)) for name, found in one.items()}
+        rows = {name: found for one in threads.map(share, range(parallel)) for name, found in one.items()}
     for name in blocks:
         digest = order.digests.get(name, "")
         for row in rows[name]:
@@ -181,7 +181,7 @@ def _selected(stack: str) -> list[str]:
     return [] if stack == MAIN else ["-k", f"vs_{stack} or ground_truths_match"]
 
 
-def _test_rows(outcome: ItemOutcome) -> Iterator[TestRow]:
+def _test_rows(outcome: Reply) -> Iterator[TestRow]:
     if outcome.status is not Status.OK:
         yield _broken(outcome, f"{outcome.status}: {outcome.message}")
         return
@@ -192,7 +192,7 @@ def _test_rows(outcome: ItemOutcome) -> Iterator[TestRow]:
         yield _broken(outcome, "no test was collected")
 
 
-def _broken(outcome: ItemOutcome, message: str) -> TestRow:
+def _broken(outcome: Reply, message: str) -> TestRow:
     return {"test": WHOLE, "case": "", "outcome": "error", "message": message, "seconds": outcome.seconds}
 
 
