@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:lab python lab/judge_of_judges.py --dataset DATASET [--dataset MORE] --page PAGE
 
-Answers are those of `ops/<op_type>/bugs.py`, on the small, edge and adversarial cases of seed 0. A definition's
-figures are kept in --out and not measured again. Needs no GPU.
+Answers are the variants and mutants of an op's declaration, on the small, edge and adversarial cases of seed 0. A
+definition's figures are kept in --out and not measured again. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.judge.output import judge_output
 from traceproof.ops import registry
-from traceproof.ops.answers import Answer, answers_of
+from traceproof.ops.answers import Answer, answers_of, wrong_answers
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solved
 from traceproof.run.tensors import same_bits

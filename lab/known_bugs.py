@@ -2,7 +2,7 @@
 
     PYTHONPATH=src:lab python lab/known_bugs.py --dataset tests/dataset [MORE] --jobs 16 [--page FILE]
 
-What `ops/<op_type>/bugs.py` lists (a page ignored, another head map, a constant off, a dead row) becomes a
+What an op's declaration lists as mutants (a page ignored, another head map, a constant off, a dead row) becomes a
 solution that calls it, in torch, on the GPU where there is one. It is judged like any other, in isolated workers,
 by a hidden seed, but for one thing: its workers may import this project. Exit code 1: a wrong one is accepted, or
 a right one refused.
@@ -30,9 +30,8 @@ import traceproof
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.judge.kernel_properties import DEMANDED
-from traceproof.ops.answers import Answer, answers_of
+from traceproof.ops.answers import Answer, answers_of, wrong_answers
 from traceproof.ops.cases import Case
-from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.run.case import Subject
 from traceproof.run.schema import PlannedCase
 from traceproof.run.untrusted import PRELOAD
@@ -54,7 +53,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.answers import Subject, answers_of
 from traceproof.ops.cases import Case
-from traceproof.ops.common.generic_bugs import wrong_answers
+from traceproof.ops.answers import wrong_answers
 
 DEFINITION = Definition.model_validate_json(Path(__file__).with_name("definition.json").read_text())
 OP, _ = registry.for_definition(DEFINITION)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from traceproof.ops.common.quant import FP4_BLOCK, FP4_VALUES, FP8_MAX, to_fp8
+from traceproof.ops.quant import FP4_BLOCK, FP4_VALUES, FP8_MAX, to_fp8
 
 FP4_MAX = 6.0
 FP4_MIDPOINTS = tuple((low + high) / 2 for low, high in pairwise(FP4_VALUES))

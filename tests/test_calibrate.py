@@ -28,8 +28,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.judge.gates import Gate, gate_of
 from traceproof.ops import registry
-from traceproof.ops.answers import Answer, Answers, answers_of
-from traceproof.ops.common.generic_bugs import wrong_answers
+from traceproof.ops.answers import Answer, Answers, answers_of, wrong_answers
 from traceproof.ops.compare import Backward, Close, Quantised
 from traceproof.ops.families.expert import MOE
 from traceproof.ops.families.norm import RMSNORM

@@ -11,10 +11,9 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.answers import answers_of
+from traceproof.ops.answers import answers_of, wrong_answers
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.cases import Case
-from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
 

@@ -16,7 +16,6 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import fingerprint
 from traceproof.ops.base import Unsupported, Values, tensor
 from traceproof.ops.cases import Case
-from traceproof.ops.common.quant import requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, mixture, mixture_of
 from traceproof.ops.families.routing import (
     ChosenExperts,
@@ -30,6 +29,7 @@ from traceproof.ops.families.routing import (
     routing_of,
 )
 from traceproof.ops.formula import Variant, Wide
+from traceproof.ops.quant import requantise_fp8, to_bf16, to_fp8
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solved
 

@@ -7,7 +7,7 @@ import torch
 from planted_fp4 import requantise_fp4, to_fp4
 
 from traceproof.ops.base import tensor
-from traceproof.ops.common.quant import FP4_VALUES, FP8_BITS_RMS, requantise_fp8, scale_blocks, to_fp8
+from traceproof.ops.quant import FP4_VALUES, FP8_BITS_RMS, requantise_fp8, scale_blocks, to_fp8
 
 FP4 = ops.load("moe", "trtllm_fp4_block_scale_moe_topk4_e16_h512_i256")
 

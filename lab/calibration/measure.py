@@ -22,10 +22,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.metrics import metrics, row_for
 from traceproof.judge.output import judge_output
 from traceproof.ops import registry
-from traceproof.ops.answers import Answer, answers_of
+from traceproof.ops.answers import Answer, answers_of, wrong_answers
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import ALL_SIZES
-from traceproof.ops.common.generic_bugs import wrong_answers
 from traceproof.ops.compare import Comparison, Quantised
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solved
@@ -125,7 +124,7 @@ def measure(  # noqa: PLR0913 - what is measured, on which cases
     op_type = definitions[0].op_type
     found = answers_of(op_type)
     if found is None:
-        raise KeyError(f"{op_type} has no bugs.py")
+        raise KeyError(f"{op_type} declares no variants")
     rates = Rates(op_type, [definition.name for definition in definitions])
     wrongs = (*wrong_answers(found.right[0]), *found.wrong)
     for definition in definitions:

@@ -26,9 +26,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.answers import Subject
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import Prefilled, taken
-from traceproof.ops.common.recurrent import state_names
 from traceproof.ops.families.product import roles
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of
+from traceproof.ops.gates import state_names
 
 # Matrix products
 

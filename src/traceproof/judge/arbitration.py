@@ -8,8 +8,7 @@ import torch
 
 from traceproof.judge.output import Expected, passes, shares_limits
 from traceproof.ops import registry
-from traceproof.ops.answers import Subject, answers_of
-from traceproof.ops.common.generic_bugs import wrong_answers
+from traceproof.ops.answers import Subject, answers_of, wrong_answers
 from traceproof.ops.compare import IndexSet, Samples
 
 # Constant factors between an answer and the oracle that have a name.

@@ -401,16 +401,3 @@ def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A value in an output's dtype; whole numbers are the nearest ones, of two the even one."""
     whole = value.dtype.is_floating_point and not dtype.is_floating_point
     return (value.round() if whole else value).to(dtype).contiguous()
-
-
-def by(name: str, formula: Callable[[Wide], Tensors | None], dtype: torch.dtype | None = None) -> Answer:
-    """An answer by another formula, rounded once; None where it does not apply."""
-
-    def make(subject: Subject) -> Tensors | None:
-        found = formula(Wide(subject.definition, subject.inputs, dtype or torch.float32))
-        specs = subject.definition.outputs
-        if found is None:
-            return None
-        return {output: to_dtype(found[output], dtype_of(spec)) for output, spec in specs.items()}
-
-    return Answer(name, make)

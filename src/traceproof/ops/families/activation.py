@@ -11,11 +11,11 @@ from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, Kernel, Module, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.gates import sigmoid
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.gates import sigmoid
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

@@ -28,7 +28,13 @@ from traceproof.models.reading import Module as ModelModule
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.base import Tensors, Unsupported, Values
 from traceproof.ops.cases import STRESS, Case
-from traceproof.ops.common.quant import (
+from traceproof.ops.compare import Comparison, Quantised
+from traceproof.ops.drafts import Draft, draft
+from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
+from traceproof.ops.families import routing
+from traceproof.ops.families.routing import Method, Routing, choice_of, routing_of
+from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide
+from traceproof.ops.quant import (
     BLOCK,
     FP4_BLOCK,
     FP4_VALUES,
@@ -40,12 +46,6 @@ from traceproof.ops.common.quant import (
     to_bf16,
     to_fp8,
 )
-from traceproof.ops.compare import Comparison, Quantised
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
-from traceproof.ops.families import routing
-from traceproof.ops.families.routing import Method, Routing, choice_of, routing_of
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide
 from traceproof.stacks.sglang import publish
 
 if TYPE_CHECKING:

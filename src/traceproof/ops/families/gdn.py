@@ -17,14 +17,22 @@ from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
 from traceproof.ops.base import Tensors, Unsupported, Values, ordered, specified
 from traceproof.ops.cases import STRESS, Case
-from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, sigmoid, softplus
-from traceproof.ops.common.quant import Rounding, exact, to_bf16
-from traceproof.ops.common.recurrent import FORGOTTEN, STALE, TRANSPOSED
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wide
+from traceproof.ops.gates import (
+    FAST_EXP,
+    FAST_EXP_FACTOR,
+    FORGOTTEN,
+    STALE,
+    TRANSPOSED,
+    plain_softplus,
+    sigmoid,
+    softplus,
+)
+from traceproof.ops.quant import Rounding, exact, to_bf16
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

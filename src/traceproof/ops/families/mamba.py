@@ -12,13 +12,12 @@ from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import STRESS, Case
-from traceproof.ops.common.gates import FAST_EXP, FAST_EXP_FACTOR, plain_softplus, softplus
-from traceproof.ops.common.recurrent import FORGOTTEN, STALE, TRANSPOSED
 from traceproof.ops.compare import Close
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+from traceproof.ops.gates import FAST_EXP, FAST_EXP_FACTOR, FORGOTTEN, STALE, TRANSPOSED, plain_softplus, softplus
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

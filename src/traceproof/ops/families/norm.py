@@ -14,13 +14,13 @@ from traceproof.models.reading import Evidence, Kernel, Reading
 from traceproof.models.reading import Module as ModelModule
 from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim, dtype_of, scalar
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.gates import sigmoid
-from traceproof.ops.common.quant import FP8_MAX
 from traceproof.ops.compare import Close
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.far import Far
 from traceproof.ops.formula import ADVERSARIAL, Form, FormulaOp, Mutant, Part, Variant, Wide, same
+from traceproof.ops.gates import sigmoid
+from traceproof.ops.quant import FP8_MAX
 from traceproof.stacks.sglang import publish
 
 Norm = Callable[["torch.Tensor", float], "torch.Tensor"]  # rows and eps -> rows

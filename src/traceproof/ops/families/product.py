@@ -12,12 +12,12 @@ from traceproof.models.reading import Evidence, Kernel, Module, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Unsupported, Values, ordered, specified
 from traceproof.ops.cases import Case, by_size
-from traceproof.ops.common.quant import BLOCK, scale_blocks
 from traceproof.ops.compare import Backward, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.quant import BLOCK, scale_blocks
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

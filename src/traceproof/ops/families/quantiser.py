@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
-from traceproof.ops.common.quant import FP8_MAX, scale_blocks, to_fp8
 from traceproof.ops.compare import Close
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.quant import FP8_MAX, scale_blocks, to_fp8
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
