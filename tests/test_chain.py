@@ -137,7 +137,7 @@ def test_the_site_and_snakemakes_report_are_made_of_the_same_run(repository: Rep
     assert shown.code == 0, shown.out
 
 
-def test_the_picture_in_the_readme_is_snakemake_s_own_rule_graph(repository: Repository, tmp_path: Path) -> None:
+def test_the_picture_in_the_docs_is_snakemake_s_own_rule_graph(repository: Repository, tmp_path: Path) -> None:
     """A fresh copy with a model shows what planning stands on, the finished one what stands on the plan."""
     stacks: dict[str, Any] = {name: {"python": None} for name in ("flashinfer", "sglang", "fla", "extract")}
     stacks["torch"] = {"python": None, "env": "cpu"}
@@ -150,8 +150,8 @@ def test_the_picture_in_the_readme_is_snakemake_s_own_rule_graph(repository: Rep
         names = dict(re.findall(r"(?m)^\s*(id\d+)\[(\w+)\]", ran.out))
         found |= {(names[one], names[other]) for one, other in re.findall(r"(?m)^\s*(id\d+) --> (id\d+)", ran.out)}
     made = "flowchart TD\n" + "".join(f"    {one} --> {other}\n" for one, other in sorted(found))
-    readme = (ROOT / "README.md").read_text()
-    assert f"```mermaid\n{made}```" in readme, made
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert f"```mermaid\n{made}```" in page, made
 
 
 def test_a_reference_that_may_not_run_fails_its_tests_and_runs_nothing(

@@ -129,7 +129,7 @@ def for_untrusted(environment: Mapping[str, str] | None = None) -> dict[str, str
     return {name: value for name, value in given.items() if HARMLESS.fullmatch(name) and not says_secret(name)}
 
 
-class Progress:
+class ProgressLine:
     """A line on stderr that says how far something is: rewritten on a terminal, else a new one now and then."""
 
     def __init__(self, *, every: float = LINE_SECONDS) -> None:
@@ -151,7 +151,7 @@ class Progress:
 
 
 @contextmanager
-def telling(what: str, *, first: float = FIRST_SECONDS) -> Iterator[None]:
+def telling(what: object, *, first: float = FIRST_SECONDS) -> Iterator[None]:
     """Say for how long `what` has been going on: each second on a terminal, else more and more rarely."""
     ended = threading.Event()
     started = time.monotonic()

@@ -12,7 +12,7 @@ from traceproof.checkouts.packages import bring_package, package_digest
 from traceproof.checkouts.pins import ORIGINS, Pin
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json
-from traceproof.programs import Progress
+from traceproof.programs import ProgressLine
 from traceproof.stacks import Origin
 
 CONFIG = "repos_config.json"
@@ -44,7 +44,7 @@ def clone_all(  # noqa: PLR0913 - what to bring, where, and how
     Raises:
         TraceproofError: the disk is full.
     """
-    progress = Progress()
+    progress = ProgressLine()
 
     def one(name: str) -> tuple[dict[str, Any], Pin]:
         pin, target = pins[name], target_dir / name

@@ -9,7 +9,6 @@ import math
 import shutil
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from typing import Any, Protocol, Self
 from traceproof.digests import digest_file, digest_json
 from traceproof.files import write_json, write_text
 from traceproof.names import OP_TYPE, path_part
+from traceproof.programs import telling
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.implementations import PAIR, environment_of
@@ -100,8 +100,8 @@ class Job:
         """Have the engine compute what lacks, the longest first where definitions run side by side."""
         if not lacking:
             return
-        progress = _Progress(f"{self.plan.op_type + self.group:24}", sum(one.calls for one in lacking))
-        with self.engine(progress.show) as engine:
+        calls = _Calls(f"{self.plan.op_type + self.group:24}", sum(one.calls for one in lacking))
+        with telling(calls), self.engine(calls.count) as engine:
             engine.prepare([one.entry for one in lacking if one.runs], self.implementations)
 
             def compute(one: _Asked) -> None:
@@ -118,6 +118,7 @@ class Job:
                 threads.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
                 raise
             threads.shutdown()
+        sys.stderr.write(f"{calls}\n")
 
     def _clear(self, bundles: Path) -> None:
         """Remove an earlier run's bundles of what this job runs."""
@@ -276,31 +277,26 @@ def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
 
 
 @dataclass(slots=True)
-class _Progress:
-    """A live line on stderr: how many calls are done, and of what the last one was."""
+class _Calls:
+    """How many calls of a job are done, and what came of them; its text is a line of progress."""
 
     label: str
     total: int
     done: int = 0
     tally: Counter[str] = field(default_factory=Counter)
-    started: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def show(self, implementation: str, definition: str, case: str, status: str) -> None:
-        """Count one; rewrite the line on a terminal, or print every tenth part of the way."""
+    def count(self, _implementation: str, _definition: str, _case: str, status: str) -> None:
+        """Count one."""
         with self.lock:
             self.done += 1
             self.total = max(self.total, self.done)  # what a process died of is called again
             self.tally[status] += 1
-            counts = " ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
-            seconds = time.monotonic() - self.started
-            name = f"{definition} {case} {implementation}"
-            text = f"{self.label}  {self.done}/{self.total}  {counts}  {seconds:.0f} s  {name}"
-            if sys.stderr.isatty():
-                sys.stderr.write(f"\r\x1b[K{text[:118]}" + ("\n" if self.done == self.total else ""))
-            elif self.done == self.total or self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
-                sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+
+    def __str__(self) -> str:
+        with self.lock:
+            counts = ", ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
+            return f"{self.label}  {self.done}/{self.total} calls, {counts or 'none ended yet'}"
 
 
 REPLAY = "replay"  # folder of a run's replay bundles

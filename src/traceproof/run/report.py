@@ -266,14 +266,20 @@ def table(summary: Mapping[str, Any]) -> str:
     nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []
     columns = ("definitions", "cases", "pass", "fail", "error", "known", *nobody, "skip")
     grid = headed("Verdicts (one row per case output)", ("op_type", "implementation"), columns, "skipped because")
+    idle: dict[str, Counter[str]] = {}
     for group in summary["groups"]:
-        # An implementation that has nothing to do with an op_type says nothing that a reader needs a line for.
-        if set(group["skips"]) == {str(Skip.NO_ADAPTER)} and group[Verdict.SKIP] == sum(group[v] for v in Verdict):
+        name, skips = group["implementation"], group["skips"]
+        if name != REFERENCE and group[Verdict.SKIP] == sum(group[one] for one in Verdict):
+            if set(skips) != {str(Skip.NO_ADAPTER)}:  # else it has nothing to do with the op_type
+                idle.setdefault(name, Counter()).update(skips)
             continue
-        why = ", ".join(f"{reason} {count}" for reason, count in group["skips"].items())
+        why = ", ".join(f"{reason} {count}" for reason, count in skips.items())
         shown = group | {"no oracle": group[NO_ORACLE], "skip": group["skip"] - group[NO_ORACLE]}
-        grid.add_row(group["op_type"], group["implementation"], *(str(shown[key]) for key in columns), why)
+        grid.add_row(group["op_type"], name, *(str(shown[key]) for key in columns), why)
     console.print(grid)
+    for name, skips in sorted(idle.items()):
+        why = ", ".join(f"{reason} {count}" for reason, count in sorted(skips.items()))
+        console.print(f"Not run here: {name} ({why})", markup=False, highlight=False, soft_wrap=True)
     reached = proof.Proof.model_validate(summary["proof"])
     if not {Grade.PROVED, Grade.CHECKED}.issuperset(reached.grades.values()):
         console.print(_grades(summary, reached))
