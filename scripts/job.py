@@ -52,7 +52,7 @@ def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> Non
         "digest": scan_digest(dataset),
     }
     write_records(out.parent, {DATASET: record})
-    clone_repos(sorted(read_lock(lock).keys() - {DATASET}), target_dir=out.parent, lock=lock)
+    clone_repos(sorted(read_lock(lock).keys() - {DATASET}), target_dir=out.parent, lock=lock, pinned=True)
 
 
 def sources(*, pins: Json[dict[str, Any]], out: Path) -> None:
@@ -61,7 +61,7 @@ def sources(*, pins: Json[dict[str, Any]], out: Path) -> None:
     from traceproof.run.flow import SOURCES, scan
 
     if pins:
-        clone_repos(sorted(pins), target_dir=SOURCES)
+        clone_repos(sorted(pins), target_dir=SOURCES, pinned=True)
     write_json(out, {"pins": pins, "scans": {name: scan(SOURCES / name) for name in pins}})
 
 

@@ -149,6 +149,42 @@ def test_a_released_version_is_a_source_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("wheel")
+def test_a_release_comes_from_git_at_its_tag_s_commit_and_where_git_has_it_not_from_the_index(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "gitconfig"
+    git(tmp_path, "config", "-f", str(config), f"url.{upstream.url}.insteadOf", ORIGINS["fla"].url)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    write_lock(tmp_path / NAME, {"fla": Pin(package="fla-core", version="1.0", sha256=None)})
+
+    def again() -> dict[str, str]:
+        shutil.rmtree(tmp_path / "sources", ignore_errors=True)
+        capsys.readouterr()
+        return bring(tmp_path, "fla")["fla"]
+
+    assert (again()["version"], read_lock(tmp_path / NAME)["fla"].commit) == ("1.0", None)
+    told = f"fla: fla-core 1.0 from the package index, since git could not bring it from {ORIGINS['fla'].url}"
+    assert f"{told}: {ORIGINS['fla'].url} has no branch or tag" in capsys.readouterr().err
+    upstream.git("tag", "v1.0")
+    record, pin = again(), read_lock(tmp_path / NAME)["fla"]
+    assert (record["commit"], record["url"]) == (upstream.git("rev-parse", "HEAD"), ORIGINS["fla"].url)
+    assert (pin.commit, pin.ref, pin.package, pin.version) == (
+        record["commit"],
+        "refs/tags/v1.0",
+        "fla-core",
+        "1.0",
+    )
+    assert pin.sha256  # of the first call
+    assert "package index" not in capsys.readouterr().err
+    upstream.folder.rename(tmp_path / "gone")
+    record = again()
+    assert (record["status"], record["version"], bool(record["commit"])) == ("cloned", "1.0", False)
+    assert "fla-core 1.0 from the package index, since git could not bring it" in capsys.readouterr().err
+    assert read_lock(tmp_path / NAME)["fla"] == pin
+    assert bring(tmp_path, "fla")["fla"]["status"] == "present"
+
+
+@pytest.mark.usefixtures("wheel")
 def test_an_edited_package_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "fla"
     state, pin = package.bring_package(target, Pin(package="fla-core", version="1.0"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.checkouts.checkout import Wanted, bring, tree_digest
-from traceproof.checkouts.gitrun import Git, Patience
+from traceproof.checkouts.gitrun import Git, GitError, Patience
 from traceproof.checkouts.packages import bring_package, package_digest
 from traceproof.checkouts.pins import ORIGINS, Pin
 from traceproof.errors import TraceproofError
@@ -46,24 +46,37 @@ def clone_all(  # noqa: PLR0913 - what to bring, where, and how
     """
     progress = ProgressLine()
 
+    def by_git(name: str, target: Path, pin: Pin) -> dict[str, Any]:
+        assert pin.url is not None
+        assert pin.commit is not None
+        origin = ORIGINS.get(name, Origin(url=pin.url))
+        parts = {"folders": origin.folders, "submodules": origin.submodules}
+        wanted = Wanted(url=pin.url, commit=pin.commit, lfs=name in lfs, **parts)
+        git = Git(target, patience, lambda said: progress.show(f"{name:11} {said}", of=name), name in lfs)
+        return {"status": bring(target, wanted, git), "digest": tree_digest(target)}
+
     def one(name: str) -> tuple[dict[str, Any], Pin]:
         pin, target = pins[name], target_dir / name
-        record = _record(target, pin)
+        unpacked = pin.package is not None and target.exists() and not (target / ".git").exists()
+        record = _record(target, pin.as_release if unpacked else pin)
         try:
-            if pin.commit is not None and pin.url is not None:
-                origin = ORIGINS.get(name, Origin(url=pin.url))
-                parts = {"folders": origin.folders, "submodules": origin.submodules}
-                wanted = Wanted(url=pin.url, commit=pin.commit, lfs=name in lfs, **parts)
-                git = Git(target, patience, lambda said: progress.show(f"{name:11} {said}", of=name), name in lfs)
-                record["status"] = bring(target, wanted, git)
-                record["digest"] = tree_digest(target)
-            else:
+            if pin.commit is not None and not unpacked:
+                try:
+                    record |= by_git(name, target, pin)
+                except GitError as error:
+                    if pin.package is None or target.exists():
+                        raise
+                    record = _record(target, pin.as_release)
+                    progress.show(f"{name:11} {fallback(pin, str(pin.url), error)}", of=name, done=True)
+            if record["commit"] is None:
                 progress.show(f"{name:11} {pin.package} {pin.version}", of=name)
-                record["status"], pin = bring_package(target, pin)
+                record["status"], found = bring_package(target, pin.as_release)
                 record["digest"] = package_digest(target)
+                pin = pin if pin.digests else pin.model_copy(update={"sha256": found.sha256})
         except TraceproofError as error:
             record |= {"status": FAILED, "error": str(error)}
-        progress.show(f"{name:11} {record['status']}  {pin.commit or pin.version}  {target}", of=name, done=True)
+        place = record["commit"] or record["version"]
+        progress.show(f"{name:11} {record['status']}  {place}  {target}", of=name, done=True)
         return record, pin
 
     with ThreadPoolExecutor(max_workers=jobs) as threads:
@@ -74,6 +87,12 @@ def clone_all(  # noqa: PLR0913 - what to bring, where, and how
         progress.show(f"{name:11} {FAILED}  no commit found", of=name, done=True)
     value = write_records(target_dir, repositories)
     return value, {name: pin for name, (_, pin) in results.items()}
+
+
+def fallback(pin: Pin, url: str, error: TraceproofError) -> str:
+    """Say in a line that a release is taken from the package index, and why git could not bring it."""
+    last = error.problems[-1] if error.problems else error.what
+    return f"{pin.package} {pin.version} from the package index, since git could not bring it from {url}: {last}"
 
 
 def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class State(StrEnum):
 
 
 class Pin(BaseModel):
-    """One source at one place: a repository's commit, or a released version of a package."""
+    """One source at one place: a repository's commit, a released version of a package, or that as the fallback."""
 
     model_config = CLOSED
     # url, commit: of a repository; anything that git understands, mirrors through git's own configuration
@@ -79,14 +79,23 @@ class Pin(BaseModel):
         """The digests of which a fetched file must have one; empty: any file will do."""
         return frozenset([self.sha256] if isinstance(self.sha256, str) else self.sha256 or ())
 
+    @property
+    def as_release(self) -> "Pin":
+        """The same without a repository."""
+        return self.model_copy(update=dict.fromkeys(("url", "commit", "ref")))
+
     @model_validator(mode="after")
-    def _one_kind(self) -> Self:
+    def _whole(self) -> Self:
         repository = self.url is not None and self.commit is not None
         package = self.package is not None and self.version is not None
-        released = self.package or self.version or self.sha256 or self.folder
-        mixed = (self.url or self.commit or self.ref) and released
-        if mixed or repository == package:
-            raise ValueError("give either 'url' and 'commit' or 'package' and 'version'")
+        begun = (
+            bool(self.url or self.commit or self.ref),
+            bool(self.package or self.version or self.sha256 or self.folder),
+        )
+        if begun != (repository, package) or not (repository or package):
+            raise ValueError(
+                "give 'url' and 'commit', or 'package' and 'version', or both: then git is tried first"
+            )
         return self
 
 

@@ -2,16 +2,17 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TextIO
+from urllib.parse import urlsplit
 
 import typer
 
 from traceproof.bumps.bisect import Bisection, Trial, Verdict, worst
-from traceproof.checkouts.clone import FAILED, clone_all
+from traceproof.checkouts.clone import FAILED, clone_all, fallback
 from traceproof.checkouts.gitrun import Git, GitError, Patience, available
 from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, read_lock, resolve, write_lock
 from traceproof.checkouts.tree import CommitTree, FolderTree, Tree, changed_between
@@ -43,14 +44,19 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     url: Annotated[list[str] | None, typer.Option(help="NAME=URL of a fork or a new source.")] = None,
     lfs: Annotated[list[str] | None, typer.Option(help="Sources whose LFS files are wanted too.")] = None,
     lock: Annotated[Path | None, typer.Option(help="Where the pins stand; sources.lock if left out.")] = None,
+    pinned: Annotated[
+        bool, typer.Option("--pinned", help="Take releases as pinned; look for no commits of their tags.")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Sources at once.")] = 4,
     stall: Annotated[float, typer.Option(min=1, help="Seconds of silence until a remote is given up.")] = 60.0,
     json_file: options.JsonFile = None,
 ) -> None:
     """Clone or update the sources. What sources.lock names is what is taken; options change it, branches never do.
 
-    One that can not be had keeps no other from being brought. Without --target-dir and --lock, sources/ and
-    sources.lock of the repository are meant, wherever the command runs. --json writes repos_config.json's content.
+    A release that is not there yet comes from git, at the commit of its tag, which is pinned beside it. Where git
+    does not reach the repository, it comes from the package index, and a line says so. One that can not be had
+    keeps no other from being brought. Without --target-dir and --lock, sources/ and sources.lock of the repository
+    are meant, wherever the command runs. --json writes repos_config.json's content.
 
     Exit codes: 0 all are there, 2 bad use, or a source that could not be had.
     """
@@ -65,6 +71,8 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     changes = {name: _pairs(f"--{name}", given) for name, given in chosen.items()}
     git = Git(Path.cwd(), Patience(stall=stall))
     found, unpinned = _pinned(names, changes, lfs or [], read_lock(place), git)
+    if not pinned:
+        found = _with_commits(found, {name for given in changes.values() for name in given}, folder, git)
     value, known = clone_all(found, folder, jobs=jobs, lfs=lfs or [], patience=git.patience, unpinned=unpinned)
     wanted, records = names or sorted({*found, *unpinned}), value["repositories"]
     failed = [name for name in wanted if records[name]["status"] == FAILED]
@@ -137,6 +145,30 @@ def _pinned(
         except TraceproofError as error:
             unpinned[name] = str(error)
     return found, unpinned
+
+
+def _with_commits(pins: Mapping[str, Pin], chosen: Collection[str], folder: Path, git: Git) -> dict[str, Pin]:
+    """The pins, releases that are not there yet with the commits of their tags, as far as git reaches them.
+
+    Those that were `chosen` by an option stay as they are.
+    """
+    found = dict(pins)
+    once = replace(git, patience=replace(git.patience, attempts=1))
+    unreachable: dict[str, TraceproofError] = {}  # by host: asked once
+    for name, pin in pins.items():
+        if pin.commit is not None or name in chosen or name not in ORIGINS or (folder / name).exists():
+            continue
+        url, ref = ORIGINS[name].url, f"refs/tags/v{pin.version}"
+        host = urlsplit(url).netloc
+        try:
+            if host in unreachable:
+                raise unreachable[host]
+            found[name] = pin.model_copy(update={"url": url, "commit": resolve(url, ref, git=once), "ref": ref})
+        except TraceproofError as error:
+            if isinstance(error, GitError):
+                unreachable[host] = error
+            run.say(f"{name}: {fallback(pin, url, error)}")
+    return found
 
 
 def _given(name: str, changes: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
