@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,20 +21,21 @@ from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untype
 from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
 
 from traceproof.audit.run import CODES
+from traceproof.bumps.diff import TITLES, diff, side
+from traceproof.bumps.history import load, states
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.publish.coverage import Row, coverage
-from traceproof.publish.ledger import Ledger, Record, read_dates, records
+from traceproof.publish.ledger import Ledger, read_dates, records
 from traceproof.reasons import Skip, Verdict
 from traceproof.run import proof
 from traceproof.run.implementations import IMPLEMENTATIONS
 from traceproof.run.proof import WORDS, Conclusion, sentence
 from traceproof.run.report import read_summary
 from traceproof.run.schema import OpTypePlan, VerdictRow, each_row
-from traceproof.site.view import History, Place, Tally, View, history, plot
+from traceproof.site.view import Place, Tally, Trends, View, note, plot
 
-AUDIT = "audit-tests.json"  # below results: where `traceproof audit-tests --json` is looked for
 HERE = Path(__file__).parent
 HEAD: Sequence[tuple[str, str]] = (
     ("index.html", "Overview"),
@@ -47,6 +48,8 @@ HEAD: Sequence[tuple[str, str]] = (
 ALONE = ("site.css", "uplot.css", "uplot.js", "plots.js")  # of a page that stands alone
 LONGEST = 200_000  # characters of a source that are highlighted; a longer one is shown plain
 NOW = "this run"
+MOST = 12  # kept states that are read, the newest
+SHOWN = 500  # rows of one kind of change on a page; `traceproof diff` has all
 FindingKey = tuple[str, str | None, str, str]  # definition, case, implementation, output
 
 
@@ -111,14 +114,6 @@ class Finished:
             versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
             yield {"name": str(record["stack"]), "device": str(record["device"]), "versions": versions}
 
-    def first_written(self, key: str) -> str:
-        """Day on which a ledger record was first published or tried to be; empty: it never was."""
-        return self._dates.get(key, "")
-
-    @cached_property
-    def _dates(self) -> Mapping[str, str]:
-        return read_dates(self.results)
-
     def audited(self) -> dict[str, Any] | None:
         """The audit of tests. Raises TraceproofError: the file holds none."""
         if self.audit is None:
@@ -131,8 +126,7 @@ class Finished:
             raise TraceproofError(f"{self.audit} is no audit of tests: {error}", todo=todo) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class Built(NamedTuple):
     """What was written."""
 
     folder: Path
@@ -169,7 +163,7 @@ class Pages:
             lstrip_blocks=True,
         )
         found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
-        found.globals |= {"pages": HEAD, "sentence": self.sentence, "slug": path_part}
+        found.globals |= {"pages": HEAD, "sentence": self.sentence, "slug": path_part, "side": side}
         return found
 
     def write(self, path: str, template: str, **values: Any) -> None:  # noqa: ANN401 - what the template takes
@@ -196,7 +190,7 @@ class Pages:
     def built(self) -> Built:
         """What was written so far."""
         seconds = time.monotonic() - self._started
-        return Built(folder=self.folder, pages=self._count, bytes=self._bytes, seconds=seconds)
+        return Built(self.folder, self._count, self._bytes, seconds)
 
 
 def rows(columns: Sequence[str], facets: Sequence[str], found: Iterator[Sequence[Any]]) -> dict[str, Any]:
@@ -267,8 +261,7 @@ class Overview:
         return self._words | {"definitions": self._definitions, "results": self._results}
 
 
-@dataclass(frozen=True, slots=True)
-class OpLine:
+class OpLine(NamedTuple):
     """A definition on its op_type's page."""
 
     name: str
@@ -298,29 +291,18 @@ class OpType:
         return Counter(line.outcome for line in self.lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model's page."""
-
-    name: str
-    rows: list[Row]
-
-    @property
-    def verified(self) -> int:
-        """How many of its definitions are."""
-        return sum(row.verified for row in self.rows)
-
-
 class Site:
     """The site of a finished run, being built in a folder that is made anew."""
 
     def __init__(self, finished: Finished, folder: Path) -> None:
         self._finished = finished
         self._proof = proof.Proof.model_validate(finished.summary["proof"])
-        self._history: History = history(finished.results / "history")
-        self._labels = [state.label for state in self._history.states]
-        self._overview = Overview(self._labels[:-1])
         self._pages = Pages(folder, sentence(finished.summary))
+        self._dates = read_dates(finished.results)  # when a ledger's record was first published or tried to be
+        self._trends: Trends = {}
+        self._labels: list[str] = []
+        self._bumps()
+        self._overview = Overview(self._labels[:-1])
         self._op_types: list[OpType] = []
         self._findings: list[list[Any]] = []
         self._ledger: list[list[Any]] = []
@@ -333,12 +315,32 @@ class Site:
         self._index()
         self._tables()
         self._of_models()
-        self._pages.write("bumps.html", "bumps", bumps=self._history.bumps, states=self._history.states)
-        names = set(self._finished.summary["conclusions"])
-        for bump in self._history.bumps:
-            self._pages.write(f"bumps/{bump.slug}.html", "bump", bump=bump, names=names)
         self._audit()
         return self._pages.built
+
+    def _bumps(self) -> None:
+        """Read the kept states, two at a time, and write how each differs from the one before."""
+        bumps, before, names = [], None, set(self._finished.summary["conclusions"])
+        for path in reversed(states(self._finished.results / "history")[:MOST]):
+            kept = load(path)
+            self._labels.append(f"{str(kept.about['time'])[:10]} {kept.digest[:8]}")
+            note(self._trends, kept, len(self._labels) - 1)
+            if before is not None:
+                found, ends = diff(before, kept), (before.digest[:12], kept.digest[:12])
+                title, page = " to ".join(self._labels[-2:]), f"bumps/{'-'.join(ends)}.html"
+                pairs = {words: getattr(found, kind) for kind, words in TITLES.items()}
+                values = {
+                    "title": title,
+                    "ends": ends,
+                    "names": names,
+                    "diff": found,
+                    "pairs": pairs,
+                    "most": SHOWN,
+                }
+                self._pages.write(page, "bump", **values)
+                bumps.append((page, title, {words: len(rows) for words, rows in pairs.items()}))
+            before = kept
+        self._pages.write("bumps.html", "bumps", bumps=bumps, states=len(self._labels))
 
     def figures(self, table: Path, plots: Path) -> None:
         """Write the table of verdicts and the plots of margins as a file each, which other reports can hold."""
@@ -354,16 +356,12 @@ class Site:
             if view.definition is not None:
                 self._models += coverage([view.definition], view.ledger)
             for kind, row in view.findings:
-                cells = [
-                    kind,
-                    row.implementation,
-                    str(row.case or row.path),
-                    row.output,
-                    str(row.verdict),
-                    str(row.reason),
-                ]
-                self._findings.append([link(view.name), *cells, row.message[:300]])
-            self._ledger += [_ledger_row(record) for record in view.records]
+                where = (kind, row.implementation, str(row.case or row.path), row.output)
+                said = (str(row.verdict), str(row.reason), row.message[:300])
+                self._findings.append([link(view.name), *where, *said])
+            for record in view.records:
+                ran = (record.implementation, record.status, record.compared, record.against, record.device or "")
+                self._ledger.append([link(record.definition), *ran, record.reason, record.date])
             shown = {key: highlighted(getattr(view.definition, key, None) or "") for key in ("reference", "init")}
             self._pages.write(f"definitions/{path_part(view.name)}.html", "definition", view=view, **shown)
         self._op_types.append(op)
@@ -390,8 +388,8 @@ class Site:
             rows=found,
             kinds={key: kind for key in kinds if (kind := self._finished.findings.get((name, *key)))},
             planned=planned,
-            ledger=Ledger(records(found, self._finished.first_written, reference)),
-            trend=self._history.trends.get(name, ()),
+            ledger=Ledger(records(found, lambda key: self._dates.get(key, ""), reference)),
+            trend=self._trends.get(name, ()),
             labels=self._labels,
         )
 
@@ -423,10 +421,10 @@ class Site:
         found: dict[str, list[Row]] = {}
         for row in sorted(self._models, key=lambda row: (row.model, row.op_type, row.definition)):
             found.setdefault(row.model, []).append(row)
-        models = [Model(name, own) for name, own in found.items()]
+        models = [(name, own, sum(row.verified for row in own)) for name, own in found.items()]
         self._pages.write("models.html", "models", models=models)
-        for model in models:
-            self._pages.write(f"models/{path_part(model.name)}.html", "model", model=model)
+        for name, own, verified in models:
+            self._pages.write(f"models/{path_part(name)}.html", "model", name=name, rows=own, verified=verified)
 
     def _audit(self) -> None:
         audit = self._finished.audited()
@@ -440,18 +438,6 @@ class Site:
         columns = ("code", "what", "file", "line", "evidence", "what to do")
         cells = (_audit_row(one) for one in found)
         self._pages.table("audit.html", "Audit of the public tests", told, rows(columns, ("code", "file"), cells))
-
-
-def _ledger_row(record: Record) -> list[Any]:
-    cells = [
-        record.implementation,
-        record.status,
-        record.compared,
-        record.against,
-        record.device or "",
-        record.reason,
-    ]
-    return [link(record.definition), *cells, record.date]
 
 
 def _audit_row(finding: dict[str, Any]) -> list[Any]:

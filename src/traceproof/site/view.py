@@ -1,14 +1,12 @@
-"""What pages show: verdicts counted, a definition's page, and how kept states of earlier runs differ."""
+"""What pages show: verdicts counted, and a definition's page."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from traceproof.bumps.diff import TITLES, Diff, diff, side
-from traceproof.bumps.history import Kept, load, states
+from traceproof.bumps.history import Kept
 from traceproof.dataset.definition import Definition
 from traceproof.judge.octaves import OCTAVES
 from traceproof.publish.ledger import Ledger, Record, Standing
@@ -19,8 +17,6 @@ from traceproof.stacks import STACKS, distribution
 
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
 LARGEST = 5  # rows whose worst places are shown beside the findings
-MOST = 12  # states that are read, the newest
-SHOWN = 500  # rows of one kind of change on a page; `traceproof diff` has all
 
 
 @dataclass(slots=True)
@@ -45,23 +41,21 @@ class Tally:
         return str(next((one for one in WORST_FIRST if self.counts[one]), Verdict.SKIP))
 
     @property
-    def bad(self) -> int:
-        """Failures and errors."""
-        return self.counts[Verdict.FAIL] + self.counts[Verdict.ERROR]
-
-    @property
     def reason(self) -> str:
         """The most frequent reason."""
         return self.reasons.most_common(1)[0][0] if self.reasons else ""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Place(NamedTuple):
     """Who ran, on what, in which version."""
 
     implementation: str
     device: str
     version: str
+
+
+# By definition, what each implementation came to in each kept state, by the state's place, the oldest first.
+Trends = dict[str, list[tuple[int, Place, Tally]]]
 
 
 def version_of(implementation: str, versions: Mapping[str, Mapping[str, str]]) -> str:
@@ -83,8 +77,7 @@ def by_place(rows: Iterable[VerdictRow]) -> dict[Place, Tally]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """All implementations' verdicts on one output of one case."""
 
     case: str
@@ -170,8 +163,9 @@ class View:
     @property
     def largest(self) -> list[VerdictRow]:
         """The passing rows that come nearest to their limits."""
-        passed = (row for row in self.rows if row.verdict == Verdict.PASS and row.gate and row.gate.margin)
-        return sorted(passed, key=lambda row: -_margin(row))[:LARGEST]
+        passed = [(row.gate.margin, row) for row in self.rows if row.verdict == Verdict.PASS and row.gate]
+        found = [(margin, row) for margin, row in passed if margin]
+        return [row for _, row in sorted(found, key=lambda one: -one[0])[:LARGEST]]
 
     @property
     def repeat(self) -> str:
@@ -220,115 +214,26 @@ class View:
         return plot("history", self.labels, kept)
 
 
-def _margin(row: VerdictRow) -> float:
-    return row.gate.margin or 0.0 if row.gate is not None else 0.0
-
-
 def plot(kind: str, labels: Iterable[str], series: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
     """What site.js draws: a name and a value per label for each series, to three digits."""
-    rows = [[name, [_short(value) for value in values]] for name, values in series.items()]
+
+    def short(value: float | None) -> float | None:
+        return value if value is None or isinstance(value, int) else float(f"{value:.3g}")
+
+    rows = [[name, list(map(short, values))] for name, values in series.items()]
     return {"kind": kind, "labels": list(labels), "series": rows}
 
 
-def _short(value: float | None) -> float | None:
-    return value if value is None or isinstance(value, int) else float(f"{value:.3g}")
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A kept state: when it was written, and which versions it ran with by stack."""
-
-    digest: str
-    time: str
-    stacks: Mapping[str, Mapping[str, str]]
-
-    @property
-    def label(self) -> str:
-        """Its day and the start of its digest."""
-        return f"{self.time[:10]} {self.digest[:8]}"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One row that changed between two states."""
-
-    definition: str
-    where: str
-    before: str
-    after: str
-    between: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bump:
-    """The difference of two states that follow each other."""
-
-    before: State
-    after: State
-    versions: tuple[str, ...]  # a line per package whose version changed
-    changes: Mapping[str, Sequence[Change]]  # the first SHOWN rows of each kind, by its title
-    counts: Mapping[str, int]  # how many there are of each kind
-    # gone, new: names of APIs
-    gone: tuple[str, ...]
-    new: tuple[str, ...]
-
-    @property
-    def slug(self) -> str:
-        """Name of its page."""
-        return f"{self.before.digest[:12]}-{self.after.digest[:12]}"
-
-
-@dataclass(slots=True)
-class History:
-    """All kept states, the oldest first."""
-
-    states: list[State] = field(default_factory=list)
-    bumps: list[Bump] = field(default_factory=list)
-    # by definition, what each implementation came to in each state, by the state's place in `states`
-    trends: dict[str, list[tuple[int, Place, Tally]]] = field(default_factory=dict)
-
-
-def history(folder: Path) -> History:
-    """Read the kept states, two at a time. Raises TraceproofError: a file in the folder holds none."""
-    found, before = History(), None
-    for path in reversed(states(folder)[:MOST]):
-        kept = load(path)
-        found.states.append(State(kept.digest, str(kept.about["time"]), kept.about["stacks"]))
-        _note(found, kept)
-        if before is not None:
-            found.bumps.append(_bump(diff(before, kept), *found.states[-2:]))
-        before = kept
-    return found
-
-
-def _note(history: History, kept: Kept) -> None:
-    """Add a state's rows to the trends."""
-    index, stacks = len(history.states) - 1, kept.about["stacks"]
+def note(trends: Trends, kept: Kept, index: int) -> None:
+    """Add what a kept state's rows come to, as the state of that place."""
+    stacks = kept.about["stacks"]
     tallies: dict[tuple[str, Place], Tally] = {}
     for row in kept.rows:
         implementation = str(row["implementation"])
         place = Place(implementation, str(row.get("device") or ""), version_of(implementation, stacks))
         margin = (row.get("gate") or {}).get("margin")
-        tally = tallies.setdefault((str(row["definition"]), place), Tally())
-        tally.add(str(row["verdict"]), row.get("reason"), margin)
+        tallies.setdefault((str(row["definition"]), place), Tally()).add(
+            str(row["verdict"]), row.get("reason"), margin
+        )
     for (definition, place), tally in tallies.items():
-        history.trends.setdefault(definition, []).append((index, place, tally))
-
-
-def _bump(found: Diff, before: State, after: State) -> Bump:
-    pairs: Mapping[str, Sequence[tuple[Any, Any]]] = {kind: getattr(found, kind) for kind in TITLES}
-    return Bump(
-        before=before,
-        after=after,
-        versions=tuple(found.versions),
-        changes={TITLES[kind]: [_change(found, *pair) for pair in rows[:SHOWN]] for kind, rows in pairs.items()},
-        counts={TITLES[kind]: len(rows) for kind, rows in pairs.items()},
-        gone=tuple(found.vanished_apis),
-        new=tuple(found.new_apis),
-    )
-
-
-def _change(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | None) -> Change:
-    one = row or was or {}
-    where = f"{one.get('case')}, {one['implementation']}, {one['output']}"
-    return Change(str(one["definition"]), where, side(was), side(row), found.between(was, row))
+        trends.setdefault(definition, []).append((index, place, tally))
