@@ -13,9 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceproof.draw import Draw, HostDraw, counter, fingerprint, fingerprint_each
-from traceproof.draw.counter import random_words, scalar_word, stream_key
-from traceproof.draw.tables import normal_table
+from traceproof import draw as drawing
+from traceproof.draw import (
+    Draw,
+    HostDraw,
+    fingerprint,
+    fingerprint_each,
+    normal_table,
+    random_words,
+    scalar_word,
+    stream_key,
+)
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -59,11 +67,11 @@ GOLDEN: dict[str, tuple[Method, str]] = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-@pytest.mark.parametrize("chunk", [1, 7, 64, counter.CPU_CHUNK, 1 << 20])
+@pytest.mark.parametrize("chunk", [1, 7, 64, drawing.CPU_CHUNK, 1 << 20])
 def test_bits_are_those_of_the_first_release_whatever_the_chunk(
     name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counter, "CPU_CHUNK", chunk)
+    monkeypatch.setattr(drawing, "CPU_CHUNK", chunk)
     method, golden = GOLDEN[name]
     assert fingerprint(method(draw())) == golden, (
         "stored outputs no longer fit their inputs: bump nothing, find out"
@@ -146,7 +154,7 @@ ANY = st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=40)
 def test_one_bit_changes_the_fingerprint(values: list[int], position: int, bit: int) -> None:
     tensor = torch.tensor(values)
     changed = tensor.clone()
-    changed[position % len(values)] ^= counter.signed(1 << bit)
+    changed[position % len(values)] ^= drawing.signed(1 << bit)
     assert fingerprint(changed) != fingerprint(tensor)
     assert fingerprint(tensor.clone()) == fingerprint(tensor)
 

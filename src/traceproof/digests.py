@@ -17,7 +17,7 @@ PACKAGE = "traceproof"
 SOURCE = Path(__file__).resolve().parent
 OPS = SOURCE / "ops"
 # What runs and judges a case. An edit of the other packages (site, publish, lint ...) leaves rows as they are.
-ENGINE = ("dataset", "draw", "judge", "models", "run", "sandbox", "stacks")
+ENGINE = ("dataset", "draw.py", "judge", "models", "run", "sandbox", "stacks")
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+)?import[ \t]+(\([^)]*\)|.*)", re.MULTILINE)
 COMMENT = re.compile(r"#.*")
 
