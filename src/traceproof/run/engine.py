@@ -21,7 +21,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.files import sweep
 from traceproof.programs import available_memory
-from traceproof.reasons import Unavailable
+from traceproof.reasons import Skip, Unavailable
 from traceproof.run import jit
 from traceproof.run.calls import cuda_is_lost, keep_memory, wait_asleep
 from traceproof.run.definition_run import DefinitionRun, raised
@@ -183,9 +183,8 @@ class Engine:
     def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> Result | None:
         """What comes of all cases of an implementation without anything being run; None: it has to be run."""
         if name == REFERENCE:
-            lacking = entry.lacks(REFERENCE)
-            if lacking is not None:
-                return Result.skipped(Unavailable(lacking.reason, lacking.message))
+            if not entry.reference:
+                return Result.skipped(Unavailable(Skip.NO_REFERENCE, "the definition has no reference"))
             refused = refusal(entry.reference)
             return None if refused is None else Result.failed(refused)
         if name in self.settings.functions:

@@ -49,6 +49,7 @@ from traceproof.run.schema import (
     PlannedCase,
     PlannedDefinition,
     SkipNote,
+    group_names,
 )
 from traceproof.text import printable
 
@@ -86,34 +87,25 @@ def selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
         groups.setdefault(entry.definition.op_type, []).append(name)
     for broken in tree.broken:
         groups.setdefault(group_of(broken), [])  # a folder of broken files still gets its verdicts
-    _check_names(tree, selection, groups)
-    if selection.op_types:
-        groups = {name: groups[name] for name in selection.op_types}
-    return _named(tree, selection.definitions, groups) if selection.definitions else groups
-
-
-def _check_names(tree: Tree, selection: Selection, groups: Mapping[str, list[str]]) -> None:
     problems = [
         f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {', '.join(sorted(groups))}"
         for name in selection.op_types
         if name not in groups
     ]
+    wanted = set(selection.definitions)
     problems += [
         f"definition_name {why(tree, name)}" for name in selection.definitions if name not in tree.definitions
     ]
     if problems:
         raise TraceproofError(f"the selection does not fit the dataset {tree.root}", problems=problems)
-
-
-def _named(tree: Tree, names: Iterable[str], groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """What of the groups has these names."""
-    wanted = set(names)
-    found = {op_type: sorted(wanted & set(members)) for op_type, members in groups.items()}
-    found = {op_type: members for op_type, members in found.items() if members}
-    if not found:
+    groups = {name: groups[name] for name in selection.op_types or groups}
+    if not wanted:
+        return groups
+    found = {name: sorted(wanted.intersection(members)) for name, members in groups.items()}
+    if not any(found.values()):
         problems = [f"{name} is of {tree.definitions[name].definition.op_type}" for name in sorted(wanted)]
         raise TraceproofError("no definition is of both the names and the op_types selected", problems=problems)
-    return found
+    return {name: members for name, members in found.items() if members}
 
 
 def check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
@@ -127,11 +119,6 @@ def check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
     if problems:
         todo = "Workload lines are cases with `workloads: true`, and sizes with --test-sizes."
         raise TraceproofError("the selection names cases that are not planned", problems=problems, todo=todo)
-
-
-def broken_of(tree: Tree, op_type: str, selection: Selection) -> list[Broken]:
-    """An op_type's files that can not be used; none where definitions are selected by name."""
-    return [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
 
 
 PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
@@ -185,30 +172,25 @@ def plan(  # noqa: PLR0913 - a rule's inputs and outputs
     not exist, or the dataset has no definitions.
     """
     with paused_collection():
-        return _planned_all(read_tree(dataset), out, selection, inits, code, gpu=gpu)
-
-
-def _planned_all(  # noqa: PLR0913 - as `plan`
-    tree: Tree, out: Path, selection: Selection, inits: Inits | None, code: str, *, gpu: bool
-) -> Index:
-    groups = selected(tree, selection)
-    # Which cases there are is told while planning, so that a selection of cases is planned anew.
-    common = [code, selection.as_json(), str(tree.root)] if code and not selection.cases else []
-    contexts = dict.fromkeys(sorted(groups), "")
-    for name in contexts if common else ():
-        contexts[name] = digest_json([*common, verdict_code(registry.file_of(name))])
-    plans = [_op_type_plan(tree, name, groups[name], selection, one, out) for name, one in contexts.items()]
-    check_cases(selection, groups)
-    listed: dict[str, Listed] = {}
-    for planned in plans if inits is None else _with_inits(tree, plans, inits):
-        write_if_changed(out / f"{planned.op_type}.json", planned.as_text())
-        listed[planned.op_type] = _listed(planned, gpu=gpu)
-    for path in out.glob("*.json"):
-        if path.stem not in listed:
-            path.unlink(missing_ok=True)
-    index = Index(dataset=str(tree.root), op_types=listed)
-    write_text(out / INDEX, index.as_text())
-    return index
+        tree = read_tree(dataset)
+        groups = selected(tree, selection)
+        # Which cases there are is told while planning, so that a selection of cases is planned anew.
+        common = [code, selection.as_json(), str(tree.root)] if code and not selection.cases else []
+        plans = []
+        for name in sorted(groups):
+            context = digest_json([*common, verdict_code(registry.file_of(name))]) if common else ""
+            plans.append(_op_type_plan(tree, name, groups[name], selection, context, out))
+        check_cases(selection, groups)
+        listed: dict[str, Listed] = {}
+        for planned in plans if inits is None else _with_inits(tree, plans, inits):
+            write_if_changed(out / f"{planned.op_type}.json", planned.as_text())
+            listed[planned.op_type] = _listed(planned, gpu=gpu)
+        for path in out.glob("*.json"):
+            if path.stem not in listed:
+                path.unlink(missing_ok=True)
+        index = Index(dataset=str(tree.root), op_types=listed)
+        write_text(out / INDEX, index.as_text())
+        return index
 
 
 def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
@@ -237,7 +219,10 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     seconds = sum(call + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
     return Listed(
-        digests={group: digest_bytes(planned.of_group(group).as_text().encode()) for group in planned.groups},
+        digests={
+            group: digest_bytes(planned.of_group(group).as_text().encode())
+            for group in group_names(len(planned.whole))
+        },
         definitions=tuple(sorted(planned.whole)),
         cases=sum(len(entry.cases) for entry in planned.definitions.values()),
         mem_mb=(GPU_BASE_MB if gpu else BASE_MB)
@@ -253,16 +238,6 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
 def workers_of(parallel: int) -> int:
     """Workers of each environment of ground truths: several where many definitions draw side by side."""
     return DRAWING_WORKERS if parallel >= DRAWING_PARALLEL else 1
-
-
-def _before(path: Path, context: str) -> Mapping[str, PlannedDefinition]:
-    """The definitions of an earlier plan that the same planned; none where it is another's, absent or damaged."""
-    if not context or not path.exists():
-        return {}
-    with suppress(TraceproofError):
-        found = OpTypePlan.read(path)
-        return found.definitions if found.context == context else {}
-    return {}
 
 
 def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
@@ -282,8 +257,12 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     tree: Tree, op_type: str, names: Iterable[str], selection: Selection, context: str, out: Path
 ) -> OpTypePlan:
     definitions: dict[str, PlannedDefinition] = {}
-    broken = broken_of(tree, op_type, selection)
-    before = _before(out / f"{op_type}.json", context)
+    # Files that can not be used have their verdicts, but where definitions are selected by name.
+    broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
+    path, before = out / f"{op_type}.json", {}
+    with suppress(TraceproofError):  # an earlier plan, of use where the same planned it
+        found = OpTypePlan.read(path) if context and path.exists() else None
+        before = found.definitions if found and found.context == context else {}
     for name in sorted(names):
         entry, earlier = tree.definitions[name], before.get(name)
         if earlier is not None and _unchanged(tree, entry, earlier, selection):
@@ -374,7 +353,10 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
 ) -> list[PlannedCase]:
     blocked = op.no_inputs(definition)
     if blocked is not None:
-        return [_without_inputs(blocked, selection)]
+        case = Case(UNDRAWN, "edge", {}, selection.seed)
+        selection.met.add(case.id)
+        note = SkipNote(reason=Skip.NO_INPUTS, message=blocked)
+        return [PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)]
     drawn = op.planned(definition, sizes=selection.sizes, seed=selection.seed)
     cases = [replace(case, id=prefix + case.id) for case in drawn]
     skips: dict[str, SkipNote | None] = {}
@@ -405,14 +387,6 @@ def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[Planne
     return [*shown, *(entry for entry in chosen if entry.hidden)]
 
 
-def _without_inputs(why: str, selection: Selection) -> PlannedCase:
-    """The only case of a definition that no inputs can be drawn for."""
-    case = Case(UNDRAWN, "edge", {}, selection.seed)
-    selection.met.add(case.id)
-    note = SkipNote(reason=Skip.NO_INPUTS, message=why)
-    return PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)
-
-
 def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
     definition: Definition,
     op: Op,
@@ -422,29 +396,27 @@ def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
     skip: SkipNote | None,
 ) -> PlannedCase:
     """One case as the plan has it; `skip`: why it is not run, whatever its size."""
-    need, (more, eager) = op.memory(definition, case), _far_bytes(definition, op, case)
-    trials = op.trials(definition, case)
+    need, trials = op.memory(definition, case), op.trials(definition, case)
+    # What a kernel and PyTorch's form of one get in place of a small case's tensors.
+    enlarged = op.enlarged(definition) if far.SIZE in case.params else None
+    more = enlarged.bytes(definition, case) if enlarged else 0
+    if skip is None and need + more > selection.memory_limit:
+        limit = f"the limit (limits.memory_gb) is {selection.memory_limit / 2**30:.1f} GiB"
+        told = f"needs about {(need + more) / 2**30:.1f} GiB, {limit}"
+        skip = SkipNote(reason=Skip.DOES_NOT_FIT, message=told)
     return PlannedCase(
         case=case,
         digest=case.digest,
         memory=need,
         trials=trials,
-        skip=skip or _too_large(need + more, selection.memory_limit),
+        skip=skip,
         large=not unknown and is_large(definition, op, case),
         nonce=selection.hidden_seed if trials else 0,
         kernel_bytes=more,
-        eager_bytes=eager,
+        eager_bytes=enlarged.eager_bytes(definition, case) if enlarged else 0,
         oracle_bytes=op.oracle_memory(definition, case),
         further=op.further(definition, case),
     )
-
-
-def _far_bytes(definition: Definition, op: Op, case: Case) -> tuple[int, int]:
-    """Bytes that a kernel and PyTorch's form of one need for what they get in place of a small case's tensors."""
-    enlarged = op.enlarged(definition) if far.SIZE in case.params else None
-    if enlarged is None:
-        return 0, 0
-    return enlarged.bytes(definition, case), enlarged.eager_bytes(definition, case)
 
 
 def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
@@ -452,13 +424,6 @@ def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
     chosen = min(ordinary, key=lambda entry: (entry.memory, entry.id), default=None)
     return [entry.model_copy(update={"repeat": entry is chosen}) for entry in planned]
-
-
-def _too_large(need: int, limit: int) -> SkipNote | None:
-    if need <= limit:
-        return None
-    told = f"needs about {need / 2**30:.1f} GiB, the limit (limits.memory_gb) is {limit / 2**30:.1f} GiB"
-    return SkipNote(reason=Skip.DOES_NOT_FIT, message=told)
 
 
 def fitting_lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:

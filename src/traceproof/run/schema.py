@@ -111,12 +111,6 @@ class PlannedDefinition(ClosedModel):
         """Source of its reference."""
         return str(self.definition["reference"])
 
-    def lacks(self, implementation: str) -> SkipNote | None:
-        """What the definition lacks for an implementation, so that no worker is asked; None: nothing."""
-        if implementation == REFERENCE and not self.reference:
-            return SkipNote(reason=Skip.NO_REFERENCE, message="the definition has no reference")
-        return None
-
     def holding(self, cases: Iterable[PlannedCase]) -> Self:
         """The same with some of the cases."""
         return self.model_copy(update={"cases": tuple(cases)})
@@ -129,27 +123,22 @@ class BrokenFile(ClosedModel):
     message: str
 
 
-def groups(count: int) -> list[str]:
+def group_names(count: int) -> list[str]:
     """What tells the jobs over so many definitions of one op_type apart, as a suffix of their files' names."""
     most = -(-count // GROUP)
     return [f".{number}-of-{most}" for number in range(1, most + 1)] if most > 1 else [""]
 
 
-class OpTypePlan(ClosedModel):
-    """The cases of one op_type's definitions: what the rule `cases` writes and every later one reads."""
+class PlanFile(ClosedModel):
+    """What the rule `cases` writes, sealed."""
 
     version: Literal[1] = 1
-    op_type: str
-    dataset: str
-    context: str = ""  # digest of what planned it; empty: it may not be made use of when planning again
-    definitions: dict[str, PlannedDefinition]  # by name; a scaled-down one by its definition's and SCALED_DOWN
-    broken: tuple[BrokenFile, ...]
 
     @classmethod
     def read(cls, path: Path, group: str | None = None) -> Self:
-        """Read a plan file; with a group, what that job of the op_type runs, and no more is checked than that.
+        """Read a file; of a plan and with a group, what that job of the op_type runs, and check no more than that.
 
-        Raises TraceproofError: it is no plan, another version's, or damaged; it is removed, to be made again.
+        Raises TraceproofError: it is none, another version's, or damaged; it is removed, to be made again.
         """
         try:
             found = json.loads(unsealed(bytes(read_regular(path, most=PLAN_BYTES))))
@@ -163,17 +152,22 @@ class OpTypePlan(ClosedModel):
         """What its file holds."""
         return sealed(self.model_dump_json(indent=1))
 
+
+class OpTypePlan(PlanFile):
+    """The cases of one op_type's definitions, which all later rules read."""
+
+    op_type: str
+    dataset: str
+    context: str = ""  # digest of what planned it; empty: it may not be made use of when planning again
+    definitions: dict[str, PlannedDefinition]  # by name; a scaled-down one by its definition's and SCALED_DOWN
+    broken: tuple[BrokenFile, ...]
+
     def of_group(self, group: str) -> Self:
         """What one of the op_type's jobs runs, the first of them its broken files too.
 
         Raises TraceproofError: there is no such group.
         """
         return self.model_copy(update=_of_group(dict(self), group))
-
-    @property
-    def groups(self) -> list[str]:
-        """What tells its jobs apart."""
-        return groups(len(self.whole))
 
     @property
     def whole(self) -> dict[str, PlannedDefinition]:
@@ -190,9 +184,9 @@ def _of_group(plan: Mapping[str, Any], group: str) -> dict[str, Any]:
     """The fields of a plan that holds one group's definitions. Raises TraceproofError: there is no such group."""
     definitions = plan["definitions"]
     names = sorted(name for name in definitions if not name.endswith(SCALED_DOWN))
-    if group not in groups(len(names)):
+    if group not in group_names(len(names)):
         raise TraceproofError(f"the plan of {plan['op_type']} has no group {group!r}", todo=AGAIN)
-    at = groups(len(names)).index(group) * GROUP
+    at = group_names(len(names)).index(group) * GROUP
     wanted = {key for name in names[at : at + GROUP] for key in (name, name + SCALED_DOWN)}
     mine = {name: entry for name, entry in definitions.items() if name in wanted}
     return {**plan, "definitions": mine, "broken": () if at else plan["broken"]}
@@ -212,29 +206,15 @@ class Listed(ClosedModel):
     seconds: float  # and the calls of the longest job
 
 
-class Index(ClosedModel):
+class Index(PlanFile):
     """All plans of a run."""
 
-    version: Literal[1] = 1
     dataset: str
     op_types: dict[str, Listed]
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read it. Raises TraceproofError: it is none, or damaged; it is removed, to be made again."""
-        try:
-            return cls.model_validate_json(unsealed(bytes(read_regular(path, most=PLAN_BYTES))))
-        except (BorderError, ValueError) as error:
-            path.unlink(missing_ok=True)
-            raise TraceproofError(f"{path} can not be read", problems=[explain(error)], todo=AGAIN) from error
-
-    def as_text(self) -> str:
-        """What its file holds."""
-        return sealed(self.model_dump_json(indent=1))
-
     def files(self, op_type: str) -> list[str]:
         """What the verdict files of an op_type are called, one per job, without their ending."""
-        return [f"{op_type}{group}" for group in groups(len(self.op_types[op_type].definitions))]
+        return [f"{op_type}{group}" for group in group_names(len(self.op_types[op_type].definitions))]
 
 
 UNJUDGED = frozenset({Skip.NO_ORACLE, Skip.UNJUDGED})
