@@ -273,19 +273,3 @@ def test_rows_of_an_op_type_whose_verdicts_stay_are_copied(
     keep(history, files, STACKS, PINS, OTHER)
     assert "were changed after they were written" in capsys.readouterr().err
     assert found("size") == [("a", "small"), ("a", "small")]
-
-
-def test_what_an_earlier_version_kept_stays(tmp_path: Path) -> None:
-    history = tmp_path / "history"
-    digest = keep(history, verdicts(tmp_path, row(), row(definition="b")), STACKS, PINS)
-    value = find(history, digest).about
-    older = {key: part for key, part in value.items() if key != "parts"}
-    (history / f"{digest}.json").write_text(json.dumps(older) + "\n", encoding="utf-8")
-    keep(history, verdicts(tmp_path, row("fail")), STACKS, PINS)
-    assert [one["verdict"] for one in find(history, digest).rows] == ["fail", "pass"]
-
-
-def test_an_unknown_state_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
-    digest = keep(tmp_path / "history", verdicts(tmp_path, row()), STACKS, PINS)
-    with pytest.raises(TraceproofError, match=digest):
-        find(tmp_path / "history", "feed")

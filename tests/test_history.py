@@ -14,7 +14,7 @@ from packaging.version import Version
 from ruamel.yaml import YAML
 
 from history import catalogue
-from history.catalogue import Bug, Cases, Found, Kind, Why, bugs, chosen, judged, parsed
+from history.catalogue import Bug, Cases, Found, Kind, Why, bugs, judged, parsed
 from history.replay import NoReleaseError, Releases, Replays
 from replay_history import main
 from traceproof.config import Config
@@ -62,11 +62,6 @@ def test_every_bug_of_the_catalogue_can_be_read() -> None:
     assert {one.kind for one in bugs().values()} >= {Kind.ADDRESS, Kind.MASK, Kind.LAYOUT, Kind.RACE}
 
 
-def test_no_two_bugs_have_the_same_title() -> None:
-    titles = [one.title for one in bugs().values()]
-    assert len(titles) == len(set(titles))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
@@ -95,51 +90,9 @@ def test_bugs_of_far_addresses_are_run_on_the_stress_cases_too(tmp_path: Path) -
     assert planned == {Cases.REGULAR: ("small",), Cases.FAR_ADDRESSES: ("small", "stress")}
 
 
-def test_a_bug_that_is_not_there_is_suggested() -> None:
-    with pytest.raises(TraceproofError, match="Did you mean liger-rope-partial"):
-        chosen(["liger-rope-partal"])
-
-
 def row(case: str, verdict: str, **more: Any) -> VerdictRow:  # noqa: ANN401 - fields
     values = {"definition": "d", "op_type": "rmsnorm", "case": case, "implementation": "x", "output": "output"}
     return VerdictRow.model_validate({**values, "verdict": verdict, **more})
-
-
-def test_a_case_that_fails_with_the_bug_and_passes_without_it_is_a_catch() -> None:
-    found = judged(bug(), [row("a", "fail"), row("b", "pass")], [row("a", "pass"), row("b", "pass")])
-    assert (found.found, found.flips, found.alarms) == (Found.CAUGHT, ("d a x output",), ())
-    assert not found.finding
-
-
-def test_a_case_that_passes_on_both_is_a_miss_which_says_what_would_catch_it() -> None:
-    found = judged(bug(), [row("a", "pass")], [row("a", "pass")])
-    assert (found.found, found.finding) == (Found.MISSED, True)
-    assert "any row" in found.message
-
-
-def test_a_call_that_the_old_release_refuses_is_no_catch() -> None:
-    errors = [row("a", "error", reason="exception", message="unexpected keyword")]
-    found = judged(bug(), errors, [row("a", "pass")])
-    assert (found.found, found.reason) == (Found.NOT_HERE, Why.NOT_RUN)
-
-
-def test_a_crash_is_a_catch_of_a_bug_that_crashes() -> None:
-    crash = [row("a", "error", reason="crash", output="*")]
-    found = judged(bug(shows="error"), crash, [row("a", "pass")])
-    assert found.found is Found.CAUGHT
-
-
-def test_a_crash_is_a_catch_of_an_address_that_lies_outside_all_memory() -> None:
-    crash = [row("a", "error", reason="crash", output="*"), row("b", "pass")]
-    fine = [row("a", "pass"), row("b", "pass")]
-    assert judged(bug(kind=Kind.ADDRESS), crash, fine).found is Found.CAUGHT
-    assert judged(bug(), crash, fine).found is Found.MISSED
-
-
-def test_only_the_cases_that_show_a_bug_count() -> None:
-    before, after = [row("a", "pass"), row("b", "fail")], [row("a", "pass"), row("b", "pass")]
-    assert judged(bug(shown_by=("a",)), before, after).found is Found.MISSED
-    assert judged(bug(shown_by=("a", "b")), before, after).found is Found.CAUGHT
 
 
 def test_bugs_that_share_runs_run_the_cases_of_all_of_them(tmp_path: Path) -> None:
@@ -163,16 +116,37 @@ def test_other_dtypes_run_after_the_definitions_own_where_a_bug_asks_for_it(tmp_
     assert own["axes"]["hidden_size"]["value"] == later["axes"]["hidden_size"]["value"] == 64
 
 
+CRASH = row("a", "error", reason="crash", output="*")
+REFUSED = row("a", "error", reason="exception", message="unexpected keyword")
+SKIPPED = row("a", "skip", reason="no_cuda", message="needs a CUDA device")
+PASS, FAIL = row("a", "pass"), row("a", "fail")
+BOTH = [PASS, row("b", "pass")]
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after", "found", "reason"),
+    [
+        pytest.param({}, [FAIL, BOTH[1]], BOTH, Found.CAUGHT, None, id="fails with the bug alone"),
+        pytest.param({}, [PASS], [PASS], Found.MISSED, None, id="passes on both"),
+        pytest.param({}, [REFUSED], [PASS], Found.NOT_HERE, Why.NOT_RUN, id="the old release refuses the call"),
+        pytest.param({"shows": "error"}, [CRASH], [PASS], Found.CAUGHT, None, id="a bug that crashes"),
+        pytest.param({"kind": Kind.ADDRESS}, [CRASH, BOTH[1]], BOTH, Found.CAUGHT, None, id="an address"),
+        pytest.param({}, [CRASH, BOTH[1]], BOTH, Found.MISSED, None, id="a crash of another bug"),
+        pytest.param({"shown_by": ("b",)}, [FAIL, BOTH[1]], BOTH, Found.MISSED, None, id="in another case"),
+        pytest.param({}, [SKIPPED], [SKIPPED], Found.NOT_HERE, Skip.NO_CUDA, id="skipped"),
+    ],
+)
+def test_a_bug_is_caught_where_a_case_that_shows_it_fails_with_it_and_passes_without_it(
+    what: dict[str, Any], before: list[VerdictRow], after: list[VerdictRow], found: Found, reason: object
+) -> None:
+    outcome = judged(bug(**what), before, after)
+    assert (outcome.found, outcome.reason) == (found, reason)
+    assert outcome.finding is (found is Found.MISSED)
+
+
 def test_a_release_without_the_bug_that_fails_is_an_alarm() -> None:
-    found = judged(bug(), [row("a", "fail")], [row("a", "fail"), row("b", "pass")])
+    found = judged(bug(), [FAIL], [FAIL, row("b", "pass")])
     assert (found.found, found.alarms, found.finding) == (Found.MISSED, ("d a x output",), True)
-    assert not found.model_copy(update={"found": Found.CAUGHT, "remaining": ("other",)}).finding
-
-
-def test_what_is_skipped_keeps_its_reason() -> None:
-    skips = [row("a", "skip", reason="no_cuda", message="needs a CUDA device")]
-    found = judged(bug(), skips, skips)
-    assert (found.found, found.reason) == (Found.NOT_HERE, Skip.NO_CUDA)
 
 
 def wheel(folder: Path, version: str, *, factor: str) -> None:
@@ -216,12 +190,6 @@ def test_trials_side_by_side_take_the_same_release(tmp_path: Path) -> None:
         found = list(pool.map(lambda _: releases.bring("sglang", "1.0"), range(8)))
     assert len(set(found)) == 1
     assert len(list((found[0] / "sglang").iterdir())) == 300
-
-
-def test_a_release_that_the_index_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(NoReleaseError, match=r"sglang 0\.0\.0"):
-        Releases(tmp_path).bring("sglang", "0.0.0")
 
 
 @pytest.fixture
@@ -280,10 +248,3 @@ def test_bugs_that_can_not_be_run_here_say_why(repository: Path, monkeypatch: py
     reasons = [outcome["reason"] for outcome in found["outcomes"]]
     assert reasons == ["no_cuda", "no_definition", "no_release"]
     assert (code, found["counts"]) == (0, {"caught": 0, "missed": 0, "not reproducible here": 3})
-
-
-def test_the_list_names_every_bug(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
-    assert main(["--list"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in bugs())

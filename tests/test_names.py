@@ -10,7 +10,7 @@ from definitions import rmsnorm
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline import Run, verdicts
-from publish_support import CASES, bundles, dataset, finished, row
+from publish_support import CASES, dataset, finished, row
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
@@ -18,7 +18,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import sealed
 from traceproof.names import MARKER, NAME, OP_TYPE, fresh_folder, path_part, remove_folder
 from traceproof.publish.parts import write_parts
-from traceproof.publish.prepare import dry_run, write_ledger
+from traceproof.publish.prepare import write_ledger
 from traceproof.sandbox import Limits
 
 BAD_NAMES = [
@@ -160,21 +160,3 @@ def test_publishing_a_definition_named_after_a_folder_leaves_the_folder_alone(tm
     with pytest.raises(ValueError, match="name"):
         write_parts(cases, ledger, tmp_path / "parts", only={name})
     assert (precious / "thesis.txt").read_text() == "years"
-
-
-def test_a_dry_run_deletes_nothing_of_somebody_elses(tmp_path: Path) -> None:
-    root = dataset(tmp_path / "dataset", "alpha")
-    digest = read_tree(root).definitions["alpha"].digest
-    rows = [
-        row("alpha", digest, case, implementation) for case in CASES for implementation in ("reference", "torch")
-    ]
-    made = bundles(finished(tmp_path / "run", root, rows), "alpha")[0]
-    theirs = tmp_path / "out" / made.bundle.slug / "thesis.txt"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("years")
-    with pytest.raises(TraceproofError, match="not made by traceproof"):
-        dry_run(made, tmp_path / "out", allow_changes=False)
-    assert theirs.read_text() == "years"
-    theirs.unlink()
-    dry_run(made, tmp_path / "out", allow_changes=False)
-    dry_run(made, tmp_path / "out", allow_changes=False)  # its own folder, it may

@@ -64,11 +64,6 @@ def test_a_branch_and_a_tag_of_one_name_have_to_be_told_apart(tmp_path: Path, up
         resolve(upstream.url, "main", git=Git(tmp_path, SOON))
 
 
-def test_an_unknown_ref_is_an_error(tmp_path: Path, upstream: Upstream) -> None:
-    with pytest.raises(TraceproofError, match="no branch or tag 'mian'"):
-        resolve(upstream.url, "mian", git=Git(tmp_path, SOON))
-
-
 def test_what_failed_is_recorded_and_not_pinned(tmp_path: Path, upstream: Upstream) -> None:
     urls = [f"fla={upstream.url}", f"mine={upstream.url}"]
     with pytest.raises(TraceproofError, match=r"(?s)1 of 2 sources.*no such commit"):
@@ -208,17 +203,6 @@ def test_an_unreachable_remote_keeps_no_other_from_being_brought(tmp_path: Path,
     config = json.loads((tmp_path / "sources" / "repos_config.json").read_text())["repositories"]
     assert {name: record["status"] for name, record in config.items()} == {"fla": "cloned", "mine": "failed"}
     assert list(read_lock(tmp_path / "sources.lock")) == ["fla"]
-
-
-def test_a_later_call_keeps_the_records_of_the_others(tmp_path: Path, upstream: Upstream) -> None:
-    bring(tmp_path, "fla", url=[f"fla={upstream.url}"])
-    records = bring(tmp_path, "mine", url=[f"mine={upstream.url}"])
-    assert sorted(records) == ["fla", "mine"]
-
-
-def test_the_dataset_has_the_specification_s_name() -> None:
-    assert "flashinfer_trace" in ORIGINS
-    assert "dataset" not in ORIGINS
 
 
 def test_elsewhere_the_repository_s_lock_and_folder_are_meant(

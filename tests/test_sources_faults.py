@@ -58,13 +58,6 @@ def test_a_missing_commit_is_an_error_that_says_so(tmp_path: Path, upstream: Ups
     assert not target.exists()
 
 
-def test_an_object_that_is_no_commit_is_refused(tmp_path: Path, upstream: Upstream) -> None:
-    fill(upstream)
-    blob = upstream.git("rev-parse", "HEAD:docs/long.bin")
-    with pytest.raises(TraceproofError, match="not a commit"):
-        clone(tmp_path / "out", want(upstream, blob))
-
-
 def test_a_corrupt_pack_of_the_remote_is_an_error(tmp_path: Path, upstream: Upstream) -> None:
     commit = fill(upstream)
     upstream.git("gc", "--quiet")

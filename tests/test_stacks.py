@@ -144,13 +144,6 @@ def test_an_environment_is_built_once_and_again_when_its_pins_change(
     assert ["once" in said[0], "its pins changed" in said[1], len(said)] == [True, True, 2]
 
 
-def test_a_torn_stamp_counts_as_half_built(tmp_path: Path) -> None:
-    stamp = tmp_path / ".venvs" / "fla" / "installed.json"
-    stamp.parent.mkdir(parents=True)
-    stamp.write_text('{"environment": "fla", "pi')
-    assert not environments.built("fla", root=tmp_path)
-
-
 def test_the_exported_pins_agree_with_the_lock() -> None:
     command = [sys.executable, str(ROOT / "envs" / "lock.py"), "--check"]
     done = subprocess.run(command, check=False, text=True, capture_output=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -74,11 +73,6 @@ def test_the_drivers_library_can_be_linked_against_where_there_is_none(tmp_path:
     assert b"libcuda.so.1\0" in stub.read_bytes()  # what is linked against it asks for the driver's
 
 
-def test_an_environment_without_a_compiler_has_no_toolkit(tmp_path: Path) -> None:
-    assert toolkit.compose(tmp_path, tmp_path / "site-packages") is None
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_a_c_compiler_the_environment_says_what_to_install(
     tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,12 +116,6 @@ def test_a_stack_is_known_by_the_release_of_its_compiler(tmp_path: Path) -> None
     assert found["digest"] != other["digest"]
 
 
-def test_a_configured_toolkit_without_a_compiler_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceproofError, match="is no CUDA toolkit") as caught:
-        toolkit.release(tmp_path)
-    assert "stacks.<name>.cuda_home" in caught.value.todo
-
-
 def test_builders_find_the_stacks_own_programs_first(tmp_path: Path) -> None:
     fake = program(tmp_path / "python", '#!/bin/sh\necho "$PATH"; exit 1\n')
     marks = tmp_path / "built"
@@ -142,33 +130,6 @@ def test_builders_find_the_stacks_own_programs_first(tmp_path: Path) -> None:
     )
     assert problem is not None
     assert problem.partition("\n")[2] == os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-
-
-PYTHON = os.environ.get("TRACEPROOF_FLASHINFER_PYTHON", "")  # e.g. .venvs/flashinfer/bin/python
-
-
-@pytest.mark.skipif(not PYTHON, reason="needs TRACEPROOF_FLASHINFER_PYTHON, an interpreter of a built stack")
-def test_a_kernel_module_is_compiled_without_a_toolkit_of_the_machine(tmp_path: Path) -> None:
-    """With nothing of the machine on PATH but its C++ compiler; takes minutes. No GPU is needed."""
-    host = program(tmp_path / "bin" / "c++", f'#!/bin/sh\nexec {shutil.which("c++")} "$@"\n').parent
-    for name, found in ((name, shutil.which(name)) for name in ("cc", "gcc", "g++", "as", "ld", "sh", "which")):
-        if found is not None:
-            (host / name).symlink_to(found)
-    code = (
-        "import sys, threading; from pathlib import Path; from traceproof.run import jit\n"
-        f"caches, record = Path(sys.argv[1]), {RECORD!r}\n"
-        "variables = jit.environment(caches, record) | {'FLASHINFER_CUDA_ARCH_LIST': '9.0a'}\n"
-        "problem = jit.build('flashinfer', jit.Module('gen_norm'), python=sys.executable, variables=variables,\n"
-        "    marks=caches / 'built', seconds=900.0, stopped=threading.Event())\n"
-        "sys.exit(problem)\n"
-    )
-    alone = {"PATH": str(host), "PYTHONPATH": str(ROOT / "src"), "FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
-    command = [str(Path(PYTHON).absolute()), "-P", "-c", code, str(tmp_path / "caches")]
-    done = subprocess.run(command, check=False, text=True, capture_output=True, env=alone)
-    assert done.returncode == 0, done.stderr
-    libraries = list((tmp_path / "caches").rglob("libraries/norm/norm.so"))
-    assert len(libraries) == 1
-    assert b"sm_90a" in libraries[0].read_bytes()
 
 
 def test_a_worker_compiles_with_the_compiler_of_its_own_environment(tmp_path: Path) -> None:

@@ -165,8 +165,6 @@ def _parts(path: Path) -> dict[str, _Part]:
     found: dict[str, _Part] = {}
     try:
         head, _, text = path.read_text(encoding="utf-8").partition("\n")
-        if not head.endswith(ROWS):  # an earlier version's
-            return _by_op_type(load(path).rows)
         start = 0
         for op_type, about in json.loads(f"{head}]}}")["parts"].items():
             end = start + about["size"]
@@ -177,13 +175,6 @@ def _parts(path: Path) -> dict[str, _Part]:
     except (OSError, ValueError, KeyError, TypeError, TraceproofError) as error:
         sys.stderr.write(f"what was kept of earlier runs in {path} is lost: {error}\n")
     return found
-
-
-def _by_op_type(rows: Iterable[Mapping[str, Any]]) -> dict[str, _Part]:
-    groups: dict[str, Rows] = defaultdict(list)
-    for row in rows:
-        groups[row["op_type"]].append(dict(row))
-    return {op_type: _Part.of(own) for op_type, own in groups.items()}
 
 
 def _joined(old: Mapping[str, _Part], verdicts: Iterable[Path], scope: Scope) -> dict[str, _Part]:
