@@ -13,7 +13,7 @@
   };
   const said = (cell) => (Array.isArray(cell) ? cell[0] : cell ?? "");
   const WORDS = new Set(["pass", "fail", "error", "skip", "right", "wrong", "known", "unverified", "not_run",
-    "agreed", "consistent", "relaxed", "twin", "new", "unexpected", "passed", "failed"]);
+    "agreed", "consistent", "relaxed", "scaled_down", "new", "unexpected", "passed", "failed"]);
 
   function filled(cell) {
     if (Array.isArray(cell)) return make("a", { href: cell[1], textContent: cell[0] });
