@@ -1,15 +1,10 @@
-"""Small attention definitions of every form, and wrong attentions to plant in them."""
+"""Small attention definitions of every form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-
-import torch
+from collections.abc import Mapping
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.attention import Operands, Precision, attend
-from traceproof.ops.base import Tensors
 
 FORMS = (
     "gqa_paged_decode",
@@ -143,47 +138,3 @@ def form(name: str) -> Definition:
             return sparse()
         case _:
             raise ValueError(name)
-
-
-Actor = Callable[[Operands], Tensors]
-
-
-def low(operands: Operands) -> Tensors:
-    """A right attention at the kernel's precision."""
-    return attend(operands, Precision(torch.float32, operands.q.dtype))
-
-
-def lse_in_bfloat16(operands: Operands) -> Tensors:
-    results = low(operands)
-    return results | {"lse": results["lse"].bfloat16().float()}
-
-
-def no_maximum(operands: Operands) -> Tensors:
-    """Softmax without subtracting the row's maximum, in float32; no mask, so for decode only."""
-    results = low(operands)
-    for span in operands.spans:
-        keys, values = operands.k[span.rows].float(), operands.v[span.rows].float()
-        ratio = operands.q.shape[1] // keys.shape[1]
-        for query in range(span.start, span.stop):
-            wide = operands.q[query].float()
-            weights = torch.exp(
-                torch.einsum("hd,khd->hk", wide, keys.repeat_interleave(ratio, 1)) * operands.scale
-            )
-            mixed = torch.einsum("hk,khd->hd", weights, values.repeat_interleave(ratio, 1))
-            results["output"][query] = mixed / weights.sum(-1, keepdim=True)
-            results["lse"][query] = torch.log2(weights.sum(-1))
-    return results
-
-
-def bugs_of(form_name: str) -> dict[str, Actor]:
-    """Bugs of precision, and one of grouped heads, that a form of attention can have."""
-    found: dict[str, Actor] = {
-        "lse rounded to bfloat16": lse_in_bfloat16,
-        "sums in bfloat16": lambda operands: attend(operands, Precision(torch.bfloat16, torch.bfloat16)),
-        "weights in fp8": lambda operands: attend(operands, Precision(torch.float32, torch.float8_e4m3fn)),
-    }
-    if form_name in {"gqa_paged_decode", "gqa_paged_prefill", "gqa_ragged"}:
-        found["values of the next head"] = lambda operands: low(replace(operands, v=operands.v.roll(1, 1)))
-    if form_name.endswith(("decode", "page1", "sparse")):
-        found["no maximum subtracted"] = no_maximum
-    return found

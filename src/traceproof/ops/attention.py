@@ -22,7 +22,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import Api, dim
 from traceproof.ops.base import Given, Tensors, Value, scalar, tensor
 from traceproof.ops.compare import Close, Comparison
-from traceproof.ops.formula import Mutant, Part, Variant, Wide
+from traceproof.ops.formula import Mutant, Part, Variant, Wide, same
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
@@ -170,6 +170,7 @@ class Precision:
     weights: torch.dtype
     lost: float = 0.0  # part of each logit that is lost, toward zero
     instruction: int = 0  # products that are added at a time, each sum being cut off to float32; 0: as torch adds
+    shifted: bool = True  # whether the largest logit is subtracted before the exponential
 
 
 def attend(operands: Operands, precision: Precision) -> Tensors:
@@ -200,7 +201,7 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
                 hidden = torch.arange(length, device=q.device) >= visible.repeat_interleave(ratio)[:, None]
                 logits.masked_fill_(hidden, -math.inf)
             top = logits.amax(-1, keepdim=True)
-            top = torch.where(top == -math.inf, torch.zeros_like(top), top)
+            top = torch.where(top == -math.inf, torch.zeros_like(top), top) * precision.shifted
             weights = torch.exp(logits - top).to(precision.weights).to(compute)
             total = weights.sum(-1, keepdim=True)
             mixed = torch.bmm(weights, values) / torch.where(total == 0, torch.ones_like(total), total)
@@ -265,6 +266,8 @@ def attention(  # noqa: PLR0913 - one keyword per way of being wrong
     spans: Callable[[Spans], Spans] = lambda spans: spans,
     scale: Callable[[float], float] = lambda scale: scale,
     interleaved: bool = False,
+    values: Part = same,
+    shifted: bool = True,
     weights: str = "",
     lost: bool = True,
     instruction: int = 0,
@@ -279,17 +282,18 @@ def attention(  # noqa: PLR0913 - one keyword per way of being wrong
 
     Of a variant: `weights` kept in that dtype, products added so many per `instruction`, keys in tiles, whose size
     `tile` says of the longest sequence. Of a mutant: other `spans`, another `scale`, query head h reading key head
-    h % Hkv (`interleaved`).
+    h % Hkv (`interleaved`), other `values`, logits that are not `shifted` by the largest one.
     """
     given = operands_of(wide.values)
-    given = replace(given, spans=spans(given.spans), scale=scale(given.scale))
+    given = replace(given, spans=spans(given.spans), scale=scale(given.scale), v=values(given.v))
     if interleaved:
         heads = torch.arange(given.q.shape[1], device=given.q.device) % given.k.shape[1]
         given = replace(given, k=given.k[:, heads], v=given.v[:, heads])
     if wide.dtype is torch.float64:
         return attend(given, Precision(torch.float64, torch.float64))
     cut = cut_off(given.q.shape[-1]) / LSE_FACTOR if lost and of_16_bits(wide) else 0.0
-    precision = Precision(wide.dtype, wide.dtype if weights else given.q.dtype, cut, instruction)
+    kept = getattr(torch, weights) if weights else given.q.dtype
+    precision = Precision(wide.dtype, kept, cut, instruction, shifted)
     if tile is None:
         return attend(given, precision)
     longest = max((len(span.rows) for span in given.spans), default=1)
@@ -438,6 +442,11 @@ MUTANTS = (
         "last page read whole",
         inputs=last_pages(lambda wide: wide.given(layout_of(wide.values).keys[0]).shape[1]),
     ),
+    Mutant("values of the next head", applies=grouped, values=lambda values: values.roll(1, 1)),
+    Mutant("no maximum subtracted", shifted=False),
+    Mutant("sums in bfloat16", precision="bfloat16"),
+    Mutant("weights in fp8", weights="float8_e4m3fn"),
+    Mutant("LSE rounded to bfloat16", outputs=lambda _, found: {"lse": found["lse"].to(torch.bfloat16)}),
     Mutant("natural-log LSE", outputs=lambda _, found: {"lse": found["lse"] * math.log(2.0)}),
     Mutant("LSE without the maximum", outputs=lambda _, found: {"lse": found["lse"] - found["lse"].floor()}),
     Mutant(

@@ -199,42 +199,35 @@ def unknown(definition: Definition) -> str | None:
     return unfit(definition)
 
 
-def op(op_type: str, form: str, *, family: str, long: bool = False) -> Attention:
-    """One of them."""
-    return Attention(
-        op_type,
-        Form(form, attention),
-        family=family,
-        long=long,
-        staged=True,
-        requires=unknown,
-        apart=False,
-        gates=GATES,
-        variants=VARIANTS,
-        mutants=MUTANTS,
-    )
-
-
+SHARED: Any = {
+    "staged": True,
+    "requires": unknown,
+    "apart": False,
+    "gates": GATES,
+    "variants": VARIANTS,
+    "mutants": MUTANTS,
+}
 TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale"
-GQA_PAGED = op(
+GQA_PAGED = Attention(
     "gqa_paged",
-    f"q[t h d] k_cache[p s g d] v_cache[p s g e] {TABLE} -> output[t h e] lse[t h]",
+    Form(f"q[t h d] k_cache[p s g d] v_cache[p s g e] {TABLE} -> output[t h e] lse[t h]", attention),
     family="gqa",
     long=True,
+    **SHARED,
 )
-GQA_RAGGED, MLA_RAGGED = (
-    op(
-        f"{family}_ragged",
-        "q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale -> output[t h e] lse[t h]",
-        family=family,
-    )
-    for family in ("gqa", "mla")  # latent attention before absorption has keys wider than values
+END_TO_END = Form(
+    "q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale -> output[t h e] lse[t h]", attention
 )
+GQA_RAGGED = Attention("gqa_ragged", END_TO_END, family="gqa", **SHARED)
+MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", **SHARED)  # before absorption: keys are wider
 # Absorbed: logits q_nope . ckv + q_pe . kpe, values ckv, so that the output stays in the compressed space.
-MLA_PAGED = op(
+MLA_PAGED = Attention(
     "mla_paged",
-    f"q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] {TABLE} -> output[t h c] lse[t h]",
+    Form(
+        f"q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] {TABLE} -> output[t h c] lse[t h]", attention
+    ),
     family="mla",
+    **SHARED,
 )
 GQA = "q k_cache v_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse]"  # all return it
 MLA = (
@@ -262,11 +255,6 @@ CUDA_CORE_RATIOS = frozenset({1, 2, 3, 4, 8})
 def backend(capability: tuple[int, int]) -> str:
     """The kernels that `auto` would pick; named, so that what is built is what is called."""
     return "fa3" if capability == HOPPER else "fa2"
-
-
-def backend_of(device: torch.device) -> str:
-    """The same for a device."""
-    return backend(torch.cuda.get_device_capability(device))
 
 
 def dtypes(definition: Definition, *names: str) -> list[str]:
@@ -365,7 +353,9 @@ def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Output
     sizes = heads_and_page(definition)
     said = {"q_data_type": q.dtype, "kv_data_type": k.dtype, "sm_scale": scalar(inputs, "sm_scale")}
     if "qo_indptr" in inputs:
-        wrapper = api["prefill_paged"](workspace(q.device), "NHD", backend=backend_of(q.device))
+        wrapper = api["prefill_paged"](
+            workspace(q.device), "NHD", backend=backend(torch.cuda.get_device_capability(q.device))
+        )
         wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **said)
     else:
         wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores(definition))
@@ -385,7 +375,9 @@ RAGGED_CALL: Any = {
 @MLA_RAGGED.truth("flashinfer", "BatchPrefillWithRaggedKVCacheWrapper", "prefill_ragged", **RAGGED_CALL)
 def _flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outputs:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    wrapper = api["prefill_ragged"](workspace(q.device), "NHD", backend=backend_of(q.device))
+    wrapper = api["prefill_ragged"](
+        workspace(q.device), "NHD", backend=backend(torch.cuda.get_device_capability(q.device))
+    )
     wrapper.plan(
         inputs["qo_indptr"],
         inputs["kv_indptr"],
@@ -423,7 +415,9 @@ def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outpu
     lengths = torch.clamp(pages - 1, min=0) * page + last_page_lengths(inputs, page)
     causal = "qo_indptr" in inputs
     decode = torch.arange(len(pages) + 1, dtype=torch.int32, device=q_nope.device)
-    wrapper = api["mla"](workspace(q_nope.device), backend=backend_of(q_nope.device))
+    wrapper = api["mla"](
+        workspace(q_nope.device), backend=backend(torch.cuda.get_device_capability(q_nope.device))
+    )
     wrapper.plan(
         inputs["qo_indptr"] if causal else decode,
         inputs["kv_indptr"],
@@ -715,19 +709,39 @@ def against(**sizes: str) -> Callable[[Kernel, Evidence], str | None]:
 against_latent = against(heads="heads", ckv="kv_lora_rank", kpe="qk_rope_head_dim")  # of absorbed attention
 
 
+STAGES = {
+    "decode": {
+        "Stage": "Decode",
+        "form": "decode",
+        "what": "decode",
+        "rows": "batch_size",
+        "constraint": "len_indptr == batch_size + 1",
+    },
+    "prefill": {
+        "Stage": "Prefill",
+        "form": "prefill_causal",
+        "what": "causal prefill",
+        "rows": "total_q",
+        "constraint": "total_q == qo_indptr[-1].item()",
+    },
+}
+
+
 def paged(op_type: str) -> Callable[[Kernel, Choice], Iterator[Draft]]:
     """Decode and causal prefill at each page size; only pages of several tokens may be partly filled."""
 
     def drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
-        for stage, size in product(("decode", "prefill"), choice.page_sizes):
-            texts, without = {"last_page_argument": "", "num_tokens": "len(pages)"}, ["kv_last_page_len"]
+        for stage, size in product(STAGES, choice.page_sizes):
+            texts, without = {"last_page_argument": "", "num_tokens": "len(pages)"}, {"kv_last_page_len"}
             if size > 1:
                 tokens = "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])"
-                texts, without = {"last_page_argument": "kv_last_page_len, ", "num_tokens": tokens}, []
-            elif stage == "prefill":
-                without.append("batch_size")  # which nothing else has there
-            values = {**dict(call.facts), "page_size": size, **texts}
-            yield draft(op_type, f"{op_type}_{stage}", values, without=without)
+                texts, without = {"last_page_argument": "kv_last_page_len, ", "num_tokens": tokens}, set()
+            if stage == "decode":
+                without |= {"total_q", "qo_indptr"}
+            elif size == 1:
+                without |= {"batch_size"}  # which nothing else has there
+            values = {**dict(call.facts), "page_size": size, "stage": stage, **STAGES[stage], **texts}
+            yield draft(op_type, op_type, values, without=without)
 
     return drafts
 
