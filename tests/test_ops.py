@@ -14,6 +14,7 @@ from traceproof.ops import registry
 from traceproof.ops.answers import answers_of, wrong_answers
 from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.cases import Case
+from traceproof.ops.compare import Backward, Close
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
 
@@ -101,3 +102,40 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
         waiting = [mutant for mutant, outputs in given.items() if outputs is None or not refused(subject, outputs)]
     assert len(applying) >= 8
     assert applying & {mutant.name for mutant in waiting} == HARMLESS.get(definition.name, set())
+
+
+NARROW = (torch.bfloat16, torch.float16)
+FEW = {  # outputs of too few heads or rows to say what is luck
+    "single_decode_h4_kv2_d64": {"output"},
+}
+
+
+def cut_off(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The next value toward zero in place of the nearest."""
+    near = exact.to(dtype)
+    beyond = near.double().abs() > exact.double().abs()
+    return torch.where(beyond, (near.view(torch.int16) - 1).view(dtype), near)
+
+
+@each(*OWN)
+def test_an_output_is_refused_that_is_cut_off_or_a_little_too_large(definition: Definition) -> None:
+    """Of each 16-bit output that is held to one rounding, in one case at least."""
+    op = registry.get(definition.op_type).of_form(definition)
+    kinds, wrong = (
+        op.comparisons(definition),
+        {"x 1.004": lambda exact, dtype: (exact * 1.004).to(dtype), "cut off": cut_off},
+    )
+    narrow = {
+        name: TORCH_DTYPES[spec.dtype]
+        for name, spec in definition.outputs.items()
+        if isinstance(kinds[name], Close | Backward) and TORCH_DTYPES[spec.dtype] in NARROW
+    }
+    waiting = {(name, way) for name in narrow for way in wrong}
+    for case in cases(definition, "small", "medium", "large"):
+        subject = solve(definition, case)
+        for name, way in sorted(waiting):
+            exact = subject.oracle[name]
+            if exact.is_floating_point() and not torch.equal(exact, exact.to(narrow[name]).to(exact.dtype)):
+                ruling = subject.ruling(name, wrong[way](exact, narrow[name]))
+                waiting -= {(name, way)} if ruling.verdict != Verdict.PASS else set()
+    assert {name for name, _ in waiting} == FEW.get(definition.name, set())

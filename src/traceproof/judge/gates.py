@@ -89,6 +89,12 @@ def index_set(actual: torch.Tensor, extras: Mapping[str, torch.Tensor], padding:
 PEAK = 4.0  # how far the largest of many rounding errors lies above their RMS, for rows too short to show it
 TINY = 1e-30
 SIGMAS = 5.0  # one slope in 1.7 million lies farther off by luck
+# How far a slope may be off, in parts of one rounding's largest relative error. Right ways of computing and
+# references reach 0.08 where the baseline has no slope of its own, and TF32 that is cut off on both sides of a
+# product 0.18; an output that is cut off instead of rounded has 0.7.
+SLOPE = 0.25
+GROUPS = 12.0  # of like energy, that say how far a slope is off by luck
+VALUES = 1 << 12  # groups of values; consecutive ones are in groups of their own
 
 
 def _rows(tensor: torch.Tensor, axes: int = 1) -> torch.Tensor:
@@ -107,8 +113,9 @@ class Rows:
 
     actual: torch.Tensor  # what was computed
     expected: torch.Tensor  # the oracle's
-    error: torch.Tensor  # their distance
+    error: torch.Tensor  # their difference, or its absolute value
     allowed: torch.Tensor  # what the gate needs beside them: the baseline's error, the bound, or nothing
+    first: int = 1  # size of the first axis
 
 
 Kind = TypeVar("Kind")
@@ -122,13 +129,85 @@ class _Gate(Generic[Kind]):
         self._dtype, self._rounding = dtype, unit_roundoff(dtype)
 
 
+class _Groups:
+    """Sums of errors times expected values, and of these squared, over groups of elements."""
+
+    def __init__(self) -> None:
+        self._products = self._mixed = self._squares = 0.0
+
+    def add(self, products: torch.Tensor, energy: torch.Tensor) -> None:
+        """Groups, one an element."""
+        self._products += float(products @ products)
+        self._mixed += float(products @ energy)
+        self._squares += float(energy @ energy)
+
+    def number(self, energy: float) -> float:
+        """How many groups of like energy there are as good as."""
+        return energy * energy / self._squares
+
+    def variance(self, slope: float, energy: float) -> float:
+        """Of the slope, by how far it differs between groups."""
+        spread = self._products - 2 * slope * self._mixed + slope * slope * self._squares
+        return max(0.0, spread) / energy**2
+
+
+class Slope:
+    """Whether an output as a whole is too large or too small by less than any of its elements shows.
+
+    The slope of the elements that are rounded (those that the dtype holds exactly say nothing) against the oracle.
+    Errors may be alike in a row, in a slice of the first axis, or in a column, as a rounded scale or weight makes
+    them, and for equal values. So how far the slope is off by luck is told by its differences between such groups;
+    with fewer than GROUPS of them nothing is said. What the baseline's slope is off is allowed.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, factor: float) -> None:
+        self._dtype, self._systematic = dtype, SLOPE * unit_roundoff(dtype) * factor / 2
+        self._rows, self._slices = _Groups(), _Groups()
+        # products, the baseline's, and energy
+        self._columns: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
+
+    def add(self, rows: Rows) -> None:
+        """One chunk, with signed errors."""
+        nearest = rows.expected.to(self._dtype)
+        value = rows.expected.masked_fill(nearest.to(torch.float64) == rows.expected, 0.0)
+        each = torch.stack([rows.error * value, rows.allowed * value, value * value])
+        by_row = each.sum(-1)
+        self._rows.add(by_row[0], by_row[2])
+        if len(value) % rows.first == 0:
+            slices = by_row.view(3, rows.first, -1).sum(-1)
+            self._slices.add(slices[0], slices[2])
+        columns = each.sum(1)
+        self._columns = columns if self._columns is None else self._columns + columns
+        group = nearest.view(torch.int16).to(torch.int64).flatten() & (VALUES - 1)
+        values = torch.stack([torch.bincount(group, one.flatten(), minlength=VALUES) for one in each[::2]])
+        self._values = values if self._values is None else self._values + values
+
+    def found(self) -> tuple[float, float] | None:
+        """How far the slope is off, and how far it may be; None: there are too few groups to say it."""
+        if self._columns is None or self._values is None:
+            return None
+        product, baseline, energy = self._columns.sum(-1).tolist()
+        columns, values = _Groups(), _Groups()
+        columns.add(self._columns[0], self._columns[2])
+        values.add(self._values[0], self._values[1])
+        groups = (self._rows, self._slices, values, columns)
+        if not energy or min(one.number(energy) for one in groups) < GROUPS:
+            return None
+        slope = product / energy
+        *others, down = (one.variance(slope, energy) for one in groups)
+        lucky = SIGMAS * math.sqrt(max(others) + down)
+        return slope, self._systematic + 2 * abs(baseline / energy) + lucky
+
+
 class CloseGate(_Gate[Close]):
     """Error against the oracle, elementwise and by row, at most `factor` times the baseline's, plus one rounding.
 
     A row's own baseline may be small by luck, so a row is also allowed what the whole output's baseline loses in
     proportion to its magnitude. That is why every chunk is pooled before the first one is held. Where few elements
     decide a row, all rows may be small by the same luck, so a row that is over its limit is held against what one
-    rounding of the oracle's values may lose (`gates.rounding_rms`), if that is more.
+    rounding of the oracle's values may lose (`gates.rounding_rms`), if that is more. Of 16-bit outputs the slope
+    is held, too (`Slope`).
     """
 
     two_passes = True
@@ -138,16 +217,18 @@ class CloseGate(_Gate[Close]):
         self._lost_squares = self._error_energy = self._energy = 0.0
         self._scaled_rows = self._elements = 0
         self._ratios = {"largest error": 0.0, "row RMS": 0.0}
+        narrow = dtype in {torch.bfloat16, torch.float16} and kind.rms is None
+        self._slope = Slope(dtype, factor=kind.factor) if narrow else None
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk; its rows are those of the whole output."""
         tensors = (actual, entries[""], entries["baseline"])
         a, e, f = (_rows(t.to(torch.float64), self._kind.row_axes) for t in tensors)
-        error, lost = (a - e).abs(), (f - e).abs()
+        error, lost = a - e, f - e
         if not all(all_finite(t) for t in (a, e, f)):
             finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
             error, lost, e = (t.masked_fill(~finite, 0.0) for t in (error, lost, e))
-        return Rows(a, e, error, lost)
+        return Rows(a, e, error, lost, first=len(actual) if actual.dim() > 1 else 1)
 
     def pool(self, rows: Rows) -> None:
         """Add what the baseline loses in the chunk to what it loses in the whole output."""
@@ -155,6 +236,8 @@ class CloseGate(_Gate[Close]):
         relative = (_rms(rows.allowed) / scale.clamp_min(TINY))[scale > 0]
         self._lost_squares += float((relative * relative).sum())
         self._scaled_rows += relative.numel()
+        if self._slope is not None:
+            self._slope.add(rows)
         if self._kind.rms is not None:
             self._error_energy += float((rows.error * rows.error).sum())
             self._energy += float((rows.expected * rows.expected).sum())
@@ -165,9 +248,9 @@ class CloseGate(_Gate[Close]):
         factor, scale = self._kind.factor, _rms(rows.expected)
         pooled = math.sqrt(self._lost_squares / self._scaled_rows) if self._scaled_rows else 0.0
         once = self._rounding * rows.expected.abs()
-        peak = torch.maximum(rows.allowed.amax(-1, keepdim=True), PEAK * pooled * scale[:, None])
+        peak = torch.maximum(rows.allowed.abs().amax(-1, keepdim=True), PEAK * pooled * scale[:, None])
         limit = factor * torch.maximum(peak, once) + once + TINY
-        self._largest("largest error", rows.error / limit)
+        self._largest("largest error", rows.error.abs() / limit)
         baseline, error = torch.maximum(_rms(rows.allowed), pooled * scale), _rms(rows.error)
         rounded = self._rounding * scale / 3**0.5 + TINY
         ratios = error / (factor * baseline + rounded)
@@ -186,7 +269,12 @@ class CloseGate(_Gate[Close]):
         if self._kind.rms is not None:
             total, error = (math.sqrt(sum_ / self._elements) for sum_ in (self._energy, self._error_energy))
             ratios["RMS"] = error / (self._kind.rms * total + TINY)
+        slope = None if self._slope is None else self._slope.found()
+        if slope is not None:
+            ratios["slope"] = abs(slope[0]) / slope[1]
         which = max(ratios, key=lambda name: ratios[name])
+        if slope is not None and which == "slope":
+            return Gate("baseline", ratios[which], f"slope {1 + slope[0]:.5f} (limit 1 +- {slope[1]:.2g})")
         detail = f"{which} {ratios[which] * factor:.3g}x the low-precision baseline (limit {factor:g}x)"
         return Gate("baseline", ratios[which], detail)
 
