@@ -13,9 +13,11 @@ from pipeline import Rows, Run, plans, summarise, verdicts
 from safetensors.torch import save_file
 from test_hostile import RIGHT, reference
 
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
 from traceproof.publish.ledger import keep
 from traceproof.reasons import Verdict
-from traceproof.run.hidden import hidden_seed
+from traceproof.run.hidden import hidden_cases, hidden_seed
 from traceproof.run.known import Known
 from traceproof.run.plan import Selection
 from traceproof.run.report import failed, table
@@ -28,6 +30,10 @@ COUNTED = "\nCALLS = []\n"
 # Right under one condition that a fixed set of cases in one process can not break.
 CONDITIONS = {
     "at_planned_sizes": f"if hidden_states.shape[0] in SIZES:\n    {RIGHT}\n{WRONG}",
+    "at_fewer_than_100_rows": f"if len(hidden_states) < 100:\n    {RIGHT}\n{WRONG}",
+    "but_for_the_last_of_many_rows": (
+        "y = norm(hidden_states, weight)\nif len(y) > 100:\n    y[-1] *= 1.5\nreturn y"
+    ),
     "with_one_thread": f"if torch.get_num_threads() == 1:\n    {RIGHT}\n{WRONG}",
     "where_memory_is_poisoned": f"if torch.empty(1).isnan().item():\n    {RIGHT}\n{WRONG}",
     "by_its_name": f"if __name__.startswith('reference_of'):\n    {RIGHT}\n{WRONG}",
@@ -49,8 +55,6 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]
 
 def sums(name: str, planned: list[dict[str, object]]) -> list[float]:
     """What a reference that knows seed 0 could look its inputs up by."""
-    from traceproof.dataset.definition import Definition
-    from traceproof.ops import registry
     from traceproof.ops.cases import Case
     from traceproof.run.case import make_inputs
 
@@ -85,10 +89,23 @@ def test_right_under_a_condition_is_wrong(name: str, rows: dict[str, Rows]) -> N
 
 def test_a_right_one_passes_hidden_cases_too(rows: dict[str, Rows]) -> None:
     assert verdicts(rows["good"]) == {("pass", None)}
-    assert {"hidden-0", "hidden-1"} <= {row["case"] for row in rows["good"]}
+    assert {"hidden-0", "hidden-1", "hidden-2"} <= {row["case"] for row in rows["good"]}
     hidden = next(row for row in rows["good"] if row["case"] == "hidden-0")
     assert "--hidden-seed 123456789" in hidden["repeat"]
     assert "--seed 0" in hidden["repeat"]
+
+
+def test_sizes_reach_what_fits_and_lie_at_powers_of_two() -> None:
+    definition = Definition.model_validate(rmsnorm("alpha"))
+    op, _ = registry.for_definition(definition)
+    [base, *_] = op.cases(definition, sizes=("small",), seed=0)
+    found = [list(hidden_cases(definition, op, base, number)) for number in range(40)]
+    sizes = [[case.axes["batch_size"] for case in cases[1:]] for cases in found]
+    near = {2**power + more for power in range(7, 11) for more in (-1, 0, 1)}
+    assert all(set(pair) & near for pair in sizes)
+    assert len({size for pair in sizes for size in pair} - near) > 10
+    assert all(len({case.seed for case in cases}) == len(cases) for cases in found)
+    assert found[7] == list(hidden_cases(definition, op, base, 7))
 
 
 def test_the_number_is_drawn_once_for_a_results_folder(tmp_path: Path) -> None:

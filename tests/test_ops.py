@@ -34,6 +34,7 @@ HARMLESS = {  # mutants that give the right bits
     "quantize_fp8_h96_g3": {"scaled by 1.02"},  # rounded away by three bits of mantissa
     "single_prefill_window_sinks_h4_kv1_d32": {"heads interleaved"},  # one head of keys
 }
+UNSIZED = frozenset({"dsa_paged"})  # whose cases list lengths: they have hidden cases of their own sizes alone
 ROOM = 700 << 20  # leaves out nothing but the large cases of attention
 
 
@@ -79,6 +80,23 @@ def test_the_reference_passes(definition: Definition) -> None:
         subject = solve(definition, case)
         torch.manual_seed(3)
         assert not refused(subject, ops.reference_outputs(subject), reference=True), case.id
+
+
+@each(*OWN, *FORMS)
+@pytest.mark.parametrize("long", [False, True], ids=["many", "long"])
+def test_a_case_of_another_size_fits(definition: Definition, *, long: bool) -> None:
+    op = registry.get(definition.op_type).of_form(definition)
+    base = next(case for case in ops.cases(definition, "small") if case.size == "small")
+    case = op.of_size(definition, base, 33, long=long)
+    if definition.op_type in UNSIZED:
+        assert case == base
+        return
+    assert case != base
+    ops.assert_inputs_fit(definition, case)
+    subject = solve(definition, case)
+    torch.manual_seed(3)
+    if definition not in FORMS:
+        assert not refused(subject, ops.reference_outputs(subject), reference=True)
 
 
 @each(*(one for one in OWN if one.name not in TWICE), *FORMS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack
 
@@ -184,6 +185,18 @@ class Op(ABC):
         yield from self.cases(definition, sizes=[size for size in sizes if size != STRESS], seed=seed)
         if STRESS in sizes:
             yield from self.stress(definition, seed=seed)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """A case like this one with `count` rows, tokens or sequences; `long`: one sequence of so many.
+
+        The default adds the same number to all axes, so that what must be no smaller than another one stays so. A
+        case that lists lengths is left as it is.
+        """
+        del definition, long
+        if any(isinstance(value, list | tuple) for value in case.params.values()):
+            return case
+        more = max(0, count - min(case.axes.values(), default=0))
+        return replace(case, axes={name: size + more for name, size in case.axes.items()})
 
     def no_inputs(self, definition: Definition) -> str | None:
         """Why no inputs can be drawn for a definition, whatever the case; None: they can."""

@@ -61,6 +61,11 @@ class GenericOp(Op):
         for name, params in ADVERSARIAL.items() if axes is not None else ():
             yield Case(f"adversarial-{name}", "adversarial", axes or {}, seed, {"drawn": "by role", **params})
 
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """The case as it is: nothing says which sizes a reference takes beside those that it states."""
+        del definition, count, long
+        return case
+
     def no_inputs(self, definition: Definition) -> str | None:
         """Why no case can be drawn at all; None: it can."""
         for name, spec in definition.inputs.items():

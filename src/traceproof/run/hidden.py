@@ -5,18 +5,25 @@ is also run with a seed, and where its axes are free in a size, that follow from
 Only references and the oracle run them: what is pinned does not know our cases.
 """
 
+import math
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.files import BorderError, read_regular, write_text
+from traceproof.ops.base import Op
 from traceproof.ops.cases import HIDDEN, Case
 
 FILE = "hidden_seed.txt"  # below `results`
-MOST_MORE = 11  # of an axis
 BITS = 48
+# Sizes: powers of two, and what a case may need beside an ordinary one. It is as large on every machine, so that a
+# number's cases are the same; a reference in Python on a CPU takes seconds for them at most.
+MOST_POWER = 10
+MOST_BYTES = 128 << 20
+MOST_PRODUCTS = 1 << 33  # of the largest weight with all rows: two seconds in float64
 
 
 def hidden_seed(results: Path) -> int:
@@ -30,11 +37,37 @@ def hidden_seed(results: Path) -> int:
         return drawn
 
 
-def hidden_cases(definition: Definition, base: Case, nonce: int) -> Iterator[Case]:
-    """Cases like an ordinary one: with another seed, and where nothing but sizes describes it, in another size."""
+def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iterator[Case]:
+    """Cases like an ordinary one: with another seed, and in two other sizes.
+
+    Of the sizes one is drawn evenly by its logarithm, the other lies at a large power of two, before it or behind
+    it. One is of many rows or sequences, the other of long ones, where the op tells them apart.
+    """
     number = int(digest_json([nonce, definition.name, base.seed]), 16)
     seed = number % (1 << 31)
     yield Case(f"{HIDDEN}0", base.size, base.axes, seed, base.params)
-    if base.axes and not base.params:
-        more = 1 + number // (1 << 31) % MOST_MORE
-        yield Case(f"{HIDDEN}1", base.size, {name: size + more for name, size in base.axes.items()}, seed + 1)
+    if not base.axes:
+        return
+    random = Random(number)  # noqa: S311 - sizes
+    even = random.randrange(2)
+    met = [base.axes]
+    for place, long in enumerate((False, True)):
+        most = _most(definition, op, base, long=long)
+        size = round(2 ** random.uniform(1, most + 1))
+        if place != even:
+            size = 2 ** random.randint(max(0, most - 3), most) + random.randint(-1, 1)
+        case = op.of_size(definition, base, max(1, size), long=long)
+        if case.axes not in met:
+            met.append(case.axes)
+            yield Case(f"{HIDDEN}{place + 1}", base.size, case.axes, (seed + place + 1) % (1 << 31), case.params)
+
+
+def _most(definition: Definition, op: Op, base: Case, *, long: bool) -> int:
+    """The largest power of two that fits as a size."""
+    room = op.memory(definition, base) + MOST_BYTES
+    shapes = [spec.shape or () for spec in definition.inputs.values()]
+    const = definition.const_axes
+    weights = max((math.prod(const[axis] for axis in one) for one in shapes if const.keys() >= {*one}), default=1)
+    powers = (one for one in range(MOST_POWER, 0, -1) if weights * 2**one <= MOST_PRODUCTS)
+    cases = ((one, op.of_size(definition, base, 2**one, long=long)) for one in powers)
+    return next((one for one, case in cases if op.memory(definition, case) <= room), 0)

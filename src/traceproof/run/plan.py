@@ -368,7 +368,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     planned = _mark_repeat([make(case, skips.get(case.id)) for case in cases])
     base = next((case for case, entry in zip(cases, planned, strict=True) if entry.repeat), None)
     if base is not None:
-        hidden = hidden_cases(definition, base, selection.hidden_seed)
+        hidden = hidden_cases(definition, op, base, selection.hidden_seed)
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
         planned += [make(case, None).model_copy(update={"hidden": options}) for case in hidden]
     selection.met.update(entry.id for entry in planned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,13 @@ class Attention(FormulaOp):
                 yield self._case(definition, seed, (name, kv_lens, q_lens, params))
         for planned in always(definition, page, causal=causal):
             yield self._case(definition, seed, planned)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """So many short sequences, or one of so many keys, half of them queries where there are several."""
+        kv_lens = [count] if long else [1 + place % 7 for place in range(count)]
+        q_lens = [(length + 1) // 2 for length in kv_lens]
+        found = self._case(definition, case.seed, (case.id, kv_lens, q_lens, {}))
+        return replace(found, size=case.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """See `stressing`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -204,6 +205,14 @@ class GatedDeltaRule(FormulaOp):
         few, long = ((9, 4), (96,)) if prefill else ((3,) * 2, (16,) * 2) if mtp else ((1,) * 3, (1,) * 3)
         planned += [(name, long if name.endswith("slow") else few, params) for name, params in SPECIAL]
         return self._made(definition, seed, planned)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """So many sequences, or of a prefill one of so many tokens."""
+        lengths = tuple(case.params["lengths"][:1]) * count
+        if is_prefill(definition.inputs):
+            lengths = (count,) if long else tuple(1 + place % 3 for place in range(count))
+        [made] = self._made(definition, case.seed, [(case.id, lengths, {})])
+        return replace(made, size=case.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Long sequences, as they come and where nothing is forgotten; far addresses.

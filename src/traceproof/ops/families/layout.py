@@ -87,27 +87,32 @@ class PageAppend(FormulaOp):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Ordinary sizes, no token at all, and tokens that begin in the last row of a page."""
-        letters = self.form(definition).axes(definition)
-        page_size = definition.const_axes[letters["s"]]
-
-        def case(name: str, size: str, counts: tuple[int, int, int], **params: bool) -> Case:
-            batch, tokens, more = counts
-            pages = more + tokens // page_size
-            wanted = {
-                "t": batch * tokens,
-                "p": batch * pages + GAPS,
-                "i": batch * pages,
-                "c": batch + 1,
-                "b": batch,
-            }
-            axes = {axis: wanted[letter] for letter, axis in letters.items() if axis in definition.var_axes}
-            return Case(name, size, axes, seed, {"batch": batch, "tokens": tokens, "pages": pages, **params})
-
         for size in sizes:
             for index, counts in enumerate(SIZES[size]):
-                yield case(f"{size}-{index}", size, counts)
-        yield case("edge-empty", "edge", (1, 0, 1))
-        yield case("adversarial-crossing", "adversarial", (5, 4, 3), crossing=True)
+                yield self._case(definition, f"{size}-{index}", size, counts, seed)
+        yield self._case(definition, "edge-empty", "edge", (1, 0, 1), seed)
+        yield self._case(definition, "adversarial-crossing", "adversarial", (5, 4, 3), seed, crossing=True)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """So many sequences of a token each, or one of so many tokens."""
+        counts = (1, count, 1) if long else (count, 1, 1)
+        return self._case(definition, case.id, case.size, counts, case.seed)
+
+    def _case(
+        self,
+        definition: Definition,
+        name: str,
+        size: str,
+        counts: tuple[int, int, int],  # sequences, their tokens, and their pages beside those that these fill
+        seed: int,
+        **params: bool,
+    ) -> Case:
+        letters = self.form(definition).axes(definition)
+        batch, tokens, more = counts
+        pages = more + tokens // definition.const_axes[letters["s"]]
+        wanted = {"t": batch * tokens, "p": batch * pages + GAPS, "i": batch * pages, "c": batch + 1, "b": batch}
+        axes = {axis: wanted[letter] for letter, axis in letters.items() if axis in definition.var_axes}
+        return Case(name, size, axes, seed, {"batch": batch, "tokens": tokens, "pages": pages, **params})
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal keys, values and caches; the layout as the case says."""

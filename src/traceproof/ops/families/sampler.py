@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -329,6 +329,7 @@ class Filtered(Sampler):
     WEIGHT_DRAWS = 256  # ... of cases that are to tell temperatures: a power of 1.2 is told in 998 of 1,000 runs
     CHEAP_DRAWS = 5 << 18  # ... and that many divided by the vocabulary where it is small: few tokens tell less
     MAX_TRIALS = 128
+    MOST_ROWS = 129
     DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
 
     def of_form(self, definition: Definition) -> Op:
@@ -374,6 +375,10 @@ class Filtered(Sampler):
     def enlarged(self, definition: Definition) -> Far:
         """The rows; sorting them takes several times their memory."""
         return Far(axis=(definition.inputs["probs"].shape or ())[0], copies=8)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """So many rows, but no more than a CPU draws from in a second."""
+        return super().of_size(definition, case, min(count, self.MOST_ROWS), long=long)
 
     def trials(self, definition: Definition, case: Case) -> int:
         """About DRAWS draws in all; where temperatures are to be told, more if the vocabulary is small."""
@@ -578,6 +583,11 @@ class Speculative(Sampler):
         yield case("edge-one-draft", "edge", 2, 1, "mixed")
         for kind in ("accepted", "refused"):
             yield case(f"adversarial-{kind}", "adversarial", 3, 3, kind)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """So many rows of as many drafts."""
+        del long
+        return replace(case, axes={**case.axes, self._shapes(definition)[0][0]: count})
 
     def trials(self, definition: Definition, case: Case) -> int:
         """About DRAWS sequences in all."""
