@@ -109,7 +109,6 @@ SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
 CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlier": 20.0}}
 # Raw products of queries and keys beyond what masks have been filled with.
 EXTREMES = {name: {"pattern": name, "amplitude": 1.0} for name in ("below", "above")}
-DRAWS = {"q": patterned, "k": patterned}
 VARIANTS = (
     Variant("float32, weights in bfloat16"),
     Variant("float32 throughout", weights="float32"),
@@ -143,12 +142,21 @@ def decode(wide: Wide, *, mean: bool = False, **ways: Any) -> Tensors:  # noqa: 
     return {"output": prefill(wide.changed(q=wide["q"][None]), **ways)["output"][0]}
 
 
+SHARED: Any = {
+    "family": "attention",
+    "compiles_late": ("torch",),
+    "coupled": True,
+    "scalars": SCALARS,
+    "draws": {"q": patterned, "k": patterned},
+    "adversarial": CASES,
+    "extremes": EXTREMES,
+    "data": ("q", "k"),
+    "apart": False,
+    "variants": VARIANTS,
+}
 SINGLE_PREFILL = FormulaOp(
     "single_prefill",
     Form("q[n h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[n h e]", prefill),
-    family="attention",
-    compiles_late=("torch",),
-    coupled=True,
     rules=(
         Rule(
             name="causal",
@@ -160,34 +168,19 @@ SINGLE_PREFILL = FormulaOp(
             usual=0,
         ),
     ),
-    scalars=SCALARS,
     sizes={"l": (5, 2, 33, 64, 100, 257)},
-    draws=DRAWS,
-    adversarial=CASES,
-    extremes=EXTREMES,
-    data=("q", "k"),
-    apart=False,
-    variants=VARIANTS,
     mutants=(
         *MUTANTS,
         Mutant("queries in the opposite order", applies=lambda wide: len(wide["q"]) > 1, opposite=True),
     ),
+    **SHARED,
 )
 SINGLE_DECODE = FormulaOp(
     "single_decode",
     Form("q[h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[h e]", decode),
-    family="attention",
-    compiles_late=("torch",),
-    coupled=True,
-    scalars=SCALARS,
     sizes={"l": (17, 1, 64, 300, 33, 1000)},
-    draws=DRAWS,
-    adversarial=CASES,
-    extremes=EXTREMES,
-    data=("q", "k"),
-    apart=False,
-    variants=VARIANTS,
     mutants=(*MUTANTS, Mutant("one value for all heads", mean=True)),
+    **SHARED,
 )
 BARE = "q k v [sm_scale] -> output"
 BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] -> output"
