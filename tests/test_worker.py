@@ -201,10 +201,10 @@ def test_a_preload_that_starts_threads_is_refused() -> None:
 
 def test_a_pool_outlives_its_interpreter(workers: Workers) -> None:
     assert statuses(workers.run({"do": "given"})) == [Status.OK]
-    running = workers.pool._running
+    running = workers.pool._process
     assert running is not None
-    running.process.kill()
-    running.process.wait()
+    running.kill()
+    running.wait()
     assert statuses(workers.run({"do": "given"})) == [Status.OK]
 
 

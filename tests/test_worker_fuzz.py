@@ -103,7 +103,7 @@ def answered(body: bytes) -> None:
     data, their_data = socket.socketpair()
     life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     output, their_output = os.pipe()
-    conversation = Conversation(data, output, life, LIMITS)
+    conversation = Conversation(data, output, life, LIMITS, {})
 
     def worker() -> None:
         with os.fdopen(their_output, "wb"), their_data, their_life, suppress(OSError):

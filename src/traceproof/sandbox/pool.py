@@ -18,15 +18,14 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
-from traceproof.sandbox.isolation import lacking, line_of
+from traceproof.sandbox.isolation import lacking
 from traceproof.sandbox.model import (
     ANSWERED,
     CONNECTIONS,
@@ -94,108 +93,6 @@ def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -
     }
 
 
-@dataclass(slots=True)
-class Interpreter:
-    """A started interpreter. Make it with `start`."""
-
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-    folder: Path
-    open: contextlib.ExitStack  # the folder
-    layers: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def start(cls, pool: "Pool") -> "Interpreter":
-        """Start it, with all imported. Raises TraceproofError: it does not start, or a module does not import."""
-        kept = contextlib.ExitStack()
-        folder = kept.enter_context(own_folder())
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        python = os.fspath(pool.python) if pool.python is not None else sys.executable
-        order = {
-            "gpu": pool.gpu,
-            "readable": [os.path.abspath(path) for path in pool.readable],  # noqa: PTH100 - links stay links
-            "without": sorted(pool.without),
-            "modules": list(pool.preload),
-        }
-        command = [python, "-P", "-m", "traceproof.sandbox.worker", str(theirs.fileno()), json.dumps(order)]
-        try:
-            with (folder / "log").open("wb") as log:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=folder,
-                    env=environment(python=python, env=pool.env or {}, gpu=pool.gpu, home=folder),
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            kept.close()
-            raise TraceproofError(f"{python} can not be started: {error}") from error
-        finally:
-            theirs.close()
-        started = cls(process, ours, folder, kept)
-        started._greet(python)
-        return started
-
-    def _greet(self, python: str) -> None:
-        self.control.settimeout(START_SECONDS)
-        reply: dict[str, Any] = {}
-        try:
-            reply = json.loads(self.control.recv(PACKET_BYTES) or b"{}")
-            problem = reply.get("error", "it ended without a word")
-        except TimeoutError:
-            problem = f"no word from it within {START_SECONDS:g} s"
-        except BaseException:
-            self.stop()
-            raise
-        if "layers" in reply:
-            self.layers = reply["layers"]
-            return
-        said = (self.folder / "log").read_text(errors="replace")[-2000:]
-        self.stop()
-        raise TraceproofError(
-            f"the worker's interpreter {python} can not be used",
-            problems=[text.strip() for text in (problem, said) if text.strip()],
-            todo="Check that the interpreter exists and that its environment holds what is to be imported.",
-        )
-
-    def worker(self, limits: Limits, scratch: Path, conceal: Sequence[str]) -> "Conversation":
-        """Ask for a worker that, shut in, sees nothing below the folders in `conceal`.
-
-        A failure to start one shows at its first message.
-        """
-        said = {"limits": limits.as_json(), "scratch": str(scratch), "conceal": list(conceal)}
-        request = json.dumps(said).encode()
-        data, their_data = socket.socketpair()
-        life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        output, their_output = os.pipe()
-        worker = Conversation(data, output, life, limits)
-        worker.layers = self.layers
-        try:
-            socket.send_fds(self.control, [request], [their_data.fileno(), their_output, their_life.fileno()])
-        except BaseException:
-            worker.abandon()
-            raise
-        finally:
-            their_data.close()
-            their_life.close()
-            os.close(their_output)
-        return worker
-
-    def stop(self) -> None:
-        """End it. Workers that still run end with their own conversations."""
-        self.control.close()
-        try:
-            self.process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.open.close()
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class Pool:
     """Keeps an interpreter, with `preload` imported, from which each worker is forked in milliseconds.
@@ -224,7 +121,10 @@ class Pool:
     def __post_init__(self) -> None:
         self._conceal = sorted(os.path.realpath(path) for path in self.conceal)
         self._lock = threading.Lock()
-        self._running: Interpreter | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket  # to it
+        self._layers: dict[str, str] = {}
+        self._open = contextlib.ExitStack()  # it, and its folder
 
     def __enter__(self) -> Self:
         return self
@@ -235,14 +135,11 @@ class Pool:
     def layers(self) -> dict[str, str]:
         """Each layer of isolation around untrusted code: "holds", or "absent: " and why, as tried on this machine.
 
-        Raises TraceproofError: the interpreter does not start.
+        Raises TraceproofError: the interpreter does not start, or a module does not import.
         """
         with self._lock:
-            return dict(self._interpreter().layers)
-
-    def line(self) -> str:
-        """The layers in one line for people; raises as `layers` does."""
-        return line_of(self.layers())
+            self._start()
+            return dict(self._layers)
 
     def session(
         self,
@@ -259,25 +156,93 @@ class Pool:
         return Session(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch)
 
     def worker(self, limits: Limits, scratch: Path) -> "Conversation":
-        """A new worker, which nothing has been said to."""
+        """A new worker; a failure to start one shows at its first message. Raises as `layers` does."""
+        said = {"limits": limits.as_json(), "scratch": str(scratch.resolve()), "conceal": self._conceal}
         with self._lock:
-            return self._interpreter().worker(limits, scratch.resolve(), self._conceal)
+            self._start()
+            data, their_data = socket.socketpair()
+            life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            output, their_output = os.pipe()
+            worker = Conversation(data, output, life, limits, self._layers)
+            try:
+                request = json.dumps(said).encode()
+                socket.send_fds(self._control, [request], [their_data.fileno(), their_output, their_life.fileno()])
+            except BaseException:
+                worker.abandon()
+                raise
+            finally:
+                their_data.close()
+                their_life.close()
+                os.close(their_output)
+            return worker
 
-    def _interpreter(self) -> Interpreter:
-        """The interpreter; started if it is not there. The lock is held."""
-        if self._running is not None and self._running.process.poll() is not None:
-            self._running.stop()
-            self._running = None
-        if self._running is None:
-            self._running = Interpreter.start(self)
-        return self._running
+    def _start(self) -> None:
+        """Start the interpreter, with all imported, if it is not there. The lock is held."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._stop()
+        folder = self._open.enter_context(own_folder())
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._open.enter_context(self._control)
+        python = os.fspath(self.python) if self.python is not None else sys.executable
+        order = {
+            "gpu": self.gpu,
+            "readable": [os.path.abspath(path) for path in self.readable],  # noqa: PTH100 - links stay links
+            "without": sorted(self.without),
+            "modules": list(self.preload),
+        }
+        command = [python, "-P", "-m", "traceproof.sandbox.worker", str(theirs.fileno()), json.dumps(order)]
+        try:
+            with theirs, (folder / "log").open("wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=folder,
+                    env=environment(python=python, env=self.env or {}, gpu=self.gpu, home=folder),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._stop()
+            raise TraceproofError(f"{python} can not be started: {error}") from error
+        self._control.settimeout(START_SECONDS)
+        reply: dict[str, Any] = {}
+        try:
+            reply = json.loads(self._control.recv(PACKET_BYTES) or b"{}")
+            problem = reply.get("error", "it ended without a word")
+        except TimeoutError:
+            problem = f"no word from it within {START_SECONDS:g} s"
+        except BaseException:
+            self._stop()
+            raise
+        if "layers" in reply:
+            self._layers = reply["layers"]
+            return
+        said = (folder / "log").read_text(errors="replace")[-2000:]
+        self._stop()
+        raise TraceproofError(
+            f"the worker's interpreter {python} can not be used",
+            problems=[text.strip() for text in (problem, said) if text.strip()],
+            todo="Check that the interpreter exists and that its environment holds what is to be imported.",
+        )
 
     def close(self) -> None:
-        """End the interpreter. Workers that still run end with their own iterators."""
+        """End the interpreter, and workers that still run."""
         with self._lock:
-            running, self._running = self._running, None
-            if running is not None:
-                running.stop()
+            self._stop()
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            self._control.close()
+            try:
+                process.wait(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._open.close()
 
 
 class Session:
@@ -364,9 +329,15 @@ class Session:
 class Conversation:
     """One worker process, from its start to its end. `over` says that it takes no more messages."""
 
-    layers: Mapping[str, str] = MappingProxyType({})  # the layers around it, as its interpreter found them
-
-    def __init__(self, data: socket.socket, output: int, life: socket.socket, limits: Limits) -> None:
+    def __init__(
+        self,
+        data: socket.socket,
+        output: int,
+        life: socket.socket,
+        limits: Limits,
+        layers: Mapping[str, str],  # around it, as its interpreter found them
+    ) -> None:
+        self.layers = layers
         self._data, self._output, self._life = data, output, life
         self._limits = limits
         self._count = 0
@@ -517,7 +488,11 @@ class Conversation:
             self._life.shutdown(socket.SHUT_WR)
         self._life.settimeout(KILL_SECONDS)
         with contextlib.suppress(OSError, ValueError):
-            report = json.loads(self._last_word() or b"{}")
+            try:
+                said = self._life.recv(PACKET_BYTES)
+            except ConnectionResetError:  # the guard left our last word unread; what it said is still there
+                said = self._life.recv(PACKET_BYTES)
+            report = json.loads(said or b"{}")
             self._drain()
         self.abandon()
         return report
@@ -528,12 +503,6 @@ class Conversation:
         self._life.close()
         self._data.close()
         os.close(self._output)
-
-    def _last_word(self) -> bytes:
-        try:
-            return self._life.recv(PACKET_BYTES)
-        except ConnectionResetError:  # the guard left our last word unread; what it said is still there
-            return self._life.recv(PACKET_BYTES)
 
 
 def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
