@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +55,6 @@ class Rule:
     # the reference states and refute nothing
     defaults: Mapping[str, tuple[str, Value]] = field(default_factory=dict)
     usual: Value | None = None  # what holds where nobody states another value; it confirms as a default does
-
-    def by_reference(self, reference: str) -> Value | None:
-        """What a reference's text says; None: nothing."""
-        if self.reader:
-            found: Value | None = getattr(reference_text, self.reader)(reference)
-            return found
-        numbers = reference_text.assigned(reference)
-        return next((numbers[name] for name in self.assigned if name in numbers), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +133,6 @@ def shown(value: Value) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-@cache
 def ruled() -> tuple[str, ...]:
     """The op_types that have rules, sorted."""
     return tuple(sorted(name for name, (_, op) in _registry().declarations().items() if op.rules))
@@ -218,7 +209,11 @@ def _found(  # noqa: PLR0913, PLR0917 - the parts of a definition that state con
         called = [tag.removeprefix(FUNCTION) for tag in tags if tag.startswith(FUNCTION)]
         stated += [Statement(f"fi_api {one}", rule.functions[one]) for one in called if one in rule.functions]
         stated = [one for one in stated if _is_finite(one.value)]
-        own = rule.by_reference(reference)
+        if rule.reader:
+            own = getattr(reference_text, rule.reader)(reference)
+        else:
+            numbers = reference_text.assigned(reference)
+            own = next((numbers[name] for name in rule.assigned if name in numbers), None)
         own = own if own is not None and _is_finite(own) else None
         usual = [rule.defaults[one][1] for one in called if one in rule.defaults]
         usual += [] if rule.usual is None else [rule.usual]

@@ -14,10 +14,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.dataset.definition import Definition
 from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import json_text, read_definition
 from traceproof.errors import TraceproofError
@@ -144,20 +145,22 @@ def meaning_differences(one: Definition, other: Definition) -> list[str]:
     found = []
     if one.op_type != other.op_type:
         found.append(f"op_type: {one.op_type} and {other.op_type}")
-    for kind in ("inputs", "outputs"):
-        found += _tensor_differences(kind, one, other)
+    for kind, specs, others in (("inputs", one.inputs, other.inputs), ("outputs", one.outputs, other.outputs)):
+        if list(specs) != list(others):
+            found.append(f"{kind}: {', '.join(specs)} and {', '.join(others)}")
+            continue
+        for (name, spec), part in product(specs.items(), ("shape", "dtype", "optional")):
+            mine, theirs = getattr(spec, part), getattr(others[name], part)
+            if mine != theirs:
+                found.append(f"{kind}.{name}.{part}: {_text(mine)} and {_text(theirs)}")
     for name in sorted(_used_axes(one) | _used_axes(other)):
         if name in one.axes and name in other.axes:  # else a tensor's shape differs too, and was named
-            mine, others = (each.const_axes.get(name, "var") for each in (one, other))
-            if mine != others:
-                found.append(f"axes.{name}: {mine} and {others}")
-    ours, theirs = hidden_constants(one), hidden_constants(other)
-    found += [
-        f"reference: {name} is {ours[name]:g} and {theirs[name]:g}"
-        for name in ours
-        if name in theirs and ours[name] != theirs[name]
-    ]
-    return found
+            mine, theirs = (each.const_axes.get(name, "var") for each in (one, other))
+            if mine != theirs:
+                found.append(f"axes.{name}: {mine} and {theirs}")
+    hidden, also = hidden_constants(one), hidden_constants(other)
+    differing = [name for name in hidden if name in also and hidden[name] != also[name]]
+    return found + [f"reference: {name} is {hidden[name]:g} and {also[name]:g}" for name in differing]
 
 
 def notes(one: Definition, other: Definition) -> list[str]:
@@ -173,20 +176,6 @@ def notes(one: Definition, other: Definition) -> list[str]:
     return found
 
 
-def _tensor_differences(kind: str, one: Definition, other: Definition) -> list[str]:
-    ours: dict[str, TensorSpec] = getattr(one, kind)
-    theirs: dict[str, TensorSpec] = getattr(other, kind)
-    if list(ours) != list(theirs):
-        return [f"{kind}: {', '.join(ours)} and {', '.join(theirs)}"]
-    found = []
-    for name, spec in ours.items():
-        for part in ("shape", "dtype", "optional"):
-            mine, others = getattr(spec, part), getattr(theirs[name], part)
-            if mine != others:
-                found.append(f"{kind}.{name}.{part}: {_text(mine)} and {_text(others)}")
-    return found
-
-
 def _text(value: Any) -> str:  # noqa: ANN401 - a shape, a dtype or a flag
     return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(getattr(value, "value", value))
 
@@ -198,12 +187,12 @@ def _used_axes(definition: Definition) -> set[str]:
 
 def hidden_constants(definition: Definition) -> dict[str, float]:
     """Constants by their meaning; an axis of the name counts where the reference has none."""
-    constants = assigned(definition.reference)
-    found: dict[str, float] = {}
-    for meaning, names in HIDDEN.items():
-        stated = [given[name] for name in names for given in (constants, definition.const_axes) if name in given]
-        found |= {meaning: stated[0]} if stated else {}
-    return found
+    sources = (assigned(definition.reference), definition.const_axes)
+    stated = {
+        meaning: [given[name] for name in names for given in sources if name in given]
+        for meaning, names in HIDDEN.items()
+    }
+    return {meaning: values[0] for meaning, values in stated.items() if values}
 
 
 Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[CheckResult]]
@@ -275,8 +264,15 @@ def _decide(
         said += [f"the dataset's reference differs on an edge case: {problem}" for problem in edges]
         if finding.too_large:
             said.append(f"references were not compared on {finding.too_large} cases: too large")
-    if differences:
-        return _conflict(definition, differences, said, dataset)
+    if differences:  # under the first version suffix that is free or already holds this very kernel
+        for version in count(2):
+            renamed = definition.model_copy(update={"name": f"{definition.name}_v{version}"})
+            held = _held(renamed, dataset)
+            same = held is not None and not meaning_differences(renamed, held)
+            if held is None or (same and held.reference == renamed.reference):
+                break
+        text = None if held is not None else json_text(renamed.as_json() | {"name": renamed.name})
+        return MergeResult(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(said), text)
     missing = [tag for tag in definition.tags if tag.startswith("model:") and tag not in other.tags]
     if not missing:
         return MergeResult(definition.name, definition.op_type, "same", notes=tuple(said))
@@ -284,22 +280,6 @@ def _decide(
     text = with_tags(raw.read_text(encoding="utf-8"), missing)
     said.append(f"models added: {', '.join(missing)}")
     return MergeResult(definition.name, definition.op_type, "tags", notes=tuple(said), text=text)
-
-
-def _conflict(definition: Definition, differences: list[str], said: list[str], dataset: Path) -> MergeResult:
-    """Save under the first version suffix that is free or already holds this very kernel."""
-    version = 2
-    while True:
-        renamed = definition.model_copy(update={"name": f"{definition.name}_v{version}"})
-        other = _held(renamed, dataset)
-        if other is None:
-            text: str | None = json_text(renamed.as_json() | {"name": renamed.name})
-            break
-        if not meaning_differences(renamed, other) and other.reference == renamed.reference:
-            text = None
-            break
-        version += 1
-    return MergeResult(renamed.name, definition.op_type, "conflict", tuple(differences), tuple(said), text)
 
 
 def with_tags(text: str, tags: Sequence[str]) -> str:
