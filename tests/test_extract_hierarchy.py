@@ -45,20 +45,17 @@ def test_keys_are_unique_and_parents_come_first(path: Path) -> None:
     assert len(seen) > 15
 
 
-def test_dense_layers_and_experts_stand_apart_with_their_counts() -> None:
-    nodes = {node.key: node for node in hierarchy.nodes(reading_of(named("deepseek_v3")), {})}
-    assert nodes["DeepseekV2DecoderLayer"].count == 61
-    assert nodes["gate_up_proj"].count == 3
-    assert nodes["experts"].count == 58
+def test_dense_layers_and_experts_stand_apart_with_their_counts_and_definitions_go_by_path() -> None:
+    nodes = {node.key: node for node in hierarchy.nodes(reading_of(named("deepseek_v3")), {"model.norm": ["a"]})}
+    assert {key: nodes[key].count for key in ("DeepseekV2DecoderLayer", "gate_up_proj", "experts")} == {
+        "DeepseekV2DecoderLayer": 61,
+        "gate_up_proj": 3,
+        "experts": 58,
+    }
     assert nodes[nodes["experts"].parent or ""].count == 58
     assert nodes[nodes["gate_up_proj"].parent or ""].count == 3
-    assert nodes["experts"].type == "layer"
-    assert nodes["self_attn"].type == "block"
-
-
-def test_definitions_go_by_path() -> None:
-    nodes = hierarchy.nodes(reading_of(named("llama_3_1_70b")), {"model.norm": ["rmsnorm_h8192"]})
-    assert [node.key for node in nodes if node.definitions] == ["norm"]
+    assert (nodes["experts"].type, nodes["self_attn"].type) == ("layer", "block")
+    assert [node.key for node in nodes.values() if node.definitions] == ["norm"]
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
