@@ -1,4 +1,4 @@
-"""Files that a stranger may leave in a dataset: each is written beside good ones by a test."""
+"""Files that anybody may leave in a dataset: each is written beside good ones by a test."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def one_of_each_form() -> dict[str, Draft]:
     found: dict[str, Draft] = {}
     for name, draft in ALL.items():
         found.setdefault(re.sub(r"\d+", "#", name) + str(name.endswith("64")), draft)
-    return {draft.name: draft.twin or draft for draft in found.values()}
+    return {draft.name: draft.scaled_down or draft for draft in found.values()}
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "right", "wrong"), WRONG, ids=[item[0] for item in WRONG])
 def test_a_planted_mistake_in_a_reference_is_found(name: str, right: str, wrong: str, pool: Pool) -> None:
     torch.set_num_threads(1)
-    draft = ALL[name].twin or ALL[name]
+    draft = ALL[name].scaled_down or ALL[name]
     reference = draft.reference.replace(right, wrong)
     assert reference != draft.reference
     finding = _judge_reference(draft.definition([]), reference, pool)
@@ -110,10 +110,10 @@ def test_eps_stands_in_the_reference_and_the_description() -> None:
     assert "1e-05" in (definition.description or "")
 
 
-def test_a_twin_is_of_the_same_text_but_for_its_sizes() -> None:
+def test_a_scaled_down_draft_is_of_the_same_text_but_for_its_sizes() -> None:
     draft = gemm(4096, 4096, role="o_proj")
-    assert draft.twin is not None
-    assert re.sub(r"\d+", "#", draft.reference) == re.sub(r"\d+", "#", draft.twin.reference)
+    assert draft.scaled_down is not None
+    assert re.sub(r"\d+", "#", draft.reference) == re.sub(r"\d+", "#", draft.scaled_down.reference)
 
 
 MOE = {

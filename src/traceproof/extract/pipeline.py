@@ -148,7 +148,7 @@ def extract(
         readings[label] = reading
     wanted, clashes = collect(asked)
     started = time.monotonic()
-    checked = [(item.draft.twin or item.draft).definition([]) for item in wanted]
+    checked = [(item.draft.scaled_down or item.draft).definition([]) for item in wanted]
     unique = {definition.digest: definition for definition in checked}
     held = dict(zip(unique, check(list(unique.values()), python=settings.torch_python), strict=True))
     results = [(item, held[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]

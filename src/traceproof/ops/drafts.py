@@ -32,7 +32,7 @@ class Draft:
     ep: bool = False
     # a definition of the same form with small const axes, to check the reference by where the real sizes would not
     # fit a few seconds or a gigabyte; None: check the definition itself
-    twin: "Draft | None" = field(default=None, repr=False)
+    scaled_down: "Draft | None" = field(default=None, repr=False)
 
     def definition(self, tags: Sequence[str]) -> Definition:
         """The definition with `tags`, checked by the strict model of the schema."""
@@ -69,7 +69,7 @@ def draft(
     values: Mapping[str, object],
     *,
     without: Collection[str] = (),
-    twin: Draft | None = None,
+    scaled_down: Draft | None = None,
 ) -> Draft:
     """The definition of an op_type that `<skeleton>.toml.in` and `<skeleton>.py.in` of `templates` state.
 
@@ -82,7 +82,7 @@ def draft(
     stated["axes"] = {name: _axis(said) for name, said in stated["axes"].items() if name not in without}
     for part in ("inputs", "outputs"):
         stated[part] = {name: _tensor(*said) for name, said in stated[part].items() if name not in without}
-    return Draft(op_type=op_type, reference=reference, twin=twin, **stated)
+    return Draft(op_type=op_type, reference=reference, scaled_down=scaled_down, **stated)
 
 
 def _text(name: str, values: Mapping[str, object]) -> str:

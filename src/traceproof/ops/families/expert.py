@@ -854,7 +854,9 @@ def mixture_draft(call: Kernel) -> Draft | str:
     def drafted(hidden: int, intermediate: int, smaller: Draft | None) -> Draft:
         sizes = {"hidden": hidden, "intermediate": intermediate, "both": 2 * intermediate}
         blocks = {f"{name}_blocks": size // BLOCK for name, size in sizes.items()}
-        return draft(MOE.op_type, skeleton, dict(call.facts) | sizes | blocks | {"note": note}, twin=smaller)
+        return draft(
+            MOE.op_type, skeleton, dict(call.facts) | sizes | blocks | {"note": note}, scaled_down=smaller
+        )
 
     return drafted(hidden, intermediate, drafted(SMALL_HIDDEN, SMALL_INTERMEDIATE, None))
 

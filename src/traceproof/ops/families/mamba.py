@@ -235,7 +235,7 @@ def _update(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 SIZES = ("heads", "head_dim", "state", "groups")
-TWIN_CELLS = 1 << 16
+SMALL_CELLS = 1 << 16
 
 
 def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
@@ -258,8 +258,8 @@ def mamba_drafts(call: Kernel, _: Choice) -> Iterator[Draft]:
     # The small form keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.
     small = dict(zip(SIZES, (2 * heads // groups, 8, 16, 2), strict=True))
     name = "mamba_ssu_decode"
-    twin = draft(MAMBA_SSU.op_type, name, small) if heads * width * state > TWIN_CELLS else None
-    yield draft(MAMBA_SSU.op_type, name, dict(call.facts), twin=twin)
+    scaled_down = draft(MAMBA_SSU.op_type, name, small) if heads * width * state > SMALL_CELLS else None
+    yield draft(MAMBA_SSU.op_type, name, dict(call.facts), scaled_down=scaled_down)
 
 
 def mamba_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:

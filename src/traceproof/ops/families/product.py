@@ -86,7 +86,7 @@ MUTANTS = (
 SIZES = {"small": (1, 2), "medium": (16,), "large": (64,)}  # rows of A; B is drawn anew for every case
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 OUTLIER = 300.0  # one column of A; times B's largest value (4.33) it is far from float16's 65,504
-TWIN_N, TWIN_K = 384, 640  # of a scaled-down definition
+SCALED_N, SCALED_K = 384, 640  # of a scaled-down definition
 BLOCK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}  # of B in float64 at a time: 4 MiB stay in the cache
 
 
@@ -199,7 +199,7 @@ class Gemm(FormulaOp):
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
         """N and K, which have nothing to do with each other: several tiles of a kernel, and not as many."""
         n, k = definition.inputs[roles(definition).b].shape or ()
-        return {axis: size for axis, size in ((n, TWIN_N), (k, TWIN_K)) if axis not in fixed}
+        return {axis: size for axis, size in ((n, SCALED_N), (k, SCALED_K)) if axis not in fixed}
 
     def memory(self, definition: Definition, case: Case) -> int:
         """A and B as stored, B once more in float32 for a reference that upcasts, C and its bound in float64."""
@@ -290,9 +290,9 @@ def scheme_of(module: Any, dtype: str) -> str:  # noqa: ANN401 - SGLang's object
 
 def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False) -> Draft:
     """C = A @ B.T in float16, as the dataset has it whatever dtype the model runs in."""
-    twin = gemm_draft(SMALL_N, SMALL_K, role=role) if n * k > SMALL_N * SMALL_K else None
+    scaled_down = gemm_draft(SMALL_N, SMALL_K, role=role) if n * k > SMALL_N * SMALL_K else None
     share = "one rank's share of " if rank else ""
-    made = draft(GEMM.op_type, "gemm", {"n": n, "k": k}, twin=twin)
+    made = draft(GEMM.op_type, "gemm", {"n": n, "k": k}, scaled_down=scaled_down)
     return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
 
 

@@ -845,8 +845,10 @@ def sampler(filters: tuple[str, ...], vocab: int) -> Draft:
         "filter": " and ".join(filters),
         "order": ", top-k first" if len(filters) > 1 else "",
     }
-    twin = sampler(filters, 4096) if vocab > 4096 else None  # drawing is what costs; the text is the same
-    return draft(SAMPLING.op_type, "sampling", values, without={"top_k", "top_p"} - {*filters}, twin=twin)
+    scaled_down = sampler(filters, 4096) if vocab > 4096 else None  # drawing is what costs; the text is the same
+    return draft(
+        SAMPLING.op_type, "sampling", values, without={"top_k", "top_p"} - {*filters}, scaled_down=scaled_down
+    )
 
 
 def samplers(call: Kernel) -> Iterator[Draft]:
