@@ -4,7 +4,6 @@ Every problem is told at once, each with where it stands and what was expected.
 """
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -191,7 +190,7 @@ class Config(BaseModel):
     )
     workloads: Literal["auto"] | bool = "auto"
     truths: Names = tuple(TRUTHS)
-    tolerance: Annotated[float, Field(ge=0)] | None = None
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     force: bool = False
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     stacks: Stacks = Stacks()
@@ -205,13 +204,6 @@ class Config(BaseModel):
     run: Annotated[
         str, StringConstraints(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*)?$")
     ] = ""
-
-    @field_validator("tolerance")
-    @classmethod
-    def _finite(cls, value: float | None) -> float | None:
-        if value is not None and not math.isfinite(value):
-            raise ValueError("must be a finite number")
-        return value
 
     @field_validator("truths", mode="before")
     @classmethod
@@ -243,7 +235,12 @@ def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yam
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
-        problems += _schema_problems(error)
+        details = error.errors(include_url=False)
+        # A list of one wrong name counts as empty too: the name is what to report.
+        inner = {one["loc"][:-1] for one in details}
+        problems += [
+            _explain(dict(one)) for one in details if one["type"] != "too_short" or one["loc"] not in inner
+        ]
     problems += _problems_on_disk(raw, root)
     if config is None or problems:
         raise TraceproofError(f"{source} cannot be used", problems=problems)
@@ -279,13 +276,6 @@ def _with_locked_dataset(raw: Mapping[str, Any], root: Path, problems: list[str]
     (sha256,) = pin.digests
     released = {"package": pin.package, "version": pin.version, "sha256": sha256, "folder": pin.folder or "."}
     return {**raw, "dataset": {"pypi": released}}
-
-
-def _schema_problems(error: ValidationError) -> list[str]:
-    details = error.errors(include_url=False)
-    # A list of one wrong name counts as empty too: the name is what to report.
-    inner = {detail["loc"][:-1] for detail in details}
-    return [_explain(dict(one)) for one in details if one["type"] != "too_short" or one["loc"] not in inner]
 
 
 def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
@@ -332,18 +322,16 @@ def _valid(model: type[Model], value: object) -> Model | None:
 
 def _unknown_op_types(selection: Selection, path: Path | None) -> list[str]:
     """An op_type of one's own is fine where a dataset on disk has it; of one not here yet, planning will tell."""
-    if path is None:
-        return [_not_an_op_type(name, set()) for name in selection.op_types if not re.fullmatch(r"\w+", name)]
-    folders = op_type_names(path)
-    accepted = folders | set(registry.known())
-    return [_not_an_op_type(name, folders) for name in selection.op_types if name not in accepted]
-
-
-def _not_an_op_type(name: str, folders: set[str]) -> str:
+    folders = set() if path is None else op_type_names(path)
     known = sorted({*registry.known(), *folders})
-    close = get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"selection.op_type: {name!r} is not an op_type; {meant}known: {', '.join(known)}"
+    problems = []
+    for name in selection.op_types:
+        if name in known or (path is None and re.fullmatch(r"\w+", name)):
+            continue
+        close = get_close_matches(name, known, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        problems.append(f"selection.op_type: {name!r} is not an op_type; {meant}known: {', '.join(known)}")
+    return problems
 
 
 def _explain(found: Mapping[str, Any]) -> str:
@@ -378,18 +366,6 @@ def _known_keys(location: list[str]) -> str:
     return f"did you mean {close[0]!r}? {known}" if close else known
 
 
-def raw_config(root: Path) -> dict[str, Any]:
-    """What config.yaml holds. Raises TraceproofError: it can not be read, or is no mapping."""
-    path = root / "config.yaml"
-    try:
-        value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise TraceproofError("config.yaml cannot be used", problems=[str(error)]) from error
-    if not isinstance(value, dict):
-        raise TraceproofError("config.yaml cannot be used", problems=["the file: it must be a mapping of keys"])
-    return value
-
-
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `changes`, mappings merged key by key as Snakemake does it."""
     result = dict(base)
@@ -400,9 +376,15 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
-    """The configuration of one run. Raises TraceproofError: it can not be used."""
+    """The configuration of one run. Raises TraceproofError: the file can not be read or used."""
+    try:
+        raw = YAML(typ="safe").load((root / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise TraceproofError("config.yaml cannot be used", problems=[str(error)]) from error
+    if not isinstance(raw, dict):
+        raise TraceproofError("config.yaml cannot be used", problems=["the file: it must be a mapping of keys"])
     source = "config.yaml with these options" if changes else "config.yaml"
-    return read_config(merged(raw_config(root), changes), root=root, source=source)
+    return read_config(merged(raw, changes), root=root, source=source)
 
 
 def repeat_options(config: Config, root: Path) -> str:

@@ -39,6 +39,7 @@ FIRST_SECONDS, LONGEST_SECONDS = (
     30.0,
 )  # until a wait is told, then after twice as long each time, at most so long
 PAGE = resource.getpagesize()
+_TOLD: list[threading.Event] = []  # what is being told, the innermost last
 
 
 def run(
@@ -158,22 +159,25 @@ def telling(what: object, *, first: float = FIRST_SECONDS) -> Iterator[None]:
     live = sys.stderr.isatty()
 
     def tell() -> None:
-        wait = first
+        wait = min(first, 1.0) if live else first
         while not ended.wait(wait):
             passed = time.monotonic() - started
-            sys.stderr.write(f"{CLEAR}{what}: {passed:.0f} s" if live else f"{what}: {passed:.0f} s\n")
-            sys.stderr.flush()
             wait = 1.0 if live else min(passed, LONGEST_SECONDS)
+            if _TOLD[-1] is ended:  # else something within it tells, which says more
+                sys.stderr.write(f"{CLEAR}{what}: {passed:.0f} s" if live else f"{what}: {passed:.0f} s\n")
+                sys.stderr.flush()
         if live:
             sys.stderr.write(CLEAR)
 
     thread = threading.Thread(target=tell, daemon=True)
+    _TOLD.append(ended)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+        _TOLD.remove(ended)
 
 
 @contextmanager

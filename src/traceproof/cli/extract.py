@@ -30,6 +30,7 @@ from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.reading import Kernel, Module, Reading
 from traceproof.ops.drafts import Draft
+from traceproof.programs import telling
 from traceproof.stacks import MAIN, READER
 
 REPORTS = Path("results/extract")
@@ -103,7 +104,8 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         out = run.told(json_file)
         out.write(told_bundled())
         out.flush()
-        listing = _listing(extract_python, sglang_path)
+        with telling("asking SGLang"):
+            listing = _listing(extract_python, sglang_path)
         out.write(UNREAD if listing is None else told_listing(listing))
         run.write_result(json_file, listing_json(listing))
         return
@@ -129,7 +131,8 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         choices=choices,
         flashinfer=flashinfer_path,
     )
-    extraction = extract(models, settings, say=run.say)
+    with telling("extracting"):
+        extraction = extract(models, settings, say=run.say)
     target, report = output_dir or OUTPUT, report_dir or REPORTS
     publish(extraction, settings, dataset=dataset or target, out=target, report=report)
     run.write_result(json_file, as_json(extraction))
@@ -249,8 +252,9 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
     readings: list[Reading] = []
     for parallel in parallels:
         config_json.check(given, parallel, where=f"config.json of {slug}")
-        reading = environment.read(given, parallel)
         label = f"{slug} tp{parallel.tp} ep{parallel.ep}"
+        with telling(f"reading {label}"):
+            reading = environment.read(given, parallel)
         made, left, _ = definitions_of(label, reading, given, Choices())
         _name_definitions(named, reading, made)
         sys.stderr.write("".join(f"not described: {told(item)}\n" for item in left))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from traceproof.cli import options, run
+from traceproof.programs import telling
 from traceproof.solutions.judging import new_hidden_seed
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import Certificate
@@ -80,7 +81,8 @@ def _judged(session: Session, path: str, given: Sequence[str], json_file: Path |
     certificates: list[Certificate] = []
     for candidate in candidates:
         named = path if len(candidates) == 1 else candidate.path
-        certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *repeats]))
+        with telling(f"judging {candidate.name}"):
+            certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *repeats]))
         certificates.append(certificate)
         place = session.place(certificate).with_suffix(".html")
         run.told(json_file).write(f"{table(certificate)}certificate: {place} and .json\n")

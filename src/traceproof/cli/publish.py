@@ -12,6 +12,7 @@ from traceproof.cli import options, run
 from traceproof.dataset.fetch import folder_of
 from traceproof.environments.building import resolve
 from traceproof.errors import TraceproofError
+from traceproof.programs import telling
 from traceproof.publish.coverage import coverage_branch
 from traceproof.publish.prepare import (
     Per,
@@ -91,7 +92,8 @@ def publish(  # noqa: PLR0913 - one parameter per option
     told = run.told(json_file)
     with _writable():
         _say("preparing what is verified: baselines, workloads, tests")
-        made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
+        with telling("preparing"):
+            made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
         made += [prepare_card(source, made[0].ledger)] if card else []
         listed = [dry_run(item, folder, allow_changes=allow_changes) for item in made]
     for item in listed:
@@ -128,7 +130,8 @@ def _say(line: str) -> None:
 def _push(target: Remote | Hub, made: Sequence[Prepared], *, allow_changes: bool) -> list[dict[str, Any]]:
     pushed = []
     for item in made:
-        outcome = target.push(item.bundle, item.describe, allow_changes=allow_changes)
+        with telling(f"publishing {item.bundle.slug}"):
+            outcome = target.push(item.bundle, item.describe, allow_changes=allow_changes)
         what = f"committed {outcome.files} files" if outcome.committed else "it holds all of it already"
         sys.stderr.write(f"{item.bundle.slug}: {outcome.where}: {what}\n")
         pushed.append({"bundle": item.bundle.slug, "where": outcome.where, "committed": outcome.committed})

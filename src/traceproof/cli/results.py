@@ -17,6 +17,7 @@ from traceproof.dataset.fetch import folder_of
 from traceproof.dataset.tree import is_dataset, read_tree, why
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
+from traceproof.programs import telling
 from traceproof.reasons import Verdict
 from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.schema import VerdictRow, each_row, figures, place, read_rows
@@ -217,7 +218,8 @@ def site(
     results = root / config.results
     usual = results / AUDIT
     finished = Finished(results, results / selection, audit or (usual if usual.is_file() else None))
-    built = build(finished, out or finished.run / "site")
+    with telling("writing pages"):
+        built = build(finished, out or finished.run / "site")
     told = f"{built.pages} pages, {built.bytes / 2**20:.1f} MiB, {built.seconds:.1f} s"
     run.told(json_file).write(f"{built.folder / 'index.html'}: {told}\n")
     figures = {"folder": str(built.folder), "pages": built.pages, "bytes": built.bytes, "seconds": built.seconds}

@@ -22,6 +22,7 @@ from traceproof.dataset.tree import find, read_tree
 from traceproof.dependents import Graph
 from traceproof.environments.building import importable, of_package, op_types, stack_of, unlike_the_lock
 from traceproof.errors import TraceproofError
+from traceproof.programs import telling
 from traceproof.run.flow import Pipeline
 from traceproof.stacks import PACKAGES
 from traceproof.text import has_credentials, redacted
@@ -348,7 +349,8 @@ def bisect(  # noqa: PLR0913 - one parameter per option
                 if (checkout.folder / ".gitmodules").is_file():
                     with contextlib.suppress(GitError):
                         checkout.network("submodule", "update", "--init", "--recursive", "--depth=1")
-                rows = trial.rows(importable(checkout.folder, stack, place / "linked"), commit)
+                with telling(f"judging {commit[:12]}"):
+                    rows = trial.rows(importable(checkout.folder, stack, place / "linked"), commit)
                 return {"verdict": worst(rows), "rows": [row.as_json() for row in rows]}
 
             answer = Bisection(repository, stack, op_type, judge, run.say).search(good, bad)

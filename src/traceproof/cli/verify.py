@@ -1,6 +1,5 @@
 """`traceproof verify` and `traceproof doctor`: prove definitions right, and say what this machine can prove."""
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from traceproof.cli import options, run
 from traceproof.config import Config, Selection
@@ -17,6 +15,7 @@ from traceproof.dataset.tree import wanted
 from traceproof.digests import digest_json
 from traceproof.environments.building import unlike_the_lock
 from traceproof.errors import TraceproofError
+from traceproof.programs import telling
 from traceproof.run.flow import Pipeline
 
 SLUG_LENGTH = 60  # of the readable part of a folder's name
@@ -161,8 +160,7 @@ def doctor(*, seconds: Seconds = DOCTOR_SECONDS, json_file: options.JsonFile = N
     from traceproof.doctor import diagnose, screen
 
     root, config = run.configured()
-    live = Console(stderr=True)
-    with live.status("asking the stacks") if live.is_terminal else contextlib.nullcontext():
+    with telling("asking the stacks"):
         found = diagnose(config, root=root, seconds=seconds)
     run.write_result(json_file, found.model_dump(mode="json"))
     run.told(json_file).write(screen(found))

@@ -16,6 +16,7 @@ from typing import TextIO, get_origin
 from pydantic import validate_call
 
 from traceproof.errors import TraceproofError
+from traceproof.programs import telling
 
 FINDINGS, UNFINISHED, INTERRUPTED = 1, 2, 130  # exit codes; the last as shells have it for Ctrl-C
 FOUND = "findings\n"  # the last line of a target's log where it ends with findings
@@ -64,7 +65,9 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
     file = _opened(log)
     sys.stderr = Tee(terminal, file)
     try:
-        if main():
+        with telling(log.stem) if terminal.isatty() else contextlib.nullcontext():
+            findings = main()
+        if findings:
             file.write(FOUND)
             raise SystemExit(FINDINGS)  # noqa: TRY301 - the one way out
     except KeyboardInterrupt:
