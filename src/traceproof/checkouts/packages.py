@@ -15,10 +15,11 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.request import url2pathname
 
@@ -53,12 +54,21 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         found = _present(target)
-        if found is not None and _is(found, pin):
-            return State.PRESENT, (pin if pin.digests else found)
+        if found is not None and found.digests <= (pin.digests or found.digests):
+            named = (pin.package, pin.version, pin.folder)
+            if (found.package, found.version, found.folder) == named:
+                return State.PRESENT, (pin if pin.digests else found)
         with tempfile.TemporaryDirectory(prefix=f".fetching-{target.name}-", dir=target.parent) as scratch:
             archive = _download(pin, Path(scratch) / "download")
             sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-            _expect(pin, archive, sha256)
+            if pin.digests and sha256 not in pin.digests:
+                wanted = [f"expected sha256 {one}" for one in sorted(pin.digests)]
+                raise TraceproofError(
+                    f"{archive.name} is not the file that sources.lock names",
+                    problems=[*wanted, f"got      sha256 {sha256}"],
+                    todo="Run again in case the download was damaged; if it stays so, find out why first. "
+                    "A release may have one file per platform: then sources.lock lists the sha256 of each.",
+                )
             unpacked = Path(scratch) / "unpacked"
             unpack(archive, unpacked)
             content = unpacked / (pin.folder or ".")
@@ -72,12 +82,6 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
                 target.rename(old)
             content.rename(target)
     return (State.CLONED if found is None else State.UPDATED), (pin if pin.digests else whole)
-
-
-def _is(found: Pin, pin: Pin) -> bool:
-    """Whether what was unpacked is what is pinned."""
-    same = (found.package, found.version, found.folder) == (pin.package, pin.version, pin.folder)
-    return same and (not pin.digests or found.digests <= pin.digests)
 
 
 def package_digest(folder: Path) -> str:
@@ -119,16 +123,6 @@ def _download(pin: Pin, folder: Path) -> Path:
     return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
 
 
-def _expect(pin: Pin, archive: Path, sha256: str) -> None:
-    if pin.digests and sha256 not in pin.digests:
-        raise TraceproofError(
-            f"{archive.name} is not the file that sources.lock names",
-            problems=[*(f"expected sha256 {one}" for one in sorted(pin.digests)), f"got      sha256 {sha256}"],
-            todo="Run again in case the download was damaged; if it stays so, find out why before you trust it. A "
-            "release may have one file per platform: then sources.lock lists the sha256 of each.",
-        )
-
-
 def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
     """Unpack a wheel, or what a source package holds below its first folder; of `folder` in it alone, if given.
 
@@ -137,7 +131,7 @@ def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
     target.mkdir(parents=True)
     wanted, first = PurePosixPath(folder).parts, 0 if archive.suffix == ".whl" else 1
     try:
-        for name, content in _wheel(archive) if archive.suffix == ".whl" else _source(archive):
+        for name, content in _members(archive):
             whole = PurePosixPath(name)
             parts = whole.parts[first:]
             if whole.is_absolute() or ".." in whole.parts or not parts or parts[: len(wanted)] != wanted:
@@ -150,24 +144,23 @@ def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
         raise TraceproofError(f"{archive.name} can not be unpacked: {error}") from error
 
 
-def _wheel(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with zipfile.ZipFile(archive) as opened:
-        for info in opened.infolist():
-            if not info.is_dir():
-                with opened.open(info) as content:
-                    yield info.filename, content
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """The files of a wheel or of a source package."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for info in wheel.infolist():
+                if not info.is_dir():
+                    with wheel.open(info) as content:
+                        yield info.filename, content
+        return
+    with tarfile.open(archive) as source:
+        for member in source:
+            read = source.extractfile(member) if member.isfile() else None
+            if read is not None:
+                yield member.name, read
 
 
-def _source(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with tarfile.open(archive) as opened:
-        for member in opened:
-            content = opened.extractfile(member) if member.isfile() else None
-            if content is not None:
-                yield member.name, content
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """A file of an index: its name, where it lies, and its sha256 if the index says it."""
 
     name: str
@@ -192,7 +185,13 @@ def download_sdist(package: str, version: str, folder: Path, *, sha256: str | No
             for link in _links(place, certificates):
                 if _is_sdist(link.name, package, version):
                     folder.mkdir(parents=True, exist_ok=True)
-                    return _fetched(link, folder / Path(link.name).name, sha256, certificates)
+                    target, digest = folder / Path(link.name).name, hashlib.sha256()
+                    with target.open("wb") as file:
+                        for piece in _content(link.url, certificates, most=FILE_BYTES, seconds=FILE_SECONDS):
+                            digest.update(piece)
+                            file.write(piece)
+                    _expect(link, sha256, digest.hexdigest())
+                    return target
         except (OSError, ValueError) as error:  # of requests, too: the next place may have it
             problems.append(f"{place}: {' '.join(str(error).split())[:300]}")
         else:
@@ -202,20 +201,14 @@ def download_sdist(package: str, version: str, folder: Path, *, sha256: str | No
     )
 
 
-def _fetched(link: Link, target: Path, sha256: str | None, certificates: str | None) -> Path:
-    digest = hashlib.sha256()
-    with target.open("wb") as file:
-        for piece in _content(link.url, certificates, most=FILE_BYTES, seconds=FILE_SECONDS):
-            digest.update(piece)
-            file.write(piece)
-    for wanted in (sha256, link.sha256):
-        if wanted not in {None, digest.hexdigest()}:
+def _expect(link: Link, pinned: str | None, digest: str) -> None:
+    for wanted in (pinned, link.sha256):
+        if wanted not in {None, digest}:
             raise TraceproofError(
-                f"{link.name} is not the file that {'was pinned' if wanted == sha256 else 'its index names'}",
-                problems=[f"expected sha256 {wanted}", f"got      sha256 {digest.hexdigest()}"],
+                f"{link.name} is not the file that {'was pinned' if wanted == pinned else 'its index names'}",
+                problems=[f"expected sha256 {wanted}", f"got      sha256 {digest}"],
                 todo="Run again in case the download was damaged; if it stays so, find out why first.",
             )
-    return target
 
 
 def _is_sdist(name: str, package: str, version: str) -> bool:
@@ -245,19 +238,14 @@ def _links(place: str, certificates: str | None) -> Iterator[Link]:
     """Links of a folder, or of a page."""
     path = _path(place)
     if path is not None and path.is_dir() and not (path / "index.html").is_file():
-        yield from (Link(file.name, file.as_uri(), None) for file in sorted(path.absolute().iterdir()))
+        yield from (Link(one.name, one.as_uri(), None) for one in sorted(path.absolute().iterdir()))
         return
     base = place if path is None else (path / "index.html" if path.is_dir() else path).absolute().as_uri()
     page = b"".join(_content(base, certificates, most=PAGE_BYTES, seconds=PAGE_SECONDS))
-    yield from _json_links(page, base) if page.lstrip().startswith(b"{") else _html_links(page, base)
-
-
-def _json_links(page: bytes, base: str) -> Iterator[Link]:
-    for file in _Page.model_validate_json(page).files:
-        yield Link(file.filename, urljoin(base, file.url), file.hashes.get("sha256"))
-
-
-def _html_links(page: bytes, base: str) -> Iterator[Link]:
+    if page.lstrip().startswith(b"{"):
+        for file in _Page.model_validate_json(page).files:
+            yield Link(file.filename, urljoin(base, file.url), file.hashes.get("sha256"))
+        return
     reader = _Anchors()
     reader.feed(page.decode("utf-8", "replace"))
     for href in reader.found:
@@ -309,22 +297,16 @@ def _content(url: str, certificates: str | None, *, most: int, seconds: float) -
         ValueError: it is larger than `most`, or of a kind that is not read.
     """
     path = _path(url)
-    pieces = _file_pieces(path) if path is not None else _pieces(url, certificates)
-    size, end = 0, time.monotonic() + seconds
-    for piece in pieces:
-        size += len(piece)
-        if size > most:
-            raise ValueError(f"more than {most >> 20} MiB")
-        if time.monotonic() > end:
-            raise TimeoutError(f"not done after {seconds:g} s")
-        yield piece
-
-
-def _file_pieces(path: Path) -> Iterator[bytes]:
-    if not path.is_file():
+    if path is not None and not path.is_file():
         raise FileNotFoundError(f"{path} is no file")
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
+    size, end = 0, time.monotonic() + seconds
+    with nullcontext() if path is None else path.open("rb") as file:
+        for piece in _pieces(url, certificates) if file is None else iter(partial(file.read, PIECE), b""):
+            size += len(piece)
+            if size > most:
+                raise ValueError(f"more than {most >> 20} MiB")
+            if time.monotonic() > end:
+                raise TimeoutError(f"not done after {seconds:g} s")
             yield piece
 
 
