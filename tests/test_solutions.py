@@ -133,16 +133,29 @@ def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> Non
     assert candidate("one", f"import traceproof\n{RETURNS}").refusals
 
 
-def _environment(tmp_path: Path) -> JudgeEnvironment:
-    settings = Settings(sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
-    return JudgeEnvironment(python=sys.executable, record=probe(), caches=tmp_path, settings=settings)
-
-
-def _judged(source: str, tmp_path: Path) -> Certificate:
+def _judged(source: str, tmp_path: Path, *, whole: bool = True, told: list[str] | None = None) -> Certificate:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     [found] = read(tmp_path / "mine.py")
+    settings = Settings(whole=whole, sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
+    environment = JudgeEnvironment(
+        python=sys.executable,
+        record=probe(),
+        caches=tmp_path,
+        settings=settings,
+        told=([] if told is None else told).append,
+    )
     with target_of(NAME, DATASET) as target:
-        return judge(found, target, _environment(tmp_path), repeat="traceproof judge mine.py")
+        return judge(found, target, environment, repeat="traceproof judge mine.py")
+
+
+def test_the_first_wrong_answer_ends_it_and_all_along_it_tells_how_far_it_is(tmp_path: Path) -> None:
+    told: list[str] = []
+    certificate = _judged(WRONG, tmp_path, whole=False, told=told)
+    assert [row.bad for row in certificate.rows] == [False] * (len(certificate.rows) - 1) + [True]
+    assert certificate.rows[-1].case == "adversarial-tiny"
+    assert not certificate.precision
+    assert told[0] == "compiling"
+    assert len(certificate.rows) < len(_judged(WRONG, tmp_path).rows)
 
 
 def test_a_certificate_says_what_was_asked_run_and_seen(tmp_path: Path) -> None:

@@ -655,6 +655,7 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     hidden_seed: int | None = None,
     tolerance: float | None = None,
     timed: bool = False,
+    whole: bool = False,
     weak: bool = False,
     dtype: str | torch.dtype = "bfloat16",
     dataset: str | Path | None = None,
@@ -670,6 +671,7 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
         hidden_seed: of those that it can not know; None: drawn.
         tolerance: as in `check`.
         timed: whether it is timed if it is accepted.
+        whole: whether all cases are called; if not, the first wrong answer ends it.
         weak: whether it may run where isolation is not whole.
         dtype: as in `definition`.
         dataset: likewise.
@@ -694,6 +696,7 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
             hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
             tolerance=tolerance,
             timed=timed,
+            whole=whole,
             weak=weak,
         )
         environment = JudgeEnvironment(python=sys.executable, record=probe(), caches=caches, settings=settings)

@@ -28,6 +28,7 @@ StackName = Annotated[
     str | None, typer.Option(help="Environment to run in; that of the package it imports, else torch.")
 ]
 Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
+Whole = Annotated[bool, typer.Option("--all", help="Go on after a wrong answer: all cases, and its precision.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for certificates; results/judged if left out.")]
 
 
@@ -43,6 +44,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     stack: StackName = None,
     allow_weak_isolation: options.WeakIsolation = False,
     timed: Timed = False,
+    whole: Whole = False,
     out: Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -64,6 +66,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         dataset=dataset,
         stack=stack,
         timed=timed,
+        whole=whole,
     )
     given = run.given(definition=definition, dataset=dataset, **given)
     repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -75,7 +78,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
 
 def _judged(session: Session, path: str, given: Sequence[str], json_file: Path | None) -> list[Certificate]:
     """Certificates of the solutions at a path, told one by one; `given` are the options that repeat one."""
-    repeats = [*given, "--time"] if session.timed else given
+    repeats = [*given, *(["--time"] if session.timed else []), *(["--all"] if session.whole else [])]
     where, _, entry = path.partition("::")
     candidates = read(Path(where).expanduser(), entry or None)
     certificates: list[Certificate] = []

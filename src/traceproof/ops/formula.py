@@ -334,12 +334,13 @@ class FormulaOp(Op):
         if not any(isinstance(kind, Close) for kind in kinds.values()):
             return {}
         low, specs = self._computed(definition, inputs, torch.float32, extras=False), self.judged(definition)
-        if self.roundings:
-            exact = self.oracle(definition, inputs)
-            for name, count in self.roundings.items():
-                if name in low and specs[name].dtype == "float32":
-                    lost = count if isinstance(count, int | float) else count(low[name].shape[-1])
-                    low[name] = exact[name] * (1 + lost * 2.0**-24)
+        counts = {
+            name: count for name, count in self.roundings.items() if name in low and specs[name].dtype == "float32"
+        }
+        exact = self.oracle(definition, inputs) if counts else {}
+        for name, count in counts.items():
+            lost = count if isinstance(count, int | float) else count(low[name].shape[-1])
+            low[name] = exact[name] * (1 + lost * 2.0**-24)
         return {
             name: to_dtype(low[name], dtype_of(spec))
             for name, spec in specs.items()

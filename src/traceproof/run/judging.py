@@ -416,6 +416,9 @@ def _conduct(result: Result) -> Iterator[Ruling]:
 
 # Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU, a share of the cache on a CPU.
 CHUNK_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 20}
+KEPT_ENTRIES = (
+    1 << 30
+)  # bytes of the oracle's entries that the second pass finds; a case needs twice as much anyway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,14 +475,19 @@ class LargeCase:
     def _measure(self, inputs: Values, measured: "list[_Measured]", device: str) -> None:
         """Feed every chunk to all that is measured; once more to what has two passes."""
         twice = [one for one in measured if one.numerics.two_passes]
+        kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
+        left = KEPT_ENTRIES
         for start, length in self._chunks(device):
             entries = self._oracle(inputs, start, length)
+            left -= sum(value.nbytes for found in entries.values() for value in found.values()) if twice else 0
+            if twice and left > 0:
+                kept[start] = entries
             for one in measured:
                 rows = one.numerics.measure(one.rows(start, length), entries[one.output], start)
                 if not one.numerics.two_passes:
                     one.numerics.hold_prepared(rows)
         for start, length in self._chunks(device) if twice else ():
-            entries = self._oracle(inputs, start, length)
+            entries = kept.pop(start) if start in kept else self._oracle(inputs, start, length)
             for one in twice:
                 one.numerics.hold(one.rows(start, length), entries[one.output])
 

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -50,6 +50,7 @@ class JudgeEnvironment:
     record: Mapping[str, Any]  # of its stack: versions, device
     caches: Path  # folder for what is compiled on the way
     settings: Settings  # all but the dataset, the device and variables
+    told: Callable[[str], object] = lambda _: None  # hears how far it is
 
     @property
     def gpu(self) -> bool:
@@ -170,10 +171,13 @@ def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) 
             "definition": target.definition.name,
         }
         outcome = worker.ask(order)
+        while outcome.status is Status.OK and "told" in outcome.value:
+            environment.told(outcome.value["told"])
+            outcome = worker.ask({})
     if outcome.status is not Status.OK:
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]
         raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
-    trial = Trial.model_validate(outcome.value)
+    trial = Trial.model_validate(outcome.value["trial"])
     shut_out = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
     if shut_out is not None:
         raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])

@@ -29,6 +29,7 @@ class Settings(ClosedModel):
     demanded: tuple[str, ...] = DEMANDED  # names of properties without which a solution is refused
     gpu: bool = False  # whether solutions get their inputs on a GPU
     timed: bool = False  # whether what passes is timed
+    whole: bool = False  # whether all cases are called; if not, the first wrong answer ends it
     weak: bool = False  # whether they may run where isolation is not whole
     environment: dict[str, str] = Field(default_factory=dict)  # variables for the workers that they run in
 

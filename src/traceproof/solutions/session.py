@@ -42,6 +42,7 @@ class Session:
     dataset: Path | None = None
     stack: str | None = None  # the environment that all run in; None: that of the package that one imports
     timed: bool = False  # whether what passes is timed
+    whole: bool = False  # whether a wrong answer does not end it
 
     def judge(self, candidate: Candidate, repeat: str) -> Certificate:
         """Judge one solution, and write its certificate. Raises TraceproofError: why it can not be judged here."""
@@ -78,8 +79,33 @@ class Session:
             python=python,
             record=probe(installation, root=self.root),
             caches=results / "compiled",
-            settings=settings_of(self.config, self.hidden_seed, timed=self.timed, conceal=[results, self.out]),
+            settings=self._settings(conceal=(str(results), str(self.out))),
+            told=self._told,
         )
+
+    def _settings(self, conceal: tuple[str, ...]) -> Settings:
+        """How the configuration has solutions judged."""
+        limits = self.config.limits
+        return Settings(
+            conceal=conceal,
+            sizes=self.config.test_sizes,
+            seed=self.config.seed,
+            hidden_seed=self.hidden_seed,
+            memory_limit=int(limits.memory_gb * GIB),
+            tolerance=self.config.tolerance,
+            limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
+            demanded=self.config.solutions.demanded,
+            timed=self.timed,
+            whole=self.whole,
+            weak=self.config.allow_weak_isolation,
+        )
+
+    @staticmethod
+    def _told(what: str) -> None:
+        """Rewrite the line that says how far the judge is, on a terminal."""
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{what:<60}\r")
+            sys.stderr.flush()
 
     def _named(self, candidate: Candidate) -> str:
         """Name or file of the definition that a solution is held against."""
@@ -125,23 +151,6 @@ class Session:
         counts = {kind: sum(one["verdict"] == kind for one in found.values()) for kind in KINDS}
         sys.stdout.write(f"solutions: {', '.join(f'{count} {kind}' for kind, count in counts.items())}\n")
         return counts["refused"]
-
-
-def settings_of(config: Config, hidden_seed: int, *, timed: bool, conceal: Iterable[Path]) -> Settings:
-    """How a configuration has solutions judged."""
-    limits = config.limits
-    return Settings(
-        conceal=tuple(map(str, conceal)),
-        sizes=config.test_sizes,
-        seed=config.seed,
-        hidden_seed=hidden_seed,
-        memory_limit=int(limits.memory_gb * GIB),
-        tolerance=config.tolerance,
-        limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
-        demanded=config.solutions.demanded,
-        timed=timed,
-        weak=config.allow_weak_isolation,
-    )
 
 
 KINDS = ("accepted", "refused", "not judged")

@@ -5,7 +5,8 @@ the inputs of one call at a time as a file, and nothing that is expected.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -49,21 +50,40 @@ ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a plac
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
 SEED_BITS = 30
 UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
+TELLING_SECONDS = 0.3  # between two words on how far it is
+ALIKE = 4  # cases cost alike whose memory has as many digits to the base of 2**ALIKE
 DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
 SOLUTION = "solution"  # what it is called among implementations
 
 
 def setup(_: object) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in a worker; the result judges `{"settings": ..., "solution": ..., "definition": name}`."""
+    """Called once in a worker, which judges `{"settings": ..., "solution": ..., "definition": name}`.
+
+    It answers `{"told": how far it is}`, and is asked on with `{}`, until it answers `{"trial": what came of it}`.
+    """
     torch.set_num_threads(1)
+    running: list[Iterator[dict[str, Any]]] = []
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
-        settings, candidate = Settings.model_validate(item["settings"]), Candidate(**item["solution"])
-        definition, cases = planned(item["definition"], settings)
-        with workers(settings) as pool:
-            return tried(Evaluation.of(definition, candidate, settings, pool), cases).model_dump(mode="json")
+        if item:
+            running[:] = [_answers(item)]
+        return next(running[0])
 
     return handle
+
+
+def _answers(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the judging process answers one after the other."""
+    settings, candidate = Settings.model_validate(item["settings"]), Candidate(**item["solution"])
+    definition, cases = planned(item["definition"], settings)
+    with workers(settings) as pool:
+        trial = Steps(Evaluation.of(definition, candidate, settings, pool), cases, whole=settings.whole)
+        told = 0.0
+        for what in trial.run():
+            if time.monotonic() - told > TELLING_SECONDS:
+                yield {"told": what}
+                told = time.monotonic()
+        yield {"trial": trial.result().model_dump(mode="json")}
 
 
 def planned(name: str, settings: Settings) -> tuple[Definition, list[PlannedCase]]:
@@ -92,38 +112,64 @@ def workers(settings: Settings) -> Pool:
 
 
 def tried(evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool = True) -> Trial:
+    """What comes of all steps."""
+    steps = Steps(evaluation, cases, whole=whole)
+    for _ in steps.run():
+        pass
+    return steps.result()
+
+
+class Steps:
     """All cases, the precision that was used, and where nothing speaks against the answers, properties and speed.
 
     What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
     """
-    from traceproof.solutions.properties import measure, precision
-    from traceproof.solutions.speed import measure_speed
 
-    properties: tuple[PropertyResult, ...] = ()
-    seen: tuple[PrecisionResult, ...] = ()
-    speed: tuple[SpeedResult, ...] = ()
-    with evaluation.prepared() as ready:
-        failed = ready.compile(cases)
-        made = ready.rows(cases) if failed is None else iter([failed])
-        rows = list(made if whole else _until_bad(made))
-        wrong = bad(rows)
-        if (whole or not wrong) and all(row.reason == Failure.NUMERICS for row in wrong):
-            seen = tuple(precision(ready, cases))
-        if not wrong:
-            properties, further = measure(ready, cases)
-            rows += further
-            if evaluation.settings.timed and not bad(further):
-                speed, late = measure_speed(ready, cases)
-                rows += late
-    reach = ", ".join(sorted(ready.reached - {""}))
-    return Trial(rows=tuple(rows), properties=properties, precision=seen, speed=speed, isolation=reach)
+    def __init__(self, evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool) -> None:
+        self.evaluation, self.cases, self.whole = evaluation, cases, whole
+        self.rows: list[Row] = []
+        self.properties: tuple[PropertyResult, ...] = ()
+        self.precision: tuple[PrecisionResult, ...] = ()
+        self.speed: tuple[SpeedResult, ...] = ()
 
+    def run(self) -> Iterator[str]:
+        """Take one step after the other; says before each what it is."""
+        from traceproof.solutions.properties import measure, precision
+        from traceproof.solutions.speed import measure_speed
 
-def _until_bad(rows: Iterable[Row]) -> Iterator[Row]:
-    for row in rows:
-        yield row
-        if row.bad:
-            return
+        yield "compiling"
+        with self.evaluation.prepared() as ready:
+            failed = ready.compile(self.cases)
+            cases: set[tuple[str, int]] = set()
+            for row in ready.rows(self.cases) if failed is None else [failed]:
+                self.rows.append(row)
+                cases.add((row.case, row.seed))
+                yield f"{len(cases)} of {len(self.cases)} cases"
+                if row.bad and not self.whole:
+                    return
+            wrong = bad(self.rows)
+            if all(row.reason == Failure.NUMERICS for row in wrong):
+                yield "precision"
+                self.precision = tuple(precision(ready, self.cases))
+            if wrong:
+                return
+            yield "properties"
+            self.properties, further = measure(ready, self.cases)
+            self.rows += further
+            if self.evaluation.settings.timed and not bad(further):
+                yield "speed"
+                self.speed, late = measure_speed(ready, self.cases)
+                self.rows += late
+
+    def result(self) -> Trial:
+        """What came of the steps that were taken."""
+        return Trial(
+            rows=tuple(self.rows),
+            properties=self.properties,
+            precision=self.precision,
+            speed=self.speed,
+            isolation=", ".join(sorted(self.evaluation.reached - {""})),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,9 +274,13 @@ class Evaluation:
         return None
 
     def rows(self, cases: Sequence[PlannedCase]) -> Iterator[Row]:
-        """All cases but empty ones, which are a property, in an order that nobody knew, in one worker."""
+        """All cases but empty ones, which are a property, in one worker: the cheapest first.
+
+        Nobody knows the order of those that cost alike.
+        """
         order = [case for case in cases if case.skip is None and not self.is_empty(case.case)]
         Random(self.settings.hidden_seed).shuffle(order)  # noqa: S311 - an order
+        order.sort(key=lambda case: case.memory.bit_length() // ALIKE)
         for case in cases:
             if case.skip is not None:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
