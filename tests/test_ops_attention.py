@@ -16,7 +16,7 @@ from traceproof.draw import Draw
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
 from traceproof.ops.attention import operands_of
-from traceproof.ops.attention_inputs import Pages
+from traceproof.ops.attention_inputs import PageTable
 from traceproof.ops.base import Op, Tensors, Unsupported
 from traceproof.reasons import Verdict
 from traceproof.run.case import Subject, solve
@@ -196,7 +196,7 @@ def test_last_page_length_of_an_indptrs_size_is_filled_and_read() -> None:
 
 
 def test_shared_pages_are_full_ones_of_the_first_sequence() -> None:
-    pages = Pages.of([40, 33, 8, 70], 16, shared=True)
+    pages = PageTable.of([40, 33, 8, 70], 16, shared=True)
     table = pages.table(Draw(definition="d", case="c", seed=0, device=ops.CPU))
     assert [len(ids) for ids in table] == [3, 3, 1, 5]
     assert pages.shared == [0, 1, 0, 1]

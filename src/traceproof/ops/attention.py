@@ -67,7 +67,7 @@ class Operands:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class KeyLayout:
     """Names of a form's tensors. Parts of a vector lie side by side."""
 
     queries: tuple[str, ...]  # each [T, Hq, D]
@@ -86,13 +86,13 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout(("q",), ("k_cache",), "v_cache"),
-    Layout(("q",), ("k",), "v"),
-    Layout(("q_nope", "q_pe"), ("ckv_cache", "kpe_cache"), "ckv_cache"),
+    KeyLayout(("q",), ("k_cache",), "v_cache"),
+    KeyLayout(("q",), ("k",), "v"),
+    KeyLayout(("q_nope", "q_pe"), ("ckv_cache", "kpe_cache"), "ckv_cache"),
 )
 
 
-def layout_of(names: Container[str]) -> Layout:
+def layout_of(names: Container[str]) -> KeyLayout:
     """The layout of a form whose inputs have these names."""
     return next(layout for layout in LAYOUTS if layout.values in names)
 

@@ -101,7 +101,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class Visible:
     """Where the tokens of every sequence lie, and how many of them each query sees."""
 
     rows: torch.Tensor  # int64 [sum of lengths], rows of the flattened keys, sequence after sequence
@@ -111,7 +111,7 @@ class Sequences:
     page_size: int  # tokens a page
 
 
-def drawn(definition: Definition, case: Case, draw: Draw, sequences: Sequences) -> Values:
+def drawn(definition: Definition, case: Case, draw: Draw, sequences: Visible) -> Values:
     """Queries, keys, values and the softmax scale in the case's style; rows that nobody may read hold poison."""
     layout = layout_of(definition.inputs)
     names = dict.fromkeys((*layout.queries, *layout.keys, layout.values))
@@ -146,7 +146,7 @@ def drawn(definition: Definition, case: Case, draw: Draw, sequences: Sequences) 
 
 
 def leaned_to(
-    draw: Draw, style: Style, sequences: Sequences, *, heads: int
+    draw: Draw, style: Style, sequences: Visible, *, heads: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Rows of the keys that query heads lean to, int64 [T, Hq], and how far: factors on the key, float32 [T].
 
@@ -186,14 +186,14 @@ def starts(lengths: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class PageTable:
     """Pages of every sequence: their number, and how many of the first ones are those of sequence 0."""
 
     counts: list[int]
     shared: list[int]
 
     @classmethod
-    def of(cls, kv_lens: list[int], page_size: int, *, shared: bool) -> Pages:
+    def of(cls, kv_lens: list[int], page_size: int, *, shared: bool) -> PageTable:
         """Pages of sequences of these lengths; only full pages are shared, half of what could be."""
         counts = [-(-length // page_size) for length in kv_lens]
         full = [length // page_size for length in kv_lens]

@@ -25,9 +25,9 @@ from traceproof.ops.attention import (
 )
 from traceproof.ops.attention_inputs import (
     QUERY_CAP,
-    Pages,
+    PageTable,
     Planned,
-    Sequences,
+    Visible,
     always,
     drawn,
     lengths_of,
@@ -74,7 +74,7 @@ class Attention(FormulaOp):
         """Sizes of all var axes, told by where they stand in the inputs."""
         kv_lens, q_lens = lengths_of(params)
         layout, batch = layout_of(definition.inputs), len(kv_lens)
-        pages = Pages.of(kv_lens, self.page_size(definition), shared=bool(params.get("shared")))
+        pages = PageTable.of(kv_lens, self.page_size(definition), shared=bool(params.get("shared")))
         leading = {
             layout.queries[0]: sum(q_lens),
             layout.keys[0]: pages.pool if "kv_indices" in definition.inputs else sum(kv_lens),
@@ -143,7 +143,7 @@ class Attention(FormulaOp):
         units, ids = kv_lens, []
         rows = torch.arange(sum(kv_lens), device=draw.device)
         if "kv_indices" in definition.inputs:
-            table = Pages.of(kv_lens, page, shared=bool(case.params.get("shared"))).table(draw)
+            table = PageTable.of(kv_lens, page, shared=bool(case.params.get("shared"))).table(draw)
             units, ids = [len(pages) for pages in table], [at for pages in table for at in pages]
             parts = [torch.empty(0, dtype=torch.int64)]
             for pages, length in zip(table, kv_lens, strict=True):
@@ -155,7 +155,7 @@ class Attention(FormulaOp):
             first += [start] * q_len
             lengths += [kv_len] * q_len
             visible += [max(0, kv_len - q_len + at + 1) if causal else kv_len for at in range(q_len)]
-        values = drawn(definition, case, draw, Sequences(rows, first, visible, lengths, page))
+        values = drawn(definition, case, draw, Visible(rows, first, visible, lengths, page))
         structure = {
             "qo_indptr": starts(q_lens),
             "kv_indptr": starts(units),

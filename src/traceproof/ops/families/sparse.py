@@ -11,7 +11,7 @@ from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, Kernel, Module, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, scalar, tensor
 from traceproof.ops.attention import GATES, MUTANTS, VARIANTS, attention, by_sdpa, unfit, workspace
-from traceproof.ops.attention_inputs import Pages, Sequences, drawn, starts, tiny
+from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet
@@ -165,7 +165,7 @@ def indexer_cases(definition: Definition, sizes: Sequence[str], seed: int) -> It
         planned.append((f"adversarial-{pattern}", [topk + topk // 2 + 1, page + 1], pattern))
     letters = DSA_PAGED.form(definition).axes(definition)
     for name, lens, pattern in planned:
-        pages = Pages.of(lens, page, shared=False)
+        pages = PageTable.of(lens, page, shared=False)
         # One column more than needed: the table's unused entries name a page of poison.
         columns = max(-(-topk // page), *pages.counts) + 1
         axes = {letters["b"]: len(lens), letters["p"]: pages.pool, letters["r"]: columns}
@@ -199,7 +199,7 @@ def indexer_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
     weights = draw.normal("weights", shapes["weights"], scale=1e-3 if pattern == "tiny" else 1.0)
     if pattern == "negative":
         weights = -weights.abs()
-    ids = Pages.of(lens, page_size, shared=False).table(draw)
+    ids = PageTable.of(lens, page_size, shared=False).table(draw)
     spare = min(set(range(pages)) - {page for own in ids for page in own})
     padded = [[*own, *[spare] * (shapes["block_table"][1] - len(own))] for own in ids]
     table = torch.tensor(padded, dtype=torch.int32, device=draw.device).view(shapes["block_table"])
@@ -289,7 +289,7 @@ def listed_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
             places = draw.permutation(f"holes {token}", count, out_of=topk).sort().values
         indices[token, places] = rows[own].to(torch.int32)
     read = indices[indices >= 0].to(torch.int64)
-    data = drawn(definition, case, draw, Sequences(read, starts(valid)[:-1], valid, valid, 1))
+    data = drawn(definition, case, draw, Visible(read, starts(valid)[:-1], valid, valid, 1))
     return ordered(definition, {**data, "sparse_indices": indices})
 
 
