@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from traceproof.ops.base import Tensors
 
 # A float32 state loses some 4e-8 of itself in the baseline. With lg2.approx and ex2.approx at their documented
-# worst (2**-22), all errors of one sign, over 16 tokens, it loses up to 67 times that (tests/test_ops_gdn.py). A
+# worst (2**-22), all errors of one sign, over 16 tokens, it loses up to 67 times that. A
 # state kept in bfloat16 or multiplied in TF32 loses 10,000 times as much.
 FAST_EXP_FACTOR = 100.0
 FAST_EXP = "hardware exponentials and logarithms lose a few float32 roundings more than the library's"

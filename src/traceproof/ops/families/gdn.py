@@ -19,7 +19,7 @@ from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 from traceproof.ops.far import Far
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Variant, Wide
+from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wide, same
 from traceproof.ops.gates import (
     FAST_EXP,
     FAST_EXP_FACTOR,
@@ -62,7 +62,16 @@ def unshared(definition: Definition) -> str | None:
     return None if len(definition.outputs) == 2 else f"outputs are {list(definition.outputs)}"
 
 
-def gated_delta(wide: Wide, *, chunks: str = "") -> Tensors:
+def gated_delta(
+    wide: Wide,
+    *,
+    chunks: str = "",
+    growth: Part | None = None,
+    faded: Part = same,
+    early: bool = False,
+    corrected: float = 1.0,
+    carried: Part = same,
+) -> Tensors:
     """With S the state [V, K], decayed: `S += rate * (v - S k) k^T`, then `output = scale * S q`, token by token.
 
     States are "k last", value heads share query and key heads in consecutive groups. A scale of 0 or None stands
@@ -72,7 +81,8 @@ def gated_delta(wide: Wide, *, chunks: str = "") -> Tensors:
 
     Decode and mtp kernels multiply in float32. Prefill kernels put a chunk's products on tensor cores: in float32
     state and correction are rounded to bfloat16 as they enter a product, the state that is carried on is not.
-    `chunks`: prefill in chunks, operands in that dtype.
+    `chunks`: prefill in chunks, operands in that dtype. Of a mutant: another `growth` than softplus, a `faded`
+    decay, the error of the `early` state before it decays, so much of it `corrected`, a state `carried` otherwise.
     """
     if chunks:
         return chunked(wide, getattr(torch, chunks))
@@ -81,8 +91,8 @@ def gated_delta(wide: Wide, *, chunks: str = "") -> Tensors:
     heads, value_size, key_size = *wide["v"].shape[-2:], wide["k"].shape[-1]
     shared = heads // wide["q"].shape[-2]
     q, k, v = (wide[name].reshape(-1, *wide[name].shape[-2:]) for name in "qkv")
-    step = (plain_softplus if low else softplus)(wide["a"] + wide["dt_bias"])
-    decay = torch.exp(-torch.exp(wide["A_log"]) * step).reshape(-1, heads)
+    step = (growth or (plain_softplus if low else softplus))(wide["a"] + wide["dt_bias"])
+    decay = faded(torch.exp(-torch.exp(wide["A_log"]) * step).reshape(-1, heads))
     rate = sigmoid(wide["b"]).reshape(-1, heads)
     scale = wide.number("scale", 0.0) or key_size**-0.5
     count, tokens = wide["q"].shape[:2]
@@ -105,9 +115,13 @@ def gated_delta(wide: Wide, *, chunks: str = "") -> Tensors:
         token = first[:running] + at
         flat = current[:running].view(-1, value_size, key_size)
         keys, queries = (x[token].repeat_interleave(shared, dim=1).reshape(-1, key_size, 1) for x in (k, q))
-        flat *= decay[token].reshape(-1, 1, 1)
-        error = v[token].reshape(-1, value_size, 1) - rounding(flat) @ keys
+        fade = decay[token].reshape(-1, 1, 1)
+        known = rounding(flat if early else flat.mul_(fade)) @ keys
+        if early:
+            flat *= fade
+        error = v[token].reshape(-1, value_size, 1) - corrected * known
         flat.baddbmm_(rounding(rate[token].reshape(-1, 1, 1) * error), keys.transpose(1, 2))
+        flat.copy_(carried(flat))
         output[token] = (scale * (rounding(flat) @ queries)).view(running, heads, value_size)
         for buffer in kept.values():
             buffer[slots, at] = current
@@ -177,7 +191,7 @@ GRID = 65_600 * CHUNK  # more chunks than a grid's second dimension may have
 LONG = 16384  # tokens, of cases of size `stress`: errors of as many steps, and states that must not run off
 DECAY = 90.0  # exp(-90) is nothing in float32; sums with it still tell neighbours' decays apart
 # A chunk of 64 tokens passes through five products, the baseline's token through two; measured with chunked
-# computations of our own (`chunked`, tests/test_ops_gdn.py): up to 3.2 times the baseline for the output, 4.8 for
+# computations of our own (`chunked`): up to 3.2 times the baseline for the output, 4.8 for
 # the state. A token changes a state by a matrix of rank one, so one row of it holds one rounding.
 CHUNKED = "chunked kernels round the operands of five products in bfloat16, the baseline those of two"
 
@@ -340,6 +354,23 @@ class GatedDeltaRule(FormulaOp):
         return frozenset({BUFFER} & definition.inputs.keys())
 
 
+def by_token_alone(wide: Wide) -> bool:
+    """Whether kernels compute token by token, and multiply in float32."""
+    return not is_prefill(wide.values)
+
+
+def several(wide: Wide) -> bool:
+    """Whether there are several sequences, with states."""
+    states = wide.maybe(state_names(wide.values, wide.definition)[0])
+    return states is not None and len(states) > 1
+
+
+def other_states(wide: Wide) -> Tensors:
+    """Each sequence with the state of the one before, each slot of a pool with that of another."""
+    source = state_names(wide.values, wide.definition)[0]
+    return {source: wide[source].roll(1, 0)}
+
+
 def first_ignored(wide: Wide) -> Tensors:
     """The first token of the call is not written into the state: the sigmoid of its b is nothing."""
     b = wide["b"].clone()
@@ -379,6 +410,12 @@ GDN = GatedDeltaRule(
         STALE,
         TRANSPOSED,
         FORGOTTEN,
+        Mutant("no softplus", growth=lambda x: x.clamp_min(0)),
+        Mutant("poor gates", applies=by_token_alone, faded=lambda decay: decay * (1 + 1e-4)),
+        Mutant("error before decay", early=True),
+        Mutant("no correction", corrected=0.0),
+        Mutant("state in bfloat16", applies=by_token_alone, carried=to_bf16),
+        Mutant("state of the sequence before", applies=several, inputs=other_states),
         Mutant("no decay", inputs=lambda wide: {"A_log": torch.full_like(wide["A_log"], -60.0)}),
         Mutant("A_log not exponentiated", inputs=lambda wide: {"A_log": wide["A_log"].clamp_min(1e-30).log()}),
         Mutant("dt_bias dropped", inputs=lambda wide: {"dt_bias": torch.zeros_like(wide["dt_bias"])}),
