@@ -2,20 +2,22 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Json
 
 from traceproof.files import read_sealed, write_text
 from traceproof.programs import choose_gpu
 from traceproof.run import entry
-from traceproof.run.job import Computes, Job, Progress
+from traceproof.run.job import Job, Progress
 from traceproof.run.schema import OpTypePlan
 from traceproof.sandbox.model import CONNECTIONS, Limits
 from traceproof.stacks import LIBRARIES, MAIN
 from traceproof.text import printable
+
+if TYPE_CHECKING:
+    from traceproof.run.engine import Engine
 
 
 def cases(
@@ -74,15 +76,15 @@ def verify(
         one["python"] = str(Path(one["python"]).absolute())  # links stay, since they tell a virtual environment
         one["path"] = tuple(str(Path(folder).absolute()) for folder in one["path"])
 
-    def engine(progress: Progress) -> AbstractContextManager[Computes]:
+    def engine(progress: Progress) -> "Engine":
         if environments[MAIN]["record"]["device_type"] == "cuda":
             os.environ.setdefault(CONNECTIONS, "1")  # as workers do: processes wait for each other's
             choose_gpu()
-        from traceproof.run.engine import Engine, Settings  # imports torch, which takes seconds
+        from traceproof.run import engine as running  # imports torch, which takes seconds
         from traceproof.run.plan import workers_of
         from traceproof.run.workers import Environment
 
-        settings = Settings(
+        settings = running.Settings(
             environments={name: Environment(name=name, **said) for name, said in environments.items()},
             limits=limits,
             build_seconds=build_seconds,
@@ -95,7 +97,7 @@ def verify(
             workers=workers_of(parallel),
             progress=progress,
         )
-        return Engine(settings)
+        return running.Engine(settings)
 
     Job(
         plan=plan,

@@ -13,7 +13,7 @@ from typing import Any
 
 from traceproof.run.engine import Engine, Settings
 from traceproof.run.inits import Inits
-from traceproof.run.job import Computes, Job, Progress
+from traceproof.run.job import Job, Progress
 from traceproof.run.known import Known
 from traceproof.run.plan import Selection, plan
 from traceproof.run.report import summarise as summary_of
@@ -82,7 +82,7 @@ class Run:
         """The job of an op_type."""
 
         @contextmanager
-        def engine(progress: Progress) -> Iterator[Computes]:
+        def engine(progress: Progress) -> Iterator[Engine]:
             settings = Settings(
                 limits=self.limits,
                 dataset=self.dataset,

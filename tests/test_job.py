@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from definitions import rmsnorm, write
 
 from traceproof.reasons import Error, Failure, Skip, Verdict
+from traceproof.run.engine import Engine
 from traceproof.run.implementations import PAIR
-from traceproof.run.job import Computes, Job, Progress
+from traceproof.run.job import Job, Progress
 from traceproof.run.plan import Selection, plan
 from traceproof.run.schema import (
     GROUP,
@@ -69,9 +70,9 @@ class Stub:
 
     def job(self, **changes: Any) -> Job:  # noqa: ANN401 - its fields
         @contextmanager
-        def engine(progress: Progress) -> Iterator[Computes]:
+        def engine(progress: Progress) -> Iterator[Engine]:
             del progress
-            yield self
+            yield cast("Engine", self)
 
         names = (REFERENCE, *TRUTHS)
         fields: dict[str, Any] = {"implementations": names, "code": "0", "records": RECORDS, "engine": engine}

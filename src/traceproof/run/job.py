@@ -10,12 +10,12 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from traceproof.digests import digest_file, digest_json
 from traceproof.files import write_json, write_text
@@ -36,22 +36,15 @@ from traceproof.run.schema import (
 )
 from traceproof.stacks import MAIN, TRUTHS
 
+if TYPE_CHECKING:  # it imports torch
+    from traceproof.run.engine import Engine
+
 Rows = list[VerdictRow]
 Progress = Callable[[str, str, str, str], None]  # implementation, definition, case, how it ended
 DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
 # Errors that the same code and inputs meet again. Of others (too slow, too much memory, killed) the machine may be
 # the reason.
 LASTING = frozenset({Error.EXCEPTION, Error.REFUSED})
-
-
-class Computes(Protocol):
-    """What of the engine is used here."""
-
-    def prepare(self, entries: Collection[PlannedDefinition], implementations: Sequence[str]) -> None:
-        """Begin to build what definitions will need."""
-
-    def rows(self, entry: PlannedDefinition, implementations: Sequence[str]) -> Rows:
-        """The rows of a definition about some implementations, and about pairs of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +56,7 @@ class Job:
     implementations: Sequence[str]
     code: str  # digest of the code that the rows depend on
     records: Mapping[str, Mapping[str, Any]]  # of the environments that this machine can use, by name
-    engine: Callable[[Progress], AbstractContextManager[Computes]]
+    engine: Callable[[Progress], AbstractContextManager["Engine"]]
     cache: Path | None = None  # None: nothing is kept
     tolerance: float | None = None  # the user's: then nothing is kept either
     options: str = ""  # further options of commands that repeat a case
@@ -86,7 +79,9 @@ class Job:
                     one.take(found)
             self._compute([one for one in asked.values() if one.lacking], cache)
         run = verdicts.parent.parent.absolute()
-        self._clear(run / REPLAY / path_part(self.plan.op_type, OP_TYPE))
+        bundles = run / REPLAY / path_part(self.plan.op_type, OP_TYPE)  # an earlier run's, of what this job runs
+        for name in self.plan.whole if self.group else [""]:
+            shutil.rmtree(bundles / path_part(name) if name else bundles, ignore_errors=True)
         lines = [rows_text([_broken_row(self.plan.op_type, broken).as_json() for broken in self.plan.broken])]
         for one in asked.values():
             rows = finished(graded(one.rows()), one.entry, options=self.options, run=run)
@@ -119,11 +114,6 @@ class Job:
                 raise
             threads.shutdown()
         sys.stderr.write(f"{calls}\n")
-
-    def _clear(self, bundles: Path) -> None:
-        """Remove an earlier run's bundles of what this job runs."""
-        for name in self.plan.whole if self.group else [""]:
-            shutil.rmtree(bundles / path_part(name) if name else bundles, ignore_errors=True)
 
 
 @dataclass(slots=True)
@@ -189,7 +179,7 @@ class _Asked:
             any(row.verdict is Verdict.PASS for row in rows) for name, rows in self.found.items() if name in TRUTHS
         )
 
-    def compute(self, engine: Computes) -> None:
+    def compute(self, engine: "Engine") -> None:
         """Compute what lacks, and everything where anything of that is disputed."""
         rows = self._computed(engine)
         if any(map(_disputed, rows)) and self.lacking != {*self.keys, PAIR}:
@@ -200,7 +190,7 @@ class _Asked:
                 row for row in rows if (PAIR if PAIR in row.implementation else row.implementation) == name
             ]
 
-    def _computed(self, engine: Computes) -> Rows:
+    def _computed(self, engine: "Engine") -> Rows:
         """Rows of what lacks; once more where a process died, which may have been killed from outside."""
         names = sorted(self.lacking - {PAIR})
         rows = engine.rows(self.entry, names)

@@ -18,28 +18,23 @@ def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
     A user's tolerance proves nothing, so what it let pass has none.
     """
     found = list(rows)
-    kernels = {
-        (row.case, row.output) for row in found if row.implementation in TRUTHS and row.verdict is Verdict.PASS
-    }
-    return [
-        row.changed(grade=_grade(row, kernel=(row.case, row.output) in kernels)) if _has_grade(row) else row
-        for row in found
-    ]
+    passed = [row for row in found if row.verdict is Verdict.PASS]
+    kernels = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}
 
+    def of(row: VerdictRow) -> Grade | None:
+        ours = row.implementation == REFERENCE and row.verdict is Verdict.PASS
+        if not ours or row.output == WHOLE or row.tolerance is not None:
+            return None
+        kernel = (row.case, row.output) in kernels
+        if row.scaled_down:
+            return Grade.SCALED_DOWN
+        if row.against == SHADOW:
+            return Grade.AGREED if kernel else Grade.CONSISTENT
+        if row.constants:
+            return Grade.CONSISTENT
+        return Grade.PROVED if kernel else Grade.CHECKED
 
-def _has_grade(row: VerdictRow) -> bool:
-    passed = row.implementation == REFERENCE and row.verdict is Verdict.PASS
-    return passed and row.output != WHOLE and row.tolerance is None
-
-
-def _grade(row: VerdictRow, *, kernel: bool) -> Grade:
-    if row.scaled_down:
-        return Grade.SCALED_DOWN
-    if row.against == SHADOW:
-        return Grade.AGREED if kernel else Grade.CONSISTENT
-    if row.constants:
-        return Grade.CONSISTENT
-    return Grade.PROVED if kernel else Grade.CHECKED
+    return [row if (grade := of(row)) is None else row.changed(grade=grade) for row in found]
 
 
 class Conclusion(StrEnum):
@@ -205,13 +200,8 @@ class Collector:
         self._scaled_down: dict[str, str] = {}
         self._unconfirmed: dict[str, str] = {}
 
-    def watch(self, rows: Iterable[VerdictRow]) -> Iterator[VerdictRow]:
-        """The rows, each noted as it passes."""
-        for row in rows:
-            self._note(row)
-            yield row
-
-    def _note(self, row: VerdictRow) -> None:
+    def note(self, row: VerdictRow) -> None:
+        """Note a row."""
         name = row.definition
         self._op_types[name] = row.op_type
         if row.implementation == REFERENCE and row.bad:
@@ -340,7 +330,9 @@ def sentences(proof: Proof) -> Iterator[str]:
     counts = [f"{proof.proved} of {total} definitions against a ground truth"]
     if proof.alone:
         counts.append(f"{proof.alone} against the float64 oracle alone")
-    counts += _shadowed(proof)
+    graded = Counter(grade for name, grade in proof.grades.items() if name not in proof.unconfirmed)
+    words = {Grade.AGREED: "agreed without an oracle", Grade.CONSISTENT: "consistent with float64 alone"}
+    counts += [f"{graded[grade]} {told}" for grade, told in words.items() if graded[grade]]
     if proof.unconfirmed:
         counts.append(f"{len(proof.unconfirmed)} but for a constant that the reference alone states")
     if proof.scaled_down:
@@ -359,13 +351,6 @@ def sentences(proof: Proof) -> Iterator[str]:
         yield f"Scaled down, {name}: {told}."
     for name, told in proof.unconfirmed.items():
         yield f"Not proved: {name}, {told}; its description should state it."
-
-
-def _shadowed(proof: Proof) -> list[str]:
-    """How many have no oracle and a grade all the same."""
-    counts = Counter(grade for name, grade in proof.grades.items() if name not in proof.unconfirmed)
-    words = {Grade.AGREED: "agreed without an oracle", Grade.CONSISTENT: "consistent with float64 alone"}
-    return [f"{counts[grade]} {told}" for grade, told in words.items() if counts[grade]]
 
 
 def _unreached(proof: Proof) -> Iterator[str]:

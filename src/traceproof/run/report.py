@@ -177,7 +177,8 @@ def summarise(
     groups: dict[tuple[str, str], _Group] = {}
     definitions: dict[str, Counter[str]] = {}
     findings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-    for row in collector.watch(rows):
+    for row in rows:
+        collector.note(row)
         small = row.grade is Grade.SCALED_DOWN
         shown = NO_ORACLE if row.unjudged else str(row.grade if small else row.verdict)
         definitions.setdefault(row.definition, Counter())[shown] += 1
@@ -186,7 +187,9 @@ def summarise(
         groups.setdefault((row.op_type, row.implementation), _Group()).note(row, kind)
         if kind is not None:
             findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
-    overall = {name: _overall(counts) for name, counts in sorted(definitions.items())}
+    # The worst of a definition's rows; skip only if nothing passed, scaled_down if that one did.
+    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
+    overall = {name: str(next(one for one in order if definitions[name][one])) for name in sorted(definitions)}
     told = [group.as_json(*names) for names, group in sorted(groups.items(), key=lambda item: item[0])]
     return _summary(conclusions.by_definition(), overall, told, findings, collector.proof(stacks))
 
@@ -228,7 +231,10 @@ def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]
     if row.verdict == Verdict.SKIP and not row.unjudged:
         # A machine without the GPU that showed it says nothing against it.
         return None
-    versions = _versions(row, stacks)
+    # Package versions that it ran with: those of this run, since a row may be an earlier one's.
+    versions = dict(row.versions or {})
+    for implementation in row.implementation.split(PAIR):
+        versions |= stacks.get(environment_of(implementation), {})
     entry = known.entry(row, versions)
     # Who lists a definition as one without an oracle need not say whether its float64 shadow was computed.
     shadowed = row.grade is Grade.CONSISTENT and not row.constants
@@ -238,20 +244,6 @@ def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]
     if entry is not None and entry.stands(versions):
         return "unexpected"
     return "new" if row.bad or row.unjudged else None
-
-
-def _versions(row: VerdictRow, stacks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Package versions that a row ran with: those of this run, since a row may be an earlier one's."""
-    found = dict(row.versions or {})
-    for implementation in row.implementation.split(PAIR):
-        found |= stacks.get(environment_of(implementation), {})
-    return found
-
-
-def _overall(counts: Mapping[str, int]) -> str:
-    """A definition's verdict: the worst of its rows; skip only if nothing passed, scaled_down if that one did."""
-    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
-    return str(next(verdict for verdict in order if counts.get(verdict)))
 
 
 def failed(summary: Mapping[str, Any]) -> bool:

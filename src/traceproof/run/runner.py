@@ -141,7 +141,12 @@ class _Caller:
         side = torch.cuda.Stream(priority=FIRST) if item["how"] == STREAM else None  # type: ignore[no-untyped-call]
         with poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
-        taken = copies_in_order(returned, side) if self._in_order else returned
+        taken = returned
+        if self._in_order:  # copies of plain tensors, made by the call's stream
+            with torch.cuda.stream(side):
+                plain = [type(value) is torch.Tensor and value.layout == torch.strided for _, value in returned]
+                pairs = zip(returned, plain, strict=True)
+                taken = [(name, value.clone() if copied else value) for (name, value), copied in pairs]
         self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
         late = [place for place, (_, value) in enumerate(taken) if changed_since(value, values[place])]
@@ -348,17 +353,6 @@ def arrive_late(inputs: Sequence[Any]) -> None:
     torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]  # noqa: SLF001 - nothing public waits on a stream
     for value, right in zip(floats, kept, strict=True):
         value.copy_(right)
-
-
-def copies_in_order(
-    returned: Sequence[tuple[str | None, Any]], side: torch.cuda.Stream | None
-) -> list[tuple[str | None, Any]]:
-    """Copies of plain tensors, made by a stream (None: the current one); anything else as it is."""
-    with torch.cuda.stream(side):
-        return [
-            (name, value.clone() if type(value) is torch.Tensor and value.layout == torch.strided else value)
-            for name, value in returned
-        ]
 
 
 def changed_since(taken: Any, value: Any) -> bool:  # noqa: ANN401 - what untrusted code returns

@@ -57,7 +57,9 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
         if key not in loaded:
             if len(loaded) >= MOST_LOADED:
                 loaded.clear()
-                _give_back()
+                if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                    with giving_back(KEPT_BYTES):  # on a GPU others wait for that memory
+                        gc.collect()
             loaded[key] = _load(item, payload["device"], dataset)
         found = loaded[key]
         if isinstance(found, dict):
@@ -80,13 +82,6 @@ def _handed_over(tensors: dict[str, torch.Tensor], given: contextlib.ExitStack) 
     while left:
         left = left[file.write(left) :]
     return f"/proc/{os.getpid()}/fd/{file.fileno()}"
-
-
-def _give_back() -> None:
-    """Let go of what nothing refers to any more; on a GPU others wait for that memory."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        with giving_back(KEPT_BYTES):
-            gc.collect()
 
 
 def _load(item: Mapping[str, Any], device: str, dataset: Path | None) -> "_Loaded":

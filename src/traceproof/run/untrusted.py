@@ -291,6 +291,7 @@ class CallMemory:
         names = self._names(answer)
         outputs, surplus = self._outputs(answer, names)
         now, allowed = whole(self.inputs.held), self.op.mutated(self.definition)
+        wanted = self.definition.outputs
         mutated = []
         for place, (name, value, spec) in enumerate(
             zip(self.values, self.values.values(), self.specs, strict=False)
@@ -314,18 +315,18 @@ class CallMemory:
         return Taken(
             outputs=outputs,
             mutated=sorted(mutated),
-            aliased=[name for name in named(answer.aliased) if not self._is_in_place(name)],
+            # Unless the definition says that the output is an input, modified.
+            aliased=[
+                name
+                for name in named(answer.aliased)
+                if name not in wanted or wanted[name].param not in self.definition.in_place
+            ],
             subclassed=named(answer.subclassed),
             surplus=surplus,
             overrun=sorted(overrun),
             late=named(answer.late),
             times=tuple((events, wall) for events, wall in answer.times),
         )
-
-    def _is_in_place(self, output: str) -> bool:
-        """Whether the definition says that an output is an input, modified."""
-        spec = self.definition.outputs.get(output)
-        return spec is not None and spec.param in self.definition.in_place
 
     def _names(self, answer: Answer) -> dict[int, str]:
         """The name of each output, by its place: the source's own, else the definition's in order."""
