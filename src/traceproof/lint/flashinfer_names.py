@@ -31,41 +31,30 @@ class Package:
             return f"not a dotted name in {self.name}"
         return self._problem((first,), tuple(rest), DEPTH)
 
-    def _problem(self, module: tuple[str, ...], rest: tuple[str, ...], depth: int) -> str:
+    def _problem(  # noqa: PLR0911 - one per answer
+        self, module: tuple[str, ...], rest: tuple[str, ...], depth: int
+    ) -> str:
         """Like `problem`, with the module that is already found split off."""
-        if self._file(module) is None:
+        file = self._file(module)
+        if file is None:
             return f"{'.'.join(module[:-1])} has no module {module[-1]}"
         if not rest or depth == 0:
             return f"re-exports of {'.'.join((*module, *rest))} go in a circle" if rest else ""
         head, tail = rest[0], rest[1:]
-        found = self._bound(module, head, depth)
-        if isinstance(found, tuple):
-            return self._problem(found[0], (*found[1], *tail), depth - 1)
-        if found is not None:
-            return _member_problem(found, tail)
+        for statement in _statements(_parse(file).body):
+            if isinstance(statement, ast.ImportFrom) and (source := self._source(module, statement)) is not None:
+                if source == module:  # `from . import x`: the module x of this folder
+                    continue
+                for alias in statement.names:
+                    if alias.name == "*" and not self._problem(source, (head,), depth - 1):
+                        return self._problem(source, rest, depth - 1)
+                    if (alias.asname or alias.name) == head:
+                        return self._problem(source, (alias.name, *tail), depth - 1)
+            if head in set(_names(statement)):
+                return _member_problem(statement, tail)
         if self._file((*module, head)) is not None:
             return self._problem((*module, head), tail, depth - 1)
         return f"{'.'.join(module)} has no {head}"
-
-    def _bound(
-        self, module: tuple[str, ...], name: str, depth: int
-    ) -> ast.AST | tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """What binds `name` in a module: a statement, or (module, rest) of a re-export; None if nothing does."""
-        file = self._file(module)
-        assert file is not None
-        for statement in _statements(_parse(file).body):
-            source = self._source(module, statement) if isinstance(statement, ast.ImportFrom) else None
-            if source == module:  # `from . import x`: the module x of this folder
-                continue
-            if isinstance(statement, ast.ImportFrom) and source is not None:
-                for alias in statement.names:
-                    if alias.name == "*" and not self._problem(source, (name,), depth - 1):
-                        return source, (name,)
-                    if (alias.asname or alias.name) == name:
-                        return source, (alias.name,)
-            if name in set(_names(statement)):
-                return statement
-        return None
 
     def _source(self, module: tuple[str, ...], statement: ast.ImportFrom) -> tuple[str, ...] | None:
         """The package's module that a `from ... import` reads; None if it is another package's."""
