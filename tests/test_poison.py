@@ -84,7 +84,7 @@ def test_what_was_there_is_put_back_even_after_an_error() -> None:
 
 def test_names_that_a_reference_takes_out_of_torch_are_covered(tmp_path: Path) -> None:
     text = "from torch import empty\n\n\ndef run(hidden_states, weight):\n    return empty(hidden_states.shape)\n"
-    definition = read_definition(write(tmp_path, rmsnorm("rmsnorm_a", reference=text)))
+    definition = read_definition(write(tmp_path, rmsnorm("rmsnorm_a", reference=text))).definition
     with poisoned():
         returned = load_module(definition.reference, "poisoned_reference").run(torch.ones(2, 3), torch.ones(3))
     assert bool(returned.isnan().all())

@@ -256,7 +256,7 @@ def test_inputs_that_are_no_plain_normals_are_stored() -> None:
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
 def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> None:
     torch.set_num_threads(1)
-    definition = read_definition(path)
+    definition = read_definition(path).definition
     op, _ = registry.for_definition(definition)
     for truth in FIRST_TRUTHS:
         if lookup.adapter(truth, definition) is None:

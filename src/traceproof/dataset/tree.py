@@ -257,13 +257,10 @@ def op_type_names(root: Path) -> set[str]:
     return {entry.definition.op_type for entry in read_tree(root).definitions.values()}
 
 
-def read_definition(path: Path, *, root: Path | None = None) -> Definition:
-    """Read one definition file; with `root`, one that lies in that dataset; raises as `read_noted` does."""
-    return read_noted(path, root=root).definition
-
-
-def read_noted(path: Path, *, root: Path | None = None) -> dialects.ReadDefinition:
+def read_definition(path: Path, *, root: Path | None = None) -> dialects.ReadDefinition:
     """Read one definition file in whichever dialect it is, with what is to be noted about it.
+
+    With `root`, one that lies in that dataset.
 
     Raises:
         OSError: the file can not be read.
@@ -301,7 +298,7 @@ def read_tree(root: Path) -> Tree:
         for file in files:
             path = file.relative_to(root)
             try:
-                reading = read_noted(file, root=root)
+                reading = read_definition(file, root=root)
             except (OSError, ValueError, RecursionError, MemoryError) as error:
                 broken.append(broken_file(path, error))
                 continue
@@ -371,7 +368,7 @@ def read_file(path: Path) -> Definition:
         todo = "Give a definition's file, or the name of a definition in the dataset."
         raise TraceproofError(f"there is no file or folder {path}", todo=todo)
     try:
-        return read_definition(path)
+        return read_definition(path).definition
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise TraceproofError("this is no definition", problems=[broken_file(path, error).message]) from error
 

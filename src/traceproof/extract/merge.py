@@ -241,7 +241,7 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
     if not path.exists():
         return None
     try:
-        return read_definition(path, root=dataset)
+        return read_definition(path, root=dataset).definition
     except (ValueError, OSError, RecursionError, MemoryError) as error:
         first = str(error).splitlines()[-1]
         raise TraceproofError(

@@ -31,7 +31,7 @@ class Package:
             return f"not a dotted name in {self.name}"
         return self._problem((first,), tuple(rest), DEPTH)
 
-    def _problem(  # noqa: PLR0911 - one per answer
+    def _problem(  # noqa: C901, PLR0911 - one branch per way to bind a name
         self, module: tuple[str, ...], rest: tuple[str, ...], depth: int
     ) -> str:
         """Like `problem`, with the module that is already found split off."""
