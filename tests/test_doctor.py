@@ -17,7 +17,7 @@ from repository import ROOT, Repository
 
 from traceproof import doctor as diagnosis
 from traceproof.config import Config
-from traceproof.doctor import WIDTH, Diagnosis, Disk, Driver, Layer, Memory, Program, diagnose, screen
+from traceproof.doctor import WIDTH, Diagnosis, Disk, Driver, FoundProgram, Layer, Memory, diagnose, screen
 from traceproof.environments import building as environments
 from traceproof.environments.building import PINS, built
 from traceproof.environments.inside import facts
@@ -135,7 +135,7 @@ def test_a_gpu_machine_is_described_with_its_compilers_and_versions_and_left_as_
     assert (gpu.name, gpu.sm, gpu.memory_gib, found.driver.version) == ("NVIDIA H200", "9.0", 140.4, "580.159.04")
     flashinfer = found.stacks[1]
     assert flashinfer.versions["flashinfer-python"] == "1.2.3"
-    assert flashinfer.compiler == Program(path=f"{machine.root}/cuda/bin/nvcc", version="13.0.88")
+    assert flashinfer.compiler == FoundProgram(path=f"{machine.root}/cuda/bin/nvcc", version="13.0.88")
     against = "on SM 9.0, references against the float64 oracle, FlashInfer 1.2.3, SGLang 1.2.3"
     assert found.proves.startswith(against)
     assert "0: NVIDIA H200, SM 9.0, 140.4 GiB" in screen(found)
@@ -241,7 +241,7 @@ def checked(check: str, **found: Any) -> list[diagnosis.Problem]:  # noqa: ANN40
     """What a check of the table says of a machine that is otherwise in order."""
     whole: dict[str, Any] = {
         "driver": Driver(present=False),
-        "host_compiler": Program(path="g++"),
+        "host_compiler": FoundProgram(path="g++"),
         "memory": Memory(total=64.0, available=60.0, limit=10.0),
         "disk": Disk(free=50.0, missing=0.0, writable=True),
         "isolation": HOLDS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from source_remotes import SOON, Upstream, git
 
-from traceproof.checkouts.checkout import Wanted, bring
+from traceproof.checkouts.checkout import WantedCheckout, bring
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import State
 from traceproof.cli.sources import clone_repos
@@ -28,11 +28,11 @@ def fill(upstream: Upstream, seed: int = 0) -> str:
     return upstream.commit({**files, "docs/long.bin": rng.randbytes(300_000)})
 
 
-def want(upstream: Upstream, commit: str, **options: tuple[str, ...]) -> Wanted:
-    return Wanted(url=upstream.url, commit=commit, **options)  # type: ignore[arg-type]
+def want(upstream: Upstream, commit: str, **options: tuple[str, ...]) -> WantedCheckout:
+    return WantedCheckout(url=upstream.url, commit=commit, **options)  # type: ignore[arg-type]
 
 
-def clone(target: Path, wanted: Wanted) -> State:
+def clone(target: Path, wanted: WantedCheckout) -> State:
     return bring(target, wanted, Git(target, SOON))
 
 
@@ -150,7 +150,7 @@ def test_a_commit_of_a_million_files_is_refused_before_one_is_written(tmp_path: 
     upstream = Upstream(tmp_path / "upstream")
     commit = bomb(upstream)
     upstream.git("update-ref", "refs/heads/main", commit)
-    wanted = Wanted(url=upstream.url, commit=commit)
+    wanted = WantedCheckout(url=upstream.url, commit=commit)
     target = tmp_path / "sources" / "x"
     with pytest.raises(TraceproofError, match="has more than 500000 files") as caught:
         bring(target, wanted, Git(target, SOON))
@@ -167,11 +167,11 @@ def test_an_existing_checkout_is_not_moved_to_such_a_commit(tmp_path: Path) -> N
     upstream = Upstream(tmp_path / "upstream")
     good = upstream.commit({"a": "1"})
     target = tmp_path / "x"
-    bring(target, Wanted(url=upstream.url, commit=good), Git(target, SOON))
+    bring(target, WantedCheckout(url=upstream.url, commit=good), Git(target, SOON))
     commit = bomb(upstream)
     upstream.git("update-ref", "refs/heads/other", commit)
     with pytest.raises(TraceproofError, match="has more than 500000 files"):
-        bring(target, Wanted(url=upstream.url, commit=commit), Git(target, SOON))
+        bring(target, WantedCheckout(url=upstream.url, commit=commit), Git(target, SOON))
     assert (target / "a").read_text() == "1"
     assert upstream.git("-C", str(target), "rev-parse", "HEAD") == good
 

@@ -18,7 +18,7 @@ import pytest
 from source_remotes import Upstream, git
 from test_sources_checkout import clone, fill, same, want
 
-from traceproof.checkouts.checkout import ASIDE, MOVING, Wanted, changes
+from traceproof.checkouts.checkout import ASIDE, MOVING, WantedCheckout, changes
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.checkouts.pins import State
 from traceproof.errors import TraceproofError
@@ -28,10 +28,10 @@ CLONE = """
 import sys
 from pathlib import Path
 from traceproof.checkouts.checkout import bring
-from traceproof.checkouts.checkout import Wanted
+from traceproof.checkouts.checkout import WantedCheckout
 from traceproof.checkouts.gitrun import Git
 target = Path(sys.argv[1])
-bring(target, Wanted(url=sys.argv[2], commit=sys.argv[3]), Git(target))
+bring(target, WantedCheckout(url=sys.argv[2], commit=sys.argv[3]), Git(target))
 """
 
 
@@ -106,7 +106,7 @@ def silent() -> Iterator[int]:
 
 
 def test_a_remote_that_stalls_is_given_up(tmp_path: Path, silent: int) -> None:
-    wanted = Wanted(url=f"http://127.0.0.1:{silent}/x.git", commit="1" * 40)
+    wanted = WantedCheckout(url=f"http://127.0.0.1:{silent}/x.git", commit="1" * 40)
     started = time.monotonic()
     with pytest.raises(TraceproofError, match="sent nothing for 5 s"):
         clone(tmp_path / "out", wanted)

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from history.catalogue import Bug, Found, Hardware, Outcome, Why, beside, judged
-from traceproof.bumps.bisect import Trial
+from traceproof.bumps.bisect import GroundTruthTrial
 from traceproof.checkouts.packages import bring_package, unpack
 from traceproof.checkouts.pins import Pin
 from traceproof.config import Config
@@ -166,7 +166,7 @@ class Replays:
     def _group(self, bugs: Sequence[Bug], dataset: Path) -> list[Outcome]:
         """Bugs of one stack, op_type and choice of definitions, one after the other."""
         outcomes = []
-        trial: Trial | None = None
+        trial: GroundTruthTrial | None = None
         for bug in bugs:
             started = time.monotonic()
             try:
@@ -180,7 +180,7 @@ class Replays:
             outcomes.append(outcome)
         return outcomes
 
-    def _one(self, bug: Bug, trial: Trial) -> Outcome:
+    def _one(self, bug: Bug, trial: GroundTruthTrial) -> Outcome:
         lacking = _lacking(bug, self._record(trial)["capability"])
         if lacking is not None:
             raise _NotHereError(lacking, f"the bug shows on {bug.hardware} alone")
@@ -194,7 +194,7 @@ class Replays:
         told = {"bad": bad, "good": without, "remaining": tuple(sorted(both)), "shared": tuple(sorted(one))}
         return judged(bug, *rows).model_copy(update=told)
 
-    def _trial(self, bugs: Sequence[Bug], dataset: Path) -> Trial:
+    def _trial(self, bugs: Sequence[Bug], dataset: Path) -> GroundTruthTrial:
         """The plan of the definitions of bugs that have them in common, with their own const axes and dtypes."""
         bug = bugs[0]
         folder = dataset / "definitions" / bug.op_type
@@ -211,7 +211,7 @@ class Replays:
         for definition in (json.loads(path.read_text(encoding="utf-8")) for path in files):
             for name, form in _forms(definition, bug).items():
                 write_json(chosen / f"{name}.json", form)
-        return Trial(
+        return GroundTruthTrial(
             flow=self._flow(work / "dataset", bugs),
             root=self.root,
             definitions=tuple(sorted(path.stem for path in chosen.iterdir())),
@@ -222,18 +222,18 @@ class Replays:
             truths=bug.ground_truths,
         )
 
-    def _record(self, trial: Trial) -> dict[str, Any]:
+    def _record(self, trial: GroundTruthTrial) -> dict[str, Any]:
         """What the stack's environment is."""
         if trial.stack not in self._records:
             self._records[trial.stack] = probe(trial.flow.stacks[trial.stack], root=self.root)
         return self._records[trial.stack]
 
-    def _installed(self, trial: Trial) -> str | None:
+    def _installed(self, trial: GroundTruthTrial) -> str | None:
         """The version of the stack's package in its environment."""
         version: str | None = self._record(trial)["versions"].get(STACKS[trial.stack].distribution)
         return version
 
-    def _of(self, trial: Trial, package: str, version: str | None) -> list[VerdictRow]:
+    def _of(self, trial: GroundTruthTrial, package: str, version: str | None) -> list[VerdictRow]:
         """The verdict rows of a release; None is the installed one. A release of one trial is run once."""
         if version is None:
             return self._once(trial, None, "installed")
@@ -242,7 +242,7 @@ class Replays:
         linked = importable(folder, trial.stack, trial.work / "linked" / name)
         return self._once(trial, linked, name)
 
-    def _once(self, trial: Trial, package: Path | None, name: str) -> list[VerdictRow]:
+    def _once(self, trial: GroundTruthTrial, package: Path | None, name: str) -> list[VerdictRow]:
         key = digest_json([str(trial.work), name])
         if key not in self._rows:
             try:

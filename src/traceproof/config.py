@@ -55,7 +55,7 @@ Gpu = Annotated[
 ]
 
 
-class Selection(BaseModel):
+class ConfigSelection(BaseModel):
     """Which definitions are verified, and which of their cases; an empty list selects all."""
 
     model_config = CLOSED
@@ -122,7 +122,7 @@ else:
     Stacks = create_model("Stacks", __base__=StackTable, **{name: (kind, kind()) for name, kind in kinds.items()})
 
 
-class Limits(BaseModel):
+class CaseLimits(BaseModel):
     """What one case, or one build, may use; past it the case gets an `error` (or, by estimate, a skip)."""
 
     model_config = CLOSED
@@ -183,7 +183,7 @@ class Config(BaseModel):
     model_config = CLOSED
     dataset: Dataset
     models: tuple[ModelChoice, ...] = ()
-    selection: Selection = Selection()
+    selection: ConfigSelection = ConfigSelection()
     test_sizes: Annotated[tuple[Literal["small", "medium", "large", "stress"], ...], Field(min_length=1)] = (
         "small",
         "medium",
@@ -194,7 +194,7 @@ class Config(BaseModel):
     force: bool = False
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     stacks: Stacks = Stacks()
-    limits: Limits = Limits()
+    limits: CaseLimits = CaseLimits()
     solutions: Solutions = Solutions()
     hidden_seed: Annotated[int, Field(ge=0, lt=1 << 48)] | None = None
     allow_weak_isolation: bool = False
@@ -281,7 +281,7 @@ def _with_locked_dataset(raw: Mapping[str, Any], root: Path, problems: list[str]
 def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
     """What the schema can not know, of those parts that fit it, whatever is wrong with the others."""
     dataset = _valid(Dataset, raw.get("dataset"))
-    selection = _valid(Selection, raw.get("selection", {}))
+    selection = _valid(ConfigSelection, raw.get("selection", {}))
     known = raw.get("known")
     problems = _unusable_models(raw.get("models"), root)
     if isinstance(known, str) and not (root / known).is_file():
@@ -320,7 +320,7 @@ def _valid(model: type[Model], value: object) -> Model | None:
         return None
 
 
-def _unknown_op_types(selection: Selection, path: Path | None) -> list[str]:
+def _unknown_op_types(selection: ConfigSelection, path: Path | None) -> list[str]:
     """An op_type of one's own is fine where a dataset on disk has it; of one not here yet, planning will tell."""
     folders = set() if path is None else op_type_names(path)
     known = sorted({*registry.known(), *folders})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from multiprocessing import get_context
 
-from traceproof.checkouts.tree import Tree, parents
+from traceproof.checkouts.tree import FileTree, parents
 from traceproof.dataset.tree import paused_collection
 from traceproof.files import parse_quietly
 from traceproof.text import names
@@ -130,7 +130,7 @@ class Modules:
     that is no package itself.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: FileTree) -> None:
         self.files = tree.files
         self.folders = tree.folders
         self.packages = frozenset(
@@ -241,7 +241,7 @@ class Reached:
 class Graph:
     """A repository's files and who needs whom. Build it with `Graph.of`."""
 
-    tree: Tree
+    tree: FileTree
     modules: Modules
     facts: Mapping[str, Facts]
     _needed_by: dict[str, dict[str, Step]] = field(default_factory=lambda: defaultdict(dict))
@@ -249,7 +249,7 @@ class Graph:
     _contents: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tree: Tree) -> "Graph":
+    def of(cls, tree: FileTree) -> "Graph":
         """Read a tree."""
         index = Modules(tree)
         with paused_collection(kept=True):
@@ -364,7 +364,7 @@ def is_test(path: str) -> bool:
     return any(fnmatch(base, pattern) for pattern in TEST_FILES)
 
 
-def _read(tree: Tree, sources: list[str]) -> dict[str, Facts]:
+def _read(tree: FileTree, sources: list[str]) -> dict[str, Facts]:
     contents = tree.read(sources)
     cores = len(os.sched_getaffinity(0))
     if cores < 2 or sum(map(len, contents.values())) < PARALLEL_BYTES:

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 import traceproof
 from traceproof.config import Config
@@ -35,9 +35,10 @@ from traceproof.environments.building import (
     has_driver,
     resolve,
 )
-from traceproof.environments.inside import Adapters, Facts
+from traceproof.environments.inside import Adapters, InterpreterFacts
 from traceproof.programs import available_memory
 from traceproof.run import jit
+from traceproof.run.schema import ClosedModel
 from traceproof.sandbox.isolation import ABSENT, CUDA_REFUSES, HOLDS, LAYERS
 from traceproof.stacks import MAIN, PACKAGES, READER, STACK_OF, STACKS, TRUTHS, distribution
 
@@ -58,13 +59,7 @@ SOURCE = str(Path(__file__).resolve().parents[1])
 # What is found; `traceproof doctor --json` writes it.
 
 
-class Found(BaseModel):
-    """Something that was found; closed and frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Program(Found):
+class FoundProgram(ClosedModel):
     """A program of this machine."""
 
     path: str | None = None  # where it is; None: there is none
@@ -72,7 +67,7 @@ class Program(Found):
     problem: str = ""  # why it can not be used; empty if it can
 
 
-class Gpu(Found):
+class Gpu(ClosedModel):
     """One GPU; `sm` is its compute capability."""
 
     index: int
@@ -81,7 +76,7 @@ class Gpu(Found):
     memory_gib: float
 
 
-class Driver(Found):
+class Driver(ClosedModel):
     """The NVIDIA driver."""
 
     present: bool  # whether its device files are there: what a run goes by
@@ -90,7 +85,7 @@ class Driver(Found):
     problem: str = ""  # why its GPUs could not be listed; empty if they could, or if there is no driver
 
 
-class Memory(Found):
+class Memory(ClosedModel):
     """Memory that programs may have, in GiB; `limit` is what one case may use."""
 
     total: float
@@ -98,7 +93,7 @@ class Memory(Found):
     limit: float
 
 
-class Disk(Found):
+class Disk(ClosedModel):
     """Free space where environments and results are written, in GB; `missing` is what is still to be installed."""
 
     free: float
@@ -106,7 +101,7 @@ class Disk(Found):
     writable: bool
 
 
-class Layer(Found):
+class Layer(ClosedModel):
     """One layer of the isolation of references; `why` says why this kernel does not offer it."""
 
     name: str
@@ -118,21 +113,22 @@ class Layer(Found):
 State = Literal["ready", "not built", "half-built", "stale pins", "import fails", "no answer", "needs a GPU"]
 
 
-class StackFound(Found):
+class StackFound(ClosedModel):
     """One configured stack."""
 
     name: str
     environment: str | None  # the folder that is built for it; None: an interpreter is configured
     python: str  # its interpreter
     state: State
-    versions: dict[str, str] = {}  # of the packages that matter, where it could be asked
-    failed: dict[str, str] = {}  # what of it can not be imported, and why
+    versions: dict[str, str] = Field(default_factory=dict)  # of the packages that matter, where it could be asked
+    failed: dict[str, str] = Field(default_factory=dict)  # what of it can not be imported, and why
     cuda: str = ""
-    compiler: Program | None = None  # the CUDA compiler that its builds take; None: it has none, or was not asked
+    # the CUDA compiler that its builds take; None: it has none, or was not asked
+    compiler: FoundProgram | None = None
     problem: str = ""  # what is wrong with it otherwise
 
 
-class Problem(Found):
+class Problem(ClosedModel):
     """Something that keeps the machine from proving what is configured."""
 
     what: str  # what is the matter
@@ -141,7 +137,7 @@ class Problem(Found):
     fatal: bool = True  # whether it is missing or broken; what merely weakens a run is not
 
 
-class Machine(Found):
+class Machine(ClosedModel):
     """What is there, before anything is said about it."""
 
     form: int = FORM
@@ -150,7 +146,7 @@ class Machine(Found):
     python: str = platform.python_version()
     cores: int = len(os.sched_getaffinity(0))
     driver: Driver
-    host_compiler: Program
+    host_compiler: FoundProgram
     memory: Memory
     disk: Disk
     isolation: tuple[Layer, ...]
@@ -303,9 +299,11 @@ def asked_stack(
         said, problem = asked()
         if problem:
             return StackFound(**base, state="no answer", problem=problem), {}
-        facts: Facts = json.loads(said.splitlines()[-1])
+        facts: InterpreterFacts = json.loads(said.splitlines()[-1])
         folder, version = facts["compiler"]
-        nvcc = Program(problem=version) if folder is None else Program(path=f"{folder}/bin/nvcc", version=version)
+        nvcc = FoundProgram(problem=version)
+        if folder is not None:
+            nvcc = FoundProgram(path=f"{folder}/bin/nvcc", version=version)
         found = StackFound(
             **base,
             state="import fails" if facts["failed"] else "ready",
@@ -359,18 +357,18 @@ def asked_driver(end: ExitStack) -> Callable[[], Driver]:
     return answer
 
 
-def asked_compiler(end: ExitStack) -> Callable[[], Program]:
+def asked_compiler(end: ExitStack) -> Callable[[], FoundProgram]:
     """The C++ compiler that kernels are compiled with: CXX, else what is on PATH."""
     named = shlex.split(os.environ.get("CXX", ""))
     found = next((path for name in (named or ("g++", "c++", "clang++"))[:3] if (path := shutil.which(name))), None)
     if found is None:
         wanted = f"CXX names {named[0]}, which is not there" if named else "no g++, c++ or clang++ is on PATH"
-        return lambda: Program(problem=wanted)
+        return lambda: FoundProgram(problem=wanted)
     asked = end.enter_context(question([found, "--version"], seconds=VERSION_SECONDS))
 
-    def answer() -> Program:
+    def answer() -> FoundProgram:
         said, problem = asked()
-        return Program(path=found, version=said.partition("\n")[0] or None, problem=problem)
+        return FoundProgram(path=found, version=said.partition("\n")[0] or None, problem=problem)
 
     return answer
 
@@ -608,7 +606,7 @@ def _machine(found: Machine) -> Iterator[tuple[str, str]]:
     yield "isolation", "; ".join(parts)
 
 
-def _program(program: Program) -> str:
+def _program(program: FoundProgram) -> str:
     if program.path is None:
         return f"none: {program.problem}"
     return f"{program.path}: {program.problem or program.version}"

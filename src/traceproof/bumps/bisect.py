@@ -29,7 +29,7 @@ MESSAGES = 3  # of a verdict, shown where both ends have the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FirstBad:
     """What a bisection found."""
 
     commit: str  # the first one with the bad verdict; with `doubtful`, it or one of those
@@ -65,7 +65,7 @@ class Bisection:
     report: Callable[[str], None]  # gets a line for every step
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
 
-    def search(self, good: str, bad: str) -> Found:
+    def search(self, good: str, bad: str) -> FirstBad:
         """Find the first bad commit. Raises TraceproofError: equal verdicts at the ends, or nothing changed."""
         commits = commits_between(self.repository, good, bad)
         steps = self._touching([Git(self.repository).commit(good), *commits])
@@ -85,7 +85,7 @@ class Bisection:
             )
         index, doubtful = self._narrow(steps, first["verdict"], last["verdict"])
         ends = steps[index - 1 - len(doubtful)][0], steps[index][0]
-        return Found(
+        return FirstBad(
             commit=steps[index][0],
             doubtful=tuple(steps[at][0] for at in doubtful),
             good=first,
@@ -131,7 +131,7 @@ class Bisection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class GroundTruthTrial:
     """Definitions of one op_type and the ground truths of one stack: planned once, judged for each package."""
 
     flow: Pipeline  # the configuration

@@ -28,7 +28,7 @@ PARTIAL = "--filter=blob:none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedCheckout:
     """A checkout as it shall be."""
 
     url: str  # anything that git understands
@@ -38,7 +38,7 @@ class Wanted:
     lfs: bool = False  # whether files in LFS are fetched too
 
 
-def bring(target: Path, wanted: Wanted, git: Git) -> State:
+def bring(target: Path, wanted: WantedCheckout, git: Git) -> State:
     """Make `target` a checkout of the commit, in `git` with another folder.
 
     Raises:
@@ -75,7 +75,7 @@ def _alone(target: Path) -> Iterator[None]:
         ) from None
 
 
-def fill(folder: Path, wanted: Wanted, git: Git) -> None:
+def fill(folder: Path, wanted: WantedCheckout, git: Git) -> None:
     """Make a new folder a checkout of the commit. Raises TraceproofError: not possible."""
     folder.mkdir(exist_ok=True)
     git.local("init", "--quiet")
@@ -153,7 +153,7 @@ def _files(tree: Tree, known: dict[str, int]) -> int:
     return known[tree.hexsha]
 
 
-def _finish(folder: Path, wanted: Wanted, git: Git) -> None:
+def _finish(folder: Path, wanted: WantedCheckout, git: Git) -> None:
     """Submodules, LFS, the final check, and the note that says which commit was put there."""
     for path in _submodules(wanted, git):
         git.network("submodule", "update", "--init", "--force", "--depth=1", "--", path)
@@ -163,7 +163,7 @@ def _finish(folder: Path, wanted: Wanted, git: Git) -> None:
     write_json(folder / ".git" / NOTE, {"commit": wanted.commit, "url": wanted.url})
 
 
-def _submodules(wanted: Wanted, git: Git) -> list[str]:
+def _submodules(wanted: WantedCheckout, git: Git) -> list[str]:
     """Those of the wanted submodules that the commit has: older and newer ones may have others."""
     return [
         path for path in wanted.submodules if git.local("ls-tree", wanted.commit, "--", path).startswith("160000 ")
@@ -182,7 +182,7 @@ def _pull_lfs(git: Git) -> None:
         ) from error
 
 
-def _check(folder: Path, wanted: Wanted, git: Git) -> None:
+def _check(folder: Path, wanted: WantedCheckout, git: Git) -> None:
     """Check that commit, files and wanted submodules are there, with content. Raises GitError: not so."""
     head = git.commit("HEAD")
     changed = changes(git)
@@ -211,7 +211,7 @@ def _set_aside(target: Path, git: Git) -> None:
     git.report(f"an update was killed here: what it left is {aside}")
 
 
-def _update(target: Path, wanted: Wanted, git: Git) -> State:
+def _update(target: Path, wanted: WantedCheckout, git: Git) -> State:
     """Move an existing checkout to the wanted commit.
 
     Raises TraceproofError: something there is somebody's own; it is left alone.

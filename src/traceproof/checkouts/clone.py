@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from traceproof.checkouts.checkout import Wanted, bring, tree_digest
+from traceproof.checkouts.checkout import WantedCheckout, bring, tree_digest
 from traceproof.checkouts.gitrun import Git, GitError, Patience
 from traceproof.checkouts.packages import bring_package, package_digest
 from traceproof.checkouts.pins import ORIGINS, Pin
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json
 from traceproof.programs import ProgressLine
-from traceproof.stacks import Origin
+from traceproof.stacks import SourceOrigin
 
 CONFIG = "repos_config.json"
 FAILED = "failed"
@@ -49,9 +49,9 @@ def clone_all(  # noqa: PLR0913 - what to bring, where, and how
     def by_git(name: str, target: Path, pin: Pin) -> dict[str, Any]:
         assert pin.url is not None
         assert pin.commit is not None
-        origin = ORIGINS.get(name, Origin(url=pin.url))
+        origin = ORIGINS.get(name, SourceOrigin(url=pin.url))
         parts = {"folders": origin.folders, "submodules": origin.submodules}
-        wanted = Wanted(url=pin.url, commit=pin.commit, lfs=name in lfs, **parts)
+        wanted = WantedCheckout(url=pin.url, commit=pin.commit, lfs=name in lfs, **parts)
         git = Git(target, patience, lambda said: progress.show(f"{name:11} {said}", of=name), name in lfs)
         return {"status": bring(target, wanted, git), "digest": tree_digest(target)}
 

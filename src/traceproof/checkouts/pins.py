@@ -20,7 +20,7 @@ from pydantic import (
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
-from traceproof.stacks import STACKS, Origin
+from traceproof.stacks import STACKS, SourceOrigin
 from traceproof.text import has_credentials, redacted
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class Pin(BaseModel):
         return self
 
 
-ORIGINS: Mapping[str, Origin] = {
+ORIGINS: Mapping[str, SourceOrigin] = {
     **{name: stack.origin for name, stack in STACKS.items() if stack.origin is not None},
-    DATASET: Origin(
+    DATASET: SourceOrigin(
         url="https://huggingface.co/datasets/flashinfer-ai/flashinfer-trace",
         package="flashinfer-bench",
         inside="flashinfer_trace",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 IGNORED = frozenset({".git", "__pycache__", ".venv", ".venvs", ".tox", ".nox", "node_modules", ".snakemake"})
 
 
-class Tree(ABC):
+class FileTree(ABC):
     """Files by path, relative to the root, with `/`."""
 
     @property
@@ -48,7 +48,7 @@ class Tree(ABC):
         return frozenset(found)
 
 
-class FolderTree(Tree):
+class FolderTree(FileTree):
     """The files of a folder as they are now."""
 
     def __init__(self, root: Path) -> None:
@@ -78,7 +78,7 @@ class FolderTree(Tree):
         return {name: (self.root / name).read_bytes() for name in names}
 
 
-class CommitTree(Tree):
+class CommitTree(FileTree):
     """The files of a commit; nothing is checked out."""
 
     def __init__(self, root: Path, commit: str) -> None:

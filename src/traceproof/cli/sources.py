@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from traceproof.bumps.bisect import Bisection, Trial, Verdict, worst
+from traceproof.bumps.bisect import Bisection, GroundTruthTrial, Verdict, worst
 from traceproof.checkouts.clone import FAILED, clone_all, fallback
 from traceproof.checkouts.gitrun import Git, GitError, Patience, available
 from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, read_lock, resolve, write_lock
-from traceproof.checkouts.tree import CommitTree, FolderTree, Tree, changed_between
+from traceproof.checkouts.tree import CommitTree, FileTree, FolderTree, changed_between
 from traceproof.cli import options, run
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import find, read_tree
@@ -271,7 +271,7 @@ def _between(root: Path, before: str, after: str) -> dict[str, Any]:
     return {"commits": commits, "changed": names, **joined, **first}
 
 
-def _reached(names: list[str], tree: Tree) -> dict[str, Any]:
+def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
     """What changed files of a tree reach."""
     stack = stack_of(tree)
     if not names:
@@ -339,7 +339,7 @@ def bisect(  # noqa: PLR0913 - one parameter per option
         )
     with tempfile.TemporaryDirectory(prefix="traceproof-bisect-") as scratch:
         place = Path(scratch)
-        trial = Trial(
+        trial = GroundTruthTrial(
             flow=flow, root=root, definitions=(definition,), op_type=op_type, stack=stack, work=place / "work"
         )
         with _worktree(repository, place / "checkout") as checkout:

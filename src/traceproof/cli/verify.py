@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from traceproof.cli import options, run
-from traceproof.config import Config, Selection
+from traceproof.config import Config, ConfigSelection
 from traceproof.dataset.tree import wanted
 from traceproof.digests import digest_json
 from traceproof.environments.building import unlike_the_lock
@@ -140,7 +140,7 @@ def folder_of(configured: Config, config: Config, changes: Mapping[str, Any]) ->
 
     def compared(one: Config) -> Config:
         chosen = one.selection
-        meant = Selection(op_type=chosen.op_types, definition_name=chosen.definitions, case=chosen.case)
+        meant = ConfigSelection(op_type=chosen.op_types, definition_name=chosen.definitions, case=chosen.case)
         return one.model_copy(update={**SAME_RUN, "selection": meant})
 
     if compared(config) == compared(configured):

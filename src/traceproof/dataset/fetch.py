@@ -146,7 +146,7 @@ def _from_git(source: GitSource, scratch: Path) -> Path:
     target = scratch / "checkout"
     folders = () if source.folder in {".", ""} else (source.folder,)
     try:
-        wanted = checkout.Wanted(url=source.url, commit=source.commit, folders=folders)
+        wanted = checkout.WantedCheckout(url=source.url, commit=source.commit, folders=folders)
         checkout.fill(target, wanted, gitrun.Git(target))
     except gitrun.GitError as error:
         raise TraceproofError(

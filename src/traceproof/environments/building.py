@@ -22,7 +22,7 @@ import traceproof
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git
 from traceproof.checkouts.pins import NAME, read_lock
-from traceproof.checkouts.tree import Tree
+from traceproof.checkouts.tree import FileTree
 from traceproof.config import Config
 from traceproof.digests import digest_json
 from traceproof.environments import toolkit
@@ -297,7 +297,7 @@ def record_stack(stack: Installation, checkout: Path | None, *, linked: Path, ou
     write_text(out, sealed(json.dumps(record, indent=1)))
 
 
-def stack_of(tree: Tree) -> str | None:
+def stack_of(tree: FileTree) -> str | None:
     """The stack whose package a tree holds; None: it is none of theirs."""
     for stack, package in PACKAGES.items():
         if any(str(Path(place, package, "__init__.py")) in tree.files for place in PLACES):

@@ -154,7 +154,7 @@ def _text(error: Exception) -> str:
 Adapters = Mapping[str, Mapping[str, list[tuple[tuple[int, int], tuple[int, int]]] | None]]
 
 
-class Facts(TypedDict):
+class InterpreterFacts(TypedDict):
     """What an interpreter says of itself."""
 
     versions: dict[str, str]
@@ -165,7 +165,7 @@ class Facts(TypedDict):
     adapters: Adapters  # empty where they can not be imported, or are not asked for
 
 
-def facts(cuda_home: str, *modules: str) -> Facts:
+def facts(cuda_home: str, *modules: str) -> InterpreterFacts:
     """Import the modules and look around; torch alone is asked for all adapters."""
     failed = {name: problem[:300] for name in modules if (problem := _problem_of(name)) is not None}
     told: Adapters = {}
@@ -179,7 +179,9 @@ def facts(cuda_home: str, *modules: str) -> Facts:
             cuda = ""
         except Exception as error:  # noqa: BLE001 - whatever the driver objects to is the answer
             cuda = str(error).strip().partition("\n")[0][:300]
-    return Facts(versions=installed(), failed=failed, cuda=cuda, compiler=_compiler(cuda_home), adapters=told)
+    return InterpreterFacts(
+        versions=installed(), failed=failed, cuda=cuda, compiler=_compiler(cuda_home), adapters=told
+    )
 
 
 def _adapters() -> Adapters:

@@ -34,7 +34,7 @@ from traceproof.run.implementations import IMPLEMENTATIONS
 from traceproof.run.proof import WORDS, Conclusion, sentence
 from traceproof.run.report import read_summary
 from traceproof.run.schema import OpTypePlan, VerdictRow, each_row
-from traceproof.site.view import Place, Tally, Trends, View, note, plot
+from traceproof.site.view import RanOn, Tally, Trends, View, note, plot
 
 HERE = Path(__file__).parent
 HEAD: Sequence[tuple[str, str]] = (
@@ -136,7 +136,7 @@ class Built(NamedTuple):
 
 
 @dataclass
-class Pages:
+class SiteFolder:
     """The folder of a site that is being built."""
 
     folder: Path  # made anew
@@ -235,7 +235,7 @@ class Overview:
             if state < len(self._earlier):
                 self._result(self._earlier[state], place, tally)
 
-    def _result(self, state: str, place: Place, tally: Tally) -> None:
+    def _result(self, state: str, place: RanOn, tally: Tally) -> None:
         if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
             return  # it has nothing to do with the definition
         margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
@@ -297,7 +297,7 @@ class Site:
     def __init__(self, finished: Finished, folder: Path) -> None:
         self._finished = finished
         self._proof = proof.Proof.model_validate(finished.summary["proof"])
-        self._pages = Pages(folder, sentence(finished.summary))
+        self._pages = SiteFolder(folder, sentence(finished.summary))
         self._dates = read_dates(finished.results)  # when a ledger's record was first published or tried to be
         self._trends: Trends = {}
         self._labels: list[str] = []

@@ -46,7 +46,7 @@ class Tally:
         return self.reasons.most_common(1)[0][0] if self.reasons else ""
 
 
-class Place(NamedTuple):
+class RanOn(NamedTuple):
     """Who ran, on what, in which version."""
 
     implementation: str
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
 
 # By definition, what each implementation came to in each kept state, by the state's place, the oldest first.
-Trends = dict[str, list[tuple[int, Place, Tally]]]
+Trends = dict[str, list[tuple[int, RanOn, Tally]]]
 
 
 def version_of(implementation: str, versions: Mapping[str, Mapping[str, str]]) -> str:
@@ -66,18 +66,18 @@ def version_of(implementation: str, versions: Mapping[str, Mapping[str, str]]) -
     return ", ".join(f"{names[stack]} {version}" for stack, version in found.items() if version)
 
 
-def by_place(rows: Iterable[VerdictRow]) -> dict[Place, Tally]:
+def by_place(rows: Iterable[VerdictRow]) -> dict[RanOn, Tally]:
     """The tally of each implementation, device and version that rows have, in the order in which they come."""
-    found: dict[Place, Tally] = {}
+    found: dict[RanOn, Tally] = {}
     for row in rows:
         versions = dict.fromkeys(STACKS, row.versions or {})  # those of its own stack, whichever that is
-        place = Place(row.implementation, row.device or "", version_of(row.implementation, versions))
+        place = RanOn(row.implementation, row.device or "", version_of(row.implementation, versions))
         gate = row.gate
         found.setdefault(place, Tally()).add(row.verdict, row.reason, gate.margin if gate else None)
     return found
 
 
-class Line(NamedTuple):
+class CaseLine(NamedTuple):
     """All implementations' verdicts on one output of one case."""
 
     case: str
@@ -104,7 +104,7 @@ class View:
     planned: PlannedDefinition | None  # its plan; None: its file is no definition
     ledger: Ledger  # with its records
     # what each implementation came to in each kept state, by the state's place among `labels`
-    trend: Sequence[tuple[int, Place, Tally]]
+    trend: Sequence[tuple[int, RanOn, Tally]]
     labels: Sequence[str]  # of the kept states, the oldest first
 
     @cached_property
@@ -128,7 +128,7 @@ class View:
         return list(self.ledger.records.get(self.name, {}).values())
 
     @cached_property
-    def places(self) -> Mapping[Place, Tally]:
+    def places(self) -> Mapping[RanOn, Tally]:
         """What each implementation came to."""
         return by_place(self.rows)
 
@@ -138,7 +138,7 @@ class View:
         return tuple(dict.fromkeys(row.implementation for row in self.rows if row.verdict != Verdict.SKIP))
 
     @property
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[CaseLine]:
         """The table of cases."""
         table: dict[tuple[str, str], dict[str, VerdictRow]] = {}
         for row in self.rows:
@@ -152,7 +152,7 @@ class View:
             row = next(iter(cells.values()))
             axes = ", ".join(f"{name} {size}" for name, size in row.axes.items())
             shown = "whole case" if output == WHOLE else output
-            yield Line(case, row.size or "", axes, shown, tuple(cells.get(one) for one in self.compared))
+            yield CaseLine(case, row.size or "", axes, shown, tuple(cells.get(one) for one in self.compared))
 
     @cached_property
     def findings(self) -> list[tuple[str, VerdictRow]]:
@@ -227,10 +227,10 @@ def plot(kind: str, labels: Iterable[str], series: Mapping[str, Sequence[float |
 def note(trends: Trends, kept: Kept, index: int) -> None:
     """Add what a kept state's rows come to, as the state of that place."""
     stacks = kept.about["stacks"]
-    tallies: dict[tuple[str, Place], Tally] = {}
+    tallies: dict[tuple[str, RanOn], Tally] = {}
     for row in kept.rows:
         implementation = str(row["implementation"])
-        place = Place(implementation, str(row.get("device") or ""), version_of(implementation, stacks))
+        place = RanOn(implementation, str(row.get("device") or ""), version_of(implementation, stacks))
         margin = (row.get("gate") or {}).get("margin")
         tallies.setdefault((str(row["definition"]), place), Tally()).add(
             str(row["verdict"]), row.get("reason"), margin

@@ -27,7 +27,7 @@ class GroundTruth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class SourceOrigin:
     """Where a source comes from if nothing else is said."""
 
     url: str  # its repository
@@ -79,7 +79,7 @@ class Stack:
     prepare: str = ""  # `module:function`, called once before anything of the package is imported; empty: nothing
     # its repository and releases; outputs are then keyed by the code that an op_type can reach in the package.
     # None: by its version.
-    origin: Origin | None = None
+    origin: SourceOrigin | None = None
     tagged: bool = False  # whether it is what the dataset's `fi_api:` tags name functions of
     # `module:function`, which says for a function's dotted name and a definition's inputs which parameter takes
     # each, and which element of a tuple, if it is one; empty: nothing says so

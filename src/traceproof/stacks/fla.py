@@ -1,6 +1,6 @@
 """Flash Linear Attention. APIs read off fla-core 0.6.0."""
 
-from traceproof.stacks import GroundTruth, Origin, Stack
+from traceproof.stacks import GroundTruth, SourceOrigin, Stack
 
 STACK = Stack(
     name="fla",
@@ -12,6 +12,6 @@ STACK = Stack(
         "chunk": ("fla.ops.gated_delta_rule:chunk_gated_delta_rule",),
         "recurrent": ("fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule",),
     },
-    origin=Origin(url="https://github.com/fla-org/flash-linear-attention.git", package="fla-core"),
+    origin=SourceOrigin(url="https://github.com/fla-org/flash-linear-attention.git", package="fla-core"),
     linear_attention=True,
 )

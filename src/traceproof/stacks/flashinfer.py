@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from traceproof.reasons import Skip, Unavailable, UnavailableError
-from traceproof.stacks import LIBRARIES, GroundTruth, Origin, Stack
+from traceproof.stacks import LIBRARIES, GroundTruth, SourceOrigin, Stack
 
 ENVIRONMENT = "flashinfer.jit.env"  # where its folders are named
 LOADER = "flashinfer.jit.cubin_loader"  # of kernels that it downloads as they are called
@@ -122,7 +122,7 @@ STACK = Stack(
     optional=frozenset({"gen_gdn_prefill"}),  # since 0.7 CuTe compiles that one, as it is called
     modules=(ENVIRONMENT,),
     prepare="traceproof.stacks.flashinfer:prepare",
-    origin=Origin(
+    origin=SourceOrigin(
         url="https://github.com/flashinfer-ai/flashinfer.git",
         package="flashinfer-python",
         submodules=("3rdparty/cutlass", "3rdparty/spdlog"),

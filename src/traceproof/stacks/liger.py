@@ -1,6 +1,6 @@
 """Liger-Kernel: Triton kernels for training; their forward halves are ground truths. APIs read off 0.8.5."""
 
-from traceproof.stacks import GroundTruth, Origin, Stack
+from traceproof.stacks import GroundTruth, SourceOrigin, Stack
 
 STACK = Stack(
     name="liger",
@@ -14,7 +14,7 @@ STACK = Stack(
         "rope": ("liger_kernel.ops.rope:rope_forward",),
     },
     triton=True,
-    origin=Origin(
+    origin=SourceOrigin(
         url="https://github.com/linkedin/Liger-Kernel.git",
         package="liger-kernel",
         folders=("src", "test"),

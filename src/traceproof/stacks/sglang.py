@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from traceproof.lazy import StandIns, torch
-from traceproof.stacks import GroundTruth, Origin, Stack
+from traceproof.stacks import GroundTruth, SourceOrigin, Stack
 
 STACK = Stack(
     name="sglang",
@@ -87,7 +87,7 @@ STACK = Stack(
     },
     modules=("sgl_kernel", "sglang.srt.runtime_context", "sglang.srt.server_args"),
     prepare="traceproof.stacks.sglang:stand_in_for_kernels",
-    origin=Origin(
+    origin=SourceOrigin(
         url="https://github.com/sgl-project/sglang.git",
         package="sglang",
         folders=("python", "test"),  # the server, its router and translations are not what kernels are made of
