@@ -13,11 +13,10 @@ import torch
 from planted_fp4 import requantise_fp4
 
 from traceproof.dataset.definition import Definition
-from traceproof.draw import fingerprint
 from traceproof.ops.base import Unsupported, Values, tensor
-from traceproof.ops.cases import Case
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, mixture, mixture_of
 from traceproof.ops.families.routing import (
+    FAVOURED,
     ChosenExperts,
     Method,
     Routing,
@@ -69,13 +68,6 @@ KERNELS: Mapping[Scaling, Mapping[str, Mapping[str, Any]]] = {
 }
 # Activations in fp4 cost a fifth of a row's RMS. FlashInfer takes bfloat16 ones beside mxfp4 weights, too.
 TOO_COARSE = frozenset({"nvfp4"})
-GOLDEN = {
-    "routing_logits": "4efa7bf84be4be8e6e755e424c79a06e",
-    "routing_bias": "6a240201829009cdb5d4c2a7b79ab5e0",
-    "hidden_states": "5af963eb1ce80c8fb482fd49685b563c",
-    "gemm1_weights_scale": "1d37e9b7d7bbce1035bacf8a2b9b52b7",
-    "gemm2_weights": "4e8ae5a2f97437c96f9fd42823c745e6",
-}
 
 
 def plain_ids() -> Definition:
@@ -171,57 +163,23 @@ def test_a_reference_may_keep_intermediates_in_16_bits(definition: Definition) -
         assert subject.ruling("output", output, reference=True).verdict == Verdict.PASS, subject.case.id
 
 
-def test_the_bits_of_the_inputs_are_fixed() -> None:
-    values = ops.inputs_of(DEEPSEEK, ops.case_named(DEEPSEEK, "adversarial-rows"))
-    names = ("routing_logits", "routing_bias", "hidden_states", "gemm1_weights_scale", "gemm2_weights")
-    assert {name: fingerprint(tensor(values, name)) for name in names} == GOLDEN
-
-
-@EVERY_ROUTED
-def test_the_choice_of_experts_is_no_matter_of_luck(definition: Definition) -> None:
+@EVERY
+def test_choices_are_clear_and_as_the_case_says(definition: Definition) -> None:
     routing = routing_of(definition)
     for case in ops.cases(definition, "small", "medium", "large"):
         values = ops.inputs_of(definition, case)
-        bias = tensor(values, "routing_bias") if "routing_bias" in values else None
-        pairs = case.id == "adversarial-ties"
-        margin = margins(routing, tensor(values, "routing_logits"), bias, pairs=pairs)
-        assert bool((margin > 2**-8).all()), case.id  # the rounding of a bfloat16 score
-
-
-@EVERY_ROUTED
-def test_tokens_find_work_here_unless_the_case_says_otherwise(definition: Definition) -> None:
-    routing = routing_of(definition)
-    for case in ops.cases(definition, "small", "medium", "large"):
-        values = ops.inputs_of(definition, case)
+        if not routing.given:
+            bias = tensor(values, "routing_bias") if "routing_bias" in values else None
+            pairs = case.id == "adversarial-ties"
+            margin = margins(routing, tensor(values, "routing_logits"), bias, pairs=pairs)
+            assert bool((margin > 2**-8).all()), case.id  # the rounding of a bfloat16 score
         patterns = case.params.get("rows", ["plain"])
-        local = chosen(definition, values).experts - case.params.get("offset", 0)
-        works = ((local >= 0) & (local < routing.local)).any(-1)
-        away = [
-            patterns[token % len(patterns)] == "remote" and routing.local < routing.experts
-            for token in range(len(works))
-        ]
-        assert [not work for work in works.tolist()] == away, case.id
-
-
-def test_a_token_without_work_here_gets_zeros() -> None:
-    values = ops.inputs_of(DEEPSEEK, ops.case_named(DEEPSEEK, "edge-remote"))
-    assert not MOE.oracle(DEEPSEEK, values)["output"].any()
-
-
-@EVERY
-def test_a_hot_expert_is_chosen_by_all(definition: Definition) -> None:
-    case = ops.case_named(definition, "adversarial-hot")
-    hot = case.params.get("offset", 0) + routing_of(definition).local // 2
-    choice = chosen(definition, ops.inputs_of(definition, case))
-    assert bool((choice.experts == hot).any(-1).all())
-
-
-@EVERY
-def test_the_first_and_the_last_local_expert_have_work(definition: Definition) -> None:
-    case, local = ops.case_named(definition, "edge-ends"), routing_of(definition).local
-    here = chosen(definition, ops.inputs_of(definition, case)).experts - case.params.get("offset", 0)
-    assert bool((here[0] == 0).any())
-    assert bool((here[1] == local - 1).any())
+        experts = chosen(definition, values).experts - case.params.get("offset", 0)
+        for token, row in enumerate(experts.tolist()):
+            pattern = patterns[token % len(patterns)]
+            away = pattern == "remote" and routing.local < routing.experts
+            assert away is not any(0 <= expert < routing.local for expert in row), case.id
+            assert pattern not in FAVOURED or FAVOURED[pattern](routing.local) in row, case.id
 
 
 def silu(x: float) -> float:
@@ -279,20 +237,7 @@ def test_a_heavy_definition_has_few_cases_and_a_true_estimate() -> None:
         assert 18.3e9 < MOE.memory(heavy, case) < 19.5e9
 
 
-def test_an_empty_case_gives_an_empty_output() -> None:
-    case = Case("edge-empty", "edge", {"seq_len": 0}, 0)
-    assert MOE.oracle(FP4, ops.inputs_of(FP4, case))["output"].shape == (0, 512)
-
-
 # Which experts are chosen.
-
-
-def test_in_steep_rows_one_weight_outdoes_the_others() -> None:
-    case = ops.case_named(DEEPSEEK, "adversarial-steep")
-    weights = chosen(DEEPSEEK, ops.inputs_of(DEEPSEEK, case)).weights
-    shares = weights / weights.sum(-1, keepdim=True)
-    assert bool((shares.amax(-1) > 0.45).all())
-    assert bool((shares.amin(-1) < 0.15).all())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -310,43 +255,15 @@ def test_tied_experts_can_stand_in_for_each_other(definition: Definition) -> Non
     values = ops.inputs_of(definition, case)
     choice = chosen(definition, values)
     alone = case.params.get("offset", 0)
-    twins = torch.where(choice.experts == alone, choice.experts, choice.experts ^ 1)
-    split = [len(set(row) & {expert ^ 1 for expert in row}) < routing.top_k - 1 for row in twins.tolist()]
+    doubles = torch.where(choice.experts == alone, choice.experts, choice.experts ^ 1)
+    split = [len(set(row) & {expert ^ 1 for expert in row}) < routing.top_k - 1 for row in doubles.tolist()]
     assert routing.top_k == 1 or any(split)
     wide = Wide(definition, values, torch.float64)
     first, again = (
         mixture(wide, chosen=change)["output"]
-        for change in (lambda one: one, lambda _: ChosenExperts(twins, choice.weights))
+        for change in (lambda one: one, lambda _: ChosenExperts(doubles, choice.weights))
     )
     torch.testing.assert_close(again, first, rtol=1e-12, atol=1e-12)
-
-
-def test_negative_and_equal_logits_are_among_the_rows() -> None:
-    for definition in (DEEPSEEK, RENORMALISE):
-        values = ops.inputs_of(definition, ops.case_named(definition, "adversarial-rows"))
-        logits = tensor(values, "routing_logits").float()
-        routing = routing_of(definition)
-        weights = chosen(definition, values).weights
-        assert bool((weights[2] == weights[2, 0]).all())
-        local = slice(12, 20) if routing.local < routing.experts else slice(0, 0)
-        rest = torch.ones(routing.experts, dtype=torch.bool)
-        rest[local] = False
-        assert bool((logits[1, rest] < 0).all())
-
-
-def test_the_bias_changes_experts_and_groups() -> None:
-    values = ops.inputs_of(DEEPSEEK, ops.case_named(DEEPSEEK, "medium-1"))
-    bias, logits = tensor(values, "routing_bias"), tensor(values, "routing_logits")
-    assert bool((bias > 0).any() & (bias < 0).any())
-    routing = routing_of(DEEPSEEK)
-    with_bias, without_bias = (choose(routing, logits.double(), it).experts.sort().values for it in (bias, None))
-    assert int((with_bias != without_bias).any(-1).sum()) > len(logits) / 2
-    size = routing.experts // routing.groups
-    new_groups = [
-        not set(row) <= set(old)
-        for row, old in zip((with_bias // size).tolist(), (without_bias // size).tolist(), strict=True)
-    ]
-    assert any(new_groups)
 
 
 def test_deepseek_routing_by_hand() -> None:
@@ -361,14 +278,6 @@ def test_deepseek_routing_by_hand() -> None:
     choice = choose(routing, torch.logit(scores), bias, factor=2.0)
     assert choice.experts.tolist() == [[5, 2]]
     torch.testing.assert_close(choice.weights, torch.tensor([[2 / 3, 4 / 3]], dtype=torch.float64))
-
-
-def test_renormalised_routing_is_softmax_then_choose_then_normalise() -> None:
-    logits = torch.tensor([[1.0, -2.0, 0.5, 0.5]])
-    choice = choose(Routing(method=Method.RENORMALISE, top_k=2, experts=4, local=4), logits.double(), None)
-    share = torch.softmax(logits.to(torch.float64), -1)
-    assert choice.experts.tolist() == [[0, 2]]  # of equals the lowest
-    torch.testing.assert_close(choice.weights, share[:, [0, 2]] / share[:, [0, 2]].sum())
 
 
 def test_packed_choices_come_back() -> None:

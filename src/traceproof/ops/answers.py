@@ -71,11 +71,6 @@ class Answers:
     wrong: tuple[Answer, ...]  # wrong answers that only this op_type can give
 
 
-def both_precisions(kernels: str, wide: str) -> tuple[Answer, Answer]:
-    """The op's own two right answers: at the precision of kernels, and in float64."""
-    return Answer(kernels, Subject.baseline), Answer(wide, Subject.exact)
-
-
 def answers_of(op_type: str) -> Answers | None:
     """The answers of an op_type; None: it declares none."""
     return registry.get(op_type).known_answers()
