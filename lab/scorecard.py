@@ -28,7 +28,7 @@ from mutation.mutants import Mutant, mutants
 from mutation.trial import Trial, cut, parsed
 from planting import CRASHED, DENIED, GOOD, PASSED, SECONDS, Suite, existing, generated
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import Tree, read_tree
+from traceproof.dataset.tree import DatasetTree, read_tree
 from traceproof.digests import digest_json
 from traceproof.ops import registry
 from traceproof.run.untrusted import untrusted_pool
@@ -260,7 +260,7 @@ def _earlier(out: Path) -> dict[str, Card]:
     return {row["definition"]: Card(**row) for row in json.loads(out.read_text(encoding="utf-8"))}
 
 
-def _cost(tree: Tree, name: str) -> int:
+def _cost(tree: DatasetTree, name: str) -> int:
     """Bytes that all cases of a definition go through: what its tests take grows with them."""
     definition = tree.definitions[name].definition
     op, _ = registry.for_definition(definition)
@@ -308,7 +308,7 @@ def one(
     return card, mine
 
 
-def _copy(tree: Tree, name: str, root: Path, sizes: dict[str, int]) -> None:
+def _copy(tree: DatasetTree, name: str, root: Path, sizes: dict[str, int]) -> None:
     """The definition's file, with other sizes of const axes where it has them."""
     entry = tree.definitions[name]
     path = root / entry.path

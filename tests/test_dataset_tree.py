@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from repository import own_dataset
 
-from traceproof.dataset.tree import Selected, Tree, Workloads, find, is_dataset, read_tree, strict_json, wanted
+from traceproof.dataset.tree import (
+    DatasetTree,
+    Selected,
+    Workloads,
+    find,
+    is_dataset,
+    read_tree,
+    strict_json,
+    wanted,
+)
 from traceproof.errors import TraceproofError
 
 REFERENCE = "import torch\n\ndef run(x):\n    return x * 2\n"
@@ -47,7 +56,7 @@ def put_lines(root: Path, *lines: object) -> None:
     put(root, text, "workloads/twice/twice_h8.jsonl")
 
 
-def only_broken(tree: Tree) -> str:
+def only_broken(tree: DatasetTree) -> str:
     assert list(tree.definitions) == ["twice_h8"]
     (broken,) = tree.broken
     return broken.message

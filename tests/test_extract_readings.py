@@ -16,10 +16,10 @@ from traceproof.extract.kernels import Unmapped
 from traceproof.extract.pipeline import Choices, Described, definitions_of, summary
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
-from traceproof.models.reading import Kernel, Layers, Module, Reading, Second
+from traceproof.models.reading import KernelCall, Layers, ModelModule, Reading, Second
 
 
-def confirmed(reading: Reading, model: str) -> tuple[list[Kernel], list[Unmapped]]:
+def confirmed(reading: Reading, model: str) -> tuple[list[KernelCall], list[Unmapped]]:
     calls, _ = kernels.from_reading(reading)
     assert len(calls) >= 8
     agreed, differing, counts = kernels.confirmed(calls, reading, catalogue.entries()[model].config)
@@ -67,7 +67,7 @@ def changed(name: str, *kinds: str, **facts: object) -> Reading:
     """A stored reading with other facts in SGLang's modules of some kinds, or whose paths end so."""
     reading = reading_of(named(name))
 
-    def wanted(one: Module) -> bool:
+    def wanted(one: ModelModule) -> bool:
         return one.kind in kinds or one.path.rpartition(".")[2] in kinds
 
     modules = (replace(one, facts=dict(one.facts) | facts) if wanted(one) else one for one in reading.modules)
@@ -170,7 +170,7 @@ def test_encoders_and_what_stands_beside_them_make_no_calls() -> None:
     tower = [("vision", "block", ""), ("vision.layers.*", "block", "vision"), ("projector", "weights", "")]
     tower += [("vision.layers.*.qkv", "linear", "vision.layers.*"), ("projector.up", "linear", "projector")]
     facts = {"full_n": 8, "full_k": 8, "rank_n": 8, "rank_k": 8, "conv": False, "dtype": "bfloat16"}
-    others = tuple(Module(path, parent, "X", "Tower", kind, facts, 1) for path, kind, parent in tower)
+    others = tuple(ModelModule(path, parent, "X", "Tower", kind, facts, 1) for path, kind, parent in tower)
     calls, left = kernels.from_reading(replace(reading, modules=(*language, *others)))
     assert {item.path for item in left if item.why.startswith("encoder")} == {"vision", "projector"}
     assert not any(path.startswith(("vision", "projector")) for call in calls for path in call.paths)
@@ -205,7 +205,7 @@ def test_routing_and_speculative_layers_are_listed() -> None:
     reading = reading_of(named("deepseek_v3"))
     [norm, *_] = [one for one in reading.modules if one.kind == "norm"]
     facts = {"full_n": 64, "full_k": 128, "rank_n": 64, "rank_k": 128, "conv": False, "dtype": "bfloat16"}
-    new = Module("eh_proj", "", "Draft", "Linear", "linear", facts, 1)
+    new = ModelModule("eh_proj", "", "Draft", "Linear", "linear", facts, 1)
     calls, left = kernels.from_reading(replace(reading, draft=Layers((norm, new), "")))
     listed = {item.path: item.why for item in left}
     assert listed["draft.eh_proj"] == "speculative layer: linear, full_k=128, full_n=64, rank_k=128, rank_n=64"

@@ -13,7 +13,7 @@ from definitions import GOOD, rmsnorm, write
 from hostile_dataset import FILES, ODD, TEXTS
 from pipeline import Rows, Run, plans, verdicts
 
-from traceproof.dataset.tree import Tree, read_tree
+from traceproof.dataset.tree import DatasetTree, read_tree
 from traceproof.lint import lint
 from traceproof.ops.families.norm import RMSNORM as OP
 from traceproof.programs import bounded
@@ -33,12 +33,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tree(root: Path) -> Tree:
+def tree(root: Path) -> DatasetTree:
     return read_tree(root)
 
 
 @pytest.mark.parametrize("name", [*TEXTS, *FILES])
-def test_it_is_broken_and_nothing_else_is(tree: Tree, name: str) -> None:
+def test_it_is_broken_and_nothing_else_is(tree: DatasetTree, name: str) -> None:
     if name == "unreadable" and not os.geteuid():
         pytest.skip("root reads every file")
     (broken,) = (item for item in tree.broken if item.path.stem == name)
@@ -47,7 +47,7 @@ def test_it_is_broken_and_nothing_else_is(tree: Tree, name: str) -> None:
     assert "good" in tree.definitions
 
 
-def test_a_definition_that_is_odd_is_one(tree: Tree) -> None:
+def test_a_definition_that_is_odd_is_one(tree: DatasetTree) -> None:
     # Which of these two Python's parser takes depends on its version.
     assert ODD.keys() | {"good"} == tree.definitions.keys() | {"chain", "sum"}
 

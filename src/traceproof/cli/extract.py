@@ -28,7 +28,7 @@ from traceproof.extract.pipeline import (
 )
 from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.models import catalogue
-from traceproof.models.reading import Kernel, Module, Reading
+from traceproof.models.reading import KernelCall, ModelModule, Reading
 from traceproof.ops.drafts import Draft
 from traceproof.programs import telling
 from traceproof.stacks import MAIN, READER
@@ -274,9 +274,9 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
     run.write_result(json_file, model)
 
 
-def _name_definitions(named: dict[str, list[str]], reading: Reading, made: list[tuple[Kernel, Draft]]) -> None:
+def _name_definitions(named: dict[str, list[str]], reading: Reading, made: list[tuple[KernelCall, Draft]]) -> None:
     """Add each module's definitions by path; a router's top-k has those of the experts beside it."""
-    selectors: dict[str | None, list[Module]] = {}
+    selectors: dict[str | None, list[ModelModule]] = {}
     for module in reading.modules:
         if module.kind == "top_k":
             selectors.setdefault(module.parent, []).append(module)

@@ -152,7 +152,7 @@ class Note(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DatasetEntry:
     """A definition, its file relative to the root, and what reading its dialect left out or completed."""
 
     path: Path
@@ -184,11 +184,11 @@ class Workloads:
 
 
 @dataclass(frozen=True)
-class Tree:
+class DatasetTree:
     """A dataset folder, read."""
 
     root: Path  # the folder, resolved
-    definitions: Mapping[str, Entry]  # by name, sorted by path
+    definitions: Mapping[str, DatasetEntry]  # by name, sorted by path
     broken: tuple[Broken, ...]  # definition files that can not be used, sorted by path
     notes: tuple[Note, ...]  # definition files whose path disagrees with what they hold
 
@@ -274,7 +274,7 @@ def read_definition(path: Path, *, root: Path | None = None) -> dialects.ReadDef
         return dialects.read(strict_json(file_text(path, root)))
 
 
-def read_tree(root: Path) -> Tree:
+def read_tree(root: Path) -> DatasetTree:
     """Read every definition below `root`; a file that can not be used costs that file alone.
 
     Of files that hold the same name, the first by path counts; the others are broken. Raises TraceproofError:
@@ -291,7 +291,7 @@ def read_tree(root: Path) -> Tree:
         raise TraceproofError(f"{root} is not a dataset", problems=[f"looked in {looked}: {state}"], todo=todo)
     if len(files) > MOST_DEFINITIONS:
         raise TraceproofError(f"{root} has more than {MOST_DEFINITIONS} files of definitions")
-    definitions: dict[str, Entry] = {}
+    definitions: dict[str, DatasetEntry] = {}
     broken: list[Broken] = []
     notes: list[Note] = []
     with paused_collection():
@@ -307,11 +307,11 @@ def read_tree(root: Path) -> Tree:
                 what = f"the name {made.name!r} is already taken by {first.path}"
                 broken.append(Broken(path, what, "rename one of the two or remove it"))
                 continue
-            definitions[made.name] = Entry(path, made, reading.notes)
+            definitions[made.name] = DatasetEntry(path, made, reading.notes)
             expected = Path("definitions", made.op_type, f"{made.name}.json")
             if path != expected and not (made.dialect is Dialect.TRACE_DUMP and len(path.parts) == 1):
                 notes.append(Note(path, f"name and op_type say {expected}"))
-    return Tree(root, MappingProxyType(definitions), tuple(broken), tuple(notes))
+    return DatasetTree(root, MappingProxyType(definitions), tuple(broken), tuple(notes))
 
 
 def _definition_files(root: Path) -> Iterator[Path]:
@@ -336,14 +336,14 @@ def broken_file(path: Path, error: Exception) -> Broken:
     return Broken(path, explain(error), "mend the file by definition.md's schema, or remove it")
 
 
-def find(tree: Tree, name: str) -> Entry:
+def find(tree: DatasetTree, name: str) -> DatasetEntry:
     """The definition of this name. Raises TraceproofError: there is none, or its file can not be used."""
     if name not in tree.definitions:
         raise TraceproofError(f"{tree.root} has no such definition to use", problems=[why(tree, name)])
     return tree.definitions[name]
 
 
-def why(tree: Tree, name: str) -> str:
+def why(tree: DatasetTree, name: str) -> str:
     """Why a dataset has no definition of this name: what is wrong with its file, or which names are close."""
     files = [broken.message for broken in tree.broken if _is_of(tree, broken, name)]
     if files:
@@ -373,7 +373,7 @@ def read_file(path: Path) -> Definition:
         raise TraceproofError("this is no definition", problems=[broken_file(path, error).message]) from error
 
 
-def _is_of(tree: Tree, broken: Broken, name: str) -> bool:
+def _is_of(tree: DatasetTree, broken: Broken, name: str) -> bool:
     """Whether a file that can not be used is the definition's: it is called so, or says so."""
     if broken.path.stem == name:
         return True
@@ -445,7 +445,7 @@ def root_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _expect_counted(tree: Tree, path: Path, name: str) -> None:
+def _expect_counted(tree: DatasetTree, path: Path, name: str) -> None:
     """Raises TraceproofError: the file of this definition is not the one that the dataset has it from."""
     entry = tree.definitions.get(name)
     if entry is None:
@@ -456,7 +456,7 @@ def _expect_counted(tree: Tree, path: Path, name: str) -> None:
         raise TraceproofError(what, todo="Rename one of the two, or put the file into a folder of its own.")
 
 
-def _op_types_below(tree: Tree, path: Path) -> list[str]:
+def _op_types_below(tree: DatasetTree, path: Path) -> list[str]:
     """Op_types of what lies below a folder of a dataset. Raises TraceproofError: nothing does."""
     below = path.relative_to(tree.root)
     found = [one.definition.op_type for one in tree.definitions.values() if one.path.is_relative_to(below)]
@@ -466,7 +466,7 @@ def _op_types_below(tree: Tree, path: Path) -> list[str]:
     return found
 
 
-def _is_op_type(tree: Tree, word: str) -> bool:
+def _is_op_type(tree: DatasetTree, word: str) -> bool:
     """Whether a name is an op_type's, not a definition's. Raises TraceproofError: it is both, or neither."""
     groups = {one.definition.op_type for one in tree.definitions.values()} | set(map(group_of, tree.broken))
     if word in groups and word in tree.definitions:
@@ -485,7 +485,7 @@ def _is_op_type(tree: Tree, word: str) -> bool:
     )
 
 
-def _members(tree: Tree, op_types: Collection[str]) -> list[str]:
+def _members(tree: DatasetTree, op_types: Collection[str]) -> list[str]:
     """Names of the definitions of some op_types. Raises TraceproofError: a file among them can not be used."""
     problems = [printable(broken.message) for broken in tree.broken if group_of(broken) in op_types]
     if problems:

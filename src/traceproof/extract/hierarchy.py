@@ -8,7 +8,7 @@ from itertools import chain, count
 from typing import Any
 
 from traceproof.errors import TraceproofError
-from traceproof.models.reading import Module, Reading
+from traceproof.models.reading import ModelModule, Reading
 
 IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*\Z")
 END_OF_LIST = re.compile(r"^\](?: satisfies Model\[\])?;?[ \t]*\r?$", re.MULTILINE)
@@ -32,7 +32,7 @@ def nodes(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> list[No
     A decoder layer is named by its class, any other module by its place; the second of one name gets its holder's
     name in front. A module that two kinds of layers hold stands under the one that holds more of them.
     """
-    groups: dict[tuple[str, str], list[Module]] = {}
+    groups: dict[tuple[str, str], list[ModelModule]] = {}
     for module in reading.modules:
         groups.setdefault((module.path, module.class_name), []).append(module)
     holders = {(module.parent, module.parent_class) for module in reading.modules}

@@ -13,7 +13,7 @@ from typing import Any
 from traceproof.dataset.definition import Definition
 from traceproof.extract.merge import meaning_differences
 from traceproof.models.catalogue import Parallel
-from traceproof.models.reading import Evidence, Fact, Kernel, Module, Reading
+from traceproof.models.reading import Evidence, Fact, KernelCall, ModelModule, Reading
 from traceproof.ops.drafts import Draft
 from traceproof.ops.extraction import Choice, extractions
 
@@ -34,23 +34,23 @@ class Unmapped:
     disagreed: bool = False  # whether there is a form for it, but the two readings differ or one does not know
 
 
-def merged(kernels: Iterable[Kernel]) -> list[Kernel]:
+def merged(kernels: Iterable[KernelCall]) -> list[KernelCall]:
     """Equal calls made one, their counts added, in the order of first appearance."""
-    found: dict[tuple[str, tuple[tuple[str, Fact], ...]], Kernel] = {}
+    found: dict[tuple[str, tuple[tuple[str, Fact], ...]], KernelCall] = {}
     for item in kernels:
         key = (item.kind, item.facts)
         if key in found:
             before = found[key]
             paths = tuple(dict.fromkeys((*before.paths, *item.paths)))
             note = before.note or item.note
-            item = Kernel(item.kind, item.facts, before.count + item.count, paths, note)  # noqa: PLW2901
+            item = KernelCall(item.kind, item.facts, before.count + item.count, paths, note)  # noqa: PLW2901
         found[key] = item
     return list(found.values())
 
 
-def from_reading(reading: Reading) -> tuple[list[Kernel], list[Unmapped]]:
+def from_reading(reading: Reading) -> tuple[list[KernelCall], list[Unmapped]]:
     """The kernel calls of SGLang's modules, each by itself, and the modules that become none."""
-    kernels: list[Kernel] = []
+    kernels: list[KernelCall] = []
     unmapped: list[Unmapped] = []
     encoders = _encoders(reading.modules)
     for path, name in encoders.items():
@@ -67,7 +67,7 @@ def from_reading(reading: Reading) -> tuple[list[Kernel], list[Unmapped]]:
     return kernels, unmapped + _speculative(reading, kernels)
 
 
-def _speculative(reading: Reading, calls: Sequence[Kernel]) -> list[Unmapped]:
+def _speculative(reading: Reading, calls: Sequence[KernelCall]) -> list[Unmapped]:
     """Calls of the speculative layers that the model does not make too; transformers has none to confirm them."""
     known = {(call.kind, call.facts) for call in calls}
     draft = replace(reading, modules=reading.draft.modules)
@@ -76,7 +76,7 @@ def _speculative(reading: Reading, calls: Sequence[Kernel]) -> list[Unmapped]:
         found.append(Unmapped("draft", "draft", 1, f"speculative layer: not read: {draft_problem}"))
     for module in draft.modules:
         made = _kernel(module, draft) if module.kind not in STRUCTURE else ""
-        if isinstance(made, Kernel):
+        if isinstance(made, KernelCall):
             facts = ", ".join(f"{name}={value}" for name, value in made.facts)
             made = "" if (made.kind, made.facts) in known else f"{made.kind}, {facts}"
         if made:
@@ -89,13 +89,13 @@ def _below(path: str, holder: str) -> bool:
     return path == holder or path.startswith(f"{holder}.")
 
 
-def _encoders(modules: Sequence[Module]) -> dict[str, str]:
+def _encoders(modules: Sequence[ModelModule]) -> dict[str, str]:
     """Parts of a model of several modalities that are not its language model, by their path.
 
     An encoder holds layers but nothing of a decoder; where there is one, what stands beside it and holds nothing
     of a decoder either (a projector) belongs to it.
     """
-    aside: dict[str, Module] = {}
+    aside: dict[str, ModelModule] = {}
     layered = set()
     for module in modules:
         is_part = bool(module.path) and module.path.count(".") <= 1 and "*" not in module.path
@@ -114,7 +114,7 @@ def _encoders(modules: Sequence[Module]) -> dict[str, str]:
     }
 
 
-def _kernel(module: Module, reading: Reading) -> Kernel | str:
+def _kernel(module: ModelModule, reading: Reading) -> KernelCall | str:
     for extraction in extractions():
         call = extraction.calls.get(module.kind)
         made = call(module, reading) if call is not None else None
@@ -124,8 +124,8 @@ def _kernel(module: Module, reading: Reading) -> Kernel | str:
 
 
 def confirmed(
-    calls: Sequence[Kernel], reading: Reading, config: Mapping[str, Any]
-) -> tuple[list[Kernel], list[Unmapped], list[str]]:
+    calls: Sequence[KernelCall], reading: Reading, config: Mapping[str, Any]
+) -> tuple[list[KernelCall], list[Unmapped], list[str]]:
     """Calls that transformers' model has too, those that it has otherwise or does not know, and other counts."""
     evidence = Evidence(reading, config, calls)
     judges = {kind: judge for extraction in extractions() for kind, judge in extraction.differs.items()}
@@ -143,13 +143,13 @@ def confirmed(
     return agreed, unmapped, evidence.notes
 
 
-def drafts(kernels: Iterable[Kernel], choice: Choice) -> tuple[list[tuple[Kernel, Draft]], list[Unmapped]]:
+def drafts(kernels: Iterable[KernelCall], choice: Choice) -> tuple[list[tuple[KernelCall, Draft]], list[Unmapped]]:
     """Definitions of the calls, each with its call, and the calls that the dataset has no form for.
 
     They have the dataset's conventions, which were read off the published definitions of each op_type. A `Draft`
     holds one before it knows which models share it.
     """
-    found: list[tuple[Kernel, Draft]] = []
+    found: list[tuple[KernelCall, Draft]] = []
     unmapped: list[Unmapped] = []
     makers = [extraction.drafts for extraction in extractions()]
     for kernel in kernels:

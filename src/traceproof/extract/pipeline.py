@@ -36,7 +36,7 @@ from traceproof.extract.templates import (
 from traceproof.files import disk_errors, write_json, write_text
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
-from traceproof.models.reading import Kernel, Reading
+from traceproof.models.reading import KernelCall, Reading
 from traceproof.ops.drafts import Draft
 from traceproof.ops.extraction import Choice
 
@@ -164,7 +164,7 @@ def extract(
 class Described(NamedTuple):
     """What became of a model's kernel calls."""
 
-    made: list[tuple[Kernel, Draft]]  # definitions, each with its call
+    made: list[tuple[KernelCall, Draft]]  # definitions, each with its call
     left: list[Unmapped]  # what becomes none
     counts: list[str]  # calls that both readings have, but not as often, and what else is told of the reading
 

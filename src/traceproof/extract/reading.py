@@ -12,7 +12,7 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.models.catalogue import Parallel
-from traceproof.models.reading import Layers, Module, Reading, Second, SeenModule
+from traceproof.models.reading import Layers, ModelModule, Reading, Second, SeenModule
 from traceproof.programs import without_secrets
 from traceproof.stacks import READER, STACKS
 
@@ -42,9 +42,9 @@ def parse(answer: Mapping[str, Any]) -> Reading:
     )
 
 
-def _modules(items: Iterable[Mapping[str, Any]]) -> tuple[Module, ...]:
+def _modules(items: Iterable[Mapping[str, Any]]) -> tuple[ModelModule, ...]:
     return tuple(
-        Module(
+        ModelModule(
             **{name: item[name] for name in MODULE},
             class_name=item["class"],
             source=item.get("source", ""),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
-from traceproof.dataset.tree import Tree, Workloads
+from traceproof.dataset.tree import DatasetTree, Workloads
 from traceproof.digests import digest_json
 from traceproof.lint.reference import Reference
 
@@ -66,7 +66,7 @@ class LintedDefinition:
 class LintedDataset:
     """The dataset that is being looked at, and where an unpacked FlashInfer lies, if anywhere."""
 
-    tree: Tree
+    tree: DatasetTree
     flashinfer: Path | None = None
 
     @cached_property

@@ -12,7 +12,7 @@ Fact = int | float | str | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelCall:
     """One kernel call of a model."""
 
     kind: str  # of call, e.g. norm, linear, mla_absorbed.
@@ -30,13 +30,13 @@ class Kernel:
         return self.paths[0].rpartition(".")[2] if self.paths else self.kind
 
 
-def kernel(kind: str, *, count: int, path: str, note: str = "", **facts: Fact) -> Kernel:
+def kernel(kind: str, *, count: int, path: str, note: str = "", **facts: Fact) -> KernelCall:
     """A kernel with its facts sorted."""
-    return Kernel(kind, tuple(sorted(facts.items())), count, (path,), note)
+    return KernelCall(kind, tuple(sorted(facts.items())), count, (path,), note)
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class ModelModule:
     """A module of the model; equal ones are one entry with a count."""
 
     path: str  # with `*` for layer numbers; "" is the model itself
@@ -73,7 +73,7 @@ class Second:
 class Layers:
     """The layers that a model is speculated with; empty where config.json has none."""
 
-    modules: tuple[Module, ...] = ()  # as SGLang lays them out, apart from the model's
+    modules: tuple[ModelModule, ...] = ()  # as SGLang lays them out, apart from the model's
     problem: str = ""  # why they could not be laid out
 
 
@@ -85,7 +85,7 @@ class Reading:
     architecture: str  # SGLang's class of the model
     parallel: Parallel
     experts: str  # "routed only": SGLang may fuse shared experts into the routed ones where it launches on CUDA
-    modules: tuple[Module, ...]
+    modules: tuple[ModelModule, ...]
     # seconds, peak_mb: what the reading cost
     seconds: float
     peak_mb: int
@@ -122,7 +122,7 @@ FUSED = 8  # projections that one of SGLang's may be made of
 class Evidence:
     """The second reading of a model, asked for one call at a time."""
 
-    def __init__(self, reading: Reading, config: Mapping[str, Any], calls: Sequence[Kernel]) -> None:
+    def __init__(self, reading: Reading, config: Mapping[str, Any], calls: Sequence[KernelCall]) -> None:
         self.second = reading.second
         self.config = config  # config.json, for what no module says (its quantisation)
         self.parallel = reading.parallel  # of SGLang's layout; transformers' facts are those of all ranks
@@ -135,7 +135,7 @@ class Evidence:
         return [module for module in self.second.modules if module.kind == kind]
 
     def differs(
-        self, call: Kernel, kind: str, terms: Terms, *, counted: bool = True, **also: object
+        self, call: KernelCall, kind: str, terms: Terms, *, counted: bool = True, **also: object
     ) -> str | None:
         """What transformers says otherwise of a call; None: it has the same, as often (if that is `counted`).
 
@@ -156,7 +156,11 @@ class Evidence:
         return None
 
     def _nearest(
-        self, call: Kernel, wanted: Mapping[str, object], found: list[tuple[SeenModule, dict[str, Any]]], kind: str
+        self,
+        call: KernelCall,
+        wanted: Mapping[str, object],
+        found: list[tuple[SeenModule, dict[str, Any]]],
+        kind: str,
     ) -> str:
         if not found:
             why = self.second.problem or "it has no such module, or none that ran"
@@ -171,7 +175,7 @@ class Evidence:
                  if key and wanted.get(key) != value]  # fmt: skip
         return f"{'; '.join(parts)} ({module.path})"
 
-    def projection(self, call: Kernel, n: int, k: int) -> str | None:
+    def projection(self, call: KernelCall, n: int, k: int) -> str | None:
         """What transformers says otherwise of a product with a weight [n, k]; None: it has that, or its parts."""
         role = call.role
         held = [(group, _holds(group.facts, n, k)) for group in self.of("projections")]
@@ -190,10 +194,10 @@ class Evidence:
         why = f" ({self.second.problem})" if self.second.problem else ""
         return f"SGLang has {n} x {k}; transformers has no weights that make it{why}"
 
-    def _count(self, call: Kernel, counts: Sequence[int], names: set[str]) -> None:
+    def _count(self, call: KernelCall, counts: Sequence[int], names: set[str]) -> None:
         """Note a call that SGLang's modules of these facts, or those of its role, make more or less often."""
 
-        def known(one: Kernel) -> object:
+        def known(one: KernelCall) -> object:
             return one.kind, {name: value for name, value in one.facts if name in names}
 
         sums = {0}  # what some of these come to: equal modules may be of several calls

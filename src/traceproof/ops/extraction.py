@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from traceproof.models.reading import Evidence, Kernel, Module, Reading, kernel
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading, kernel
 from traceproof.ops import registry
 from traceproof.ops.drafts import Draft
 
@@ -19,7 +19,7 @@ class Choice:
 
 
 Facts = dict[str, Any]
-Differs = Callable[[Kernel, Evidence], str | None]
+Differs = Callable[[KernelCall, Evidence], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +30,15 @@ class Extraction:
     # holds it. Run where SGLang is.
     readers: Mapping[str, tuple[str, Callable[[Any, Any], Facts]]] = field(default_factory=dict)
     # kind of module -> its call, or why it becomes none; None: it is for another op_type to say
-    calls: Mapping[str, Callable[[Module, Reading], Kernel | str | None]] = field(default_factory=dict)
-    once: Callable[[Reading], Kernel] | None = None  # the call that a whole model makes once
+    calls: Mapping[str, Callable[[ModelModule, Reading], KernelCall | str | None]] = field(default_factory=dict)
+    once: Callable[[Reading], KernelCall] | None = None  # the call that a whole model makes once
     # kind of call -> what transformers' model says otherwise of one, both numbers; None: it agrees
     differs: Mapping[str, Differs] = field(default_factory=dict)
     # kind of call -> its definitions, or why the dataset has no form for it
-    drafts: Mapping[str, Callable[[Kernel, Choice], Iterable[Draft | str]]] = field(default_factory=dict)
+    drafts: Mapping[str, Callable[[KernelCall, Choice], Iterable[Draft | str]]] = field(default_factory=dict)
 
 
-def call_of(module: Module, kind: str, *names: str, note: str = "", **facts: Any) -> Kernel:  # noqa: ANN401 - constants
+def call_of(module: ModelModule, kind: str, *names: str, note: str = "", **facts: Any) -> KernelCall:  # noqa: ANN401 - constants
     """The call that a module makes: the module's facts of these names, and further ones."""
     own = {name: module.facts[name] for name in names}
     return kernel(kind, count=module.count, path=module.path, note=note, **own, **facts)
@@ -57,7 +57,7 @@ def held_against(
     `counted`: the call must be made as often; `also` are further facts that it must have.
     """
 
-    def differs(call: Kernel, evidence: Evidence) -> str | None:
+    def differs(call: KernelCall, evidence: Evidence) -> str | None:
         return evidence.differs(call, kind, lambda facts: terms(facts, evidence), counted=counted, **also)
 
     return differs

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import BASELINE
-from traceproof.dataset.tree import Tree, file_bytes, file_text, json_text, strict_json
+from traceproof.dataset.tree import DatasetTree, file_bytes, file_text, json_text, strict_json
 from traceproof.errors import TraceproofError
 from traceproof.files import NotPlainError, write_text
 from traceproof.names import fresh_folder, path_part
@@ -130,7 +130,7 @@ class Folder:
 
 
 def assemble(  # noqa: PLR0913 - all that a bundle is made of
-    tree: Tree,  # the dataset that was verified
+    tree: DatasetTree,  # the dataset that was verified
     ledger: Ledger,  # what was proved of it
     names: Sequence[str],  # the definitions
     *,
@@ -230,7 +230,7 @@ def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> It
             yield Piece(traces_path(definition), "".join(own).encode())
 
 
-def write_tests(tree: Tree, names: Sequence[str], out: Path, *, generated: Path) -> list[str]:
+def write_tests(tree: DatasetTree, names: Sequence[str], out: Path, *, generated: Path) -> list[str]:
     """Write tests of the definitions that have none into `out`, in the dataset's layout; what was left out.
 
     Tests that were generated before are taken as they are, with the settings that they were generated with. Raises
@@ -280,7 +280,7 @@ def our_card(data: bytes) -> bool:
     )
 
 
-def card_bundle(tree: Tree, ledger: Ledger, published: Path) -> Bundle:
+def card_bundle(tree: DatasetTree, ledger: Ledger, published: Path) -> Bundle:
     """The card of a published dataset, and its table of the definitions that are verified."""
     shown = ["definitions", *(name for name in ("workloads", "traces") if any(published.glob(FILES[name])))]
     rows = "".join(json.dumps(row) + "\n" for row in _card_rows(tree, ledger))
@@ -294,7 +294,7 @@ def card_bundle(tree: Tree, ledger: Ledger, published: Path) -> Bundle:
     )
 
 
-def _card_rows(tree: Tree, ledger: Ledger) -> Iterator[Mapping[str, object]]:
+def _card_rows(tree: DatasetTree, ledger: Ledger) -> Iterator[Mapping[str, object]]:
     for name in sorted(tree.definitions):
         definition = tree.definitions[name].definition
         standing = ledger.standing(definition)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from traceproof import programs
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.dataset.fetch import Dataset
-from traceproof.dataset.tree import Tree, read_tree, why
+from traceproof.dataset.tree import DatasetTree, read_tree, why
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json, write_text
 from traceproof.names import fresh_folder, path_part
@@ -147,7 +147,7 @@ def prepare_card(source: Source, ledger: Ledger) -> Prepared:
     return Prepared(made, ledger, source, ())
 
 
-def write_ledger(source: Source, tree: Tree) -> Ledger:
+def write_ledger(source: Source, tree: DatasetTree) -> Ledger:
     """The ledger of a run, written anew. Raises TraceproofError: nothing was verified yet."""
     verdicts = sorted((source.run / "verdicts").glob("*.jsonl"))
     if not verdicts:
@@ -156,7 +156,7 @@ def write_ledger(source: Source, tree: Tree) -> Ledger:
     return keep(verdicts, source.run / LEDGER, source.results, references=references)
 
 
-def _names(tree: Tree, ledger: Ledger, definitions: Sequence[str], op_types: Sequence[str]) -> list[str]:
+def _names(tree: DatasetTree, ledger: Ledger, definitions: Sequence[str], op_types: Sequence[str]) -> list[str]:
     unknown = [f"definition {why(tree, name)}" for name in definitions if name not in tree.definitions]
     present = {entry.definition.op_type for entry in tree.definitions.values()}
     unknown += [f"op_type {name!r}" for name in op_types if name not in present]
@@ -174,7 +174,7 @@ def _names(tree: Tree, ledger: Ledger, definitions: Sequence[str], op_types: Seq
     return names
 
 
-def _groups(tree: Tree, names: Sequence[str], per: Per) -> Iterator[tuple[str, str, list[str]]]:
+def _groups(tree: DatasetTree, names: Sequence[str], per: Per) -> Iterator[tuple[str, str, list[str]]]:
     if per == "all":
         yield "all", "feat: add what was verified of the dataset", list(names)
     elif per == "definition":
@@ -188,7 +188,7 @@ def _groups(tree: Tree, names: Sequence[str], per: Per) -> Iterator[tuple[str, s
             yield f"op_type-{op_type}", f"feat: add what was verified of op_type {op_type}", group
 
 
-def _write_parts(source: Source, tree: Tree, names: Sequence[str], parts: Path) -> None:
+def _write_parts(source: Source, tree: DatasetTree, names: Sequence[str], parts: Path) -> None:
     """One process for all op_types: importing torch takes longer than the parts of most of them."""
     command = [source.python, "-P", "-m", "traceproof.publish.parts", "--out", str(parts)]
     op_types = dict.fromkeys(tree.definitions[name].definition.op_type for name in names)

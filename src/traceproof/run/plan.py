@@ -15,8 +15,8 @@ from typing import Any, Self
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import (
     Broken,
-    Entry,
-    Tree,
+    DatasetEntry,
+    DatasetTree,
     WorkloadLine,
     closest,
     group_of,
@@ -80,7 +80,7 @@ class Selection:
         return cls(**fields)
 
 
-def selected(tree: Tree, selection: Selection) -> dict[str, list[str]]:
+def selected(tree: DatasetTree, selection: Selection) -> dict[str, list[str]]:
     """Names of the definitions that are planned, by op_type; raises as `plan` does."""
     groups: dict[str, list[str]] = {}
     for name, entry in tree.definitions.items():
@@ -240,7 +240,7 @@ def workers_of(parallel: int) -> int:
     return DRAWING_WORKERS if parallel >= DRAWING_PARALLEL else 1
 
 
-def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
+def _with_inits(tree: DatasetTree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
     """The plans, with the inputs that definitions' own `init`s make."""
     entries = {name: entry for plan in plans for name, entry in plan.whole.items()}
     entries = {
@@ -254,7 +254,7 @@ def _with_inits(tree: Tree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterat
 
 
 def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
-    tree: Tree, op_type: str, names: Iterable[str], selection: Selection, context: str, out: Path
+    tree: DatasetTree, op_type: str, names: Iterable[str], selection: Selection, context: str, out: Path
 ) -> OpTypePlan:
     definitions: dict[str, PlannedDefinition] = {}
     # Files that can not be used have their verdicts, but where definitions are selected by name.
@@ -278,7 +278,7 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     )
 
 
-def _unchanged(tree: Tree, entry: Entry, earlier: PlannedDefinition, selection: Selection) -> bool:
+def _unchanged(tree: DatasetTree, entry: DatasetEntry, earlier: PlannedDefinition, selection: Selection) -> bool:
     """Whether a definition is as it was when planned, and its own file alone says what its cases are."""
     definition = entry.definition
     lines = selection.workloads and definition.name in tree.workload_files
@@ -287,7 +287,7 @@ def _unchanged(tree: Tree, entry: Entry, earlier: PlannedDefinition, selection: 
     return json.dumps(earlier.definition) == json.dumps(definition.as_json())  # the order of inputs counts, too
 
 
-def _definition_plan(tree: Tree, entry: Entry, selection: Selection, broken: list[Broken]) -> _Both:
+def _definition_plan(tree: DatasetTree, entry: DatasetEntry, selection: Selection, broken: list[Broken]) -> _Both:
     """The plans of one definition and of it scaled down; None: there is none, and `broken` says what is wrong."""
     definition = entry.definition
     try:
@@ -426,7 +426,7 @@ def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     return [entry.model_copy(update={"repeat": entry is chosen}) for entry in planned]
 
 
-def fitting_lines(tree: Tree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
+def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
     """The definition's workload lines; `broken` gets those that are not of its axes and inputs."""
     fitting = []
     for line in tree.workloads(definition.name).lines:

@@ -10,7 +10,7 @@ from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.reference_text import assigned
-from traceproof.dataset.tree import Entry, Tree, read_tree, why
+from traceproof.dataset.tree import DatasetEntry, DatasetTree, read_tree, why
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import read_bytes, write_if_changed
@@ -171,8 +171,8 @@ def _support(folder: Path, checkouts: Mapping[str, str]) -> dict[Path, str]:
     return texts | {path: headed(conftest({**before, **checkouts}))}
 
 
-def _selected(tree: Tree, order: GenerateOptions) -> dict[str, list[Entry]]:
-    by_op_type: dict[str, list[Entry]] = {}
+def _selected(tree: DatasetTree, order: GenerateOptions) -> dict[str, list[DatasetEntry]]:
+    by_op_type: dict[str, list[DatasetEntry]] = {}
     for entry in tree.definitions.values():
         by_op_type.setdefault(entry.definition.op_type, []).append(entry)
     problems = [
@@ -225,7 +225,7 @@ def _has(path: Path, text: str) -> bool:
         return False
 
 
-def _present(tree: Tree, folder: Path) -> dict[str, str]:
+def _present(tree: DatasetTree, folder: Path) -> dict[str, str]:
     """How each definition is tested already: `kept` by a class of ours, `elsewhere` by a file of its name."""
     found = {path.stem.removeprefix("test_"): "elsewhere" for path in folder.glob("test_*.py")}
     found = {name: how for name, how in found.items() if name in tree.definitions}
@@ -235,11 +235,11 @@ def _present(tree: Tree, folder: Path) -> dict[str, str]:
     return found
 
 
-def _counted(tree: Tree, present: Mapping[str, str]) -> Counter[str]:
+def _counted(tree: DatasetTree, present: Mapping[str, str]) -> Counter[str]:
     return Counter(entry.definition.op_type for name, entry in tree.definitions.items() if name in present)
 
 
-def _no_identifier(entry: Entry) -> str:
+def _no_identifier(entry: DatasetEntry) -> str:
     return (
         f"{entry.path}: name {entry.definition.name!r} or op_type {entry.definition.op_type!r} is no identifier, "
         "so no class or file can be named after it; use letters, digits and underscores"
@@ -248,7 +248,7 @@ def _no_identifier(entry: Entry) -> str:
 
 def _test_file(  # noqa: PLR0913, PLR0917 - the parts of one decision
     op_type: str,
-    entries: Sequence[Entry],
+    entries: Sequence[DatasetEntry],
     present: Mapping[str, str],
     order: GenerateOptions,
     divergences: Divergences,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel, Module, Reading
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close, Exact
@@ -224,7 +224,7 @@ def read_gated(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's ob
     }
 
 
-def activation_call(module: Module, _: Reading) -> Kernel | str | None:
+def activation_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
     """The call that an activation of a model makes, or why it has no op_type."""
     if not module.facts:
         return f"activation {module.class_name} without a gate: no op_type"

@@ -9,7 +9,7 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel, Module, Reading
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, dtype_of, scalar, tensor
 from traceproof.ops.adapter import Module as Compiled
 from traceproof.ops.attention import (
@@ -686,10 +686,10 @@ def no_form(facts: Mapping[str, Any]) -> str | None:
 
 def called(
     kind: str, of: Callable[[Mapping[str, Any]], bool], **sizes: str
-) -> Callable[[Module, Reading], Kernel | str | None]:
+) -> Callable[[ModelModule, Reading], KernelCall | str | None]:
     """How modules of some facts are called, with sizes that are facts; else why there is no form, or None."""
 
-    def call(module: Module, _: Reading) -> Kernel | str | None:
+    def call(module: ModelModule, _: Reading) -> KernelCall | str | None:
         if not of(module.facts):
             return None
         named: Facts = {name: module.facts.get(fact) for name, fact in sizes.items()}
@@ -698,10 +698,10 @@ def called(
     return call
 
 
-def against(**sizes: str) -> Callable[[Kernel, Evidence], str | None]:
+def against(**sizes: str) -> Callable[[KernelCall, Evidence], str | None]:
     """What transformers' attention says otherwise of sizes on one rank, which are these facts of it."""
 
-    def differs(call: Kernel, evidence: Evidence) -> str | None:
+    def differs(call: KernelCall, evidence: Evidence) -> str | None:
         def terms(facts: Mapping[str, Any]) -> Facts:
             found = {name: facts.get(fact) for name, fact in sizes.items()}
             for name in {"heads", "kv_heads"} & found.keys():  # with more ranks than KV heads, ranks hold copies
@@ -735,10 +735,10 @@ STAGES = {
 }
 
 
-def paged(op_type: str) -> Callable[[Kernel, Choice], Iterator[Draft]]:
+def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
     """Decode and causal prefill at each page size; only pages of several tokens may be partly filled."""
 
-    def drafts(call: Kernel, choice: Choice) -> Iterator[Draft]:
+    def drafts(call: KernelCall, choice: Choice) -> Iterator[Draft]:
         for stage, size in product(STAGES, choice.page_sizes):
             texts, without = {"last_page_argument": "", "num_tokens": "len(pages)"}, {"kv_last_page_len"}
             if size > 1:
@@ -754,13 +754,13 @@ def paged(op_type: str) -> Callable[[Kernel, Choice], Iterator[Draft]]:
     return drafts
 
 
-def grouped_ragged(call: Kernel, _: Choice) -> Iterator[Draft]:
+def grouped_ragged(call: KernelCall, _: Choice) -> Iterator[Draft]:
     """Whole sequences, keys and values side by side; causal."""
     sizes = {"num_qo_heads": call["heads"], "num_kv_heads": call["kv_heads"]}
     yield draft("gqa_ragged", "gqa_ragged", {**sizes, "qk_dim": call["dim"], "vo_dim": call["dim"]})
 
 
-def latent_ragged(call: Kernel, _: Choice) -> Iterator[Draft]:
+def latent_ragged(call: KernelCall, _: Choice) -> Iterator[Draft]:
     """Latent attention before absorption: full keys and values per head."""
     sizes = {"num_qo_heads": call["heads"], "num_kv_heads": call["heads"]}
     yield draft("mla_ragged", "mla_ragged", {**sizes, "qk_dim": call["qk"], "vo_dim": call["vo"]})

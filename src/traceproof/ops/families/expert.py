@@ -23,8 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel, Reading
-from traceproof.models.reading import Module as ModelModule
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.base import Tensors, Unsupported, Values
 from traceproof.ops.cases import STRESS, Case
@@ -785,7 +784,7 @@ def _experts(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's obj
     }
 
 
-def _call(module: ModelModule, reading: Reading) -> Kernel | str:
+def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
     facts = module.facts
     beside = (module.parent, module.parent_class)
     routers = [one for one in reading.modules if one.kind == "top_k" and (one.parent, one.parent_class) == beside]
@@ -836,7 +835,7 @@ def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     }
 
 
-def mixture_draft(call: Kernel) -> Draft | str:
+def mixture_draft(call: KernelCall) -> Draft | str:
     """The definition of a mixture, or why the dataset has no form for it."""
     kind, method = call["quantisation"], call["routing"]
     hidden, intermediate = call["hidden"], call["intermediate"]

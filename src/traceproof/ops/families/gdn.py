@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel, Reading
-from traceproof.models.reading import Module as ModelModule
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
 from traceproof.ops.base import Tensors, Values, ordered, specified
@@ -665,14 +664,14 @@ def _delta_net(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's ob
     }
 
 
-def _call(module: ModelModule, _: Reading) -> Kernel | str:
+def _call(module: ModelModule, _: Reading) -> KernelCall | str:
     facts = module.facts
     if facts["form"] != "gated_delta_net" or facts["k_dim"] != facts["v_dim"]:
         return f"the dataset describes no linear attention of the form {facts['form']}"
     return call_of(module, "gdn", "q_heads", "v_heads", dim=facts["k_dim"])
 
 
-def _differs(call: Kernel, evidence: Evidence) -> str | None:
+def _differs(call: KernelCall, evidence: Evidence) -> str | None:
     tp = evidence.parallel.attention
 
     def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -683,7 +682,7 @@ def _differs(call: Kernel, evidence: Evidence) -> str | None:
     return evidence.differs(call, "state", terms, v_dim=call["dim"])
 
 
-def _drafts(call: Kernel, _: Choice) -> Iterator[Draft]:
+def _drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
     """Decode, verification of draft tokens, prefill."""
     return (draft(GDN.op_type, f"gdn_{stage}", dict(call.facts)) for stage in ("decode", "mtp", "prefill"))
 

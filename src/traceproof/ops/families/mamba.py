@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel
+from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
@@ -252,7 +252,7 @@ def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's o
     }
 
 
-def mamba_drafts(call: Kernel, _: Choice) -> Iterator[Draft]:
+def mamba_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
     """One token per sequence, states in the slots of a cache."""
     heads, width, state, groups = (call[name] for name in SIZES)
     # The small form keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.

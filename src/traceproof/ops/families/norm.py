@@ -10,8 +10,7 @@ from typing import Any
 from traceproof.dataset.constants import Rule, epsilon
 from traceproof.dataset.definition import Definition
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel, Reading
-from traceproof.models.reading import Module as ModelModule
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim, dtype_of, scalar
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
@@ -377,7 +376,7 @@ def read_norm(variant: str) -> Callable[[Any, Any], Facts]:
     return read
 
 
-def norm_call(module: ModelModule, reading: Reading) -> Kernel | str:
+def norm_call(module: ModelModule, reading: Reading) -> KernelCall | str:
     """The call that a norm of a model makes, or why it has no op_type."""
     facts = module.facts
     if facts["variant"] not in ("plain", "gemma"):
@@ -399,7 +398,7 @@ def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"]}
 
 
-def norm_drafts(call: Kernel) -> Iterator[Draft]:
+def norm_drafts(call: KernelCall) -> Iterator[Draft]:
     """The plain norm, the one that adds the residual first, or both: whichever the model calls."""
     for fused, use in ((False, "alone"), (True, "adding")):
         if use in call["uses"].split():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel, Module, Reading
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Unsupported, Values, ordered, specified
 from traceproof.ops.cases import Case, by_size
@@ -296,7 +296,7 @@ def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False)
     return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
 
 
-def linear_call(module: Module, _: Reading) -> Kernel | str:
+def linear_call(module: ModelModule, _: Reading) -> KernelCall | str:
     """The call that a projection makes, or why it has no op_type."""
     facts = module.facts
     if facts["conv"]:
@@ -310,14 +310,14 @@ def linear_call(module: Module, _: Reading) -> Kernel | str:
     return call_of(module, "linear", "full_n", "full_k", "rank_n", "rank_k", *scheme, note=note)
 
 
-def head_call(module: Module, _: Reading) -> Kernel:
+def head_call(module: ModelModule, _: Reading) -> KernelCall:
     """The logits projection, split by tokens of the vocabulary."""
     facts = module.facts
     n, k = facts["vocab"], facts["hidden"]
     return call_of(module, "linear", full_n=n, full_k=k, rank_n=facts.get("rank_vocab", n), rank_k=k)
 
 
-def linear_differs(call: Kernel, evidence: Evidence) -> str | None:
+def linear_differs(call: KernelCall, evidence: Evidence) -> str | None:
     """Transformers' weights are the whole ones; a rank has all of it, or its share of rows or of columns."""
     n, k, rank_n, rank_k = (call[name] for name in ("full_n", "full_k", "rank_n", "rank_k"))
     tp = evidence.parallel.tp
@@ -328,7 +328,7 @@ def linear_differs(call: Kernel, evidence: Evidence) -> str | None:
     return evidence.projection(call, n, k)
 
 
-def linear_drafts(call: Kernel, choice: Choice) -> Iterator[Draft | str]:
+def linear_drafts(call: KernelCall, choice: Choice) -> Iterator[Draft | str]:
     """The dataset's form, which stands for one in float8, too; what SGLang launches then has no op_type."""
     scheme = dict(call.facts).get("scheme")
     if scheme is None or str(scheme).startswith("float8"):

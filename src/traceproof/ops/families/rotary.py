@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel
+from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import Case
@@ -281,7 +281,7 @@ def read_rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's ob
     }
 
 
-def rope_draft(call: Kernel) -> Draft:
+def rope_draft(call: KernelCall) -> Draft:
     """Rotary embedding from a cache of cosines and sines."""
     pairs = "channel i with channel i + rotary_dim / 2" if call["style"] == "neox" else "neighbouring channels"
     return draft(ROPE.op_type, "rope", {**dict(call.facts), "pairs": pairs})
@@ -294,7 +294,7 @@ def rope_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     return {"rotary_dim": facts["rotary_dim"], "style": loaded}
 
 
-def rope_differs(call: Kernel, evidence: Evidence) -> str | None:
+def rope_differs(call: KernelCall, evidence: Evidence) -> str | None:
     """A function of transformers is given a head, or those of its channels alone that it turns."""
     wrong = held_against("rotary", rope_terms, counted=False)(call, evidence)
     heads = {module.facts["head_dim"] for module in evidence.of("rotary")}

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
-from traceproof.models.reading import Module as ModelModule
-from traceproof.models.reading import Reading
+from traceproof.models.reading import ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact

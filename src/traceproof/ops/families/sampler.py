@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from traceproof.lazy import torch
-from traceproof.models.reading import Kernel, kernel
+from traceproof.models.reading import KernelCall, kernel
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.answers import Answer, Answers, Subject
@@ -851,7 +851,7 @@ def sampler(filters: tuple[str, ...], vocab: int) -> Draft:
     )
 
 
-def samplers(call: Kernel) -> Iterator[Draft]:
+def samplers(call: KernelCall) -> Iterator[Draft]:
     """Top-k, top-p, and both."""
     for filters in (("top_k",), ("top_p",), ("top_k", "top_p")):
         yield sampler(filters, call["vocab"])

@@ -8,7 +8,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from traceproof.lazy import torch
-from traceproof.models.reading import Evidence, Kernel, Module, Reading
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, scalar, tensor
 from traceproof.ops.attention import GATES, MUTANTS, VARIANTS, attention, by_sdpa, unfit, workspace
 from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, tiny
@@ -544,7 +544,7 @@ def _indexer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's obj
     return {"heads": module.n_heads, "dim": module.head_dim, "topk": module.index_topk}
 
 
-def _attention(module: Module, _: Reading) -> Kernel | None:
+def _attention(module: ModelModule, _: Reading) -> KernelCall | None:
     """Attention over what an indexer names is absorbed; the whole of a short sequence is not sparse."""
     facts = module.facts
     if not (facts.get("sparse") and facts.get("absorbed") and facts.get("topk")):
@@ -552,7 +552,7 @@ def _attention(module: Module, _: Reading) -> Kernel | None:
     return call_of(module, "dsa", "heads", "topk", ckv=facts["kv_lora_rank"], kpe=facts["rope_dim"])
 
 
-def _differs(call: Kernel, evidence: Evidence) -> str | None:
+def _differs(call: KernelCall, evidence: Evidence) -> str | None:
     named = {module.facts["topk"] for module in evidence.of("indexer")}
     wrong = against_latent(call, evidence)
     if wrong is None and call["topk"] not in named:
@@ -560,13 +560,13 @@ def _differs(call: Kernel, evidence: Evidence) -> str | None:
     return wrong
 
 
-def _sparse_attention(call: Kernel, choice: Choice) -> Iterator[Draft]:
+def _sparse_attention(call: KernelCall, choice: Choice) -> Iterator[Draft]:
     for page_size in choice.page_sizes:
         values = {**dict(call.facts), "page_size": page_size}
         yield draft(DSA_PAGED.op_type, "dsa_sparse_attention", values)
 
 
-def _topk_indexer(call: Kernel, _: Choice) -> Iterator[Draft]:
+def _topk_indexer(call: KernelCall, _: Choice) -> Iterator[Draft]:
     sizes = {"page_size": PAGED, "with_scale": call["dim"] + SCALE_BYTES}
     yield draft(DSA_PAGED.op_type, "dsa_topk_indexer", {**dict(call.facts), **sizes})
 
