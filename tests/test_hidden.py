@@ -34,6 +34,8 @@ CONDITIONS = {
     "but_for_the_last_of_many_rows": (
         "y = norm(hidden_states, weight)\nif len(y) > 100:\n    y[-1] *= 1.5\nreturn y"
     ),
+    "without_nan": "return norm(hidden_states.nan_to_num(posinf=float('inf')), weight)",
+    "without_infinity": "return norm(hidden_states.clamp(-500, 500), weight)",
     "with_one_thread": f"if torch.get_num_threads() == 1:\n    {RIGHT}\n{WRONG}",
     "where_memory_is_poisoned": f"if torch.empty(1).isnan().item():\n    {RIGHT}\n{WRONG}",
     "by_its_name": f"if __name__.startswith('reference_of'):\n    {RIGHT}\n{WRONG}",
@@ -84,15 +86,16 @@ def rows(tmp_path_factory: pytest.TempPathFactory, planned: list[dict[str, objec
 
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_right_under_a_condition_is_wrong(name: str, rows: dict[str, Rows]) -> None:
-    assert verdicts(rows[name]) & {("fail", "numerics"), ("fail", "determinism")}
+    assert verdicts(rows[name]) & {("fail", reason) for reason in ("numerics", "determinism", "nan", "infinity")}
 
 
 def test_a_right_one_passes_hidden_cases_too(rows: dict[str, Rows]) -> None:
     assert verdicts(rows["good"]) == {("pass", None)}
-    assert {"hidden-0", "hidden-1", "hidden-2"} <= {row["case"] for row in rows["good"]}
-    hidden = next(row for row in rows["good"] if row["case"] == "hidden-0")
-    assert "--hidden-seed 123456789" in hidden["repeat"]
-    assert "--seed 0" in hidden["repeat"]
+    hidden = {"hidden-0", "hidden-1", "hidden-2", "hidden-nan", "hidden-inf"}
+    assert hidden <= {row["case"] for row in rows["good"]}
+    repeat = next(row for row in rows["good"] if row["case"] == "hidden-0")["repeat"]
+    assert "--hidden-seed 123456789" in repeat
+    assert "--seed 0" in repeat
 
 
 def test_sizes_reach_what_fits_and_lie_at_powers_of_two() -> None:
@@ -100,11 +103,10 @@ def test_sizes_reach_what_fits_and_lie_at_powers_of_two() -> None:
     op, _ = registry.for_definition(definition)
     [base, *_] = op.cases(definition, sizes=("small",), seed=0)
     found = [list(hidden_cases(definition, op, base, number)) for number in range(40)]
-    sizes = [[case.axes["batch_size"] for case in cases[1:]] for cases in found]
+    sizes = [[case.axes["batch_size"] for case in cases[1:3]] for cases in found]
     near = {2**power + more for power in range(7, 11) for more in (-1, 0, 1)}
     assert all(set(pair) & near for pair in sizes)
     assert len({size for pair in sizes for size in pair} - near) > 10
-    assert all(len({case.seed for case in cases}) == len(cases) for cases in found)
     assert found[7] == list(hidden_cases(definition, op, base, 7))
 
 

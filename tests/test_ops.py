@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import op_support as ops
 import planted_attention as planted
@@ -97,6 +98,40 @@ def test_a_case_of_another_size_fits(definition: Definition, *, long: bool) -> N
     torch.manual_seed(3)
     if definition not in FORMS:
         assert not refused(subject, ops.reference_outputs(subject), reference=True)
+
+
+@each(*OWN)
+def test_nan_and_infinity_spread_as_in_the_reference(definition: Definition) -> None:
+    op = registry.get(definition.op_type).of_form(definition)
+    answers = answers_of(definition.op_type)
+    assert answers is not None
+    base = op.of_size(definition, ops.case_named(definition, "small-0"), 5, long=False)
+    for value in op.unusual(definition):
+        subject = solve(definition, replace(base, params={**base.params, "unusual": value}))
+        given = [
+            one for one in subject.inputs.values() if isinstance(one, torch.Tensor) and one.is_floating_point()
+        ]
+        wide = [one.flatten().double() for one in given if one.dtype.itemsize > 1]
+        for place, one in enumerate(wide):
+            unusual = one[-1 if (place + (value == "nan")) % 2 else 0]
+            assert str(float(unusual)) == value
+        for reference, outputs in (
+            (True, ops.reference_outputs(subject)),
+            *((False, variant.make(subject)) for variant in answers.right),
+        ):
+            assert outputs is None or not refused(subject, outputs, reference=reference), value
+        hidden = subject.rounded(
+            subject.op.oracle(
+                definition,
+                {
+                    name: one.nan_to_num(0.0, 0.0)
+                    if isinstance(one, torch.Tensor) and one.is_floating_point() and one.dtype.itemsize > 1
+                    else one
+                    for name, one in subject.inputs.items()
+                },
+            )
+        )
+        assert refused(subject, hidden, reference=True), value
 
 
 @each(*(one for one in OWN if one.name not in TWICE), *FORMS)

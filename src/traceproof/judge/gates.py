@@ -300,7 +300,8 @@ class BackwardGate(_Gate[Backward]):
         """Hold one chunk against its limits."""
         rounding = self._rounding * rows.expected.abs().nan_to_num()
         limit = self._kind.limit * rows.allowed + rounding + TINY
-        self._margin = max(self._margin, float((rows.error / limit).max()))
+        ratios = (rows.error / limit).nan_to_num(nan=0.0)  # without a finite bound, its place is what is judged
+        self._margin = max(self._margin, float(ratios.max()))
 
     def gate(self) -> Gate:
         """Result over all chunks."""

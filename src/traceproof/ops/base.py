@@ -198,6 +198,11 @@ class Op(ABC):
         more = max(0, count - min(case.axes.values(), default=0))
         return replace(case, axes={name: size + more for name, size in case.axes.items()})
 
+    def unusual(self, definition: Definition) -> Sequence[str]:
+        """Values that hidden cases put into inputs, one a case, as `unusual` of their params; none by default."""
+        del definition
+        return ()
+
     def no_inputs(self, definition: Definition) -> str | None:
         """Why no inputs can be drawn for a definition, whatever the case; None: they can."""
         del definition

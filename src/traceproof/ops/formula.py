@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from traceproof.lazy import torch
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
 from traceproof.ops.cases import STRESS, Case
-from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.compare import Backward, Close, Comparison
 from traceproof.ops.far import Far
 
 if TYPE_CHECKING:
@@ -218,6 +219,8 @@ class FormulaOp(Op):
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
         requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
         apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
+        # what hidden cases put into inputs of rows that are computed by themselves, where right ways agree on it
+        unusual: Sequence[str] = ("nan", "inf"),
         summed: Sequence[str] = (),  # see `Op.summed`
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
         variants: Sequence[Variant] = (),  # equivalent ways; generic mutants are made from the first
@@ -231,6 +234,7 @@ class FormulaOp(Op):
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
         self.wide_gate = wide_gate
         self.draws, self.requires, self.extremes = draws, requires, extremes
+        self.spread = tuple(unusual)
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
@@ -301,7 +305,13 @@ class FormulaOp(Op):
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         self.adjust(tensors, case.params)
+        put_unusual(tensors.values(), case)
         return ordered(definition, {**values, **tensors})
+
+    def unusual(self, definition: Definition) -> Sequence[str]:
+        """Those of the declaration, if each output is judged by its numbers."""
+        numeric = all(isinstance(kind, Close | Backward) for kind in self.comparisons(definition).values())
+        return self.spread if numeric and self.row_axis(definition) is not None else ()
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
@@ -396,6 +406,14 @@ class FormulaOp(Op):
     def known_answers(self) -> Answers | None:
         """Its variants and mutants."""
         return self._answers if self.variants else None
+
+
+def put_unusual(tensors: Iterable[torch.Tensor], case: Case) -> None:
+    """Write what a case calls unusual into inputs: the first place of one, the last of the next, and so on."""
+    value = float(case.params.get("unusual", 0.0))
+    wide = (one for one in tensors if one.is_floating_point() and one.dtype.itemsize > 1)
+    for place, one in enumerate(wide if value else ()):
+        one.view(-1)[-1 if (place + math.isnan(value)) % 2 else 0] = value
 
 
 def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

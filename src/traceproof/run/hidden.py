@@ -21,7 +21,7 @@ FILE = "hidden_seed.txt"  # below `results`
 BITS = 48
 # Sizes: powers of two, and what a case may need beside an ordinary one. It is as large on every machine, so that a
 # number's cases are the same; a reference in Python on a CPU takes seconds for them at most.
-MOST_POWER = 10
+FEW, MOST_POWER = 5, 10
 MOST_BYTES = 128 << 20
 MOST_PRODUCTS = 1 << 33  # of the largest weight with all rows: two seconds in float64
 
@@ -38,7 +38,7 @@ def hidden_seed(results: Path) -> int:
 
 
 def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iterator[Case]:
-    """Cases like an ordinary one: with another seed, and in two other sizes.
+    """Cases like an ordinary one: with another seed, in two other sizes, and of few rows with NaN and infinity.
 
     Of the sizes one is drawn evenly by its logarithm, the other lies at a large power of two, before it or behind
     it. One is of many rows or sequences, the other of long ones, where the op tells them apart.
@@ -60,6 +60,10 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
         if case.axes not in met:
             met.append(case.axes)
             yield Case(f"{HIDDEN}{place + 1}", base.size, case.axes, (seed + place + 1) % (1 << 31), case.params)
+    few = op.of_size(definition, base, FEW, long=False)
+    for value in op.unusual(definition):
+        params = {**few.params, "unusual": value}
+        yield Case(f"{HIDDEN}{value}", base.size, few.axes, (seed + FEW) % (1 << 31), params)
 
 
 def _most(definition: Definition, op: Op, base: Case, *, long: bool) -> int:
