@@ -20,7 +20,7 @@ of 0, which is right and would give NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from traceproof.ops.cases import AFTER
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
-    from traceproof.draw import Draw, HostDraw
+    from traceproof.draw import Draw
     from traceproof.ops.cases import Case
 
 POISON = 50.0
@@ -238,41 +238,42 @@ LONG_DECODE, LONGEST, LONG_PREFILL = [32768, 32767], 131072, 16384  # tokens, of
 Planned = tuple[str, list[int], list[int], Mapping[str, Any]]
 
 
-def sized(draw: Callable[[str], HostDraw], size: str, page: int) -> Iterator[tuple[list[int], Mapping[str, Any]]]:
-    """Lengths of the sequences of each case of a size: random, and at both sides of a page boundary."""
+def sized(definition: Definition, seed: int, size: str, page: int) -> Iterator[Planned]:
+    """Cases of a size: random lengths, and those at both sides of a page boundary.
 
-    def integers(case: str, count: int, low: int, high: int, name: str = "kv_lens") -> list[int]:
-        return draw(case).integers(name, count, low=low, high=high)
+    Of the queries, one row is a whole prompt, one a single token, one has none, the others a short suffix.
+    """
+    from traceproof.draw import HostDraw
+
+    def draw(index: int) -> HostDraw:
+        return HostDraw(definition=definition.name, case=f"{size}-{index}", seed=seed)
 
     def boundaries(near: int) -> list[int]:
         at = page * -(-near // page)
         return [at - 1, at, at + 1]
 
     if size == "small":
-        yield integers("small-0", 1, 2, 17), {}
-        yield [1, *integers("small-1", 1, 8, 17)], {}
+        found: list[list[int]] = [draw(0).integers("kv_lens", 1, low=2, high=17)]
+        found.append([1, *draw(1).integers("kv_lens", 1, low=8, high=17)])
     elif size == "medium":
-        yield draw("medium-0").shuffled("kv_lens", [0, 1, *boundaries(64), 256]), {}
-        lengths = integers("medium-1", 12, 64, 257)
-        lengths[:2] = [max(length, page + 1) for length in lengths[:2]]  # a full page to share
-        yield lengths, {"shared": True}
-        yield integers("medium-2", 4, 64, 257), {"pattern": "plain"}
+        found = [draw(0).shuffled("kv_lens", [0, 1, *boundaries(64), 256])]
+        found += [draw(index).integers("kv_lens", count, low=64, high=257) for index, count in ((1, 12), (2, 4))]
+        found[1][:2] = [max(length, page + 1) for length in found[1][:2]]  # a full page to share
     else:
-        lengths = [0, 1, *boundaries(512), LONG, *integers("large-0", 26, 512, LONG, "random")]
-        yield draw("large-0").shuffled("kv_lens", lengths), {}
-        yield integers("large-1", 64, 512, LONG + 1), {"shared": True}
-
-
-def suffixes(drawn: list[int], size: str, kv_lens: list[int]) -> list[int]:
-    """Query counts: one row is a whole prompt, one a single token, one has none, the others a short suffix."""
-    q_lens = [min(query, length) for query, length in zip(drawn, kv_lens, strict=True)]
-    rows = [row for row, length in enumerate(kv_lens) if length > 0]
-    whole = max(rows, key=lambda row: kv_lens[row] * (kv_lens[row] <= WHOLE_CAP[size]))
-    q_lens[whole] = min(kv_lens[whole], WHOLE_CAP[size])
-    rows.remove(whole)
-    for row, count in zip(rows, (1, 0) if len(rows) > 2 else (1,), strict=False):
-        q_lens[row] = count
-    return q_lens
+        lengths = [0, 1, *boundaries(512), LONG, *draw(0).integers("random", 26, low=512, high=LONG)]
+        found = [draw(0).shuffled("kv_lens", lengths), draw(1).integers("kv_lens", 64, low=512, high=LONG + 1)]
+    shared, plain = {"shared": True}, {"pattern": "plain"}
+    further: Mapping[str, Mapping[str, Any]] = {"medium-1": shared, "large-1": shared, "medium-2": plain}
+    for index, kv_lens in enumerate(found):
+        drawn = draw(index).integers("q_lens", len(kv_lens), low=1, high=QUERY_CAP[size] + 1)
+        q_lens = [min(query, length) for query, length in zip(drawn, kv_lens, strict=True)]
+        rows = [row for row, length in enumerate(kv_lens) if length > 0]
+        whole = max(rows, key=lambda row: kv_lens[row] * (kv_lens[row] <= WHOLE_CAP[size]))
+        q_lens[whole] = min(kv_lens[whole], WHOLE_CAP[size])
+        rows.remove(whole)
+        for row, count in zip(rows, (1, 0) if len(rows) > 2 else (1,), strict=False):
+            q_lens[row] = count
+        yield f"{size}-{index}", kv_lens, q_lens, further.get(f"{size}-{index}", {})
 
 
 def always(definition: Definition, page: int, *, causal: bool) -> Iterator[Planned]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
@@ -24,7 +24,6 @@ from traceproof.ops.attention import (
     workspace,
 )
 from traceproof.ops.attention_inputs import (
-    QUERY_CAP,
     PageTable,
     Planned,
     Visible,
@@ -34,7 +33,6 @@ from traceproof.ops.attention_inputs import (
     sized,
     starts,
     stressing,
-    suffixes,
 )
 from traceproof.ops.base import Values, ordered
 from traceproof.ops.cases import Case
@@ -44,7 +42,7 @@ from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, FormulaOp
 
 if TYPE_CHECKING:
-    from traceproof.draw import Draw, HostDraw
+    from traceproof.draw import Draw
 
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
 
@@ -98,20 +96,9 @@ class Attention(FormulaOp):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's sizes, boundary lengths, empty rows, and the adversarial pack."""
-        from traceproof.draw import HostDraw
-
-        def draw(case: str) -> HostDraw:
-            return HostDraw(definition=definition.name, case=case, seed=seed)
-
         page, causal = self.page_size(definition), "qo_indptr" in definition.inputs
-        for size in sizes:
-            for index, (kv_lens, params) in enumerate(sized(draw, size, page)):
-                name, q_lens = f"{size}-{index}", []
-                if causal:
-                    counts = draw(name).integers("q_lens", len(kv_lens), low=1, high=QUERY_CAP[size] + 1)
-                    q_lens = suffixes(counts, size, kv_lens)
-                yield self._case(definition, seed, (name, kv_lens, q_lens, params))
-        for planned in always(definition, page, causal=causal):
+        drawn = chain.from_iterable(sized(definition, seed, size, page) for size in sizes)
+        for planned in chain(drawn, always(definition, page, causal=causal)):
             yield self._case(definition, seed, planned)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
@@ -123,9 +110,8 @@ class Attention(FormulaOp):
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """See `stressing`."""
-        enlarged = self.enlarged(definition)
+        enlarged, causal = self.enlarged(definition), "qo_indptr" in definition.inputs
         pages = 0 if enlarged is None else enlarged.size(definition, 1)
-        causal = "qo_indptr" in definition.inputs
         for planned in stressing(self.page_size(definition), pages, causal=causal):
             yield self._case(definition, seed, planned)
 
@@ -509,13 +495,10 @@ NARROWEST = 16  # channels that a tensor core multiplies
 
 def wide(definition: Definition) -> bool:
     """Whether the heads have sizes of their own that a tensor core takes, and are stored as they are."""
-    names = next(
-        names
-        for names in (("ckv_cache", "kpe_cache"), ("k_cache", "v_cache"), "kv")
-        if names[0] in definition.inputs
-    )
+    layout = layout_of(definition.inputs)
+    names = (*layout.queries, *layout.keys, layout.values)
     fit = all((dim(definition, name, -1) or 0) >= NARROWEST for name in names)
-    return fit and unscaled(definition) if "ckv_cache" in names else fit
+    return fit and (not layout.latent or unscaled(definition))
 
 
 def heads_fit(definition: Definition) -> bool:
