@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,11 +213,7 @@ def _place(sample: Sample, path: str) -> tuple[Any, Any]:
 
 
 def put(path: str, value: object) -> Edit:
-    def edit(sample: Sample) -> None:
-        holder, key = _place(sample, path)
-        holder[key] = value
-
-    return edit
+    return lambda sample: operator.setitem(*_place(sample, path), value)
 
 
 def add(path: str, value: object) -> Edit:
@@ -228,11 +225,7 @@ def add(path: str, value: object) -> Edit:
 
 
 def drop(path: str) -> Edit:
-    def edit(sample: Sample) -> None:
-        holder, key = _place(sample, path)
-        del holder[key]
-
-    return edit
+    return lambda sample: operator.delitem(*_place(sample, path))
 
 
 def text(old: str, new: str, of: str = "attention") -> Edit:

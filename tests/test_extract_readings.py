@@ -115,9 +115,6 @@ def test_a_slip_in_sglangs_reading_is_named() -> None:
     _, [item] = confirmed(changed("deepseek_v3", "experts", experts=257, local_experts=33), "deepseek_v3")
     assert "experts: SGLang 257, transformers 256" in item.why
     assert "local_experts: SGLang 33, transformers 32" in item.why
-
-
-def test_a_share_that_no_rank_has_is_named() -> None:
     _, [item] = confirmed(changed("llama_3_1_70b", "o_proj", rank_k=512), "llama_3_1_70b")
     assert "SGLang's rank has 8192 x 512, which is no share of 8192 x 8192 by 4" in item.why
 
