@@ -29,7 +29,7 @@ from traceproof.ops import registry
 from traceproof.ops.answers import Answer, answers_of, wrong_answers
 from traceproof.ops.base import Tensors
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solved
+from traceproof.run.case import SolvedCase, solved
 from traceproof.run.tensors import same_bits
 from traceproof.sandbox import GIB
 
@@ -75,7 +75,7 @@ def measure(given: dict[str, Any]) -> Found:
     return {"definition": definition.name, "op_type": definition.op_type, "answers": judged}
 
 
-def _sampler(answer: Answer, subjects: Sequence[Subject], *, wrong: bool) -> Found | None:
+def _sampler(answer: Answer, subjects: Sequence[SolvedCase], *, wrong: bool) -> Found | None:
     """Who refuses a way of sampling; None: it is given in no case, or by the right distribution alone."""
     seen = drawn(answer, subjects)
     outputs = [(subject, answer.make(subject)) for subject in subjects]
@@ -87,7 +87,10 @@ def _sampler(answer: Answer, subjects: Sequence[Subject], *, wrong: bool) -> Fou
 
 
 def _answer(
-    definition: Definition, answer: Answer, subjects: Sequence[Subject], baseline: Sequence[Tensors | None] | None
+    definition: Definition,
+    answer: Answer,
+    subjects: Sequence[SolvedCase],
+    baseline: Sequence[Tensors | None] | None,
 ) -> Found | None:
     """Who refuses an answer; None: it is not given in any case, or has the right one's bits in all."""
     serving = {name: one for name, one in EVALUATORS.items() if one.serves(definition)}
@@ -105,7 +108,7 @@ def _answer(
     return {"refused": refused} if told else None
 
 
-def _ours(subject: Subject, name: str, outputs: Tensors) -> bool:
+def _ours(subject: SolvedCase, name: str, outputs: Tensors) -> bool:
     ruling = judge_output(outputs.get(name), subject.expected(name), tolerance=None)
     return ruling.verdict != Verdict.PASS
 

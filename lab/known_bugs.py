@@ -32,7 +32,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.ops.answers import Answer, answers_of, wrong_answers
 from traceproof.ops.cases import Case
-from traceproof.run.case import Subject
+from traceproof.run.case import SolvedCase
 from traceproof.run.schema import PlannedCase
 from traceproof.run.untrusted import PRELOAD
 from traceproof.sandbox import GIB, Limits, Pool
@@ -200,9 +200,9 @@ class Drawn(Evaluation):
         subjects: cases by identity and seed.
     """
 
-    subjects: dict[tuple[str, int], Subject]
+    subjects: dict[tuple[str, int], SolvedCase]
 
-    def subject(self, case: Case) -> Subject:
+    def subject(self, case: Case) -> SolvedCase:
         """A case drawn and solved."""
         key = case.id, case.seed
         if key not in self.subjects:
@@ -216,7 +216,7 @@ class Judge:
 
     given: Settings
     workers: Pool
-    drawn: dict[str, tuple[Definition, list[PlannedCase], dict[tuple[str, int], Subject]]]
+    drawn: dict[str, tuple[Definition, list[PlannedCase], dict[tuple[str, int], SolvedCase]]]
 
     def judged(self, dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
         """Some of the answers that are known for a definition."""
@@ -265,7 +265,7 @@ def _judged(  # noqa: PLR0913 - one solution
     workers: Pool,
     *,
     wrong: bool,
-    subjects: dict[tuple[str, int], Subject],
+    subjects: dict[tuple[str, int], SolvedCase],
 ) -> Judged:
     bare = Evaluation.of(definition, solution(definition, answer.name), given, workers)
     evaluation = Drawn(**{one.name: getattr(bare, one.name) for one in fields(bare)}, subjects=subjects)

@@ -27,7 +27,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solve
+from traceproof.run.case import SolvedCase, solve
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--dataset", type=Path, action="append", required=True)
@@ -165,7 +165,7 @@ def run_of(source: str) -> Callable[..., Any]:
     return found
 
 
-def wrong(subject: Subject, source: str, *, reference: bool) -> str:
+def wrong(subject: SolvedCase, source: str, *, reference: bool) -> str:
     """What fails of a source's outputs in a case; empty: nothing."""
     inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in subject.inputs.values()]
     torch.manual_seed(subject.seed)
@@ -189,7 +189,7 @@ def cases_of(definition: Definition, options: argparse.Namespace) -> list[Case]:
     return sorted(found, key=lambda case: (case.size != "adversarial", case.size == "edge"))
 
 
-def fate(plant: Plant, cases: Sequence[Case], solved: Mapping[str, Subject]) -> tuple[str, str]:
+def fate(plant: Plant, cases: Sequence[Case], solved: Mapping[str, SolvedCase]) -> tuple[str, str]:
     """What becomes of a plant as a reference, and as a kernel of the right definition."""
     planted = plant.definition.model_copy(update={"reference": plant.source})
     if planted.constants.conflicts:

@@ -36,14 +36,14 @@ def cases(
     `results` goes what definitions' own `init` makes; `weak` runs these where isolation is not whole.
     """
     from traceproof.run.inits import Inits  # imports torch, after interrupts are caught
-    from traceproof.run.plan import Selection, plan
+    from traceproof.run.plan import PlanSelection, plan
 
     record = read_sealed(stack)
     gpu = record["device_type"] == "cuda"
     selection["workloads"] = gpu if selection["workloads"] == "auto" else selection["workloads"]
     state = f"{code} {record['digest']}" if code else ""
     with Inits(results, (dataset,), weak=weak, parallel=len(os.sched_getaffinity(0))) as inits:
-        plan(dataset, out.parent, Selection.of_json(selection), inits, code=state, gpu=gpu)
+        plan(dataset, out.parent, PlanSelection.of_json(selection), inits, code=state, gpu=gpu)
 
 
 def verify(
@@ -84,7 +84,7 @@ def verify(
         from traceproof.run.plan import workers_of
         from traceproof.run.workers import Environment
 
-        settings = running.Settings(
+        settings = running.EngineSettings(
             environments={name: Environment(name=name, **said) for name, said in environments.items()},
             limits=limits,
             build_seconds=build_seconds,

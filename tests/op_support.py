@@ -18,7 +18,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject
+from traceproof.run.case import SolvedCase
 
 torch.set_num_threads(1)  # the tensors are small and the machine is shared
 ROOT = Path(__file__).parent / "dataset" / "definitions"
@@ -87,7 +87,7 @@ def judged(definition: Definition, case: Case, outputs: Outputs, known: Tensors)
     op = registry.get(definition.op_type).of_form(definition)
     given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     assert len(given) == len(definition.outputs)
-    subject = Subject(definition=definition, op=op, case=case, inputs={}, oracle=known, seed=0)
+    subject = SolvedCase(definition=definition, op=op, case=case, inputs={}, oracle=known, seed=0)
     return {name: subject.ruling(name, actual) for actual, name in zip(given, definition.outputs, strict=True)}
 
 
@@ -134,7 +134,7 @@ def _prints(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def reference_outputs(subject: Subject) -> Tensors:
+def reference_outputs(subject: SolvedCase) -> Tensors:
     """What the definition's own code gives, as many times as the judge wants draws."""
     run, names = _loaded(subject.definition.reference), subject.definition.outputs
     found = []

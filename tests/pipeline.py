@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from traceproof.run.engine import Engine, Settings
+from traceproof.run.engine import Engine, EngineSettings
 from traceproof.run.inits import Inits
 from traceproof.run.job import Job, Progress
 from traceproof.run.known import Known
-from traceproof.run.plan import Selection, plan
+from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.report import summarise as summary_of
 from traceproof.run.schema import OpTypePlan, VerdictRow
 from traceproof.run.untrusted import untrusted_pool
@@ -45,7 +45,7 @@ def borrowed(*, gpu: bool = False, environment: Mapping[str, str] | None = None,
 
 
 @contextmanager
-def engine_of(settings: Settings) -> Iterator[Engine]:
+def engine_of(settings: EngineSettings) -> Iterator[Engine]:
     """An engine whose references run in shared workers."""
     with Engine(settings) as engine:
         engine.untrusted = borrowed(conceal=settings.conceal, weak=settings.weak)
@@ -55,10 +55,12 @@ def engine_of(settings: Settings) -> Iterator[Engine]:
 class Run:
     """A results folder and what was run into it."""
 
-    def __init__(self, dataset: Path, out: Path, *, selection: Selection | None = None, limits: Limits) -> None:
+    def __init__(
+        self, dataset: Path, out: Path, *, selection: PlanSelection | None = None, limits: Limits
+    ) -> None:
         self.dataset = dataset
         self.out = out
-        self.selection = selection or Selection(sizes=("small",))
+        self.selection = selection or PlanSelection(sizes=("small",))
         self.limits = limits
         self.weak = False
         self.inits: Inits | None = None
@@ -83,7 +85,7 @@ class Run:
 
         @contextmanager
         def engine(progress: Progress) -> Iterator[Engine]:
-            settings = Settings(
+            settings = EngineSettings(
                 limits=self.limits,
                 dataset=self.dataset,
                 conceal=[self.out, self.dataset],
@@ -107,7 +109,7 @@ class Run:
         )
 
 
-def plans(dataset: Path, folder: Path, selection: Selection) -> list[Path]:
+def plans(dataset: Path, folder: Path, selection: PlanSelection) -> list[Path]:
     """The plans of a dataset, in a folder."""
     return [folder / f"{op_type}.json" for op_type in plan(dataset, folder, selection).op_types]
 

@@ -71,9 +71,9 @@ def row(name: str, digest: str, case: str, implementation: str, /, **changes: An
 
 def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
     """A run's folder with these verdicts, and cases planned for the dataset's definitions."""
-    from traceproof.run.plan import Selection, plan
+    from traceproof.run.plan import PlanSelection, plan
 
-    plan(root, folder / "cases", Selection(sizes=("small",)))
+    plan(root, folder / "cases", PlanSelection(sizes=("small",)))
     (folder / "verdicts").mkdir()
     text = "".join(json.dumps(item) + "\n" for item in rows)
     (folder / "verdicts" / "rmsnorm.jsonl").write_text(text)

@@ -23,14 +23,14 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close, Comparison, Quantised
 from traceproof.reasons import Verdict
 from traceproof.run import judging
-from traceproof.run.case import Subject, fingerprints, make_inputs, solve
+from traceproof.run.case import SolvedCase, fingerprints, make_inputs, solve
 from traceproof.sandbox import Limits
 
 LIMITS = Limits(seconds=20.0, memory_bytes=2 << 30)
 OWN = Path(__file__).parent / "dataset" / "definitions"
 
 
-def subject(path: str, case_id: str = "small-1") -> Subject:
+def subject(path: str, case_id: str = "small-1") -> SolvedCase:
     definition = Definition.model_validate_json((OWN / f"{path}.json").read_text(encoding="utf-8"))
     found = registry.get(definition.op_type).of_form(definition).cases(definition, sizes=("small",), seed=0)
     return solve(definition, next(case for case in found if case.id == case_id))

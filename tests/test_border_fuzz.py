@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from traceproof.files import BorderError, read_regular, remove_tree
-from traceproof.run.untrusted import Answer, answer_of
+from traceproof.run.untrusted import CallAnswer, answer_of
 from traceproof.text import plain_text
 
 RIGHT: dict[str, Any] = {
@@ -48,7 +48,7 @@ def test_an_answer_is_in_its_form_or_an_error_of_its_case() -> None:
             str(error).encode()
             continue
         taken += 1
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, CallAnswer)
         assert all(size >= 0 for output in answer.outputs for size in output.shape)
     assert tried > 200
     assert taken < tried / 4

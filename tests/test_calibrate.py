@@ -33,16 +33,16 @@ from traceproof.ops.compare import Backward, Close, Quantised
 from traceproof.ops.families.expert import MOE
 from traceproof.ops.families.norm import RMSNORM
 from traceproof.ops.families.product import GEMM
-from traceproof.run.case import Subject
+from traceproof.run.case import SolvedCase
 
 NORM = ops.load("rmsnorm", "rmsnorm_h96")
 
 
-def subject(definition: Definition, name: str = "small-1") -> Subject:
+def subject(definition: Definition, name: str = "small-1") -> SolvedCase:
     op, case = registry.get(definition.op_type).of_form(definition), ops.case_named(definition, name)
     draw = Draw(definition=definition.name, case=case.id, seed=0, device=torch.device("cpu"))
     inputs = op.inputs(definition, case, draw)
-    return Subject(
+    return SolvedCase(
         definition=definition, op=op, case=case, inputs=inputs, oracle=ops.truth(definition, inputs), seed=0
     )
 

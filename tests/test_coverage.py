@@ -16,7 +16,7 @@ from traceproof.coverage.model import Axis, Space, as_text, cover, smallest
 from traceproof.coverage.suite import SPACE, of_suite, read
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
-from traceproof.run.plan import Selection, plan
+from traceproof.run.plan import PlanSelection, plan
 
 ROOT = Path(__file__).parent / "dataset"
 LETTERS = (Axis("a", ("1", "2"), "why"), Axis("b", ("x", "y"), "why"), Axis("c", ("p", "q", "r"), "why"))
@@ -110,7 +110,7 @@ def test_a_value_that_is_not_declared_is_said() -> None:
 
 
 def test_planned_cases_are_read(tmp_path: Path) -> None:
-    plan(ROOT, tmp_path, Selection(op_types=("gemm", "rmsnorm")))
+    plan(ROOT, tmp_path, PlanSelection(op_types=("gemm", "rmsnorm")))
     found = of_plan(tmp_path)
     assert [one.op_type for one in found] == ["gemm", "rmsnorm"]
     assert found[1].one_way == (7, 7)

@@ -19,7 +19,7 @@ from traceproof.dataset.hints import Role, role_of, stated
 from traceproof.dataset.records import Workload
 from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.ops import registry
-from traceproof.run.plan import Selection
+from traceproof.run.plan import PlanSelection
 from traceproof.sandbox import policy
 
 VAR_AXIS = {"type": "var"}
@@ -191,7 +191,7 @@ def test_a_folder_that_flashinfer_dumped_to_is_a_dataset_and_one_of_other_json_i
     tree = read_tree(tmp_path)
     assert is_dataset(tmp_path)
     assert (sorted(tree.definitions), tree.broken, tree.notes) == (["append", "silu_and_mul_h64"], (), ())
-    found = plans(tmp_path, tmp_path / "cases", Selection())
+    found = plans(tmp_path, tmp_path / "cases", PlanSelection())
     assert [path.stem for path in found] == ["activation", "page_append"]
 
 

@@ -26,11 +26,11 @@ from traceproof.ops.cases import Case
 from traceproof.run import definition_run, judging
 from traceproof.run.case import HOST_BYTES, drawing_device
 from traceproof.run.definition_run import DefinitionRun
-from traceproof.run.engine import Engine, Settings
-from traceproof.run.judging import JudgedCase, Origin, Result
-from traceproof.run.plan import Selection, plan
+from traceproof.run.engine import Engine, EngineSettings
+from traceproof.run.judging import CaseResult, JudgedCase, RowOrigin
+from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
-from traceproof.run.untrusted import Source
+from traceproof.run.untrusted import UntrustedSource
 from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits, Reply, Status
 from traceproof.stacks import MAIN, STACKS, TAGGED
@@ -52,14 +52,14 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def planned(dataset: Path, out: Path, **selected: Any) -> dict[str, PlannedDefinition]:  # noqa: ANN401 - of Selection
-    plan(dataset, out, Selection(sizes=("small",), **selected))
+    plan(dataset, out, PlanSelection(sizes=("small",), **selected))
     [path] = [path for path in out.glob("*.json") if path.stem != "index"]
     return OpTypePlan.read(path).definitions
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_of(Settings(environments={MAIN: HERE}, limits=LIMITS)) as made:
+    with engine_of(EngineSettings(environments={MAIN: HERE}, limits=LIMITS)) as made:
         yield made
 
 
@@ -117,7 +117,7 @@ def test_a_package_that_cannot_be_imported_is_an_error_and_an_absent_one_a_skip(
             (packages / name).parent.mkdir(parents=True, exist_ok=True)
             (packages / name).write_text(text)
     other = Environment(name="sglang", python=sys.executable, record=STACK, path=(str(packages),))
-    with engine_of(Settings(environments={MAIN: HERE, "sglang": other}, limits=LIMITS)) as made:
+    with engine_of(EngineSettings(environments={MAIN: HERE, "sglang": other}, limits=LIMITS)) as made:
         rows = made.rows(planned(dataset, tmp_path / "cases")["alpha"], ("sglang_native",))
     expected = ("error", "exception") if installed else ("skip", "package_absent")
     assert {(row.verdict, row.reason) for row in rows} == {expected}
@@ -149,7 +149,7 @@ def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: P
     path.parent.mkdir(parents=True)
     empty = {"definition": "alpha", "solution": None, "evaluation": None}
     path.write_text("".join(json.dumps(empty | {"workload": line}) + "\n" for line in lines), encoding="utf-8")
-    selection = Selection(definitions=("alpha",), sizes=("small",), workloads=True)
+    selection = PlanSelection(definitions=("alpha",), sizes=("small",), workloads=True)
     rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify("torch")["alpha"]
     by_case = {(row["case"], row["implementation"]): (row["verdict"], row["reason"]) for row in rows}
     for implementation in (REFERENCE, "torch"):
@@ -204,7 +204,7 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
     monkeypatch.setattr("traceproof.run.engine.cuda_is_lost", lambda: lost)
     monkeypatch.setattr(Engine, "not_built", lambda *_: None)
     entry = planned(dataset, tmp_path / "cases")["alpha"]
-    with engine_of(Settings(environments={MAIN: HERE}, limits=LIMITS)) as engine:
+    with engine_of(EngineSettings(environments={MAIN: HERE}, limits=LIMITS)) as engine:
         run = DefinitionRun(engine, entry, ["torch"])
         engine.device = torch.device("cuda")
         rows = run.rows()
@@ -224,7 +224,7 @@ def test_an_unknown_op_type_is_judged_by_its_own_float64_alone(tmp_path: Path) -
 
 
 def test_a_case_that_does_not_fit_is_a_skip_that_states_the_need(dataset: Path, tmp_path: Path) -> None:
-    selection = Selection(sizes=("small",), memory_limit=1000)
+    selection = PlanSelection(sizes=("small",), memory_limit=1000)
     rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify()["alpha"]
     skipped = [row for row in rows if row["reason"] == "does_not_fit"]
     assert skipped
@@ -232,7 +232,7 @@ def test_a_case_that_does_not_fit_is_a_skip_that_states_the_need(dataset: Path, 
 
 
 def test_the_plan_names_what_does_not_exist(dataset: Path, tmp_path: Path) -> None:
-    selection = Selection(op_types=("gmm",), definitions=("alpah",))
+    selection = PlanSelection(op_types=("gmm",), definitions=("alpah",))
     with pytest.raises(TraceproofError) as caught:
         plan(dataset, tmp_path / "cases", selection)
     assert "'gmm'" in str(caught.value)
@@ -250,7 +250,7 @@ def test_a_full_disk_ends_the_run_and_is_no_verdict(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Source, "run", full)
+    monkeypatch.setattr(UntrustedSource, "run", full)
     with pytest.raises(TraceproofError, match="no space left"):
         engine.rows(planned(dataset, tmp_path / "cases")["alpha"], (REFERENCE,))
 
@@ -272,7 +272,7 @@ def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
 
     record = {**STACK, "device_type": "cpu"}
     environments = {one: Environment(name=one, python=sys.executable, record=record) for one in (MAIN, TAGGED)}
-    with engine_of(Settings(environments=environments, limits=LIMITS, build_seconds=300.0)) as made:
+    with engine_of(EngineSettings(environments=environments, limits=LIMITS, build_seconds=300.0)) as made:
         monkeypatch.setattr(made, "ask", ask)
         monkeypatch.setattr(made, "known", lambda *_: None)
         monkeypatch.setattr(made, "not_built", lambda *_: None)
@@ -309,7 +309,7 @@ def test_a_large_case_is_judged_in_chunks_as_it_would_be_whole(
     for name, least in {"whole": 1 << 40, "chunks": 1}.items():
         monkeypatch.setattr(judging, "LARGE_BYTES", least)
         monkeypatch.setitem(judging.CHUNK_ELEMENTS, "cpu", 64)  # a few rows at a time
-        run = Run(dataset, tmp_path / name, limits=LIMITS, selection=Selection(sizes=("small", "medium")))
+        run = Run(dataset, tmp_path / name, limits=LIMITS, selection=PlanSelection(sizes=("small", "medium")))
         found[name] = run.verify("torch")["alpha"]
     compared = ("case", "implementation", "output", "verdict", "reason")
     for whole, chunks in zip(found["whole"], found["chunks"], strict=True):
@@ -328,9 +328,9 @@ def test_an_implementation_that_saw_other_inputs_is_not_judged(dataset: Path, tm
         definition=definition,
         op=op,
         planned=entry.cases[0],
-        results={"torch": Result(status="ok", inputs="1" * 32)},
+        results={"torch": CaseResult(status="ok", inputs="1" * 32)},
         inputs="0" * 32,
-        origins={"torch": Origin(code="", record=STACK)},
+        origins={"torch": RowOrigin(code="", record=STACK)},
     )
     [row] = judged.every
     assert (row.verdict, row.reason, row.output) == ("error", "inputs_differ", "*")

@@ -13,7 +13,7 @@ from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
-from traceproof.run.case import Subject
+from traceproof.run.case import SolvedCase
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TESTS = read_tree(Path(__file__).parent / "dataset").definitions
@@ -81,7 +81,7 @@ def test_a_token_that_crosses_p_by_more_than_their_slack_lies_outside_of_flashin
     inputs: Values = {"probs": probs, "top_p": torch.tensor([0.5, 0.92])}
     op, _ = registry.for_definition(definition)
     case = Case("a-case", "small", {"batch_size": 2}, 0)
-    subject = Subject(definition=definition, op=op, case=case, inputs=inputs, oracle={}, seed=0)
+    subject = SolvedCase(definition=definition, op=op, case=case, inputs=inputs, oracle={}, seed=0)
     assert [row.nonzero().flatten().tolist() for row in valid(subject)] == [[0], [0, 1]]
     found = answers_of("sampling")
     assert found is not None

@@ -10,7 +10,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.case import Subject, sent_together, solve
+from traceproof.run.case import SolvedCase, sent_together, solve
 from traceproof.run.untrusted import CallError, loaded
 from traceproof.sandbox import Limits, Pool, Status
 
@@ -19,12 +19,12 @@ DEFINITION = Definition.model_validate(rmsnorm("rmsnorm_a"))
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def subject() -> SolvedCase:
     case = next(iter(registry.get("rmsnorm").cases(DEFINITION, sizes=("small",), seed=0)))
     return solve(DEFINITION, case)
 
 
-def test_a_right_source_passes_and_a_wrong_one_fails(pool: Pool, subject: Subject) -> None:
+def test_a_right_source_passes_and_a_wrong_one_fails(pool: Pool, subject: SolvedCase) -> None:
     wrong = GOOD.replace("torch.bfloat16)", "torch.bfloat16) * 1.05")
     found = []
     for source in (GOOD, wrong):
@@ -34,7 +34,7 @@ def test_a_right_source_passes_and_a_wrong_one_fails(pool: Pool, subject: Subjec
     assert found == [(Verdict.PASS, None), (Verdict.FAIL, Failure.NUMERICS)]
 
 
-def test_what_a_source_does_beside_computing_is_told(pool: Pool, subject: Subject) -> None:
+def test_what_a_source_does_beside_computing_is_told(pool: Pool, subject: SolvedCase) -> None:
     source = (
         "def run(hidden_states, weight):\n    weight.add_(1)\n    return hidden_states, weight, weight.sum()\n"
     )
@@ -55,7 +55,7 @@ def test_what_a_source_does_beside_computing_is_told(pool: Pool, subject: Subjec
         ("def run(*inputs):\n    while True:\n        pass\n", Status.TIMEOUT),
     ],
 )
-def test_a_call_without_outputs_says_why(pool: Pool, subject: Subject, source: str, status: Status) -> None:
+def test_a_call_without_outputs_says_why(pool: Pool, subject: SolvedCase, source: str, status: Status) -> None:
     limits = Limits(seconds=1.0 if status is Status.TIMEOUT else 10.0, setup_seconds=60.0)
     with (
         pytest.raises(CallError) as failed,

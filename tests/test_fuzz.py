@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from traceproof.dataset.tree import read_tree
 from traceproof.lint import lint
-from traceproof.run.plan import Selection, plan
+from traceproof.run.plan import PlanSelection, plan
 from traceproof.sandbox.policy import check
 from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
@@ -100,7 +100,7 @@ def try_it(value: dict[str, Any]) -> None:
         began = time.monotonic()
         tree = read_tree(root)
         cases = Path(folder) / "cases"
-        index = plan(root, cases, Selection(sizes=("small", "medium", "large")))
+        index = plan(root, cases, PlanSelection(sizes=("small", "medium", "large")))
         planned = [json.loads((cases / f"{op_type}.json").read_text()) for op_type in index.op_types]
         assert any("good" in item["definitions"] for item in planned)
         told = [message["message"] for item in planned for message in item["broken"]]

@@ -19,12 +19,12 @@ from traceproof.publish.ledger import keep
 from traceproof.reasons import Verdict
 from traceproof.run.hidden import hidden_cases, hidden_seed
 from traceproof.run.known import Known
-from traceproof.run.plan import Selection
+from traceproof.run.plan import PlanSelection
 from traceproof.run.report import failed, table
 from traceproof.sandbox import Limits, policy
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
-SELECTION = Selection(sizes=("small",), hidden_seed=123_456_789)
+SELECTION = PlanSelection(sizes=("small",), hidden_seed=123_456_789)
 WRONG = "return norm(hidden_states, weight) * 1.5"
 COUNTED = "\nCALLS = []\n"
 # Right under one condition that a fixed set of cases in one process can not break.
@@ -128,7 +128,7 @@ def test_a_changed_blob_is_another_key(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     text = json.dumps({"definition": "alpha", "solution": None, "evaluation": None, "workload": line})
     path.write_text(text + "\n", encoding="utf-8")
-    selection = Selection(sizes=("small",), workloads=True, cases=("workload-one",))
+    selection = PlanSelection(sizes=("small",), workloads=True, cases=("workload-one",))
     run = Run(root, tmp_path / "results", selection=selection, limits=LIMITS)
     digests = []
     for value in (1.0, 2.0):

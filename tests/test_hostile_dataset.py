@@ -17,7 +17,7 @@ from traceproof.dataset.tree import DatasetTree, read_tree
 from traceproof.lint import lint
 from traceproof.ops.families.norm import RMSNORM as OP
 from traceproof.programs import bounded
-from traceproof.run.plan import Selection
+from traceproof.run.plan import PlanSelection
 from traceproof.run.report import report, table
 from traceproof.sandbox import Limits
 from traceproof.testgen.generate import Divergences, GenerateOptions, generate
@@ -56,7 +56,7 @@ def test_a_definition_that_is_odd_is_one(tree: DatasetTree) -> None:
 def rows(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
     out = tmp_path_factory.mktemp("results")
     limits = Limits(seconds=20.0, memory_bytes=2 << 30)
-    found = Run(root, out, limits=limits, selection=Selection(sizes=("small",), memory_limit=1 << 28)).verify()
+    found = Run(root, out, limits=limits, selection=PlanSelection(sizes=("small",), memory_limit=1 << 28)).verify()
     (out / "table.txt").write_text(table(report(sorted((out / "verdicts").glob("*")), out / "s.json", known=None)))
     found["table"] = [{"text": (out / "table.txt").read_text()}]
     return found
@@ -110,7 +110,7 @@ def test_a_definition_that_an_op_can_not_plan_is_an_error_of_its_own(
         return memory(definition, case)  # type: ignore[arg-type]
 
     monkeypatch.setattr(OP, "memory", failing)
-    (path,) = plans(tmp_path, tmp_path / "cases", Selection())
+    (path,) = plans(tmp_path, tmp_path / "cases", PlanSelection())
     planned = json.loads(path.read_text())
     assert list(planned["definitions"]) == ["good"]
     (broken,) = planned["broken"]
@@ -143,7 +143,7 @@ def test_a_workload_line_that_does_not_fit_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "workloads" / "rmsnorm" / "good.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps(rest | {"workload": line}) + "\n" for line in lines))
-    (cases,) = plans(tmp_path, tmp_path / "cases", Selection(workloads=True))
+    (cases,) = plans(tmp_path, tmp_path / "cases", PlanSelection(workloads=True))
     planned = json.loads(cases.read_text())
     ids = [entry["case"]["id"] for entry in planned["definitions"]["good"]["cases"]]
     assert [name for name in ids if name.startswith("workload-")] == ["workload-right"]

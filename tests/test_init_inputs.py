@@ -15,7 +15,7 @@ from traceproof.dataset.dialects import read
 from traceproof.ops.generic import GenericOp
 from traceproof.run.case import make_inputs
 from traceproof.run.inits import DRAWN, InitError, Inits, Made, maker
-from traceproof.run.plan import Selection, plan
+from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import OpTypePlan, PlannedCase
 from traceproof.sandbox import Limits, Pool
 
@@ -120,7 +120,7 @@ def planned(tmp_path: Path, **changes: Any) -> dict[str, PlannedCase]:  # noqa: 
     (tmp_path / "dump").mkdir(exist_ok=True)
     (tmp_path / "dump" / "ordered.json").write_text(json.dumps(changed(SAMPLE, **changes)))
     with Inits(tmp_path / "results") as inits:
-        (op_type,) = plan(tmp_path / "dump", tmp_path / "cases", Selection(sizes=("small",)), inits).op_types
+        (op_type,) = plan(tmp_path / "dump", tmp_path / "cases", PlanSelection(sizes=("small",)), inits).op_types
     found = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json")
     return {entry.id: entry for entry in found.definitions["ordered"].cases}
 
@@ -151,7 +151,7 @@ def test_inits_of_several_definitions_run_side_by_side(tmp_path: Path) -> None:
     found = []
     for parallel in (1, 3):
         with Inits(tmp_path / f"results-{parallel}", parallel=parallel) as inits:
-            (op_type,) = plan(dump, tmp_path / "cases", Selection(sizes=("small",)), inits).op_types
+            (op_type,) = plan(dump, tmp_path / "cases", PlanSelection(sizes=("small",)), inits).op_types
         definitions = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions
         found.append({name: [case.digest for case in entry.cases] for name, entry in definitions.items()})
     assert found[0] == found[1]
@@ -188,6 +188,6 @@ def test_a_reference_that_remembers_the_inputs_of_its_init_fails(tmp_path: Path)
 def test_an_upstream_gated_activation_keeps_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps(GATED))
     with Inits(tmp_path / "results") as inits:
-        (op_type,) = plan(tmp_path, tmp_path / "cases", Selection(sizes=("small",)), inits).op_types
+        (op_type,) = plan(tmp_path, tmp_path / "cases", PlanSelection(sizes=("small",)), inits).op_types
     cases = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions["silu_and_mul_h64"].cases
     assert not [entry for entry in cases if "drawn" in entry.case.params]

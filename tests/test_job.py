@@ -16,7 +16,7 @@ from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.engine import Engine
 from traceproof.run.implementations import PAIR
 from traceproof.run.job import Job, Progress
-from traceproof.run.plan import Selection, plan
+from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import (
     GROUP,
     REFERENCE,
@@ -83,7 +83,7 @@ class Stub:
 def planned(tmp_path: Path) -> OpTypePlan:
     for name in ("alpha", "beta"):
         write(tmp_path / "dataset", rmsnorm(name))
-    plan(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=("small",)))
+    plan(tmp_path / "dataset", tmp_path / "cases", PlanSelection(sizes=("small",)))
     return OpTypePlan.read(tmp_path / "cases" / "rmsnorm.json")
 
 
@@ -238,10 +238,10 @@ def test_damaged_plans_are_planned_again(planned: OpTypePlan, tmp_path: Path) ->
     with pytest.raises(Exception, match="changed after it was written"):
         OpTypePlan.read(path)
     assert not (tmp_path / "cases" / "index.json").exists()
-    plan(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=("small",)), code="1")
+    plan(tmp_path / "dataset", tmp_path / "cases", PlanSelection(sizes=("small",)), code="1")
     first = path.stat().st_mtime_ns
     assert json.loads(path.read_text(encoding="utf-8"))["definitions"].keys() == {"alpha", "beta"}
-    plan(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=("small",)), code="1")
+    plan(tmp_path / "dataset", tmp_path / "cases", PlanSelection(sizes=("small",)), code="1")
     assert path.stat().st_mtime_ns == first
 
 

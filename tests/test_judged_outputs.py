@@ -13,14 +13,14 @@ from pipeline import Rows, Run, summarise, verdicts
 
 from traceproof.ops import registry
 from traceproof.run.known import Known
-from traceproof.run.plan import Selection
+from traceproof.run.plan import PlanSelection
 from traceproof.run.proof import Collector
 from traceproof.run.report import failed
 from traceproof.run.schema import VerdictRow
 from traceproof.sandbox import Limits
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
-SELECTION = Selection(sizes=("small",), hidden_seed=1)
+SELECTION = PlanSelection(sizes=("small",), hidden_seed=1)
 WRITE = "intermediate_states_buffer[slot, t] = final_state[slot]"
 BUFFERS = {
     "kept": WRITE,

@@ -16,7 +16,7 @@ from relations.trial import Agreement, Finding, agree, cases_of, memory, tables,
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.batch import batch_of
-from traceproof.run.case import Subject, solve
+from traceproof.run.case import SolvedCase, solve
 from traceproof.run.untrusted import loaded
 from traceproof.sandbox import Limits, Pool
 
@@ -27,7 +27,7 @@ POOL: list[Pool] = []
 CASES = ("small-1", "edge-empty-row", "edge-empty-sequence", "edge-no-state", "adversarial-rows")
 
 
-def subjects(definition: Definition, *names: str) -> list[Subject]:
+def subjects(definition: Definition, *names: str) -> list[SolvedCase]:
     """A few cases, drawn and solved."""
     return [solve(definition, case) for case in cases_of(definition, 0) if case.id in (names or CASES)]
 
@@ -39,7 +39,7 @@ def workers(pool: Pool) -> Iterator[None]:
     POOL.clear()
 
 
-def tried(definition: Definition, relations: Iterable[Relation], cases: list[Subject]) -> list[dict[str, Any]]:
+def tried(definition: Definition, relations: Iterable[Relation], cases: list[SolvedCase]) -> list[dict[str, Any]]:
     """What becomes of relations; each has a worker of its own."""
     found = []
     for relation in relations:

@@ -17,7 +17,7 @@ from traceproof.ops.base import TORCH_DTYPES
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solve
+from traceproof.run.case import SolvedCase, solve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
@@ -56,7 +56,9 @@ def cases(definition: Definition, *sizes: str) -> list[Case]:
     return [case for case in ops.cases(definition, *sizes) if op.memory(definition, case) < ROOM]
 
 
-def refused(subject: Subject, outputs: Mapping[str, torch.Tensor], *, reference: bool = False) -> dict[str, str]:
+def refused(
+    subject: SolvedCase, outputs: Mapping[str, torch.Tensor], *, reference: bool = False
+) -> dict[str, str]:
     """What the judge says of the outputs that it does not pass."""
     rulings = {
         name: subject.ruling(name, outputs.get(name), reference=reference) for name in subject.definition.outputs

@@ -19,7 +19,7 @@ from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import PageTable
 from traceproof.ops.base import Op, Tensors, Unsupported
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solve
+from traceproof.run.case import SolvedCase, solve
 
 # At amplitude 3 few tokens hold all the weight, so one that no head leans to may come or go without a trace. The
 # largest logit is far from where float32 needs it to be subtracted.
@@ -39,7 +39,7 @@ def op_of(definition: Definition) -> Op:
     return op
 
 
-def passes(subject: Subject, outputs: Tensors) -> bool:
+def passes(subject: SolvedCase, outputs: Tensors) -> bool:
     return all(subject.ruling(name, outputs[name]).verdict == Verdict.PASS for name in subject.definition.outputs)
 
 

@@ -13,7 +13,7 @@ from traceproof.judge.output import Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import scalar, tensor
 from traceproof.ops.families.sampler import DISTRIBUTIONS, SAMPLING
-from traceproof.run.case import Subject, solved
+from traceproof.run.case import SolvedCase, solved
 
 FORMS = {"probs": (), "logits": (), "probs min_p": ("min_p",), "logits top_k top_p": ("top_k", "top_p")}
 
@@ -35,15 +35,15 @@ def definition(form: str, **changes: Any) -> Definition:  # noqa: ANN401 - JSON
     )
 
 
-Filter = Callable[[torch.Tensor, Subject], torch.Tensor]  # from probabilities in float32 to weights
+Filter = Callable[[torch.Tensor, SolvedCase], torch.Tensor]  # from probabilities in float32 to weights
 
 
-def _number(subject: Subject, name: str) -> float:
+def _number(subject: SolvedCase, name: str) -> float:
     return scalar(subject.inputs, name) if name in subject.inputs else 0.0
 
 
 def filtered(
-    probs: torch.Tensor, subject: Subject, *, more: int = 0, of_p: float = 1.0, of_least: float = 1.0
+    probs: torch.Tensor, subject: SolvedCase, *, more: int = 0, of_p: float = 1.0, of_least: float = 1.0
 ) -> torch.Tensor:
     """What the filters leave, by thresholds that keep all equal values."""
     if "top_k" in subject.inputs:

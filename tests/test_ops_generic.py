@@ -18,7 +18,7 @@ from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.reasons import Skip
-from traceproof.run.plan import Selection
+from traceproof.run.plan import PlanSelection
 from traceproof.run.schema import OpTypePlan
 
 PAGED: dict[str, Any] = {
@@ -162,7 +162,7 @@ def test_a_text_is_what_a_constraint_allows_and_else_a_typed_skip(
     unknown = changed(GATED, op_type="unheard_of", inputs=inputs)
     (tmp_path / "one.json").write_text(json.dumps(unknown))
     (tmp_path / "two.json").write_text(json.dumps(changed(GATED, name="known", op_type="unheard_of")))
-    (path,) = plans(tmp_path, tmp_path / "cases", Selection(cases=cases_asked))
+    (path,) = plans(tmp_path, tmp_path / "cases", PlanSelection(cases=cases_asked))
     (only,) = OpTypePlan.read(path).definitions["silu_and_mul_h64"].cases
     assert only.skip is not None
     assert (only.skip.reason, "layout is a text" in only.skip.message) == (Skip.NO_INPUTS, True)

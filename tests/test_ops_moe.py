@@ -30,7 +30,7 @@ from traceproof.ops.families.routing import (
 from traceproof.ops.formula import Variant, Wide
 from traceproof.ops.quant import requantise_fp8, to_bf16, to_fp8
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solved
+from traceproof.run.case import SolvedCase, solved
 
 DEFINITIONS = ops.definitions("moe")
 BY_FORM = {(mixture_of(it).scaling, routing_of(it).method): it for it in DEFINITIONS}
@@ -112,7 +112,7 @@ def test_an_unknown_form_is_named(definition: Definition, why: str) -> None:
         MOE.check(definition)
 
 
-def computed(subject: Subject, how: Mapping[str, Any] | None = None) -> torch.Tensor:
+def computed(subject: SolvedCase, how: Mapping[str, Any] | None = None) -> torch.Tensor:
     """The output as a kernel gives it, with roundings that `mixture` takes."""
     found = MOE.answer(Variant("kernel", **(how or {}))).make(subject)
     assert found is not None

@@ -12,7 +12,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Unsupported, Values, tensor
-from traceproof.run.case import Subject, solved
+from traceproof.run.case import SolvedCase, solved
 
 VOCABULARY = 40
 OUTPUT = "accepted_token_ids"
@@ -117,7 +117,7 @@ WRONG: dict[str, Kernel] = {
 }
 
 
-def outputs(kernel: Kernel, subject: Subject, seed: int = 0) -> torch.Tensor:
+def outputs(kernel: Kernel, subject: SolvedCase, seed: int = 0) -> torch.Tensor:
     names = ("draft_probs", "draft_token_ids", "target_probs")
     rows = list(zip(*(tensor(subject.inputs, name) for name in names), strict=True))
     trials = subject.op.trials(subject.definition, subject.case)

@@ -12,7 +12,7 @@ from definitions import rmsnorm, write
 
 from traceproof.errors import TraceproofError
 from traceproof.run import plan as planning
-from traceproof.run.plan import Selection, plan
+from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import GROUP, INDEX, Index, Listed, OpTypePlan
 from traceproof.stacks import STACKS
 
@@ -46,14 +46,14 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
         return one(*args)
 
     def run(code: str = "c", **selected: Any) -> list[str]:  # noqa: ANN401 - fields
-        root, selection = tmp_path / "dataset", Selection(**{**SMALL, **selected})
+        root, selection = tmp_path / "dataset", PlanSelection(**{**SMALL, **selected})
         with monkeypatch.context() as patch:
             patch.setattr(planning, "_definition_plan", noted)
             made.clear()
             (tmp_path / "cases" / INDEX).unlink(missing_ok=True)  # as Snakemake does
             index = plan(root, tmp_path / "cases", selection, code=code)
         found = list(made)
-        plan(root, tmp_path / "anew", Selection(**{**SMALL, **selected}))
+        plan(root, tmp_path / "anew", PlanSelection(**{**SMALL, **selected}))
         assert plans(tmp_path / "cases") == plans(tmp_path / "anew")
         assert Index.read(tmp_path / "cases" / INDEX) == index
         return found
@@ -135,8 +135,8 @@ def test_a_damaged_plan_is_made_again(
 
 
 def test_the_index_says_what_jobs_take(dataset: Path, tmp_path: Path) -> None:
-    host = plan(dataset, tmp_path / "host", Selection(sizes=("small",))).op_types["rmsnorm"]
-    gpu = plan(dataset, tmp_path / "gpu", Selection(sizes=("small",)), gpu=True).op_types["rmsnorm"]
+    host = plan(dataset, tmp_path / "host", PlanSelection(sizes=("small",))).op_types["rmsnorm"]
+    gpu = plan(dataset, tmp_path / "gpu", PlanSelection(sizes=("small",)), gpu=True).op_types["rmsnorm"]
     assert host.definitions == gpu.definitions == ("alpha", "beta", "wide")
     assert (host.parallel, host.gpu_mb) == (1, 0)
     assert gpu.parallel > 1
@@ -159,7 +159,7 @@ def test_an_edit_changes_the_digest_of_its_job_alone(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("traceproof.run.schema.GROUP", 2)
-    small = Selection(sizes=("small",))
+    small = PlanSelection(sizes=("small",))
     before = plan(dataset, tmp_path / "cases", small).op_types["rmsnorm"].digests
     [file] = dataset.glob("definitions/*/wide.json")
     definition = json.loads(file.read_text())

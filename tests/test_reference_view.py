@@ -11,13 +11,13 @@ from test_hostile import RIGHT, reference
 from worker_pools import NOTHING
 
 import traceproof
-from traceproof.run.plan import Selection
+from traceproof.run.plan import PlanSelection
 from traceproof.run.untrusted import untrusted_pool
 from traceproof.sandbox import Limits, Pool, Status, policy
 from traceproof.sandbox.isolation import lacking
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
-SELECTION = Selection(sizes=("small",), cases=("small-0",))
+SELECTION = PlanSelection(sizes=("small",), cases=("small-0",))
 SOURCE = Path(traceproof.__file__).parent
 # Each looks for something, and raises what it finds.
 LOOKS = {

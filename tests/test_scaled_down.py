@@ -19,7 +19,7 @@ from traceproof.ops.families.expert import mixture_of
 from traceproof.ops.scaled_down import ScaledDown, scaled_down_of
 from traceproof.publish.ledger import keep
 from traceproof.run.known import Known
-from traceproof.run.plan import Selection
+from traceproof.run.plan import PlanSelection
 from traceproof.run.report import table
 from traceproof.sandbox import Limits
 
@@ -52,7 +52,7 @@ def verified(tmp_path: Path, *definitions: dict[str, Any], limit: int = 1 << 20,
         path = tmp_path / "dataset" / "definitions" / "rmsnorm" / f"{definition['name']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(definition))
-    selection = Selection(sizes=("medium",), memory_limit=limit, **selected)
+    selection = PlanSelection(sizes=("medium",), memory_limit=limit, **selected)
     found = Run(tmp_path / "dataset", tmp_path / "results", selection=selection, limits=LIMITS).verify()
     return [row for rows in found.values() for row in rows]
 

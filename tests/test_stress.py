@@ -25,9 +25,9 @@ from traceproof.ops.families.expert import MOE
 from traceproof.ops.families.routing import Method, Weigh, sum_one
 from traceproof.ops.formula import Variant
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solve
+from traceproof.run.case import SolvedCase, solve
 from traceproof.run.implementation import Implementation
-from traceproof.run.plan import Selection
+from traceproof.run.plan import PlanSelection
 from traceproof.run.schema import OpTypePlan
 
 OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}
@@ -45,12 +45,12 @@ def case(definition: Definition, name: str) -> Case:
     return next(one for one in stress(definition) if one.id == name)
 
 
-def refused(subject: Subject, outputs: Tensors) -> bool:
+def refused(subject: SolvedCase, outputs: Tensors) -> bool:
     rulings = [subject.ruling(name, outputs[name]) for name in subject.definition.outputs]
     return any(ruling.verdict is not Verdict.PASS for ruling in rulings)
 
 
-def ordinary(definition: Definition) -> Iterator[Subject]:
+def ordinary(definition: Definition) -> Iterator[SolvedCase]:
     op = registry.get(definition.op_type).of_form(definition)
     for one in op.cases(definition, sizes=("small",), seed=0):
         yield solve(definition, one)
@@ -81,7 +81,7 @@ def test_right_answers_pass_the_cheap_stress_cases(definition: Definition) -> No
             assert not refused(subject, outputs), one.id
 
 
-def filled_mask(subject: Subject) -> Tensors:
+def filled_mask(subject: SolvedCase) -> Tensors:
     """Attention over whole pages, the tail of a last page masked by a number that raw products go below."""
     operands = operands_of(subject.inputs)
     full = torch.full_like(subject.tensor("kv_last_page_len"), 16)
@@ -115,7 +115,7 @@ def weights_left_beside_the_bias(
     return sum_one(((torch.sigmoid(logits) + bias) - bias).gather(-1, experts) + 1e-20)
 
 
-def mixture(subject: Subject, weigh: Mapping[Method, Weigh]) -> Tensors:
+def mixture(subject: SolvedCase, weigh: Mapping[Method, Weigh]) -> Tensors:
     """The mixture with other weights."""
     found = MOE.answer(Variant("mixture", weigh=weigh)).make(subject)
     assert found is not None
@@ -214,7 +214,7 @@ def test_a_stress_case_that_does_not_fit_is_a_skip(tmp_path: Path) -> None:
     path = tmp_path / "dataset" / "definitions" / "rmsnorm" / "narrow.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(rmsnorm("narrow")))
-    (written,) = plans(tmp_path / "dataset", tmp_path / "cases", Selection(sizes=(STRESS,)))
+    (written,) = plans(tmp_path / "dataset", tmp_path / "cases", PlanSelection(sizes=(STRESS,)))
     cases = {one.id: one for one in OpTypePlan.read(written).definitions["narrow"].cases}
     skip = cases["stress-far"].skip
     assert skip is not None

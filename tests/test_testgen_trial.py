@@ -14,7 +14,7 @@ from definitions import GOOD, rmsnorm, write
 
 from traceproof.draw import Draw
 from traceproof.judge.output import misconduct
-from traceproof.run.case import Subject, fingerprints
+from traceproof.run.case import SolvedCase, fingerprints
 from traceproof.testgen.support import trial as module
 from traceproof.testgen.support.suite import ReferenceTests
 from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, cases_of, read_definition, threads
@@ -36,7 +36,7 @@ def trial(root: Path, reference: str = GOOD) -> Trial:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often inputs are drawn and an output is judged."""
     count: Counter[str] = Counter()
-    for owner, name in ((Draw, "normal"), (Subject, "ruling")):
+    for owner, name in ((Draw, "normal"), (SolvedCase, "ruling")):
         inner = getattr(owner, name)
 
         def outer(*args: Any, inner: Any = inner, name: str = name, **more: Any) -> Any:  # noqa: ANN401

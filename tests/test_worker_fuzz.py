@@ -21,7 +21,7 @@ from test_transfer import memory
 
 from traceproof.files import BorderError
 from traceproof.ops.base import Values
-from traceproof.run.judging import Result
+from traceproof.run.judging import CaseResult
 from traceproof.sandbox import Limits, Reply, Status, model
 from traceproof.sandbox.pool import Conversation
 
@@ -123,7 +123,7 @@ def answered(body: bytes) -> None:
     answer.message.encode()
     reply = Reply(status=answer.status, message=answer.message, value=answer.value)
     if answer.status is not Status.OK:
-        Result.failed(reply).message.encode()
+        CaseResult.failed(reply).message.encode()
 
 
 def test_a_conversation_ends_with_a_status_whatever_is_said() -> None:

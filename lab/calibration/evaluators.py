@@ -16,7 +16,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.answers import Answer
 from traceproof.ops.base import Op, Tensors
 from traceproof.ops.cases import Case
-from traceproof.run.case import Subject
+from traceproof.run.case import SolvedCase
 
 READ = "read in flashinfer-bench 0.1.2"
 TEMPLATES = "read in flashinfer-python 0.7.2.post1 (flashinfer.trace)"
@@ -198,7 +198,7 @@ class Drawn:
         return self.outside or self.distance > DISTANCE
 
 
-def drawn(answer: Answer, subjects: Iterable[Subject]) -> Drawn | None:
+def drawn(answer: Answer, subjects: Iterable[SolvedCase]) -> Drawn | None:
     """The worst over all cases; None: the answer is given in none."""
     found: list[Drawn] = []
     for subject in subjects:
@@ -228,7 +228,7 @@ def drawing(op: Op) -> Op:
     return many
 
 
-def valid(subject: Subject) -> torch.Tensor:
+def valid(subject: SolvedCase) -> torch.Tensor:
     """Mask [rows, vocabulary]: the tokens that are let pass."""
     probs = subject.tensor("probs").float()
     mask = torch.ones_like(probs, dtype=torch.bool)

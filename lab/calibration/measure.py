@@ -27,7 +27,7 @@ from traceproof.ops.base import Tensors
 from traceproof.ops.cases import ALL_SIZES
 from traceproof.ops.compare import Comparison, Quantised
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solved
+from traceproof.run.case import SolvedCase, solved
 
 # actual, expected in actual's dtype, how our judge compares this output
 Rival = Callable[[torch.Tensor, torch.Tensor, Comparison], bool]
@@ -141,7 +141,7 @@ def measure(  # noqa: PLR0913 - what is measured, on which cases
 
 def _count(
     answer: Answer,
-    subjects: Iterable[Subject],
+    subjects: Iterable[SolvedCase],
     baseline: Sequence[Tensors | None] | None,
     tally: Tally,
     label: str,
@@ -166,7 +166,7 @@ def _same(outputs: Tensors, right: Tensors | None) -> bool:
     )
 
 
-def judge(subject: Subject, outputs: Tensors) -> dict[str, bool]:
+def judge(subject: SolvedCase, outputs: Tensors) -> dict[str, bool]:
     """Which gates refuse the outputs of one case; those that can not judge it are left out."""
     rivals = {} if subject.trials else RIVALS  # no tolerance fits random draws
     refused = dict.fromkeys((OURS, *rivals), False)

@@ -24,9 +24,9 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solved
+from traceproof.run.case import SolvedCase, solved
 from traceproof.run.tensors import same_values
-from traceproof.run.untrusted import CallError, Source, loaded
+from traceproof.run.untrusted import CallError, UntrustedSource, loaded
 from traceproof.sandbox import Limits, Pool, Status
 
 
@@ -164,15 +164,15 @@ class Trial:
         self.op = registry.get(definition.op_type).of_form(definition)
         self.judged = list(solved(definition, sizes, seed))
         self.original = self._all(definition.reference, self.judged)
-        self.others: list[tuple[Subject, Tensors]] | None = None
+        self.others: list[tuple[SolvedCase, Tensors]] | None = None
         self.lines = self._executed()
 
     @contextmanager
-    def _loaded(self, source: str) -> Iterator[Source]:
+    def _loaded(self, source: str) -> Iterator[UntrustedSource]:
         with loaded(self.definition, self.pool, limits=self.limits, source=source) as found:
             yield found
 
-    def _all(self, source: str, subjects: list[Subject]) -> list[Tensors]:
+    def _all(self, source: str, subjects: list[SolvedCase]) -> list[Tensors]:
         with self._loaded(source) as found:
             return [found.outputs(subject) for subject in subjects]
 
@@ -215,7 +215,7 @@ class Trial:
                 return False
             raise
 
-    def _fate(self, source: Source, line: int) -> dict[str, str]:
+    def _fate(self, source: UntrustedSource, line: int) -> dict[str, str]:
         differs = ""
         for subject, original in zip(self.judged, self.original, strict=True):
             taken = source.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials)
@@ -233,7 +233,7 @@ class Trial:
         reached = line in self.lines or not line
         return {"fate": "equivalent" if reached else "unreached", "by": ""}
 
-    def _other(self) -> list[tuple[Subject, Tensors]]:
+    def _other(self) -> list[tuple[SolvedCase, Tensors]]:
         if self.others is None:
             sizes = (*self.sizes, "large") if self._cheap() else self.sizes
             found = [subject for seed in OTHER_SEEDS for subject in solved(self.definition, sizes, seed)]
@@ -252,7 +252,7 @@ def same(outputs: Tensors, original: Tensors) -> bool:
     )
 
 
-def refusal(subject: Subject, outputs: Tensors, original: Tensors, *, surplus: list[str]) -> str:
+def refusal(subject: SolvedCase, outputs: Tensors, original: Tensors, *, surplus: list[str]) -> str:
     """Why the judge refuses the outputs though it does not refuse the original's; empty if it lets them pass."""
     if surplus:
         return "an output too many"
@@ -264,7 +264,7 @@ def refusal(subject: Subject, outputs: Tensors, original: Tensors, *, surplus: l
     return f"no {sorted(missing)}" if missing else ""
 
 
-def rule(subject: Subject, name: str, value: torch.Tensor) -> str:
+def rule(subject: SolvedCase, name: str, value: torch.Tensor) -> str:
     """The judge's objection to one output; empty if there is none."""
     ruling = subject.ruling(name, value, reference=True)
     return "" if ruling.verdict == Verdict.PASS else f"{name} {ruling.reason}: {ruling.message}"

@@ -21,9 +21,9 @@ from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, IndexSet, Quantised, Samples
 from traceproof.reasons import Verdict
-from traceproof.run.case import Subject, solve
+from traceproof.run.case import SolvedCase, solve
 from traceproof.run.tensors import same_values
-from traceproof.run.untrusted import CallError, Source, loaded
+from traceproof.run.untrusted import CallError, UntrustedSource, loaded
 from traceproof.sandbox import Limits, Pool, Status
 
 # References of experts compute in float32 from the stored values: two of their answers differ by an order of sums
@@ -41,7 +41,7 @@ class Agreement(StrEnum):
 
 
 def agree(
-    subject: Subject, name: str, left: torch.Tensor, right: torch.Tensor, room: torch.Tensor | None
+    subject: SolvedCase, name: str, left: torch.Tensor, right: torch.Tensor, room: torch.Tensor | None
 ) -> tuple[Agreement, str]:
     """How one output's two sides agree, and what to tell people.
 
@@ -90,7 +90,7 @@ def room_for(sides: list[tuple[Tensors, Tensors]], name: str) -> torch.Tensor | 
     return torch.nan_to_num(lost[0]) + torch.nan_to_num(lost[1])
 
 
-def _same_sets(subject: Subject, name: str, left: torch.Tensor, right: torch.Tensor) -> tuple[Agreement, str]:
+def _same_sets(subject: SolvedCase, name: str, left: torch.Tensor, right: torch.Tensor) -> tuple[Agreement, str]:
     """Rows of indices as sets; where they differ, both must be choices that rounding leaves open."""
     if left.shape == right.shape and torch.equal(left.sort(-1).values, right.sort(-1).values):
         return Agreement.BITWISE, "as sets"
@@ -128,7 +128,7 @@ WANTED = ("small", "medium-0", "edge", "adversarial-rows", "adversarial-holes", 
 DRAWS, ELEMENTS = 512, 1 << 21
 
 
-def subjects_of(definition: Definition, seed: int) -> list[Subject]:
+def subjects_of(definition: Definition, seed: int) -> list[SolvedCase]:
     """The cases that relations are tried on, each drawn and solved."""
     return [solve(definition, case, seed=seed) for case in cases_of(definition, seed)]
 
@@ -143,7 +143,7 @@ def cases_of(definition: Definition, seed: int) -> list[Case]:
     return [case for case in found if case.size in WANTED or case.id in WANTED]
 
 
-def try_relation(relation: Relation, subjects: list[Subject], source: Source) -> dict[str, Any]:
+def try_relation(relation: Relation, subjects: list[SolvedCase], source: UntrustedSource) -> dict[str, Any]:
     """`holds`, `cases` that the relation says something about, and for the first that breaks it the evidence.
 
     Where the reference itself does not run on the case's own inputs, that case is left out and named.
@@ -169,7 +169,7 @@ def try_relation(relation: Relation, subjects: list[Subject], source: Source) ->
     return found
 
 
-def _call(relation: Relation, subject: Subject, inputs: Values, source: Source) -> Tensors:
+def _call(relation: Relation, subject: SolvedCase, inputs: Values, source: UntrustedSource) -> Tensors:
     size = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
     more = min(DRAWS, ELEMENTS // max(size, 1)) if subject.trials else 0
     trials = 1 if relation.once else max(subject.trials, more)
@@ -177,7 +177,7 @@ def _call(relation: Relation, subject: Subject, inputs: Values, source: Source) 
 
 
 def _outcome(
-    relation: Relation, subject: Subject, experiment: Experiment, original: Tensors, source: Source
+    relation: Relation, subject: SolvedCase, experiment: Experiment, original: Tensors, source: UntrustedSource
 ) -> tuple[Agreement, str]:
     try:
         outputs = _run(experiment, original, lambda inputs: _call(relation, subject, inputs, source))
@@ -219,7 +219,7 @@ def _run(experiment: Experiment, original: Tensors, compute: Callable[[Values], 
     return outputs
 
 
-def _rooms(subject: Subject, experiment: Experiment) -> list[tuple[Tensors, Tensors]] | None:
+def _rooms(subject: SolvedCase, experiment: Experiment) -> list[tuple[Tensors, Tensors]] | None:
     """Both sides as the baseline has them, and as the oracle has them; None where there is no baseline."""
     op, definition = subject.op, subject.definition
 

@@ -31,11 +31,11 @@ from traceproof.ops.cases import Case
 from traceproof.reasons import Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import poisoned
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
-from traceproof.run.engine import Engine, Settings, this_interpreter
+from traceproof.run.engine import Engine, EngineSettings, this_interpreter
 from traceproof.run.implementation import Implementation, named_outputs
 from traceproof.run.implementations import environment_of, for_op_type
-from traceproof.run.judging import JudgedCase, LargeCase, Origin, Result, Right
-from traceproof.run.plan import Selection, planned_alone
+from traceproof.run.judging import CaseResult, JudgedCase, LargeCase, Right, RowOrigin
+from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import REFERENCE, PlannedCase, PlannedDefinition, VerdictRow
 from traceproof.run.schema import place as place_of
 from traceproof.run.tensors import plain_tensors
@@ -332,7 +332,7 @@ def check(  # noqa: PLR0913 - all but two have defaults
     words = [called.name, repr(of) if not isinstance(of, Definition) else "definition"]
     words += [f"{name}={value!r}" for name, value in {**axes, **options}.items()]
     repeat = f"traceproof.check({', '.join(words)}, cases=['{{case}}'])"
-    entry = planned_alone(one, Selection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
+    entry = planned_alone(one, PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
     return _checked(called, entry, repeat, device=device, tolerance=tolerance)
 
 
@@ -355,7 +355,7 @@ def _engine(device: str | None, **settings: Any) -> Iterator[Engine]:  # noqa: A
         if name != MAIN and stack.package and find_spec(stack.package) is not None
     }
     try:
-        with Engine(Settings(environments={MAIN: main, **others}, **settings)) as engine:
+        with Engine(EngineSettings(environments={MAIN: main, **others}, **settings)) as engine:
             yield engine
     finally:
         torch.set_num_threads(threads)
@@ -380,7 +380,7 @@ def verify(  # noqa: PLR0913 - all but one have defaults
         names = [name for name in for_op_type(one.op_type) if environment_of(name) in engine.environments]
         if one.reference == NO_REFERENCE.format(", ".join(one.inputs)):
             names.remove(REFERENCE)
-        rows = engine.rows(planned_alone(one, Selection(sizes=tuple(sizes), seed=seed)), names)
+        rows = engine.rows(planned_alone(one, PlanSelection(sizes=tuple(sizes), seed=seed)), names)
     return Report(", ".join(names), one, tuple(rows))
 
 
@@ -476,10 +476,10 @@ class DrawnCase:
             definition=self.definition,
             op=self._op,
             planned=self.planned,
-            results={OUTPUTS: Result(status="ok", outputs=tensors, **notes)},
+            results={OUTPUTS: CaseResult(status="ok", outputs=tensors, **notes)},
             right=Right(oracle={} if self.planned.large else dict(self.expected)),
             large=large,
-            origins={OUTPUTS: Origin(code="", record={})},
+            origins={OUTPUTS: RowOrigin(code="", record={})},
             tolerance=self.tolerance,
             given=on_host(dict(self.inputs)),
         )
@@ -538,7 +538,7 @@ def every_case(  # noqa: PLR0913 - as `cases`
 ) -> Iterator[DrawnCase]:
     """The same with those that can not be judged here."""
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
-    planned = planned_alone(one, Selection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
+    planned = planned_alone(one, PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     for case in planned.cases:
         if not case.hidden:

@@ -13,7 +13,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.run.case import fingerprints, make_inputs
-from traceproof.run.plan import Selection, plan
+from traceproof.run.plan import PlanSelection, plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 TESTS = Path(__file__).parents[1]
@@ -25,7 +25,9 @@ LARGEST = 4 << 30  # bytes of a case
 @pytest.mark.parametrize("dataset", DATASETS, ids=range(len(DATASETS)))
 def test_a_gpu_draws_what_a_cpu_draws(dataset: Path, tmp_path: Path) -> None:
     differ, cases = [], 0
-    for op_type in plan(dataset, tmp_path, Selection(sizes=("small", "medium"), memory_limit=LARGEST)).op_types:
+    for op_type in plan(
+        dataset, tmp_path, PlanSelection(sizes=("small", "medium"), memory_limit=LARGEST)
+    ).op_types:
         planned = json.loads((tmp_path / f"{op_type}.json").read_text(encoding="utf-8"))
         for name, entry in planned["definitions"].items():
             definition = Definition.model_validate(entry["definition"])

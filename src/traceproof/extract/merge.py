@@ -97,7 +97,7 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     from traceproof.ops import registry
     from traceproof.reasons import Verdict
     from traceproof.run.definition_run import DefinitionRun, Drawn
-    from traceproof.run.engine import Engine, Settings, this_interpreter
+    from traceproof.run.engine import Engine, EngineSettings, this_interpreter
     from traceproof.run.schema import REFERENCE, PlannedCase
     from traceproof.run.untrusted import CallError, Taken, loaded
 
@@ -112,7 +112,7 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     ]
     found: dict[str, Any] = {"cases": 0, "no_oracle": None, "too_large": len(every) - len(cases)}
     problems: list[str] = []
-    settings = Settings(environments={MAIN: this_interpreter(on_gpu=False)}, limits=LIMITS)
+    settings = EngineSettings(environments={MAIN: this_interpreter(on_gpu=False)}, limits=LIMITS)
     try:
         with (
             Engine(settings, untrusted=pool) as engine,

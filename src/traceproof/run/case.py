@@ -138,7 +138,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject(answers.Subject):
+class SolvedCase(answers.Subject):
     """One case, drawn and solved, and what the judge says of outputs."""
 
     def expected(self, name: str, *, reference: bool = False) -> Expected:
@@ -155,18 +155,18 @@ class Subject(answers.Subject):
 
 def solve(
     definition: Definition, case: Case, *, device: torch.device = CPU, dataset: Path | None = None, seed: int = 0
-) -> Subject:
+) -> SolvedCase:
     """Draw a case's inputs and compute what is right; nothing where the op has no oracle for the definition."""
     op, unknown = registry.for_definition(definition)
     inputs = make_inputs(op, definition, case, device=device, dataset=dataset)
     oracle = {} if unknown is not None else op.answers(definition, inputs)
     kept = {name: value.cpu() for name, value in oracle.items()}
-    return Subject(definition=definition, op=op, case=case, inputs=inputs, oracle=kept, seed=seed)
+    return SolvedCase(definition=definition, op=op, case=case, inputs=inputs, oracle=kept, seed=seed)
 
 
 def solved(
     definition: Definition, sizes: tuple[str, ...], seed: int, *, ids: Collection[str] = ()
-) -> Iterator[Subject]:
+) -> Iterator[SolvedCase]:
     """The cases of some sizes, edge and adversarial ones, each drawn and solved; with `ids`, these alone."""
     for case in registry.get(definition.op_type).of_form(definition).planned(definition, sizes=sizes, seed=seed):
         if not ids or case.id in ids:

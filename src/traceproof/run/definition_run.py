@@ -22,13 +22,13 @@ from traceproof.run.calls import BETWEEN_BYTES, giving_back, set_seed
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.implementation import Implementation
 from traceproof.run.implementations import environment_of
-from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Result, Right, Rows, Rulings
+from traceproof.run.judging import EXPLAINED_BYTES, CaseResult, JudgedCase, LargeCase, Right, Rows, Rulings
 from traceproof.run.proof import graded
 from traceproof.run.schema import BASELINE, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.shadow import modes_of
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.trusted import Runner
-from traceproof.run.untrusted import NAN, CallError, Source, Taken, loaded
+from traceproof.run.untrusted import NAN, CallError, Taken, UntrustedSource, loaded
 from traceproof.sandbox import Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import STACKS, TAGGED
@@ -49,7 +49,7 @@ class Drawn:
     inputs: Values | None = None
     problem: Reply | None = None  # why they could not be drawn
     digest: str | None = None
-    results: dict[str, Result] = field(default_factory=dict)
+    results: dict[str, CaseResult] = field(default_factory=dict)
     right: Right = field(default_factory=Right)
 
 
@@ -90,7 +90,9 @@ class DefinitionRun:
         cases = self.entry.cases
         for planned in cases:
             if planned.skip is not None:
-                self._finish(Drawn(planned=planned, results={name: Result(status="skip") for name in self.names}))
+                self._finish(
+                    Drawn(planned=planned, results={name: CaseResult(status="skip") for name in self.names})
+                )
         plain = [planned for planned in cases if planned.skip is None and not planned.hidden]
         hidden = [planned for planned in cases if planned.skip is None and planned.hidden]
         if REFERENCE in self.names:
@@ -157,26 +159,26 @@ class DefinitionRun:
             drawn.results[name] = made.result()
         drawn.results |= {one: future.result() for one, future in asked.items()}
 
-    def _attempt(self, name: str, call: Callable[[], Result]) -> Result:
+    def _attempt(self, name: str, call: Callable[[], CaseResult]) -> CaseResult:
         """What a call leaves; none is made where too many before it took too long."""
         seconds = self.settings.limits.seconds
         if self.timeouts[name] >= PATIENCE:
             message = f"not run: {PATIENCE} cases of this definition ran into the limit of {seconds:g} s"
-            return Result(status="error", reason=Error.TIMEOUT, message=message)
+            return CaseResult(status="error", reason=Error.TIMEOUT, message=message)
         result = call()
         self.timeouts[name] += result.reason == Error.TIMEOUT
         return result
 
     @staticmethod
-    def _untrusted(drawn: Drawn, call: Callable[[Drawn], Taken]) -> Result:
+    def _untrusted(drawn: Drawn, call: Callable[[Drawn], Taken]) -> CaseResult:
         """What a call of untrusted code leaves of a case."""
         if drawn.inputs is None:
             assert drawn.problem is not None
-            return Result.failed(drawn.problem, "drawing the inputs: ")
+            return CaseResult.failed(drawn.problem, "drawing the inputs: ")
         try:
-            return Result.taken(call(drawn), drawn.digest)
+            return CaseResult.taken(call(drawn), drawn.digest)
         except CallError as error:
-            return Result.failed(error.reply)
+            return CaseResult.failed(error.reply)
 
     def _draw(self, drawn: Drawn) -> None:
         case = drawn.planned.case
@@ -278,7 +280,7 @@ class DefinitionRun:
 
     # Ground truths.
 
-    def _trusted(self, name: str, planned: PlannedCase) -> Result:
+    def _trusted(self, name: str, planned: PlannedCase) -> CaseResult:
         """What a ground truth leaves of a case."""
         item = {
             "implementation": name,
@@ -292,23 +294,23 @@ class DefinitionRun:
             return self._called_here(function, item)
         problem = self.engine.not_built(name, self.definition)
         if problem is not None:
-            return Result(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
+            return CaseResult(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
         reply = self.engine.ask(name, item, self._seconds(name))
         if reply.status is not Status.OK:
-            return Result.failed(reply)
+            return CaseResult.failed(reply)
         said = reply.value
         if "skip" in said:
-            return Result.skipped(Unavailable(said["skip"], said["message"]))
-        return Result(status="ok", **said)
+            return CaseResult.skipped(Unavailable(said["skip"], said["message"]))
+        return CaseResult(status="ok", **said)
 
-    def _called_here(self, function: Implementation, item: Mapping[str, Any]) -> Result:
+    def _called_here(self, function: Implementation, item: Mapping[str, Any]) -> CaseResult:
         """What an implementation leaves of a case that it computes in this process."""
         function.device = self.engine.device.type
         runner = Runner(self.definition, self.op, function, self.engine.device, self.settings.dataset)
         try:
-            return Result(status="ok", **runner.run(item))
+            return CaseResult(status="ok", **runner.run(item))
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
-            return Result.failed(raised(error))
+            return CaseResult.failed(raised(error))
 
     def _seconds(self, name: str) -> float:
         """What a call may take: on a GPU, one of a function that the definition's tag names compiles it."""
@@ -341,7 +343,7 @@ class DefinitionRun:
                 self._again(source, again, hidden, repeated=repeated, fill=fill)
 
     @contextlib.contextmanager
-    def _reference(self, fill: float | None) -> Iterator[Source]:
+    def _reference(self, fill: float | None) -> Iterator[UntrustedSource]:
         """The definition's reference in a new process."""
         with loaded(
             self.definition,
@@ -354,11 +356,17 @@ class DefinitionRun:
             yield source
 
     def _again(
-        self, source: Source, first: Drawn | None, hidden: Sequence[PlannedCase], *, repeated: bool, fill: float
+        self,
+        source: UntrustedSource,
+        first: Drawn | None,
+        hidden: Sequence[PlannedCase],
+        *,
+        repeated: bool,
+        fill: float,
     ) -> None:
         """A case's second run, and hidden cases: whether bits vary, and answers are remembered."""
         before: tuple[Values, Tensors] | None = None
-        second: Result | None = None
+        second: CaseResult | None = None
         if first is not None:
             call = partial(self._called, source, fill=fill, again=True)
             second = self._attempt(REFERENCE, partial(self._untrusted, first, call))
@@ -377,7 +385,7 @@ class DefinitionRun:
             first.results[REFERENCE] = self._joined(first, second, remembered=remembered)
             self._finish(first)
 
-    def _joined(self, first: Drawn, second: Result, *, remembered: bool) -> Result:
+    def _joined(self, first: Drawn, second: CaseResult, *, remembered: bool) -> CaseResult:
         """What two runs of a case, and hidden cases after it, showed together."""
         if second.status != "ok":
             return replace(second, message=f"its second run: {second.message}")
@@ -411,7 +419,13 @@ class DefinitionRun:
         return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(earlier))
 
     def _called(
-        self, source: Source, drawn: Drawn, *, fill: float | None = NAN, threads: int = 1, again: bool = False
+        self,
+        source: UntrustedSource,
+        drawn: Drawn,
+        *,
+        fill: float | None = NAN,
+        threads: int = 1,
+        again: bool = False,
     ) -> Taken:
         """What a call of the reference leaves; without an oracle, its shadow stands beside as what is right."""
         planned, limit = drawn.planned, self.settings.limits.seconds
@@ -423,7 +437,7 @@ class DefinitionRun:
             drawn.right = shadowed(self.entry.reference, call)
         return taken
 
-    def _call(self, source: Source, drawn: Drawn, *, again: bool = False, **order: Any) -> Taken:  # noqa: ANN401
+    def _call(self, source: UntrustedSource, drawn: Drawn, *, again: bool = False, **order: Any) -> Taken:  # noqa: ANN401
         """One call, whose seed nobody can tell the case by where something is drawn."""
         planned = drawn.planned
         seed = secrets.randbits(62) if again else planned.case.seed

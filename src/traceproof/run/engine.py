@@ -27,7 +27,7 @@ from traceproof.run.calls import cuda_is_lost, keep_memory, wait_asleep
 from traceproof.run.definition_run import DefinitionRun, raised
 from traceproof.run.implementation import Implementation, absent, blocked
 from traceproof.run.implementations import PAIR, environment_of
-from traceproof.run.judging import Origin, Result, Rows
+from traceproof.run.judging import CaseResult, RowOrigin, Rows
 from traceproof.run.schema import (
     REFERENCE,
     PlannedDefinition,
@@ -39,7 +39,7 @@ from traceproof.stacks import MAIN, STACKS, Module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class EngineSettings:
     """What is run with."""
 
     # by stack. The main one missing: this interpreter; another missing: it is not to be had here
@@ -62,7 +62,7 @@ class Settings:
 class Engine:
     """Runs implementations on definitions' cases, and judges them. A context manager: it owns its workers."""
 
-    def __init__(self, settings: Settings, untrusted: Pool | None = None) -> None:
+    def __init__(self, settings: EngineSettings, untrusted: Pool | None = None) -> None:
         """With workers for untrusted code of somebody else's; None: its own."""
         self.settings = settings
         here = {} if MAIN in settings.environments else {MAIN: this_interpreter(on_gpu=torch.cuda.is_available())}
@@ -180,27 +180,27 @@ class Engine:
         self._lost = self._lost or (self.device.type == "cuda" and cuda_is_lost())
         return self._lost
 
-    def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> Result | None:
+    def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> CaseResult | None:
         """What comes of all cases of an implementation without anything being run; None: it has to be run."""
         if name == REFERENCE:
             if not entry.reference:
-                return Result.skipped(Unavailable(Skip.NO_REFERENCE, "the definition has no reference"))
+                return CaseResult.skipped(Unavailable(Skip.NO_REFERENCE, "the definition has no reference"))
             refused = refusal(entry.reference)
-            return None if refused is None else Result.failed(refused)
+            return None if refused is None else CaseResult.failed(refused)
         if name in self.settings.functions:
             return None
         try:
             why = blocked(name, definition, self.device.type)
         except Exception as error:  # noqa: BLE001 - an adapter's condition that can not be told is that definition's
-            return Result.failed(raised(error))
+            return CaseResult.failed(raised(error))
         if why is None and self._environment(name) is None:
             why = absent(name, definition)
-        return None if why is None else Result.skipped(why)
+        return None if why is None else CaseResult.skipped(why)
 
-    def origin(self, name: str) -> Origin:
+    def origin(self, name: str) -> RowOrigin:
         """What an implementation's rows stand on."""
         environment = self.environments.get(environment_of(name), self.environments[MAIN])
-        return Origin(code=self.settings.code, record=environment.record)
+        return RowOrigin(code=self.settings.code, record=environment.record)
 
     def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> Reply:
         """Have a worker of a ground truth's environment run one case: the one that was asked last and is free."""

@@ -30,7 +30,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.run.case import COLUMN_MAJOR, fingerprints
 from traceproof.run.schema import PlannedCase
-from traceproof.run.untrusted import CallError, Source, loaded, refusal, untrusted_pool
+from traceproof.run.untrusted import CallError, UntrustedSource, loaded, refusal, untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool
 
 SEED = "seed"
@@ -55,7 +55,7 @@ class Maker:
     """A definition's `init`, loaded in a worker of its own."""
 
     definition: Definition
-    source: Source
+    source: UntrustedSource
 
     def make(self, wanted: Mapping[str, int], seed: int) -> Made:
         """The inputs for sizes near the wanted ones; those that `init` has no parameter for are its own to choose.

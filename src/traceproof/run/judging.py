@@ -33,7 +33,7 @@ from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Error, Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import giving_back
-from traceproof.run.case import Subject, entries_of, expectation, make_inputs, on_host, place
+from traceproof.run.case import SolvedCase, entries_of, expectation, make_inputs, on_host, place
 from traceproof.run.implementations import PAIR
 from traceproof.run.schema import (
     ORACLE,
@@ -64,7 +64,7 @@ Rulings = Mapping[str, Ruling]  # by output, or WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class CaseResult:
     """What an implementation left of one case."""
 
     status: Literal["ok", "error", "skip"]
@@ -116,7 +116,7 @@ class Right:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class RowOrigin:
     """What an implementation's rows stand on."""
 
     code: str  # digest
@@ -131,11 +131,11 @@ class JudgedCase:
     definition: Definition
     op: Op
     planned: PlannedCase
-    results: Mapping[str, Result]
+    results: Mapping[str, CaseResult]
     right: Right = Right()
     large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, of a case judged in chunks
     inputs: str | None = None  # digest of what the coordinator drew
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, RowOrigin]
     tolerance: float | None = None
     dataset: Path | None = None
     given: Values | None = None  # the case's inputs, where nobody drew them
@@ -208,10 +208,10 @@ class JudgedCase:
         )
 
     @cached_property
-    def subject(self) -> Subject:
+    def subject(self) -> SolvedCase:
         """The case and what is expected of it, without its inputs."""
         case = self.planned.case
-        return Subject(
+        return SolvedCase(
             definition=self.definition,
             op=self.op,
             case=case,
@@ -363,8 +363,8 @@ def _told(ours: Sequence[str], theirs: Sequence[str], outvoted: Sequence[str]) -
 
 
 def rulings(  # noqa: PLR0913 - one call, spelled out
-    subject: Subject,
-    result: Result,
+    subject: SolvedCase,
+    result: CaseResult,
     *,
     tolerance: float | None,
     reference: bool = False,
@@ -389,7 +389,7 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
         yield WHOLE, ruling
 
 
-def _unjudged(subject: Subject, outputs: Tensors, numeric: Rulings | None) -> Iterator[tuple[str, str]]:
+def _unjudged(subject: SolvedCase, outputs: Tensors, numeric: Rulings | None) -> Iterator[tuple[str, str]]:
     """The outputs that have an answer and were compared with nothing, and why."""
     if numeric is not None:
         for name in outputs.keys() - subject.definition.outputs.keys() - numeric.keys():
@@ -400,7 +400,7 @@ def _unjudged(subject: Subject, outputs: Tensors, numeric: Rulings | None) -> It
             yield name, "the output is optional and was not returned, though the case has an answer for it"
 
 
-def _conduct(result: Result) -> Iterator[Ruling]:
+def _conduct(result: CaseResult) -> Iterator[Ruling]:
     """What it did beside computing: changed inputs, aliased outputs, varying or remembered answers."""
     yield from misconduct(**{name: getattr(result, name) for name in MISCONDUCT})
     if result.varying is None:

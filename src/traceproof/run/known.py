@@ -97,7 +97,7 @@ Names = Annotated[list[str], Field(min_length=1)]
 Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]], Field(min_length=1)]
 
 
-class Entry(BaseModel):
+class KnownFinding(BaseModel):
     """One known finding."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -151,9 +151,9 @@ class Known(BaseModel):
     """The whole file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    findings: list[Entry] = []
+    findings: list[KnownFinding] = []
 
-    def entry(self, row: VerdictRow, versions: Mapping[str, str]) -> Entry | None:
+    def entry(self, row: VerdictRow, versions: Mapping[str, str]) -> KnownFinding | None:
         """The first entry that speaks of a row, in an environment of these package versions.
 
         Raises TraceproofError: such an entry limits versions of a package that is not among them.

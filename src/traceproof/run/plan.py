@@ -55,7 +55,7 @@ from traceproof.text import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class PlanSelection:
     """What to plan."""
 
     # op_types, definitions: names; empty selects all
@@ -80,7 +80,7 @@ class Selection:
         return cls(**fields)
 
 
-def selected(tree: DatasetTree, selection: Selection) -> dict[str, list[str]]:
+def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]]:
     """Names of the definitions that are planned, by op_type; raises as `plan` does."""
     groups: dict[str, list[str]] = {}
     for name, entry in tree.definitions.items():
@@ -108,7 +108,7 @@ def selected(tree: DatasetTree, selection: Selection) -> dict[str, list[str]]:
     return {name: members for name, members in found.items() if members}
 
 
-def check_cases(selection: Selection, groups: Mapping[str, list[str]]) -> None:
+def check_cases(selection: PlanSelection, groups: Mapping[str, list[str]]) -> None:
     """Check that every case selected was met while planning. Raises TraceproofError: one was not."""
     if not any(groups.values()):
         return
@@ -158,7 +158,7 @@ class PlannedScaledDown:
 def plan(  # noqa: PLR0913 - a rule's inputs and outputs
     dataset: Path,
     out: Path,
-    selection: Selection,
+    selection: PlanSelection,
     inits: Inits | None = None,
     *,
     code: str = "",
@@ -254,7 +254,7 @@ def _with_inits(tree: DatasetTree, plans: Sequence[OpTypePlan], inits: Inits) ->
 
 
 def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
-    tree: DatasetTree, op_type: str, names: Iterable[str], selection: Selection, context: str, out: Path
+    tree: DatasetTree, op_type: str, names: Iterable[str], selection: PlanSelection, context: str, out: Path
 ) -> OpTypePlan:
     definitions: dict[str, PlannedDefinition] = {}
     # Files that can not be used have their verdicts, but where definitions are selected by name.
@@ -278,7 +278,9 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     )
 
 
-def _unchanged(tree: DatasetTree, entry: DatasetEntry, earlier: PlannedDefinition, selection: Selection) -> bool:
+def _unchanged(
+    tree: DatasetTree, entry: DatasetEntry, earlier: PlannedDefinition, selection: PlanSelection
+) -> bool:
     """Whether a definition is as it was when planned, and its own file alone says what its cases are."""
     definition = entry.definition
     lines = selection.workloads and definition.name in tree.workload_files
@@ -287,7 +289,9 @@ def _unchanged(tree: DatasetTree, entry: DatasetEntry, earlier: PlannedDefinitio
     return json.dumps(earlier.definition) == json.dumps(definition.as_json())  # the order of inputs counts, too
 
 
-def _definition_plan(tree: DatasetTree, entry: DatasetEntry, selection: Selection, broken: list[Broken]) -> _Both:
+def _definition_plan(
+    tree: DatasetTree, entry: DatasetEntry, selection: PlanSelection, broken: list[Broken]
+) -> _Both:
     """The plans of one definition and of it scaled down; None: there is none, and `broken` says what is wrong."""
     definition = entry.definition
     try:
@@ -313,7 +317,7 @@ def _definition_plan(tree: DatasetTree, entry: DatasetEntry, selection: Selectio
 
 
 def planned_alone(
-    definition: Definition, selection: Selection, lines: Iterable[WorkloadLine] = ()
+    definition: Definition, selection: PlanSelection, lines: Iterable[WorkloadLine] = ()
 ) -> PlannedDefinition:
     """The plan of one definition, with workload lines if it has any; raises as `plan` does."""
     op, unknown = registry.for_definition(definition)
@@ -323,14 +327,14 @@ def planned_alone(
 
 
 def _planned_definition(
-    definition: Definition, cases: Iterable[PlannedCase], selection: Selection, path: str
+    definition: Definition, cases: Iterable[PlannedCase], selection: PlanSelection, path: str
 ) -> PlannedDefinition:
     wanted = _wanted(cases, selection.cases)
     made = PlannedDefinition.alone(definition, wanted, None, selection.hidden_seed)
     return made.model_copy(update={"path": path})
 
 
-def _scaled_down(definition: Definition, op: Op, selection: Selection) -> PlannedScaledDown | str:
+def _scaled_down(definition: Definition, op: Op, selection: PlanSelection) -> PlannedScaledDown | str:
     """The scaled-down form of a definition that does not fit, with its cases, or why there is none that does."""
     scaled_down = scaled_down_of(definition, op)
     if isinstance(scaled_down, str):
@@ -345,7 +349,7 @@ def _scaled_down(definition: Definition, op: Op, selection: Selection) -> Planne
 def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     definition: Definition,
     op: Op,
-    selection: Selection,
+    selection: PlanSelection,
     lines: Iterable[WorkloadLine],
     *,
     unknown: bool,
@@ -390,7 +394,7 @@ def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[Planne
 def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
     definition: Definition,
     op: Op,
-    selection: Selection,
+    selection: PlanSelection,
     unknown: bool,  # noqa: FBT001 - bound, as said
     case: Case,
     skip: SkipNote | None,

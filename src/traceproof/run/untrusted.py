@@ -28,10 +28,10 @@ from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
 from traceproof.ops.cases import Case, Further
 from traceproof.run.calls import GOLDEN, filler
-from traceproof.run.case import Subject
+from traceproof.run.case import SolvedCase
 from traceproof.run.runner import FOLDER, TRITON
 from traceproof.run.tensors import aligned, copy_bytes, dtype_name, raw_bytes, same_bits, whole
-from traceproof.sandbox import MIB, Limits, Pool, Reply, Session, Status, policy
+from traceproof.sandbox import MIB, Limits, Pool, Reply, Status, WorkerSession, policy
 from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.sandbox.model import Shared
 from traceproof.text import plain_text
@@ -160,7 +160,7 @@ class Returned(BaseModel):
     shape: Annotated[list[Annotated[int, Field(ge=0, le=LONGEST_AXIS)]], Field(max_length=MOST_AXES)]
 
 
-class Answer(BaseModel):
+class CallAnswer(BaseModel):
     """All that a worker which runs untrusted code may say of a call.
 
     `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back) and `late`
@@ -177,10 +177,10 @@ class Answer(BaseModel):
     times: Annotated[list[Pair], Field(max_length=MOST_REPETITIONS)] = []
 
 
-def answer_of(value: object) -> Answer:
+def answer_of(value: object) -> CallAnswer:
     """A worker's answer. Raises BorderError: it is not in the form above."""
     try:
-        return Answer.model_validate(value)
+        return CallAnswer.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
@@ -328,7 +328,7 @@ class CallMemory:
             times=tuple((events, wall) for events, wall in answer.times),
         )
 
-    def _names(self, answer: Answer) -> dict[int, str]:
+    def _names(self, answer: CallAnswer) -> dict[int, str]:
         """The name of each output, by its place: the source's own, else the definition's in order."""
         wanted = [*self.definition.outputs, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
         names = {}
@@ -339,7 +339,7 @@ class CallMemory:
             raise BorderError("the worker's answer is not in its form: two outputs of one name")
         return names
 
-    def _outputs(self, answer: Answer, names: Mapping[int, str]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    def _outputs(self, answer: CallAnswer, names: Mapping[int, str]) -> tuple[dict[str, torch.Tensor], list[str]]:
         """Copies of the definition's outputs that the worker wrote, and the names of those that are none."""
         for output in answer.outputs:
             if output.dtype not in DTYPES:
@@ -397,12 +397,12 @@ class CallRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class UntrustedSource:
     """A source of a definition's form, in a worker of its own, which is replaced when it dies."""
 
     definition: Definition
     op: Op
-    session: Session
+    session: WorkerSession
     # how the worker knows the source, and what messages call it
     token: str
     name: str
@@ -454,7 +454,7 @@ class Source:
         except BorderError as error:
             raise CallError(Reply(status=Status.CRASH, message=str(error))) from error
 
-    def outputs(self, subject: Subject) -> Tensors:
+    def outputs(self, subject: SolvedCase) -> Tensors:
         """Outputs of a case; raises as `run` does."""
         return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
 
@@ -506,7 +506,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     # what the solution has compiled before; None: nothing, and nothing is kept
     compiled: CompiledFiles | None = None,
     fill: float | None = NAN,  # what memory without a value holds while it is loaded
-) -> Iterator[Source]:
+) -> Iterator[UntrustedSource]:
     """A definition's reference, or another source, in a new worker at the first call.
 
     Raises CallError: the policy refuses it.
@@ -526,4 +526,4 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
         own_folder("scratch") if compiled is None else compiled.restored() as folder,
         pool.session(setup=CALL, payload=payload, limits=own, scratch=folder) as session,
     ):
-        yield Source(definition, op, session, token, name, device)
+        yield UntrustedSource(definition, op, session, token, name, device)

@@ -263,7 +263,7 @@ KILL_CALL, TGKILL, TKILL = (62, 129), (234, 131), (200, 130)
 SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
 
 
-class Program:
+class FilterProgram:
     """Builds the filter, one refusal after the other; what none refuses is allowed."""
 
     def __init__(self, machine: str) -> None:
@@ -306,7 +306,7 @@ def filter_program(machine: str, *, processes: bool, only_signal: int | None, gp
     Threads may always be started, processes where it is said. `only_signal` is the one process that may be sent
     signals; None: any that can be seen. A GPU's driver makes files in memory, which others may not.
     """
-    built = Program(machine)
+    built = FilterProgram(machine)
     if not gpu:
         built.refuse(MEMFD_CREATE)
     for numbers in REFUSED.values():

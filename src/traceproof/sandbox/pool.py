@@ -151,9 +151,9 @@ class Pool:
         limits: Limits | None = None,  # None: the defaults
         # an existing folder that the worker may write to and that stays; None: one that is removed
         scratch: Path | None = None,
-    ) -> "Session":
+    ) -> "WorkerSession":
         """A worker for one item after the other; a context manager. What fails is in the reply of each."""
-        return Session(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch)
+        return WorkerSession(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch)
 
     def worker(self, limits: Limits, scratch: Path) -> "Conversation":
         """A new worker; a failure to start one shows at its first message. Raises as `layers` does."""
@@ -245,7 +245,7 @@ class Pool:
         self._open.close()
 
 
-class Session:
+class WorkerSession:
     """One worker that runs items, replaced whenever it dies; what refuses the first refuses all."""
 
     def __init__(self, pool: Pool, begin: dict[str, Any], limits: Limits, scratch: Path | None) -> None:

@@ -17,11 +17,11 @@ from traceproof.judge.precision import examine
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import WORKLOADS, Case
-from traceproof.run.case import Subject
+from traceproof.run.case import SolvedCase
 from traceproof.run.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
 from traceproof.run.schema import PlannedCase
 from traceproof.run.tensors import same_bits
-from traceproof.run.untrusted import CallError, Source, Taken
+from traceproof.run.untrusted import CallError, Taken, UntrustedSource
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, Row
 from traceproof.solutions.trial import Evaluation, left_behind, refused
 
@@ -44,7 +44,7 @@ class _Measured:
     """Results so far, and rows of calls whose answers were wrong."""
 
     evaluation: Evaluation
-    subject: Subject
+    subject: SolvedCase
     first: Taken
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -54,7 +54,13 @@ class _Measured:
         """Whether bits differ from run to run."""
         return self.states.get("determinism", (HOLDS, ""))[0] == BROKEN
 
-    def call(self, source: Source, name: str, subject: Subject | None = None, **order: Any) -> Taken | None:  # noqa: ANN401
+    def call(
+        self,
+        source: UntrustedSource,
+        name: str,
+        subject: SolvedCase | None = None,
+        **order: Any,  # noqa: ANN401 - what else a CallRequest says
+    ) -> Taken | None:
         """One call, judged; None: it left no outputs, which is the property's result."""
         given = subject or self.subject
         try:
@@ -148,7 +154,7 @@ def _result(evaluation: Evaluation, name: str, state: tuple[str, str] | None) ->
     )
 
 
-def _memory(found: _Measured, source: Source) -> None:
+def _memory(found: _Measured, source: UntrustedSource) -> None:
     """Other values where there should be none: in new memory, in places for outputs, around inputs."""
     layout = replace(found.evaluation.layout, fill=OTHER_FILL)
     found.same("memory", found.call(source, "memory", fill=OTHER_FILL, layout=layout))
@@ -156,14 +162,14 @@ def _memory(found: _Measured, source: Source) -> None:
     found.same("surroundings", found.call(source, "surroundings", layout=layout))
 
 
-def _addresses(found: _Measured, source: Source) -> None:
+def _addresses(found: _Measured, source: UntrustedSource) -> None:
     layout = found.evaluation.layout
     far = replace(layout, room=layout.room + FAR)
     found.same("addresses", found.call(source, "addresses", layout=far))
     found.same("alignment", found.call(source, "alignment", layout=replace(layout, shift=1)))
 
 
-def _contents(found: _Measured, source: Source) -> None:
+def _contents(found: _Measured, source: UntrustedSource) -> None:
     """Other contents where the last call had its inputs, with the same ends and sums."""
     subject = found.subject
     values = moved(subject.inputs)
@@ -197,7 +203,7 @@ def moved(inputs: Values) -> Values | None:
     return None if same else changed
 
 
-def _on_gpu(found: _Measured, source: Source, name: str, *hows: str) -> None:
+def _on_gpu(found: _Measured, source: UntrustedSource, name: str, *hows: str) -> None:
     """Calls that are made in ways that only a GPU has; the first that is wrong ends them."""
     if not found.evaluation.settings.gpu:
         found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
@@ -210,7 +216,7 @@ def _on_gpu(found: _Measured, source: Source, name: str, *hows: str) -> None:
                 return
 
 
-def _batch(found: _Measured, source: Source) -> None:
+def _batch(found: _Measured, source: UntrustedSource) -> None:
     """The parts of a batch on their own must have the bits that they have beside others."""
     evaluation, subject = found.evaluation, found.subject
     halves = None if subject.trials else halved(subject)
@@ -241,7 +247,7 @@ def _case_of(evaluation: Evaluation, case: Case, values: Values) -> Case:
     return replace(case, axes=axes)
 
 
-def _after_others(found: _Measured, source: Source, cases: Sequence[PlannedCase]) -> None:
+def _after_others(found: _Measured, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
     """The same call again, after calls in other sizes."""
     sizes = {tuple(sorted(found.subject.case.axes.items()))}
     ordered = sorted(cases, key=lambda case: case.memory)
@@ -255,7 +261,7 @@ def _after_others(found: _Measured, source: Source, cases: Sequence[PlannedCase]
     found.same("order", found.call(source, "order"))
 
 
-def _empty(found: _Measured, source: Source, cases: Sequence[PlannedCase]) -> None:
+def _empty(found: _Measured, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
     """Calls that have nothing to compute: many kernels can not be launched on none."""
     empty = [case.case for case in cases if case.skip is None and found.evaluation.is_empty(case.case)]
     if not empty:
@@ -294,7 +300,11 @@ def precision(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Iterator[
 
 
 def _examined(
-    evaluation: Evaluation, source: Source, subject: Subject, inputs: Mapping[str, torch.Tensor], name: str
+    evaluation: Evaluation,
+    source: UntrustedSource,
+    subject: SolvedCase,
+    inputs: Mapping[str, torch.Tensor],
+    name: str,
 ) -> PrecisionResult | None:
     """One output."""
 

@@ -15,10 +15,10 @@ from traceproof.ops.base import Values
 from traceproof.ops.cases import ALWAYS, WORKLOADS
 from traceproof.programs import nvidia_smi
 from traceproof.run import calls
-from traceproof.run.case import Subject
+from traceproof.run.case import SolvedCase
 from traceproof.run.implementation import Implementation
 from traceproof.run.schema import PlannedCase
-from traceproof.run.untrusted import PLAIN, CallError, Layout, Source, Taken, loaded, refusal
+from traceproof.run.untrusted import PLAIN, CallError, Layout, Taken, UntrustedSource, loaded, refusal
 from traceproof.sandbox import Limits
 from traceproof.solutions.records import Row, SpeedResult, Times
 from traceproof.solutions.trial import Evaluation, refused
@@ -117,13 +117,13 @@ def _may_run(evaluation: Evaluation) -> bool:
     return refusal(evaluation.definition.reference) is None
 
 
-def _reference(evaluation: Evaluation) -> AbstractContextManager[Source]:
+def _reference(evaluation: Evaluation) -> AbstractContextManager[UntrustedSource]:
     limits = Limits.of_json(evaluation.settings.limits)
     return loaded(evaluation.definition, evaluation.pool, limits=limits, device=evaluation.device)
 
 
 def _in_turns(
-    evaluation: Evaluation, subject: Subject, solution: Source, reference: Source | None
+    evaluation: Evaluation, subject: SolvedCase, solution: UntrustedSource, reference: UntrustedSource | None
 ) -> tuple[SpeedResult, list[Row]]:
     own = _Party("solution", _asked_of(solution, subject, evaluation.layout))
     others = _others(evaluation, subject, reference)
@@ -155,7 +155,7 @@ def _in_turns(
     return result, rows
 
 
-def _others(evaluation: Evaluation, subject: Subject, reference: Source | None) -> list[_Party]:
+def _others(evaluation: Evaluation, subject: SolvedCase, reference: UntrustedSource | None) -> list[_Party]:
     """Those that a solution takes turns with: a ground truth, and the definition's reference."""
     truth = ground_truth(evaluation, subject)
     found = [] if truth is None else [_Party(*truth)]
@@ -221,7 +221,7 @@ def doubt(times: Times, outside: float, idle: float) -> str:
     return ""
 
 
-def _asked_of(source: Source, subject: Subject, layout: Layout) -> Request:
+def _asked_of(source: UntrustedSource, subject: SolvedCase, layout: Layout) -> Request:
     def request(first: int, count: int, *, call: bool = True) -> Taken:
         order = {"first": first, "count": count, "call": call}
         given = replace(layout, room=0)
@@ -233,7 +233,9 @@ def _asked_of(source: Source, subject: Subject, layout: Layout) -> Request:
     return request
 
 
-def _checked(evaluation: Evaluation, subject: Subject, taken: Taken, turn: int) -> tuple[list[Ruling], list[Row]]:
+def _checked(
+    evaluation: Evaluation, subject: SolvedCase, taken: Taken, turn: int
+) -> tuple[list[Ruling], list[Row]]:
     """The judge's rulings on the last timed call, and the rows of those that are bad; nothing of a sampler's."""
     if subject.trials:
         return [], []
@@ -250,7 +252,7 @@ def _checked(evaluation: Evaluation, subject: Subject, taken: Taken, turn: int) 
     return [other.ruling(name, taken.outputs[name], evaluation.settings.tolerance) for name in names], rows
 
 
-def _described(subject: Subject) -> dict[str, dict[str, Any]]:
+def _described(subject: SolvedCase) -> dict[str, dict[str, Any]]:
     """The inputs as a workload line has them."""
     given = subject.case.params.get("inputs")
     if subject.case.size == WORKLOADS and isinstance(given, Mapping):
@@ -272,7 +274,7 @@ def clocks(*, gpu: bool) -> str:
     return ", ".join(rows[0]) if rows else "not known: nvidia-smi is absent, or does not answer"
 
 
-def ground_truth(evaluation: Evaluation, subject: Subject) -> tuple[str, Request] | None:
+def ground_truth(evaluation: Evaluation, subject: SolvedCase) -> tuple[str, Request] | None:
     """The first ground truth that this interpreter can call for the definition, called in this process."""
     rank = {truth.name: truth.priority for stack in STACKS.values() for truth in stack.truths}
     definition, device = evaluation.definition, torch.device(evaluation.device)

@@ -24,19 +24,18 @@ from traceproof.ops import registry
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.case import CPU, Subject, make_inputs
+from traceproof.run.case import CPU, SolvedCase, make_inputs
 from traceproof.run.definition_run import DefinitionRun, Drawn, shadowed
-from traceproof.run.engine import Engine, this_interpreter
-from traceproof.run.engine import Settings as EngineSettings
-from traceproof.run.judging import REASONS, Result, Right, rulings
-from traceproof.run.plan import Selection, fitting_lines, planned_alone
+from traceproof.run.engine import Engine, EngineSettings, this_interpreter
+from traceproof.run.judging import REASONS, CaseResult, Right, rulings
+from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
 from traceproof.run.schema import WHOLE, PlannedCase
 from traceproof.run.untrusted import (
     CallError,
     CompiledFiles,
     Layout,
-    Source,
     Taken,
+    UntrustedSource,
     loaded,
     refusal,
     untrusted_pool,
@@ -95,7 +94,7 @@ def planned(name: str, settings: Settings) -> tuple[Definition, list[PlannedCase
     definition = find(tree, name).definition
     found: dict[tuple[str, int], PlannedCase] = {}
     for seed, lines in ((settings.seed, fitting_lines(tree, definition, [])), (settings.hidden_seed, [])):
-        selection = Selection(
+        selection = PlanSelection(
             sizes=settings.sizes,
             seed=seed,
             hidden_seed=settings.hidden_seed,
@@ -183,7 +182,7 @@ class Evaluation:
     pool: Pool
     unknown: str | None  # why there is no oracle; None: there is one
     engine: Engine | None = None
-    reference: Source | None = None
+    reference: UntrustedSource | None = None
     compiled: CompiledFiles | None = None
     reached: set[str] = field(default_factory=set)  # what it could reach where isolation was not whole
 
@@ -210,7 +209,9 @@ class Evaluation:
         """Where inputs lie in an ordinary call."""
         return Layout(room=ROOM, byte=BYTE, destinations=bool(self.candidate.destinations))
 
-    def source(self, *, first: bool = False, channels: int | None = None) -> AbstractContextManager[Source]:
+    def source(
+        self, *, first: bool = False, channels: int | None = None
+    ) -> AbstractContextManager[UntrustedSource]:
         """The solution in a new worker; the first one of all compiles, with the time that a build may take.
 
         Args:
@@ -296,7 +297,7 @@ class Evaluation:
                 for output, ruling in run.judged(drawn).rulings(SOLUTION):
                     yield row_of(drawn.planned.case, output, ruling)
 
-    def _called(self, source: Source, drawn: Drawn) -> Taken:
+    def _called(self, source: UntrustedSource, drawn: Drawn) -> Taken:
         """What a call of the solution leaves in a case."""
         case, order = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
         subject = self._subject(case, drawn.inputs or {})
@@ -306,23 +307,23 @@ class Evaluation:
         further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
         return self.call(source, subject, further=further)
 
-    def subject(self, case: Case) -> Subject:
+    def subject(self, case: Case) -> SolvedCase:
         """A case drawn and solved; by the reference's shadow where there is no oracle."""
         inputs = make_inputs(self.op, self.definition, case, device=CPU, dataset=Path(self.settings.dataset))
         return self.solved(self._subject(case, inputs))
 
-    def _subject(self, case: Case, inputs: Values) -> Subject:
+    def _subject(self, case: Case, inputs: Values) -> SolvedCase:
         """A case drawn. By the seed of torch's generator in its calls, nobody can tell the case."""
         seed = int(digest_json([self.settings.hidden_seed, case.id, case.seed]), 16) % (1 << 62)
-        return Subject(definition=self.definition, op=self.op, case=case, inputs=inputs, oracle={}, seed=seed)
+        return SolvedCase(definition=self.definition, op=self.op, case=case, inputs=inputs, oracle={}, seed=seed)
 
-    def solved(self, subject: Subject) -> Subject:
+    def solved(self, subject: SolvedCase) -> SolvedCase:
         """The case solved for the inputs that it has."""
         known = self.unknown is None
         oracle = self.op.answers(self.definition, subject.inputs) if known else self._shadow(subject)
         return replace(subject, oracle=oracle)
 
-    def _shadow(self, subject: Subject) -> Tensors:
+    def _shadow(self, subject: SolvedCase) -> Tensors:
         """The reference in float64 and in another order of summation; nothing where it can not be had."""
         if self.reference is None:
             return {}
@@ -337,8 +338,8 @@ class Evaluation:
 
     def call(
         self,
-        source: Source,
-        subject: Subject,
+        source: UntrustedSource,
+        subject: SolvedCase,
         *,
         layout: Layout | None = None,
         **order: Any,  # noqa: ANN401 - what else a CallRequest says
@@ -357,9 +358,9 @@ class Evaluation:
             **order,
         )
 
-    def rule(self, subject: Subject, taken: Taken, variant: str = "") -> Iterator[Row]:
+    def rule(self, subject: SolvedCase, taken: Taken, variant: str = "") -> Iterator[Row]:
         """Rows of what one further call left."""
-        for output, ruling in rulings(subject, Result.taken(taken), tolerance=self.settings.tolerance):
+        for output, ruling in rulings(subject, CaseResult.taken(taken), tolerance=self.settings.tolerance):
             yield row_of(subject.case, output, ruling, variant)
 
 

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from rich.console import Console
 
-from traceproof.run.known import Entry, Known
+from traceproof.run.known import Known, KnownFinding
 from traceproof.run.report import headed
 from traceproof.testgen.running import BAD, SHOWN, Row, failure_line
 
@@ -40,7 +40,7 @@ def _is_known(row: Row, known: Known, versions: Versions) -> bool:
     return any(_speaks_of(entry, row, versions) for entry in known.findings)
 
 
-def _speaks_of(entry: Entry, row: Row, versions: Versions) -> bool:
+def _speaks_of(entry: KnownFinding, row: Row, versions: Versions) -> bool:
     """Whether an entry is about the test's case, and about the reference or the ground truth that it runs."""
     return (
         entry.implementation in {"reference", row["stack"]}

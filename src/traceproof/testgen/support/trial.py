@@ -23,10 +23,10 @@ from traceproof.ops.cases import LARGE_BYTES, WORKLOADS, Case
 from traceproof.programs import available_memory
 from traceproof.reasons import Skip, Unavailable
 from traceproof.run.calls import GOLDEN
-from traceproof.run.case import Subject, entries_of, expectation, make_inputs, solve
+from traceproof.run.case import SolvedCase, entries_of, expectation, make_inputs, solve
 from traceproof.run.implementation import Implementation, call, named_outputs
 from traceproof.run.tensors import plain_tensor
-from traceproof.run.untrusted import Source, Taken, loaded, untrusted_pool
+from traceproof.run.untrusted import Taken, UntrustedSource, loaded, untrusted_pool
 from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import FIRST_TRUTHS
 
@@ -132,7 +132,7 @@ class Trial:
         return Unavailable(Skip.DOES_NOT_FIT, message)
 
     @cached_property
-    def subject(self) -> Subject:
+    def subject(self) -> SolvedCase:
         """The case drawn and solved; nobody writes into its inputs. Drawing costs far more than a copy."""
         return solve(self.definition, self.case, device=self.device, dataset=self.dataset, seed=self.case.seed)
 
@@ -239,15 +239,15 @@ class Workers:
     def __init__(self) -> None:
         self._pools: dict[str, Pool] = {}
         self._open = ExitStack()
-        self._found: tuple[Definition, str, Source] | None = None
+        self._found: tuple[Definition, str, UntrustedSource] | None = None
         atexit.register(self.close)
 
-    def new(self, definition: Definition, device: str) -> AbstractContextManager[Source]:
+    def new(self, definition: Definition, device: str) -> AbstractContextManager[UntrustedSource]:
         """A worker of its own, with the reference loaded."""
         pool = self._pools.setdefault(device, untrusted_pool(gpu=device == "cuda"))
         return loaded(definition, pool, limits=LIMITS, device=device)
 
-    def source(self, definition: Definition, device: str) -> Source:
+    def source(self, definition: Definition, device: str) -> UntrustedSource:
         """The worker that calls of a definition share; another definition's ends."""
         if self._found is None or self._found[0] is not definition or self._found[1] != device:
             self._found = None
