@@ -46,23 +46,6 @@ def code_of(arguments: list[str]) -> int:
     return caught.value.code
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["verify", "--no-such-option"],
-        ["verify", "--test-sizes", "huge"],
-        ["verify", "--dataset", "/nowhere"],
-        ["verify", "--all", "--op-type", "rmsnorm"],
-        ["verify", "--cores", "0"],
-        ["doctor", "--seconds", "0"],
-        ["show", "nothing_of_this_name"],
-    ],
-)
-def test_bad_use_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(arguments) == 2
-    assert capsys.readouterr().err.strip()
-
-
 def test_a_bad_configuration_is_written_as_json_too(tmp_path: Path) -> None:
     assert code_of(["verify", "--seed", "-1", "--json", str(tmp_path / "out.json")]) == 2
     written = json.loads((tmp_path / "out.json").read_text())

@@ -79,13 +79,6 @@ def test_what_fits_the_schema_is_checked_on_disk_whatever_else_is_wrong(shipped:
     assert [problem.partition(":")[0] for problem in problems(raw)] == ["seed", "known", "dataset.path"]
 
 
-def test_an_unknown_op_type_is_named_with_the_known_ones(shipped: dict[str, Any]) -> None:
-    raw = merged(shipped, {"dataset": {"pypi": None, "path": str(DATASET)}, "selection": {"op_type": ["gmm"]}})
-    (problem,) = problems(raw)
-    assert problem.startswith("selection.op_type: 'gmm' is not an op_type; did you mean 'gemm'? known: ")
-    assert "rmsnorm" in problem
-
-
 def test_an_op_type_of_ones_own_is_fine_where_the_dataset_has_it(shipped: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "definitions" / "my_op").mkdir(parents=True)
     (tmp_path / "definitions" / "my_op" / "one.json").write_text("{}")
@@ -119,11 +112,6 @@ def test_all_overrides_both_lists(shipped: dict[str, Any]) -> None:
     changes = {"selection": {"op_type": ["rmsnorm"], "definition_name": ["x"], "all": True}}
     selection = read_config(merged(shipped, changes), root=ROOT).selection
     assert (selection.op_types, selection.definitions) == ((), ())
-
-
-@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1.0])
-def test_a_tolerance_is_a_finite_number(shipped: dict[str, Any], tolerance: float) -> None:
-    assert problems({**shipped, "tolerance": tolerance})[0].startswith("tolerance: ")
 
 
 def test_a_locked_dataset_is_what_sources_lock_pins(shipped: dict[str, Any], tmp_path: Path) -> None:
