@@ -10,6 +10,9 @@ SIZES = ("small", "medium", "large")  # the specification's
 STRESS = "stress"  # what kernels get wrong in extremes: far addresses, long contexts, extreme logits and gates
 ALL_SIZES = (*SIZES, STRESS)  # what `test_sizes` in config.yaml can name
 AFTER = "after"  # key of drawing instructions: id of the case that the same objects of a package serve before it
+OTHER_SCALARS = (
+    "other scalars"  # key of drawing instructions: scalar inputs have other values than everywhere else
+)
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.run.hidden

@@ -16,8 +16,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import answers, registry
-from traceproof.ops.base import TORCH_DTYPES, Op, Values
-from traceproof.ops.cases import Case
+from traceproof.ops.base import TORCH_DTYPES, Op, Value, Values
+from traceproof.ops.cases import OTHER_SCALARS, Case
 from traceproof.ops.compare import of_reference
 from traceproof.ops.generic_inputs import draw_spec
 from traceproof.run.tensors import ALIGNMENT, raw_bytes
@@ -25,6 +25,7 @@ from traceproof.run.tensors import ALIGNMENT, raw_bytes
 DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input
 RANDOM = MappingProxyType({"type": "random"})
 COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the other way round in memory
+HARDLY = 0.01  # a scalar below it may be an epsilon, whose half is not seen
 HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
 
 
@@ -79,6 +80,15 @@ def sent_together(inputs: Values, device: torch.device) -> Values:
     }
 
 
+def other(value: Value) -> Value:
+    """Half of a scalar, or a value that counts where half of it hardly does; tensors, flags, 0 and 1 stay."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if isinstance(value, int):
+        return value // 2 if value > 1 else value
+    return value / 2 if abs(value) > HARDLY else 0.25
+
+
 def make_inputs(
     op: Op, definition: Definition, case: Case, *, device: torch.device, dataset: Path | None = None
 ) -> Values:
@@ -92,9 +102,10 @@ def make_inputs(
         ValueError: a workload's tensor contradicts the definition.
     """
     draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=device)
-    if DESCRIBED not in case.params:
-        return op.inputs(definition, case, draw)
     values: Values = {}
+    if DESCRIBED not in case.params:
+        values = op.inputs(definition, case, draw)
+        return {name: other(value) for name, value in values.items()} if OTHER_SCALARS in case.params else values
     for name, spec in definition.inputs.items():
         described = case.params[DESCRIBED].get(name, RANDOM)
         if described is RANDOM and spec.optional:

@@ -15,13 +15,14 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.files import BorderError, read_regular, write_text
 from traceproof.ops.base import Op
-from traceproof.ops.cases import HIDDEN, Case
+from traceproof.ops.cases import HIDDEN, OTHER_SCALARS, Case
+from traceproof.ops.generic import GenericOp
 
 FILE = "hidden_seed.txt"  # below `results`
 BITS = 48
 # Sizes: powers of two, and what a case may need beside an ordinary one. It is as large on every machine, so that a
 # number's cases are the same; a reference in Python on a CPU takes seconds for them at most.
-FEW, MOST_POWER = 5, 10
+FEW, SEVERAL, MOST_POWER = 5, 17, 10
 MOST_BYTES = 128 << 20
 MOST_PRODUCTS = 1 << 33  # of the largest weight with all rows: two seconds in float64
 
@@ -38,7 +39,7 @@ def hidden_seed(results: Path) -> int:
 
 
 def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iterator[Case]:
-    """Cases like an ordinary one: with another seed, in two other sizes, and of few rows with NaN and infinity.
+    """Cases like an ordinary one: with another seed, in two other sizes, with other scalars, NaN and infinity.
 
     Of the sizes one is drawn evenly by its logarithm, the other lies at a large power of two, before it or behind
     it. One is of many rows or sequences, the other of long ones, where the op tells them apart.
@@ -60,6 +61,11 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
         if case.axes not in met:
             met.append(case.axes)
             yield Case(f"{HIDDEN}{place + 1}", base.size, case.axes, (seed + place + 1) % (1 << 31), case.params)
+    scalars = any(spec.shape is None for spec in definition.inputs.values())
+    if scalars and not isinstance(op, GenericOp):  # which knows nothing of what they may be
+        several = op.of_size(definition, base, SEVERAL, long=True)
+        params = {**several.params, OTHER_SCALARS: True}
+        yield Case(f"{HIDDEN}scalars", base.size, several.axes, (seed + SEVERAL) % (1 << 31), params)
     few = op.of_size(definition, base, FEW, long=False)
     for value in op.unusual(definition):
         params = {**few.params, "unusual": value}
