@@ -22,7 +22,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import Api, dim
 from traceproof.ops.base import Given, Tensors, Value, scalar, tensor
 from traceproof.ops.compare import Close, Comparison
-from traceproof.ops.formula import Mutant, Part, Variant, Wide, same
+from traceproof.ops.formula import Mutant, Part, Variant, Wide, altered, same
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
@@ -308,11 +308,6 @@ def of_16_bits(wide: Wide) -> bool:
     return wide.given(layout_of(wide.values).queries[0]).dtype.itemsize == 2
 
 
-def has(name: str) -> Callable[[Wide], bool]:
-    """Whether an input is given."""
-    return lambda wide: name in wide
-
-
 def grouped(wide: Wide) -> bool:
     """Whether several query heads share each of several key heads."""
     layout = layout_of(wide.values)
@@ -449,11 +444,7 @@ MUTANTS = (
     Mutant("LSE rounded to bfloat16", outputs=lambda _, found: {"lse": found["lse"].to(torch.bfloat16)}),
     Mutant("natural-log LSE", outputs=lambda _, found: {"lse": found["lse"] * math.log(2.0)}),
     Mutant("LSE without the maximum", outputs=lambda _, found: {"lse": found["lse"] - found["lse"].floor()}),
-    Mutant(
-        "rotary part of the query ignored",
-        applies=has("q_pe"),
-        inputs=lambda wide: {"q_pe": torch.zeros_like(wide.given("q_pe"))},
-    ),
+    altered("rotary part of the query ignored", "q_pe", change=lambda q: q * 0),
 )
 
 

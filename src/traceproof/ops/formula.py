@@ -136,6 +136,20 @@ class Mutant(Variant):
     """One that is wrong, as a kernel could be."""
 
 
+def has(name: str) -> Callable[[Wide], bool]:
+    """Whether an input is given."""
+    return lambda wide: name in wide
+
+
+def altered(name: str, *names: str, change: Callable[[Any], Value]) -> Mutant:
+    """The formula on inputs of which some are not what they should be; those absent stay so."""
+    return Mutant(
+        name,
+        applies=lambda wide: any(one in wide for one in names),
+        inputs=lambda wide: {one: change(wide.values[one]) for one in names if one in wide},
+    )
+
+
 class Form:
     """Inputs and outputs of one form of an op, and its formula.
 

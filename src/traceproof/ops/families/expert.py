@@ -32,7 +32,7 @@ from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.families import routing
 from traceproof.ops.families.routing import Method, Routing, choice_of, routing_of
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide
+from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, altered
 from traceproof.ops.quant import (
     BLOCK,
     FP4_BLOCK,
@@ -172,14 +172,10 @@ def mixture(
     steps = []
     for expert in reversed(experts) if backwards else experts:
         tokens, slots = torch.nonzero(local == expert, as_tuple=True)
-        inner = outer = torch.ones_like(choice.weights[tokens, slots][:, None])
-        if on_input:
-            inner = choice.weights[tokens, slots][:, None]
-        else:
-            outer = choice.weights[tokens, slots][:, None]
-        up, gate = first(_product(wide, GEMM1[0], expert, hidden[tokens] * inner, backwards=backwards)).chunk(
-            2, -1
-        )
+        weights = choice.weights[tokens, slots][:, None]
+        inner, outer = (weights, torch.ones_like(weights)) if on_input else (torch.ones_like(weights), weights)
+        both = first(_product(wide, GEMM1[0], expert, hidden[tokens] * inner, backwards=backwards))
+        up, gate = both.chunk(2, -1)
         if found.scaling == Scaling.FP8_TENSOR:
             up, gate = up * wide[UP_SCALE][expert], gate * wide[GATE_SCALE][expert]
             outer = outer * wide[DOWN_SCALE][expert]
@@ -439,15 +435,10 @@ class Experts(FormulaOp):
         found, axes = mixture_of(definition), self.form(definition).axes(definition)
         experts = self._fewer(found.routing)
         local = found.routing.local * experts // found.routing.experts
-        wide = {
-            "i": INTERMEDIATE,
-            "m": 2 * INTERMEDIATE,
-            "c": INTERMEDIATE // BLOCK,
-            "b": 2 * INTERMEDIATE // BLOCK,
-        }
+        wide, both = INTERMEDIATE, 2 * INTERMEDIATE
         groups = (
             {"h": HIDDEN, "a": HIDDEN // BLOCK} if found.hidden > HIDDEN else {},
-            wide if found.intermediate > INTERMEDIATE else {},
+            {"i": wide, "m": both, "c": wide // BLOCK, "b": both // BLOCK} if found.intermediate > wide else {},
             {"l": local, "e": experts},
         )
         smaller = [{axes[one]: size for one, size in group.items() if one in axes} for group in groups]
@@ -472,15 +463,6 @@ class Experts(FormulaOp):
 def stored(*scalings: Scaling) -> Callable[[Wide], bool]:
     """Whether weights are stored in one of these ways."""
     return lambda wide: mixture_of(wide.definition).scaling in scalings
-
-
-def altered(name: str, *names: str, change: Part) -> Mutant:
-    """The formula on inputs of which some are not what they should be; those absent stay so."""
-    return Mutant(
-        name,
-        applies=lambda wide: any(one in wide for one in names),
-        inputs=lambda wide: {one: change(wide.given(one)) for one in names if one in wide},
-    )
 
 
 def roll(value: torch.Tensor, axis: int, shift: int = 1) -> torch.Tensor:
@@ -578,21 +560,9 @@ MOE = Experts(
         Mutant("gelu for silu", activation=lambda gate: torch.nn.functional.gelu(gate)),
         Mutant("sigmoid for silu", activation=lambda gate: torch.sigmoid(gate)),
         Mutant("routing weight at the other end", other_end=True),
-        Mutant(
-            "local expert offset plus one",
-            applies=lambda wide: "local_expert_offset" in wide,
-            inputs=lambda wide: {"local_expert_offset": wide.number("local_expert_offset") + 1},
-        ),
-        Mutant(
-            "local expert offset ignored",
-            applies=lambda wide: "local_expert_offset" in wide,
-            inputs=lambda _: {"local_expert_offset": 0},
-        ),
-        Mutant(
-            "scaling factor dropped",
-            applies=lambda wide: "routed_scaling_factor" in wide,
-            inputs=lambda _: {"routed_scaling_factor": 1.0},
-        ),
+        altered("local expert offset plus one", "local_expert_offset", change=lambda offset: offset + 1),
+        altered("local expert offset ignored", "local_expert_offset", change=lambda _: 0),
+        altered("scaling factor dropped", "routed_scaling_factor", change=lambda _: 1.0),
         Mutant("one local expert idle", idle=True),
         *routing.MISROUTED,
     ),

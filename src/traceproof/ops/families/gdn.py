@@ -18,7 +18,7 @@ from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 from traceproof.ops.far import Far
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wide, same
+from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
 from traceproof.ops.gates import (
     FAST_EXP,
     FAST_EXP_FACTOR,
@@ -415,13 +415,11 @@ GDN = GatedDeltaRule(
         Mutant("no correction", corrected=0.0),
         Mutant("state in bfloat16", applies=by_token_alone, carried=to_bf16),
         Mutant("state of the sequence before", applies=several, inputs=other_states),
-        Mutant("no decay", inputs=lambda wide: {"A_log": torch.full_like(wide["A_log"], -60.0)}),
-        Mutant("A_log not exponentiated", inputs=lambda wide: {"A_log": wide["A_log"].clamp_min(1e-30).log()}),
-        Mutant("dt_bias dropped", inputs=lambda wide: {"dt_bias": torch.zeros_like(wide["dt_bias"])}),
-        Mutant("beta of one", inputs=lambda wide: {"b": torch.full_like(wide["b"], 60.0)}),
-        Mutant(
-            "beta without its sigmoid", inputs=lambda wide: {"b": torch.logit(wide["b"].clamp(1e-6, 1 - 1e-6))}
-        ),
+        altered("no decay", "A_log", change=lambda a: torch.full_like(a, -60.0)),
+        altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
+        altered("dt_bias dropped", "dt_bias", change=lambda bias: bias * 0),
+        altered("beta of one", "b", change=lambda b: torch.full_like(b, 60.0)),
+        altered("beta without its sigmoid", "b", change=lambda b: torch.logit(b.float().clamp(1e-6, 1 - 1e-6))),
         Mutant("scale dropped", inputs=lambda _: {"scale": 1.0}),
         Mutant("scale x 1.02", inputs=lambda wide: {"scale": wide.number("scale", 0.0) * 1.02}),
         # The value heads read their neighbours' query and key heads.

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
-from traceproof.ops.attention import has
 from traceproof.ops.attention_inputs import Style
 from traceproof.ops.base import Tensors
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide, has
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

@@ -18,7 +18,7 @@ from traceproof.ops.compare import IndexSet
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 from traceproof.ops.families.attention import against_latent
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, same
+from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -347,11 +347,6 @@ def only(name: str, *variants: Either) -> tuple[Either, ...]:
     return tuple(map(limited, variants))
 
 
-def listing(name: str, change: Part) -> Mutant:
-    """Attention over other lists."""
-    return Mutant(name, inputs=lambda wide: {"sparse_indices": change(wide.given("sparse_indices"))})
-
-
 def last_row_read(wide: Wide) -> Mapping[str, torch.Tensor]:
     """The -1 as Python reads it, from the end."""
     rows, cache = wide.given("sparse_indices"), wide.given("ckv_cache")
@@ -427,13 +422,18 @@ DSA_PAGED = SparseAttention(
             "sparse_indices",
             *MUTANTS,
             Mutant("-1 reads the last row", inputs=last_row_read),
-            listing("-1 reads the first row", lambda rows: rows.clamp_min(0)),
-            listing("list ends at its first -1", lambda rows: rows.masked_fill((rows < 0).cummax(-1).values, -1)),
-            listing(
-                "second half of the list ignored",
-                lambda rows: rows.masked_fill(torch.arange(rows.shape[1]) >= rows.shape[1] // 2, -1),
+            altered("-1 reads the first row", "sparse_indices", change=lambda rows: rows.clamp_min(0)),
+            altered(
+                "list ends at its first -1",
+                "sparse_indices",
+                change=lambda rows: rows.masked_fill((rows < 0).cummax(-1).values, -1),
             ),
-            listing("lists of the token before", lambda rows: rows.roll(1, 0)),
+            altered(
+                "second half of the list ignored",
+                "sparse_indices",
+                change=lambda rows: rows.masked_fill(torch.arange(rows.shape[1]) >= rows.shape[1] // 2, -1),
+            ),
+            altered("lists of the token before", "sparse_indices", change=lambda rows: rows.roll(1, 0)),
         ),
         *only(
             "block_table",
