@@ -157,7 +157,7 @@ def test_every_input_matters(definition: Definition) -> None:
     assert answers is not None
     right, waiting = answers.right[0], {name for name, spec in definition.inputs.items() if spec.shape is not None}
 
-    def seen(subject: 72:def refused(, name: str, value: Value) -> bool:
+    def seen(subject: SolvedCase, name: str, value: Value) -> bool:
         outputs = right.make(replace(subject, inputs={**subject.inputs, name: value}))
         return outputs is not None and bool(refused(subject, outputs))
 
