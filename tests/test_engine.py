@@ -24,10 +24,10 @@ from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.run import definition_run, judging
-from traceproof.run.case import HOST_BYTES, drawing_device
+from traceproof.run.case import HOST_BYTES, drawing_device, solve
 from traceproof.run.definition_run import DefinitionRun
 from traceproof.run.engine import Engine, EngineSettings
-from traceproof.run.judging import CaseResult, JudgedCase, RowOrigin
+from traceproof.run.judging import CaseResult, JudgedCase, LargeCase, RowOrigin
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
 from traceproof.run.untrusted import UntrustedSource
@@ -317,6 +317,29 @@ def test_a_large_case_is_judged_in_chunks_as_it_would_be_whole(
         assert [chunks[key] for key in compared] == [whole[key] for key in compared]
         if "gate" in whole and whole["gate"].get("margin"):
             assert chunks["gate"]["margin"] == pytest.approx(whole["gate"]["margin"], rel=1e-9)
+
+
+def test_without_figures_a_large_case_has_the_same_gate_and_tells_of_failures_alone() -> None:
+    definition = Definition.model_validate(rmsnorm("alpha", GOOD))
+    op, _ = registry.for_definition(definition)
+    subject = solve(definition, Case("large", "large", {"batch_size": 9}, 0, {}))
+    right = op.baseline(definition, subject.inputs)
+    outputs = {"right": right, "wrong": {name: value * 1.5 for name, value in right.items()}}
+    cpu = torch.device("cpu")
+    for name, given in outputs.items():
+        made = [
+            LargeCase(
+                definition=definition,
+                op=op,
+                case=subject.case,
+                inputs=subject.inputs,
+                tolerance=None,
+                figures=figures,
+            ).rulings({name: given}, cpu)[name]["output"]
+            for figures in (True, False)
+        ]
+        assert made[0].details["gate"] == made[1].details["gate"]
+        assert bool(made[1].details.get("worst")) == (name == "wrong")
 
 
 def test_an_implementation_that_saw_other_inputs_is_not_judged(dataset: Path, tmp_path: Path) -> None:

@@ -469,6 +469,7 @@ class DrawnCase:
                     case=self.planned.case,
                     inputs=dict(self.inputs),
                     tolerance=self.tolerance,
+                    figures=False,
                 ).rulings({OUTPUTS: tensors}, torch.device(self.device))[OUTPUTS]
             }
         case = JudgedCase(

@@ -102,11 +102,13 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
     return None
 
 
-def numerics_of(comparison: Numeric, dtype: torch.dtype, tolerance: float | None) -> Numerics:
+def numerics_of(
+    comparison: Numeric, dtype: torch.dtype, tolerance: float | None, *, figures: bool = True
+) -> Numerics:
     """What measures an output of `dtype`."""
     row = row_for(dtype, quantised=isinstance(comparison, Quantised), tolerance=tolerance)
     decides = tolerance is not None and dtype.is_floating_point and not isinstance(comparison, Exact)
-    return Numerics(comparison, dtype, row, decides=decides)
+    return Numerics(comparison, dtype, row, decides=decides, figures=figures)
 
 
 def rule_on(numerics: Numerics) -> Ruling:

@@ -271,6 +271,7 @@ class DefinitionRun:
             case=drawn.planned.case,
             inputs=drawn.inputs,
             tolerance=self.settings.tolerance,
+            figures=self.settings.figures,
         )
         try:
             return {**case.rulings(ran, self.engine.computing)}

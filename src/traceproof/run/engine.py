@@ -51,6 +51,7 @@ class EngineSettings:
     conceal: Sequence[Path] = ()  # what untrusted code must not see, beside the project
     code: str = ""  # digest of our code, for rows
     tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
+    figures: bool = True  # whether large outputs that pass have figures in their rows
     weak: bool = False  # whether untrusted code may run where isolation is not whole
     workers: int = 1  # of each environment at most, where definitions side by side would wait for one
     # implementations that are called in this process, by name: code that its user trusts (`traceproof.check`)

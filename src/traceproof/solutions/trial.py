@@ -246,6 +246,7 @@ class Evaluation:
                 limits=self.limits,
                 dataset=Path(self.settings.dataset),
                 tolerance=self.settings.tolerance,
+                figures=False,  # a certificate has those of failures
             )
             ready = replace(self, engine=stack.enter_context(Engine(settings, untrusted=self.pool)))
             if self.candidate.compiles:
