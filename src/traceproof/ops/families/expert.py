@@ -761,7 +761,7 @@ def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
     if not routers:
         return "its router has no top-k beside it, so the routing is not known"
     chosen = routers[-1].facts
-    method = routing.method_in_sglang(chosen)
+    _, _, method = routing.read_top_k(chosen)
     # What of these experts, or of their router, no form can say.
     without = routing.formless(chosen)
     if without is None and "beside" in facts:

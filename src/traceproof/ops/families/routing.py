@@ -532,37 +532,34 @@ def method_of(scoring: object, renormalised: object, grouped: object) -> str | N
     return "renormalise" if renormalised else "softmax"
 
 
-def _scoring(facts: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    """SGLang's choice within groups takes a bias with sigmoid scores alone, whatever the scores are called."""
-    return "sigmoid" if facts["grouped"] and facts["bias"] else facts["scoring"]
+def read_top_k(facts: Mapping[str, Any]) -> tuple[Any, bool, str | None]:
+    """Scores of SGLang's top-k, whether it chooses within groups, and its method as above.
 
-
-def _in_groups(facts: Mapping[str, Any]) -> bool:
-    return bool(facts["grouped"]) and (facts["groups"] or 1) > 1
-
-
-def method_in_sglang(facts: Mapping[str, Any]) -> str | None:
-    """The same of SGLang's top-k."""
-    return method_of(_scoring(facts), facts["renormalise"], _in_groups(facts))
+    Its choice within groups takes a bias with sigmoid scores alone, whatever the scores are called.
+    """
+    scoring = "sigmoid" if facts["grouped"] and facts["bias"] else facts["scoring"]
+    grouped = bool(facts["grouped"]) and (facts["groups"] or 1) > 1
+    return scoring, grouped, method_of(scoring, facts["renormalise"], grouped)
 
 
 def formless(facts: Mapping[str, Any]) -> str | None:
     """What of SGLang's top-k no form can say; None: one can say all."""
-    method = method_in_sglang(facts)
+    scoring, _, method = read_top_k(facts)
     if facts["own"]:
         return "routing by a function of the model's own: no form"
     if method is None:
-        return f"routing by {_scoring(facts)}, renormalised {facts['renormalise']}: no form"
+        return f"routing by {scoring}, renormalised {facts['renormalise']}: no form"
     return "routing by softmax and a bias: no form" if method == "renormalise" and facts["bias"] else None
 
 
-def why_no_call(module: ModelModule, _: Reading) -> str:
+def why_no_call(module: ModelModule, _reading: Reading) -> str:
     """A top-k by itself is no call: the dataset has its kernel within that of the experts."""
     facts = module.facts
     if facts["own"]:
         return "routing by a function of the model's own: no op_type"
-    parts = [f"routing by {_scoring(facts)}", "renormalised" if facts["renormalise"] else "not renormalised"]
-    parts += ["within groups"] * _in_groups(facts)
+    scoring, grouped, _ = read_top_k(facts)
+    parts = [f"routing by {scoring}", "renormalised" if facts["renormalise"] else "not renormalised"]
+    parts += ["within groups"] * grouped
     parts += ["with a bias"] * bool(facts["bias"])
     return f"{', '.join(parts)}: no op_type"
 
@@ -572,13 +569,17 @@ def why_no_call(module: ModelModule, _: Reading) -> str:
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
     """Over the last axis; the largest is taken out."""
-    powers = torch.exp(logits - logits.amax(-1, keepdim=True))
-    return powers / powers.sum(-1, keepdim=True)
+    return sum_one(torch.exp(logits - logits.amax(-1, keepdim=True)))
 
 
 def renormalised(wide: Wide) -> bool:
     """Whether the weights of a token sum to 1."""
     return bool(wide.number("renormalize"))
+
+
+def width_of(definition: Definition) -> int:
+    """Experts of a token."""
+    return definition.const_axes[(definition.outputs["topk_ids"].shape or ("", ""))[1]]
 
 
 def route(
@@ -596,7 +597,7 @@ def route(
     of the first one chosen.
     """
     logits = wide["router_logits"]
-    count = wide.definition.const_axes[(wide.definition.outputs["topk_ids"].shape or ("", ""))[1]]
+    count = width_of(wide.definition)
     best, experts = score(logits).sort(dim=-1, descending=not worst, stable=True)
     best, experts = after(best[:, first : first + count]), experts[:, first : first + count]
     if renormalised(wide) if sums is None else sums:
@@ -680,7 +681,7 @@ def plain_outputs(definition: Definition) -> bool:
 )
 def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     logits = inputs["router_logits"]
-    count = definition.const_axes[(definition.outputs["topk_ids"].shape or ("", ""))[1]]
+    count = width_of(definition)
     weights = torch.empty((len(logits), count), dtype=torch.float32, device=logits.device)
     experts = torch.empty((len(logits), count), dtype=torch.int32, device=logits.device)
     api[TOPK_SOFTMAX](weights, experts, logits, bool(definition.constants.number("renormalize")))
@@ -690,9 +691,11 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
 @MOE_ROUTING.truth("torch", "softmax", SOFTMAX, LARGEST, serves=ROUTER, rows=None)
 def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, as kernels compute."""
-    ids = definition.outputs["topk_ids"]
-    count = definition.const_axes[(ids.shape or ("", ""))[1]]
-    weights, experts = api[LARGEST](api[SOFTMAX](inputs["router_logits"].float(), -1), count, -1)
+    scores = api[SOFTMAX](inputs["router_logits"].float(), -1)
+    weights, experts = api[LARGEST](scores, width_of(definition), -1)
     if definition.constants.number("renormalize"):
-        weights = weights / weights.sum(-1, keepdim=True)
-    return {"topk_weights": weights.to(torch.float32), "topk_ids": experts.to(dtype_of(ids))}
+        weights = sum_one(weights)
+    return {
+        "topk_weights": weights.to(torch.float32),
+        "topk_ids": experts.to(dtype_of(definition.outputs["topk_ids"])),
+    }

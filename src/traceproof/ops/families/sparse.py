@@ -353,32 +353,15 @@ def last_row_read(wide: Wide) -> Mapping[str, torch.Tensor]:
     return {"sparse_indices": torch.where(rows < 0, cache.shape[0] * cache.shape[1] - 1, rows)}
 
 
-def reading(name: str, change: Callable[[torch.Tensor, int], torch.Tensor], of: str) -> Mutant:
-    """The indexer with other lengths or tables, as `change` makes them of what is given and the page size."""
-    return Mutant(
-        f"indexer: {name}",
-        inputs=lambda wide: {of: change(wide.given(of), wide.given("k_index_cache_fp8").shape[1])},
-    )
-
-
-def scoring(name: str, scored: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Mutant:
-    """The indexer with another score of products and weights."""
-    return Mutant(f"indexer: {name}", scored=scored)
-
-
-def choosing(name: str, chosen: Callable[[torch.Tensor, int], torch.Tensor]) -> Mutant:
-    """The indexer with another choice among the scores."""
-    return Mutant(f"indexer: {name}", chosen=chosen)
+def last_page_ignored(wide: Wide) -> Mapping[str, torch.Tensor]:
+    """Sequences that end where their last page begins."""
+    lengths, page = wide.given("seq_lens"), wide.given("k_index_cache_fp8").shape[1]
+    return {"seq_lens": ((lengths - 1) // page * page).clamp_min(0)}
 
 
 def answering(name: str, change: Part) -> Mutant:
     """The indexer's output changed."""
     return Mutant(name, outputs=lambda _, found: {"topk_indices": change(found["topk_indices"])})
-
-
-def longer(lengths: torch.Tensor, _: int) -> torch.Tensor:
-    """Sequences of a token more, but empty ones."""
-    return lengths + (lengths > 0)
 
 
 DSA_PAGED = SparseAttention(
@@ -437,41 +420,43 @@ DSA_PAGED = SparseAttention(
         ),
         *only(
             "block_table",
-            scoring("ReLU dropped", lambda products, weights: weights @ products),
-            scoring("ReLU of the sum over heads", lambda products, weights: torch.relu(weights @ products)),
-            scoring("absolute value for ReLU", lambda products, weights: weights @ products.abs()),
-            scoring("weights of heads ignored", lambda products, _: torch.relu(products).sum(0)),
-            scoring("weights of heads reversed", lambda products, weights: score(products, weights.flip(0))),
-            scoring("one dead head", lambda products, weights: score(products[1:], weights[1:])),
+            # of products [heads, tokens] and weights [heads]
+            Mutant("indexer: ReLU dropped", scored=lambda p, w: w @ p),
+            Mutant("indexer: ReLU of the sum over heads", scored=lambda p, w: torch.relu(w @ p)),
+            Mutant("indexer: absolute value for ReLU", scored=lambda p, w: w @ p.abs()),
+            Mutant("indexer: weights of heads ignored", scored=lambda p, _: torch.relu(p).sum(0)),
+            Mutant("indexer: weights of heads reversed", scored=lambda p, w: score(p, w.flip(0))),
+            Mutant("indexer: one dead head", scored=lambda p, w: score(p[1:], w[1:])),
             Mutant("indexer: scales of keys ignored", scaled=lambda scales: torch.ones_like(scales)),
             Mutant("indexer: scales of keys one token off", scaled=lambda scales: scales.roll(1, 0)),
             Mutant("indexer: cache read token by token", unpacked=unpack_by_token),
-            reading(
-                "block table ignored",
-                lambda table, _: torch.arange(table.shape[1], device=table.device).expand(len(table), -1),
+            altered(
+                "indexer: block table ignored",
                 "block_table",
+                change=lambda table: torch.arange(table.shape[1], device=table.device).expand(table.shape),
             ),
-            reading("block table transposed", lambda table, _: table.T.reshape(table.shape), "block_table"),
-            reading("rows shifted by one", lambda table, _: table.roll(1, 0), "block_table"),
-            reading("sequence one token shorter", lambda lengths, _: (lengths - 1).clamp_min(0), "seq_lens"),
-            reading("sequence one token longer", longer, "seq_lens"),
-            reading(
-                "last page ignored",
-                lambda lengths, page: ((lengths - 1) // page * page).clamp_min(0),
-                "seq_lens",
+            altered(
+                "indexer: block table transposed", "block_table", change=lambda table: table.T.reshape(table.shape)
             ),
+            altered("indexer: rows shifted by one", "block_table", change=lambda table: table.roll(1, 0)),
+            altered(
+                "indexer: sequence one token shorter", "seq_lens", change=lambda lens: (lens - 1).clamp_min(0)
+            ),
+            altered("indexer: sequence one token longer", "seq_lens", change=lambda lens: lens + (lens > 0)),
+            Mutant("indexer: last page ignored", inputs=last_page_ignored),
             Mutant("indexer: place in the sequence for index in the cache", named=lambda places, *_: places),
             Mutant(
                 "indexer: offset in the page dropped",
                 named=lambda places, pages, size: pages[places // size] * size,
             ),
-            choosing("k-th replaced by the one after it", without_kth),
-            choosing("best index twice, last left out", first_twice),
-            choosing("worst instead of best", lambda scores, topk: best(-scores, topk)),
-            choosing(
-                "first of the sequence instead of best", lambda scores, topk: torch.arange(min(topk, len(scores)))
+            Mutant("indexer: k-th replaced by the one after it", chosen=without_kth),
+            Mutant("indexer: best index twice, last left out", chosen=first_twice),
+            Mutant("indexer: worst instead of best", chosen=lambda scores, topk: best(-scores, topk)),
+            Mutant(
+                "indexer: first of the sequence instead of best",
+                chosen=lambda s, topk: torch.arange(min(topk, len(s))),
             ),
-            choosing("one index left out", lambda scores, topk: best(scores, topk)[:-1]),
+            Mutant("indexer: one index left out", chosen=lambda scores, topk: best(scores, topk)[:-1]),
             answering("indexer: padded with 0", lambda indices: indices.clamp_min(0)),
             answering("indexer: zeros", lambda indices: torch.zeros_like(indices)),
         ),
