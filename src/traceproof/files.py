@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,27 +259,6 @@ def read_regular(path: Path, *, most: int, exactly: int | None = None) -> bytear
         data = bytearray(file.size)
         file.fill(memoryview(data), 0)
     return data
-
-
-def new_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file that must not be there yet, which nobody but this user can open.
-
-    Raises OSError: something is there, or the disk is full.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        for part in parts:
-            file.write(part)
-
-
-def remove_left(path: Path) -> None:
-    """Remove whatever untrusted code left at a path, if anything."""
-    with suppress(FileNotFoundError):
-        try:
-            path.unlink()
-        except OSError:
-            remove_tree(path)
 
 
 def remove_tree(folder: Path) -> None:

@@ -31,15 +31,15 @@ ReposConfig = Annotated[
 
 def add_reference_tests(  # noqa: PLR0913 - the specification's options
     *,
-    definition_name: Annotated[list[str] | None, typer.Option(help="Write tests of these definitions.")] = None,
-    op_type: Annotated[list[str] | None, typer.Option(help="Write tests of these op_types.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Write tests of every definition.")] = False,
+    definition_name: options.DefinitionNames = None,
+    op_type: options.OpTypes = None,
+    everything: options.Everything = False,
     definitions_dir: DefinitionsDir = None,
     output_dir: options.OutputDir = None,
     repos_config: ReposConfig = None,
-    test_sizes: Annotated[list[str] | None, typer.Option(help="Sizes by default: small medium large.")] = None,
+    test_sizes: options.Sizes = None,
     tolerance: options.Tolerance = None,
-    force: Annotated[bool, typer.Option("--force", help="Write tests again that are there.")] = False,
+    force: options.Force = False,
     json_file: options.JsonFile = None,
     **checkouts: Path | None,
 ) -> None:

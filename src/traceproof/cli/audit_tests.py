@@ -19,14 +19,8 @@ def audit_tests(  # noqa: PLR0913 - one parameter per option
     dataset: Annotated[
         Path | None, typer.Option(help="The dataset that is tested; the one that holds the folder if left out.")
     ] = None,
-    flashinfer_path: Annotated[Path | None, typer.Option(help="An unpacked FlashInfer; checks API names.")] = None,
-    torch_python: Annotated[
-        Path | None,
-        typer.Option(
-            help="Interpreter with torch and pytest, to run the files with; that of the torch stack if left out, "
-            "whose environment is built first where it is absent."
-        ),
-    ] = None,
+    flashinfer_path: options.FlashInfer = None,
+    torch_python: options.TorchPython = None,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds that one file may run.")] = SECONDS,
     no_run: Annotated[bool, typer.Option("--no-run", help="Read only, run nothing.")] = False,
     json_file: options.JsonFile = None,

@@ -21,15 +21,11 @@ Solution = Annotated[
 DefinitionOf = Annotated[
     str | None, typer.Option(help="Name of the definition in the dataset, or its file; a JSON solution names it.")
 ]
-Sizes = Annotated[list[str] | None, typer.Option(help="Sizes: small medium large.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the public cases.")]
-HiddenSeed = Annotated[int | None, typer.Option(min=1, help="What hidden cases follow from; drawn if not given.")]
 StackName = Annotated[
     str | None, typer.Option(help="Environment to run in; that of the package it imports, else torch.")
 ]
 Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
 Whole = Annotated[bool, typer.Option("--all", help="Go on after a wrong answer: all cases, and its precision.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for certificates; results/judged if left out.")]
 
 
 def judge_command(  # noqa: PLR0913 - one parameter per option
@@ -37,15 +33,15 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     *,
     definition: DefinitionOf = None,
     dataset: options.Dataset = None,
-    test_sizes: Sizes = None,
+    test_sizes: options.Sizes = None,
     tolerance: options.Tolerance = None,
-    seed: Seed = None,
-    hidden_seed: HiddenSeed = None,
+    seed: options.Seed = None,
+    hidden_seed: options.HiddenSeed = None,
     stack: StackName = None,
     allow_weak_isolation: options.WeakIsolation = False,
     timed: Timed = False,
     whole: Whole = False,
-    out: Out = None,
+    out: options.Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Judge a kernel by the float64 oracle of its definition, on cases that it can not know; writes a certificate.

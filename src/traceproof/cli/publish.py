@@ -31,8 +31,6 @@ DATASET = "flashinfer-ai/flashinfer-trace"
 COVERAGE = "docs/model_coverage.mdx"
 
 
-Definitions = Annotated[list[str] | None, typer.Option(help="Publish these definitions.")]
-OpTypes = Annotated[list[str] | None, typer.Option(help="Publish what is verified of these op_types.")]
 PerWhat = Annotated[Per, typer.Option(help="One pull request for each of what.")]
 Push = Annotated[bool, typer.Option("--push", help="Open the pull requests, or bring them up to date.")]
 Repository = Annotated[str, typer.Option(help="The dataset on the hub, <owner>/<name>.")]
@@ -63,8 +61,8 @@ Dataset = Annotated[
 
 def publish(  # noqa: PLR0913 - one parameter per option
     *,
-    definition_name: Definitions = None,
-    op_type: OpTypes = None,
+    definition_name: options.DefinitionNames = None,
+    op_type: options.OpTypes = None,
     per: PerWhat = "definition",
     push: Push = False,
     repository: Repository = DATASET,
