@@ -31,7 +31,7 @@ from traceproof.ops.compare import Comparison, Quantised
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.families import routing
-from traceproof.ops.families.routing import Method, Routing, choice_of, routing_of
+from traceproof.ops.families.routing import PACKED_SHIFT, Method, Routing, choice_of, routing_of
 from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, altered
 from traceproof.ops.quant import (
     BLOCK,
@@ -642,8 +642,9 @@ def sglang_choice(api: Api, chosen: Routing, inputs: Given) -> tuple[torch.Tenso
     """Weights float32 and global experts, [tokens, top_k]."""
     if chosen.given:
         ids = inputs["topk_ids"]
-        given = routing.read(chosen, ids, torch.float32)
-        return given.weights, ids if chosen.method is Method.UNIFORM else given.experts.to(ids.dtype)
+        if chosen.method is Method.UNIFORM:
+            return torch.full(ids.shape, 1 / chosen.top_k, device=ids.device), ids
+        return (ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).float(), ids >> PACKED_SHIFT
     logits = inputs["routing_logits"].float().contiguous()
     if chosen.method is Method.RENORMALISE:
         weights, experts = api["router"](logits, None, chosen.top_k, scoring_func="softmax")
