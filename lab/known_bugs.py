@@ -38,8 +38,8 @@ from traceproof.run.untrusted import PRELOAD
 from traceproof.sandbox import GIB, Limits, Pool
 from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.records import Settings, objections
-from traceproof.solutions.trial import Evaluation, planned, tried
+from traceproof.solutions.records import JudgeSettings, objections
+from traceproof.solutions.trial import SolutionRun, planned, tried
 
 AT_ONCE = 5  # answers that a process judges in a row
 SOURCE = """import sys
@@ -166,10 +166,10 @@ def _cells(counts: Counter[tuple[bool, str]]) -> str:
     return " | ".join(map(str, (*wrong, *right)))
 
 
-def settings(dataset: Path, hidden_seed: int, *, memory_gib: int = 2) -> Settings:
+def settings(dataset: Path, hidden_seed: int, *, memory_gib: int = 2) -> JudgeSettings:
     """How they are judged: small, edge and adversarial cases."""
     gpu = torch.cuda.is_available()
-    return Settings(
+    return JudgeSettings(
         dataset=str(dataset),
         conceal=(),
         sizes=("small",),
@@ -193,7 +193,7 @@ def pool(*, gpu: bool) -> Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn(Evaluation):
+class Drawn(SolutionRun):
     """An evaluation whose cases are drawn and solved once for all answers.
 
     Attributes:
@@ -206,7 +206,7 @@ class Drawn(Evaluation):
         """A case drawn and solved."""
         key = case.id, case.seed
         if key not in self.subjects:
-            self.subjects[key] = Evaluation.subject(self, case)
+            self.subjects[key] = SolutionRun.subject(self, case)
         return self.subjects[key]
 
 
@@ -214,7 +214,7 @@ class Drawn(Evaluation):
 class Judge:
     """What a process keeps: how answers are judged, workers, and the definition that it was last asked for."""
 
-    given: Settings
+    given: JudgeSettings
     workers: Pool
     drawn: dict[str, tuple[Definition, list[PlannedCase], dict[tuple[str, int], SolvedCase]]]
 
@@ -235,7 +235,7 @@ class Judge:
 JUDGES: list[Judge] = []  # of this process
 
 
-def start(given: Settings) -> None:
+def start(given: JudgeSettings) -> None:
     """A judge for this process, which ends with it."""
     torch.set_num_threads(1)
     held = ExitStack()
@@ -261,13 +261,13 @@ def _judged(  # noqa: PLR0913 - one solution
     definition: Definition,
     cases: Sequence[PlannedCase],
     answer: Answer,
-    given: Settings,
+    given: JudgeSettings,
     workers: Pool,
     *,
     wrong: bool,
     subjects: dict[tuple[str, int], SolvedCase],
 ) -> Judged:
-    bare = Evaluation.of(definition, solution(definition, answer.name), given, workers)
+    bare = SolutionRun.of(definition, solution(definition, answer.name), given, workers)
     evaluation = Drawn(**{one.name: getattr(bare, one.name) for one in fields(bare)}, subjects=subjects)
     nothing = _without_effect(evaluation, cases, answer) if wrong else None
     if nothing is not None:
@@ -280,7 +280,7 @@ def _judged(  # noqa: PLR0913 - one solution
     return Judged(answer.name, wrong, outcome, ", ".join(seen))
 
 
-def _without_effect(evaluation: Evaluation, cases: Sequence[PlannedCase], answer: Answer) -> str | None:
+def _without_effect(evaluation: SolutionRun, cases: Sequence[PlannedCase], answer: Answer) -> str | None:
     """Why an answer is not wrong in any case of a definition: it says nothing there, or gives the same bits."""
     found = answers_of(evaluation.definition.op_type)
     assert found is not None

@@ -15,8 +15,8 @@ from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.run.schema import PlannedCase
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.records import Settings, Trial, objections
-from traceproof.solutions.trial import Evaluation, planned, tried
+from traceproof.solutions.records import JudgeSettings, SolutionTrial, objections
+from traceproof.solutions.trial import SolutionRun, planned, tried
 
 DATASET = Path(__file__).parent / "dataset"
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=2 << 30)
@@ -40,7 +40,7 @@ def candidate(name: str, text: str, *, destinations: bool | None = None) -> Cand
 class SolutionJudge:
     """Workers, and plans that are made once."""
 
-    settings: Settings
+    settings: JudgeSettings
     pool: Pool
 
     @cache  # noqa: B019 - lives as long as the module's tests
@@ -48,16 +48,16 @@ class SolutionJudge:
         """A definition and its cases."""
         return planned(name, self.settings)
 
-    def trial(self, solution: Candidate, definition: str, *, whole: bool = True) -> Trial:
+    def trial(self, solution: Candidate, definition: str, *, whole: bool = True) -> SolutionTrial:
         """What came of a solution that the policy has not read; if not `whole`, the first bad row ends it."""
         found, cases = self.planned(definition)
-        return tried(Evaluation.of(found, solution.settled(found), self.settings, self.pool), cases, whole=whole)
+        return tried(SolutionRun.of(found, solution.settled(found), self.settings, self.pool), cases, whole=whole)
 
     def reasons(self, solution: Candidate, definition: str) -> list[str]:
         """Why it is refused; nothing: it is accepted."""
         return self.reasons_of(self.trial(solution, definition), definition)
 
-    def reasons_of(self, trial: Trial, definition: str) -> list[str]:
+    def reasons_of(self, trial: SolutionTrial, definition: str) -> list[str]:
         """Why what came of it is no acceptance."""
         found, _ = self.planned(definition)
         return list(objections(trial, len(found.outputs)))
@@ -74,7 +74,7 @@ def solution_judge(  # noqa: PLR0913 - all but the folder have defaults
     limits: Limits = LIMITS,
 ) -> Iterator[SolutionJudge]:
     """A judge over a dataset, with a hidden seed of its own."""
-    settings = Settings(
+    settings = JudgeSettings(
         dataset=str(dataset),
         conceal=(str(dataset),),
         sizes=tuple(sizes),

@@ -14,7 +14,7 @@ from traceproof.reasons import Error
 from traceproof.run.runner import FOLDER
 from traceproof.run.untrusted import CompiledFiles
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.trial import Evaluation
+from traceproof.solutions.trial import SolutionRun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = "rmsnorm_h96"
@@ -82,7 +82,7 @@ def test_it_is_compiled_once_for_all_of_its_workers(judged_by: SolutionJudge) ->
     definition, cases = judged_by.planned(NAME)
     solution = compiled(CPP.replace("SOURCE", STAMP))
     stamps = []
-    with Evaluation.of(definition, solution, judged_by.settings, judged_by.pool).prepared() as ready:
+    with SolutionRun.of(definition, solution, judged_by.settings, judged_by.pool).prepared() as ready:
         assert ready.compile(cases) is None
         subject = ready.subject(cases[0].case)
         for _ in range(2):

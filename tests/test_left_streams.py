@@ -13,7 +13,7 @@ from traceproof.reasons import Failure, Verdict
 from traceproof.run.untrusted import CallError
 from traceproof.sandbox import Reply, Status
 from traceproof.solutions.properties import CHANNELS
-from traceproof.solutions.trial import Evaluation, left_behind
+from traceproof.solutions.trial import SolutionRun, left_behind
 
 CASE = Case(id="small-1", size="small", axes={"batch_size": 7}, seed=0)
 
@@ -31,7 +31,7 @@ def run(hidden_states, weight):
 def test_a_process_may_have_more_channels_to_a_gpu(channels: int | None, tmp_path: Path) -> None:
     with solution_judge(tmp_path) as judge:
         definition, cases = judge.planned("rmsnorm_h96")
-        evaluation = Evaluation.of(definition, candidate("one", SOURCE), judge.settings, judge.pool)
+        evaluation = SolutionRun.of(definition, candidate("one", SOURCE), judge.settings, judge.pool)
         subject = evaluation.subject(next(case.case for case in cases if case.id == "small-0"))
         with evaluation.source(channels=channels) as source:
             (output,) = evaluation.call(source, subject).outputs.values()

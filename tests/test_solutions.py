@@ -20,7 +20,7 @@ from traceproof.errors import TraceproofError
 from traceproof.run import runner
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
-from traceproof.solutions.records import Certificate, Settings
+from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table
 from traceproof.solutions.session import Session
 
@@ -136,7 +136,7 @@ def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> Non
 def _judged(source: str, tmp_path: Path, *, whole: bool = True, told: list[str] | None = None) -> Certificate:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     [found] = read(tmp_path / "mine.py")
-    settings = Settings(whole=whole, sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
+    settings = JudgeSettings(whole=whole, sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
     environment = JudgeEnvironment(
         python=sys.executable,
         record=probe(),

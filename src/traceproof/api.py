@@ -43,8 +43,7 @@ from traceproof.run.trusted import notes_of
 from traceproof.run.workers import Environment
 from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import read
-from traceproof.solutions.records import Certificate
-from traceproof.solutions.records import Settings as JudgeSettings
+from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.stacks import MAIN, STACKS
 
 OUTPUTS = "outputs"  # what implementations are called that gave tensors, and no function

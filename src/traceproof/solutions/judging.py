@@ -20,7 +20,14 @@ from traceproof.run.schema import ORACLE, SHADOW
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits, Status
 from traceproof.solutions.reading import ON_CPU, Candidate
-from traceproof.solutions.records import Certificate, Digests, Row, Settings, Trial, objections
+from traceproof.solutions.records import (
+    Certificate,
+    Digests,
+    JudgeSettings,
+    SolutionRow,
+    SolutionTrial,
+    objections,
+)
 from traceproof.stacks import MAIN
 
 SETUP = "traceproof.solutions.trial:setup"
@@ -49,7 +56,7 @@ class JudgeEnvironment:
     python: str  # the interpreter
     record: Mapping[str, Any]  # of its stack: versions, device
     caches: Path  # folder for what is compiled on the way
-    settings: Settings  # all but the dataset, the device and variables
+    settings: JudgeSettings  # all but the dataset, the device and variables
     told: Callable[[str], object] = lambda _: None  # hears how far it is
 
     @property
@@ -96,7 +103,7 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
     refusals = settled.refusals
     if refusals:
         rows = tuple(_not_run(f"{path}, {refusal}") for path, refusal in refusals)
-        trial = Trial(rows=rows, properties=(), precision=())
+        trial = SolutionTrial(rows=rows, properties=(), precision=())
     else:
         trial = _tried(settled, target, environment)
     against = ORACLE if target.definition.op_type in registry.known() else SHADOW
@@ -139,8 +146,8 @@ def _code(op_type: str) -> str:
     return digest_json([code_digest("solutions"), verdict_code(registry.file_of(op_type))])
 
 
-def _not_run(message: str) -> Row:
-    return Row(
+def _not_run(message: str) -> SolutionRow:
+    return SolutionRow(
         case="none",
         size="none",
         seed=0,
@@ -152,7 +159,7 @@ def _not_run(message: str) -> Row:
     )
 
 
-def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) -> Trial:
+def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) -> SolutionTrial:
     here = Environment(name=MAIN, python=environment.python, record=environment.record)
     # Our own code, which has the solution called in workers that are shut in.
     with Worker(here, SETUP, {}, OVERALL, environment.caches) as worker:
@@ -177,7 +184,7 @@ def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) 
     if outcome.status is not Status.OK:
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]
         raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
-    trial = Trial.model_validate(outcome.value["trial"])
+    trial = SolutionTrial.model_validate(outcome.value["trial"])
     shut_out = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
     if shut_out is not None:
         raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])

@@ -22,8 +22,8 @@ from traceproof.run.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
 from traceproof.run.schema import PlannedCase
 from traceproof.run.tensors import same_bits
 from traceproof.run.untrusted import CallError, Taken, UntrustedSource
-from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, Row
-from traceproof.solutions.trial import Evaluation, left_behind, refused
+from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, SolutionRow
+from traceproof.solutions.trial import SolutionRun, left_behind, refused
 
 LARGEST = 256 << 20  # bytes that the case of these calls may need
 OTHER_BYTE = 0x3C  # small positive floats, and large whole numbers
@@ -40,14 +40,14 @@ ODD = (CallError, RuntimeError, ValueError, IndexError, KeyError)  # of inputs t
 
 
 @dataclass(slots=True)
-class _Measured:
+class PropertyCalls:
     """Results so far, and rows of calls whose answers were wrong."""
 
-    evaluation: Evaluation
+    evaluation: SolutionRun
     subject: SolvedCase
     first: Taken
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SolutionRow] = field(default_factory=list)
 
     @property
     def varies(self) -> bool:
@@ -108,7 +108,9 @@ def _distance(first: Tensors, other: Tensors, name: str) -> str:
     return f": {count} of {one.numel()} elements, most at {place}: {float(apart.max()):.3g} apart"
 
 
-def measure(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> tuple[tuple[PropertyResult, ...], list[Row]]:
+def measure(
+    evaluation: SolutionRun, cases: Sequence[PlannedCase]
+) -> tuple[tuple[PropertyResult, ...], list[SolutionRow]]:
     """All properties of a solution that has passed its cases, and rows of calls whose answers were wrong."""
     base = chosen(cases)
     if base is None:
@@ -117,7 +119,7 @@ def measure(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> tuple[tuple
     subject = evaluation.subject(base.case)
     with evaluation.source() as source:
         first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
-        found = _Measured(evaluation, subject, first)
+        found = PropertyCalls(evaluation, subject, first)
         found.same("determinism", found.call(source, "determinism"))
         for step in (_memory, _addresses, _contents, _batch):
             step(found, source)
@@ -145,7 +147,7 @@ def chosen(cases: Sequence[PlannedCase]) -> PlannedCase | None:
     return max(fitting, key=lambda case: (case.memory, case.id), default=None)
 
 
-def _result(evaluation: Evaluation, name: str, state: tuple[str, str] | None) -> PropertyResult:
+def _result(evaluation: SolutionRun, name: str, state: tuple[str, str] | None) -> PropertyResult:
     found, detail = state or (UNMEASURED, "")
     demanded = name in evaluation.settings.demanded
     question = PROPERTIES[name].question
@@ -154,7 +156,7 @@ def _result(evaluation: Evaluation, name: str, state: tuple[str, str] | None) ->
     )
 
 
-def _memory(found: _Measured, source: UntrustedSource) -> None:
+def _memory(found: PropertyCalls, source: UntrustedSource) -> None:
     """Other values where there should be none: in new memory, in places for outputs, around inputs."""
     layout = replace(found.evaluation.layout, fill=OTHER_FILL)
     found.same("memory", found.call(source, "memory", fill=OTHER_FILL, layout=layout))
@@ -162,14 +164,14 @@ def _memory(found: _Measured, source: UntrustedSource) -> None:
     found.same("surroundings", found.call(source, "surroundings", layout=layout))
 
 
-def _addresses(found: _Measured, source: UntrustedSource) -> None:
+def _addresses(found: PropertyCalls, source: UntrustedSource) -> None:
     layout = found.evaluation.layout
     far = replace(layout, room=layout.room + FAR)
     found.same("addresses", found.call(source, "addresses", layout=far))
     found.same("alignment", found.call(source, "alignment", layout=replace(layout, shift=1)))
 
 
-def _contents(found: _Measured, source: UntrustedSource) -> None:
+def _contents(found: PropertyCalls, source: UntrustedSource) -> None:
     """Other contents where the last call had its inputs, with the same ends and sums."""
     subject = found.subject
     values = moved(subject.inputs)
@@ -203,7 +205,7 @@ def moved(inputs: Values) -> Values | None:
     return None if same else changed
 
 
-def _on_gpu(found: _Measured, source: UntrustedSource, name: str, *hows: str) -> None:
+def _on_gpu(found: PropertyCalls, source: UntrustedSource, name: str, *hows: str) -> None:
     """Calls that are made in ways that only a GPU has; the first that is wrong ends them."""
     if not found.evaluation.settings.gpu:
         found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
@@ -216,7 +218,7 @@ def _on_gpu(found: _Measured, source: UntrustedSource, name: str, *hows: str) ->
                 return
 
 
-def _batch(found: _Measured, source: UntrustedSource) -> None:
+def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
     """The parts of a batch on their own must have the bits that they have beside others."""
     evaluation, subject = found.evaluation, found.subject
     halves = None if subject.trials else halved(subject)
@@ -237,7 +239,7 @@ def _batch(found: _Measured, source: UntrustedSource) -> None:
     found.states["batch"] = _same(halves.whole(found.first.outputs), halves.joined(outputs))
 
 
-def _case_of(evaluation: Evaluation, case: Case, values: Values) -> Case:
+def _case_of(evaluation: SolutionRun, case: Case, values: Values) -> Case:
     """The case with the sizes that some inputs have."""
     axes = dict(case.axes)
     for name, spec in evaluation.definition.inputs.items():
@@ -247,7 +249,7 @@ def _case_of(evaluation: Evaluation, case: Case, values: Values) -> Case:
     return replace(case, axes=axes)
 
 
-def _after_others(found: _Measured, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
+def _after_others(found: PropertyCalls, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
     """The same call again, after calls in other sizes."""
     sizes = {tuple(sorted(found.subject.case.axes.items()))}
     ordered = sorted(cases, key=lambda case: case.memory)
@@ -261,7 +263,7 @@ def _after_others(found: _Measured, source: UntrustedSource, cases: Sequence[Pla
     found.same("order", found.call(source, "order"))
 
 
-def _empty(found: _Measured, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
+def _empty(found: PropertyCalls, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
     """Calls that have nothing to compute: many kernels can not be launched on none."""
     empty = [case.case for case in cases if case.skip is None and found.evaluation.is_empty(case.case)]
     if not empty:
@@ -271,7 +273,7 @@ def _empty(found: _Measured, source: UntrustedSource, cases: Sequence[PlannedCas
         found.states["empty"] = HOLDS, "empty outputs"
 
 
-def precision(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Iterator[PrecisionResult]:
+def precision(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> Iterator[PrecisionResult]:
     """What is seen of each floating-point output; nothing where there is no oracle, or no call left outputs."""
     base = chosen(cases)
     if (
@@ -300,7 +302,7 @@ def precision(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> Iterator[
 
 
 def _examined(
-    evaluation: Evaluation,
+    evaluation: SolutionRun,
     source: UntrustedSource,
     subject: SolvedCase,
     inputs: Mapping[str, torch.Tensor],

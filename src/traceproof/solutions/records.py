@@ -14,7 +14,7 @@ LIMITS = Limits(seconds=120.0, setup_seconds=900.0, memory_bytes=10 * GIB)  # as
 HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
 
 
-class Settings(ClosedModel):
+class JudgeSettings(ClosedModel):
     """How a solution is judged, as the judging process is told."""
 
     dataset: str = ""  # the folder that holds the definition, its workload lines and blobs
@@ -34,7 +34,7 @@ class Settings(ClosedModel):
     environment: dict[str, str] = Field(default_factory=dict)  # variables for the workers that they run in
 
 
-class Row(ClosedModel):
+class SolutionRow(ClosedModel):
     """One output of one call, judged, or a call as a whole."""
 
     # case, size, seed, axes: what it was called with
@@ -128,10 +128,10 @@ class SpeedResult(ClosedModel):
         return None if other is None or not self.times[0].median else other.median / self.times[0].median
 
 
-class Trial(ClosedModel):
+class SolutionTrial(ClosedModel):
     """What a judging process says of one solution."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SolutionRow, ...]
     properties: tuple[PropertyResult, ...]
     precision: tuple[PrecisionResult, ...]
     speed: tuple[SpeedResult, ...] = ()
@@ -164,7 +164,7 @@ class Certificate(ClosedModel):
     reasons: tuple[str, ...]
     against: str  # `oracle`, `shadow` (the reference in float64), or nothing
     constants: str = ""  # of the definition, what its reference alone states; the oracle takes it from there
-    rows: tuple[Row, ...]
+    rows: tuple[SolutionRow, ...]
     properties: tuple[PropertyResult, ...]
     precision: tuple[PrecisionResult, ...]
     speed: tuple[SpeedResult, ...] = ()
@@ -191,7 +191,7 @@ class Certificate(ClosedModel):
         return "\n".join([head, *(f"  {reason}" for reason in self.reasons)])
 
 
-def objections(trial: Trial, outputs: int) -> Iterator[str]:
+def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
     """Why a solution to a definition of so many outputs is refused; nothing: it is accepted."""
     seen: set[tuple[str, str | None, str]] = set()
     for row in trial.rows:

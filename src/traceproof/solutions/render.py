@@ -13,7 +13,7 @@ from rich.table import Table
 from traceproof.dataset.records import Trace
 from traceproof.reasons import Verdict
 from traceproof.run.report import headed
-from traceproof.solutions.records import Certificate, Row, SpeedResult, Times
+from traceproof.solutions.records import Certificate, SolutionRow, SpeedResult, Times
 from traceproof.text import printable
 
 WIDTH = 118
@@ -27,7 +27,7 @@ class Line:
 
     output: str
     size: str
-    rows: tuple[Row, ...]
+    rows: tuple[SolutionRow, ...]
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Line:
         return str(first.reason) if first is not None else ""
 
 
-def lines(rows: Sequence[Row]) -> Iterator[Line]:
+def lines(rows: Sequence[SolutionRow]) -> Iterator[Line]:
     """The rows by output and size, in the order in which these are met."""
     for output, size in dict.fromkeys((row.output, row.size) for row in rows):
         yield Line(output=output, size=size, rows=tuple(r for r in rows if (r.output, r.size) == (output, size)))

@@ -17,7 +17,7 @@ from traceproof.names import path_part
 from traceproof.sandbox import GIB
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
-from traceproof.solutions.records import Certificate, Settings
+from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table, trace_lines
 from traceproof.stacks import MAIN, PACKAGES, STACKS
 
@@ -83,10 +83,10 @@ class Session:
             told=self._told,
         )
 
-    def _settings(self, conceal: tuple[str, ...]) -> Settings:
+    def _settings(self, conceal: tuple[str, ...]) -> JudgeSettings:
         """How the configuration has solutions judged."""
         limits = self.config.limits
-        return Settings(
+        return JudgeSettings(
             conceal=conceal,
             sizes=self.config.test_sizes,
             seed=self.config.seed,

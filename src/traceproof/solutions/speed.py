@@ -20,8 +20,8 @@ from traceproof.run.implementation import Implementation
 from traceproof.run.schema import PlannedCase
 from traceproof.run.untrusted import PLAIN, CallError, Layout, Taken, UntrustedSource, loaded, refusal
 from traceproof.sandbox import Limits
-from traceproof.solutions.records import Row, SpeedResult, Times
-from traceproof.solutions.trial import Evaluation, refused
+from traceproof.solutions.records import SolutionRow, SpeedResult, Times
+from traceproof.solutions.trial import SolutionRun, refused
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
 CASES = 3  # that are timed
@@ -75,11 +75,11 @@ class _Party:
 
 
 def measure_speed(
-    evaluation: Evaluation, cases: Sequence[PlannedCase]
-) -> tuple[tuple[SpeedResult, ...], list[Row]]:
+    evaluation: SolutionRun, cases: Sequence[PlannedCase]
+) -> tuple[tuple[SpeedResult, ...], list[SolutionRow]]:
     """Speed in up to three cases, and rows of timed calls whose answers were wrong."""
     found: list[SpeedResult] = []
-    rows: list[Row] = []
+    rows: list[SolutionRow] = []
     with ExitStack() as stack:
         solution = stack.enter_context(evaluation.source())
         reference = stack.enter_context(_reference(evaluation)) if _may_run(evaluation) else None
@@ -95,7 +95,7 @@ def measure_speed(
     return tuple(found), rows
 
 
-def chosen(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
+def chosen(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
     """The largest, a middle and the smallest of the workload lines that fit, or of the ordinary cases."""
     fitting = [
         case
@@ -113,18 +113,18 @@ def chosen(evaluation: Evaluation, cases: Sequence[PlannedCase]) -> list[Planned
     return [ordered[place] for place in places[:CASES]]
 
 
-def _may_run(evaluation: Evaluation) -> bool:
+def _may_run(evaluation: SolutionRun) -> bool:
     return refusal(evaluation.definition.reference) is None
 
 
-def _reference(evaluation: Evaluation) -> AbstractContextManager[UntrustedSource]:
+def _reference(evaluation: SolutionRun) -> AbstractContextManager[UntrustedSource]:
     limits = Limits.of_json(evaluation.settings.limits)
     return loaded(evaluation.definition, evaluation.pool, limits=limits, device=evaluation.device)
 
 
 def _in_turns(
-    evaluation: Evaluation, subject: SolvedCase, solution: UntrustedSource, reference: UntrustedSource | None
-) -> tuple[SpeedResult, list[Row]]:
+    evaluation: SolutionRun, subject: SolvedCase, solution: UntrustedSource, reference: UntrustedSource | None
+) -> tuple[SpeedResult, list[SolutionRow]]:
     own = _Party("solution", _asked_of(solution, subject, evaluation.layout))
     others = _others(evaluation, subject, reference)
     before = clocks(gpu=evaluation.settings.gpu)
@@ -155,7 +155,7 @@ def _in_turns(
     return result, rows
 
 
-def _others(evaluation: Evaluation, subject: SolvedCase, reference: UntrustedSource | None) -> list[_Party]:
+def _others(evaluation: SolutionRun, subject: SolvedCase, reference: UntrustedSource | None) -> list[_Party]:
     """Those that a solution takes turns with: a ground truth, and the definition's reference."""
     truth = ground_truth(evaluation, subject)
     found = [] if truth is None else [_Party(*truth)]
@@ -234,8 +234,8 @@ def _asked_of(source: UntrustedSource, subject: SolvedCase, layout: Layout) -> R
 
 
 def _checked(
-    evaluation: Evaluation, subject: SolvedCase, taken: Taken, turn: int
-) -> tuple[list[Ruling], list[Row]]:
+    evaluation: SolutionRun, subject: SolvedCase, taken: Taken, turn: int
+) -> tuple[list[Ruling], list[SolutionRow]]:
     """The judge's rulings on the last timed call, and the rows of those that are bad; nothing of a sampler's."""
     if subject.trials:
         return [], []
@@ -274,7 +274,7 @@ def clocks(*, gpu: bool) -> str:
     return ", ".join(rows[0]) if rows else "not known: nvidia-smi is absent, or does not answer"
 
 
-def ground_truth(evaluation: Evaluation, subject: SolvedCase) -> tuple[str, Request] | None:
+def ground_truth(evaluation: SolutionRun, subject: SolvedCase) -> tuple[str, Request] | None:
     """The first ground truth that this interpreter can call for the definition, called in this process."""
     rank = {truth.name: truth.priority for stack in STACKS.values() for truth in stack.truths}
     definition, device = evaluation.definition, torch.device(evaluation.device)
@@ -295,7 +295,7 @@ def ground_truth(evaluation: Evaluation, subject: SolvedCase) -> tuple[str, Requ
 
 
 def _called_here(
-    evaluation: Evaluation, called: Implementation, inputs: Values, device: torch.device, seed: int
+    evaluation: SolutionRun, called: Implementation, inputs: Values, device: torch.device, seed: int
 ) -> Request:
     names = list(inputs)
     placed = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]

@@ -42,7 +42,14 @@ from traceproof.run.untrusted import (
 )
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.records import PrecisionResult, PropertyResult, Row, Settings, SpeedResult, Trial
+from traceproof.solutions.records import (
+    JudgeSettings,
+    PrecisionResult,
+    PropertyResult,
+    SolutionRow,
+    SolutionTrial,
+    SpeedResult,
+)
 from traceproof.stacks import MAIN
 
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
@@ -73,10 +80,10 @@ def setup(_: object) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def _answers(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What the judging process answers one after the other."""
-    settings, candidate = Settings.model_validate(item["settings"]), Candidate(**item["solution"])
+    settings, candidate = JudgeSettings.model_validate(item["settings"]), Candidate(**item["solution"])
     definition, cases = planned(item["definition"], settings)
     with workers(settings) as pool:
-        trial = Steps(Evaluation.of(definition, candidate, settings, pool), cases, whole=settings.whole)
+        trial = Steps(SolutionRun.of(definition, candidate, settings, pool), cases, whole=settings.whole)
         told = 0.0
         for what in trial.run():
             if time.monotonic() - told > TELLING_SECONDS:
@@ -85,7 +92,7 @@ def _answers(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"trial": trial.result().model_dump(mode="json")}
 
 
-def planned(name: str, settings: Settings) -> tuple[Definition, list[PlannedCase]]:
+def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[PlannedCase]]:
     """A definition and its cases: those that anybody can compute, and as many of a seed that nobody knew.
 
     Raises TraceproofError: the dataset has no such definition.
@@ -104,13 +111,13 @@ def planned(name: str, settings: Settings) -> tuple[Definition, list[PlannedCase
     return definition, list(found.values())
 
 
-def workers(settings: Settings) -> Pool:
+def workers(settings: JudgeSettings) -> Pool:
     """The workers that solutions run in, which see nothing of what is judged by."""
     conceal = [*map(Path, settings.conceal)]
     return untrusted_pool(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
 
 
-def tried(evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool = True) -> Trial:
+def tried(evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool = True) -> SolutionTrial:
     """What comes of all steps."""
     steps = Steps(evaluation, cases, whole=whole)
     for _ in steps.run():
@@ -124,9 +131,9 @@ class Steps:
     What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
     """
 
-    def __init__(self, evaluation: "Evaluation", cases: Sequence[PlannedCase], *, whole: bool) -> None:
+    def __init__(self, evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool) -> None:
         self.evaluation, self.cases, self.whole = evaluation, cases, whole
-        self.rows: list[Row] = []
+        self.rows: list[SolutionRow] = []
         self.properties: tuple[PropertyResult, ...] = ()
         self.precision: tuple[PrecisionResult, ...] = ()
         self.speed: tuple[SpeedResult, ...] = ()
@@ -160,9 +167,9 @@ class Steps:
                 self.speed, late = measure_speed(ready, self.cases)
                 self.rows += late
 
-    def result(self) -> Trial:
+    def result(self) -> SolutionTrial:
         """What came of the steps that were taken."""
-        return Trial(
+        return SolutionTrial(
             rows=tuple(self.rows),
             properties=self.properties,
             precision=self.precision,
@@ -172,13 +179,13 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class SolutionRun:
     """A definition, a solution to it, and the workers that the solution runs in."""
 
     definition: Definition
     op: Op
     candidate: Candidate
-    settings: Settings
+    settings: JudgeSettings
     pool: Pool
     unknown: str | None  # why there is no oracle; None: there is one
     engine: Engine | None = None
@@ -187,7 +194,9 @@ class Evaluation:
     reached: set[str] = field(default_factory=set)  # what it could reach where isolation was not whole
 
     @classmethod
-    def of(cls, definition: Definition, candidate: Candidate, settings: Settings, pool: Pool) -> "Evaluation":
+    def of(
+        cls, definition: Definition, candidate: Candidate, settings: JudgeSettings, pool: Pool
+    ) -> "SolutionRun":
         """The evaluation of a solution to a definition."""
         op, unknown = registry.for_definition(definition)
         return cls(
@@ -256,7 +265,7 @@ class Evaluation:
                 ready = replace(ready, reference=stack.enter_context(reference))
             yield ready
 
-    def compile(self, cases: Sequence[PlannedCase]) -> Row | None:
+    def compile(self, cases: Sequence[PlannedCase]) -> SolutionRow | None:
         """Have the solution compiled by a call whose inputs are drawn for it alone and whose answer nobody reads.
 
         The row says why it can not be loaded; None: it can, or nothing has to be compiled.
@@ -275,7 +284,7 @@ class Evaluation:
                     return refused(case, error)
         return None
 
-    def rows(self, cases: Sequence[PlannedCase]) -> Iterator[Row]:
+    def rows(self, cases: Sequence[PlannedCase]) -> Iterator[SolutionRow]:
         """All cases but empty ones, which are a property, in one worker: the cheapest first.
 
         Nobody knows the order of those that cost alike.
@@ -359,19 +368,19 @@ class Evaluation:
             **order,
         )
 
-    def rule(self, subject: SolvedCase, taken: Taken, variant: str = "") -> Iterator[Row]:
+    def rule(self, subject: SolvedCase, taken: Taken, variant: str = "") -> Iterator[SolutionRow]:
         """Rows of what one further call left."""
         for output, ruling in rulings(subject, CaseResult.taken(taken), tolerance=self.settings.tolerance):
             yield row_of(subject.case, output, ruling, variant)
 
 
-def refused(case: Case, error: CallError, variant: str = "") -> Row:
+def refused(case: Case, error: CallError, variant: str = "") -> SolutionRow:
     """The row of a call that left no outputs."""
     ruling = Ruling(Verdict.ERROR, REASONS[error.reply.status], error.reply.message, {})
     return row_of(case, WHOLE, ruling, variant)
 
 
-def left_behind(case: Case, error: CallError, variant: str) -> Row | None:
+def left_behind(case: Case, error: CallError, variant: str) -> SolutionRow | None:
     """The row of a call whose capture CUDA refused since it left work on another stream; None: another failure."""
     if UNJOINED not in error.reply.message:
         return None
@@ -379,16 +388,16 @@ def left_behind(case: Case, error: CallError, variant: str) -> Row | None:
     return row_of(case, WHOLE, Ruling(Verdict.FAIL, Failure.LATE, message, {}), variant)
 
 
-def bad(rows: Iterable[Row]) -> list[Row]:
+def bad(rows: Iterable[SolutionRow]) -> list[SolutionRow]:
     """Failures and errors."""
     return [row for row in rows if row.bad]
 
 
-def row_of(case: Case, output: str, ruling: Ruling, variant: str = "") -> Row:
+def row_of(case: Case, output: str, ruling: Ruling, variant: str = "") -> SolutionRow:
     """The row of a ruling on one output, or on a case as a whole."""
     gate = ruling.details.get("gate") or {}
     failed = ruling.details if ruling.verdict is Verdict.FAIL else {}
-    return Row(
+    return SolutionRow(
         case=case.id,
         size=case.size,
         seed=case.seed,
