@@ -20,7 +20,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ SEAL = '{"seal": "'  # what a sealed file begins with
 OWNED = re.compile(r"(?:traceproof|scratch)-[0-9]+-\w+", re.ASCII)  # names of processes' own folders
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 MIB = 1 << 20
-CHUNK = 1 << 24
-PIECE = 1 << 18  # bytes that are read and looked at before the next are: they stay in the cache
 # CPython 3.11 counts the depth of all syntax trees that are being made in one place: where a thread takes over
 # while another's is half made, either ends in "SystemError: AST constructor recursion depth mismatch".
 _PARSING = threading.RLock()
@@ -209,55 +206,28 @@ def _expect_plain(found: os.stat_result, most: int) -> None:
         raise NotPlainError(f"is larger than {most // MIB} MiB")
 
 
-@dataclass(frozen=True, slots=True)
-class RegularFile:
-    """A regular file that is open, and its size in bytes when it was opened."""
+def read_regular(path: Path, *, most: int) -> bytes:
+    """The content of a regular file of at most so many bytes; never waits, nor follows a link at its end.
 
-    name: str
-    fd: int
-    size: int
-
-    def fill(self, room: memoryview, start: int) -> None:
-        """Read the bytes from `start` on into `room`. Raises BorderError: it holds fewer, or can not be read."""
-        done = 0
-        while done < len(room):
-            try:
-                got = os.preadv(self.fd, [room[done : done + CHUNK]], start + done)
-            except OSError as error:
-                raise BorderError(f"{self.name} can not be read: {error}") from error
-            if not got:
-                raise BorderError(f"{self.name} was cut short while it was read")
-            done += got
-
-
-@contextmanager
-def regular_file(path: Path, *, most: int, exactly: int | None = None) -> Iterator[RegularFile]:
-    """Open a regular file of `most` bytes, or `exactly` so many; never waits, nor follows a link at its end.
-
-    Raises BorderError: it is absent, something else, or of another size.
+    Raises BorderError: it is absent, something else, larger, or can not be read.
     """
+    fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except (OSError, ValueError) as error:
-        raise BorderError(f"{path.name} can not be read: {error}") from error
-    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise BorderError(f"{path.name} is no regular file")
-        size = found.st_size
-        if size > most or (exactly is not None and size != exactly):
-            wanted = f"{exactly}" if exactly is not None else f"at most {most}"
-            raise BorderError(f"{path.name} holds {size} bytes, not {wanted}")
-        yield RegularFile(path.name, fd, size)
+        if found.st_size > most:
+            raise BorderError(f"{path.name} holds {found.st_size} bytes, not at most {most}")
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise BorderError(f"{path.name} can not be read: {error}") from error
     finally:
-        os.close(fd)
-
-
-def read_regular(path: Path, *, most: int, exactly: int | None = None) -> bytearray:
-    """The content of a regular file; the arguments and what is raised are those of `regular_file`."""
-    with regular_file(path, most=most, exactly=exactly) as file:
-        data = bytearray(file.size)
-        file.fill(memoryview(data), 0)
+        if fd >= 0:
+            os.close(fd)
+    if len(data) > most:
+        raise BorderError(f"{path.name} grew while it was read")
     return data
 
 

@@ -141,7 +141,7 @@ class PlanFile(ClosedModel):
         Raises TraceproofError: it is none, another version's, or damaged; it is removed, to be made again.
         """
         try:
-            found = json.loads(unsealed(bytes(read_regular(path, most=PLAN_BYTES))))
+            found = json.loads(unsealed(read_regular(path, most=PLAN_BYTES)))
             return cls.model_validate(found if group is None else _of_group(found, group))
         except (BorderError, ValueError) as error:
             path.unlink(missing_ok=True)

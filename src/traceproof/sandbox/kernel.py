@@ -345,17 +345,17 @@ def install_filter(code: bytes) -> None:
 READ_BYTES = 1 << 16  # a status file has 2 KiB; 64 KiB list some 8,000 children of one thread
 
 
-def _read(path: str, folder: int | None = None) -> bytes:
+def _read(path: str) -> bytes:
     """A file of /proc, at most READ_BYTES of it; plain calls, since this is done many times a second."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, READ_BYTES)
     finally:
         os.close(fd)
 
 
-def numbers_in(proc: int | str) -> list[int]:
-    """Every process that a /proc, by descriptor or path, shows."""
+def numbers_in(proc: str) -> list[int]:
+    """Every process that a /proc shows."""
     return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208 - called many times a second
 
 
@@ -395,14 +395,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def status_bytes(pid: int, *fields: bytes, proc: int | None = None) -> int:
-    """Sum of fields of a process's status such as b"VmRSS:", in bytes; 0 if it is gone.
-
-    `proc`: descriptor of the /proc that shows it by that number; None: this process's.
-    """
+def status_bytes(pid: int, *fields: bytes) -> int:
+    """Sum of fields of a process's status such as b"VmRSS:", in bytes; 0 if it is gone."""
     total = 0
     with contextlib.suppress(OSError):
-        for line in _read(f"/proc/{pid}/status" if proc is None else f"{pid}/status", proc).splitlines():
+        for line in _read(f"/proc/{pid}/status").splitlines():
             if line.startswith(fields):
                 total += int(line.split()[1]) * 1024
     return total
