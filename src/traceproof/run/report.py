@@ -68,23 +68,25 @@ def report(
         if kept is not None and cache is not None:
             files = {path: key_of_file(path, cache) for path in verdicts}
             found = kept.get([*keys.values(), *files.values()])
-            _check(verdicts, {path: found.get(key) for path, key in files.items()}, digests)
+            wrong = [path for path, key in files.items() if found.get(key) != digests[path.name]]
+            if wrong:
+                for path in wrong:
+                    path.unlink()  # it is made again
+                what = "verdicts were changed after they were written, or the cache that knew is lost"
+                raise TraceproofError(what, problems=[str(path) for path in wrong[:SHOWN]], todo=AGAIN)
         lacking = {
             key: summarise(each_row(path), listed, stacks) for path, key in keys.items() if key not in found
         }
         if kept is not None and lacking:
             kept.put(lacking)
     parts = [{**found, **lacking}[key] for key in keys.values()]
-    rows = chain.from_iterable(map(each_row, verdicts))
-    value = joined(parts) if _apart(parts) else summarise(rows, listed, stacks)
+    names = [name for part in parts for name in part["definitions"]]
+    if parts and len(set(names)) == len(names):
+        value = joined(parts)
+    else:  # a file that can not be read may be called as another one's definition
+        value = summarise(chain.from_iterable(map(each_row, verdicts)), listed, stacks)
     write_text(summary, sealed(json.dumps(value | {MADE_OF: digests}, ensure_ascii=False, allow_nan=False)))
     return value
-
-
-def _apart(parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether summaries have no definition in common: a file that can not be read may be called as another one."""
-    names = [name for part in parts for name in part["definitions"]]
-    return bool(parts) and len(set(names)) == len(names)
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -92,7 +94,11 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for group in (group for part in parts for group in part["groups"]):
         names = group["op_type"], group["implementation"]
-        groups[names] = _both(groups[names], group) if names in groups else group
+        one = groups.setdefault(names, group)
+        if one is not group:
+            counts = {key: one[key] + value for key, value in group.items() if not isinstance(value, str | dict)}
+            skips = dict(sorted((Counter(one["skips"]) + Counter(group["skips"])).items()))
+            groups[names] = {**one, **counts, "members": sorted(counts["members"]), "skips": skips}
     findings = {kind: [found for part in parts for found in part["findings"][kind]] for kind in KINDS}
     reached = proof.joined([proof.Proof.model_validate(part["proof"]) for part in parts])
     conclusions, definitions = (
@@ -100,13 +106,6 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key in ("conclusions", "definitions")
     )
     return _summary(conclusions, definitions, [groups[names] for names in sorted(groups)], findings, reached)
-
-
-def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the summary, of those of two verdict files."""
-    added = {name: one[name] + other[name] for name in one if name not in {"op_type", "implementation", "skips"}}
-    skips = dict(sorted((Counter(one["skips"]) + Counter(other["skips"])).items()))
-    return {**one, **added, "members": sorted(added["members"]), "skips": skips}
 
 
 def _summary(
@@ -124,20 +123,6 @@ def _summary(
         "findings": findings,
         "proof": reached.model_dump(mode="json"),
     }
-
-
-def _check(verdicts: Sequence[Path], written: Mapping[Path, Any], digests: Mapping[str, str]) -> None:
-    """Raises TraceproofError: verdict files are not what was written, or the cache that knew is lost.
-
-    They are removed, to be made again.
-    """
-    wrong = [path for path in verdicts if written[path] != digests[path.name]]
-    if wrong:
-        for path in wrong:
-            path.unlink()
-        told = [str(path) for path in wrong[:SHOWN]]
-        what = "verdicts were changed after they were written, or the cache that knew is lost"
-        raise TraceproofError(what, problems=told, todo=AGAIN)
 
 
 def read_summary(path: Path) -> dict[str, Any]:
