@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_definition
 from traceproof.digests import digest_json
 from traceproof.draw import Draw
 from traceproof.ops import lookup, registry
@@ -159,7 +160,7 @@ def of_definition(path: Path, megabytes: int) -> Digests:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True, warn_only=True)  # memory that nothing was written to holds NaN
     torch.cuda.get_device_capability = lambda *_: (9, 0)  # for adapters that ask
-    definition = Definition.model_validate_json(path.read_text(encoding="utf-8"))
+    definition = read_definition(path).definition
     op, unknown = registry.for_definition(definition)
     if op.no_inputs(definition) is not None:
         return {"no inputs": op.no_inputs(definition)}
