@@ -166,7 +166,7 @@ def test_routers_are_asked_for_what_the_definition_routes_by(definition: Definit
         inputs = support.inputs_of(definition, case)
         if routing.given or not len(support.tensor(inputs, "hidden_states")):
             continue
-        weights, experts = sglang_choice({"router": router, "grouped_topk": grouped_topk}, routing, inputs)
+        weights, experts = sglang_choice({"router": router, "grouped_topk": grouped_topk}, definition, inputs)
         logits, bias = support.tensor(inputs, "routing_logits"), inputs.get("routing_bias")
         assert bias is None or isinstance(bias, torch.Tensor)
         factor = inputs.get("routed_scaling_factor") if routing.method is Method.DEEPSEEK else 1.0
@@ -188,10 +188,11 @@ def test_a_router_without_groups_takes_the_bias_too() -> None:
     ungrouped["name"] = definition.name.replace("_ng4_kg2_", "_ng1_kg1_")
     ungrouped["reference"] = ungrouped["reference"].replace("N_GROUP = 4", "N_GROUP = 1")
     ungrouped["reference"] = ungrouped["reference"].replace("TOPK_GROUP = 2", "TOPK_GROUP = 1")
-    routing = routing_of(Definition.model_validate(ungrouped))
+    one = Definition.model_validate(ungrouped)
+    routing = routing_of(one)
     assert routing.groups == 1
     inputs = support.inputs_of(definition, support.case_named(definition, "small-1"))
-    _, experts = sglang_choice({"router": router}, routing, inputs)
+    _, experts = sglang_choice({"router": router}, one, inputs)
     bias = support.tensor(inputs, "routing_bias")
     wanted = choose(routing, support.tensor(inputs, "routing_logits").double(), bias)
     assert torch.equal(experts.long().sort(-1).values, wanted.experts.sort(-1).values)

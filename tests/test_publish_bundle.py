@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import shutil
 from collections.abc import Callable
@@ -253,6 +255,22 @@ def test_inputs_that_are_no_plain_normals_are_stored() -> None:
         assert not is_random(other)
 
 
+def undefined(tree: ast.AST) -> set[str]:
+    """Names that a file uses and nothing in it gives."""
+    given, used = set(dir(builtins)), set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                given.add(name)
+            case ast.ExceptHandler(name=str(name)):
+                given.add(name)
+            case ast.alias(name=name, asname=alias):
+                given.add(alias or name.partition(".")[0])
+    return used - given
+
+
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
 def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> None:
     torch.set_num_threads(1)
@@ -263,6 +281,7 @@ def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> N
             continue
         text = solution(definition, truth, "1").sources[0].content
         assert "traceproof" not in text
+        assert not undefined(ast.parse(text))
         code = compile(text, truth, "exec")
         if truth != "torch":
             continue

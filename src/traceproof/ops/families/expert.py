@@ -638,8 +638,9 @@ ANY = (
 )
 
 
-def sglang_choice(api: Api, chosen: Routing, inputs: Given) -> tuple[torch.Tensor, torch.Tensor]:
+def sglang_choice(api: Api, definition: Definition, inputs: Given) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights float32 and global experts, [tokens, top_k]."""
+    chosen = routing_of(definition)
     if chosen.given:
         ids = inputs["topk_ids"]
         if chosen.method is Method.UNIFORM:
@@ -680,7 +681,7 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Activations in fp8 are handed over quantised, so that they are not rounded twice."""
     publish()
     found = mixture_of(definition)
-    weights, experts = sglang_choice(api, found.routing, inputs)
+    weights, experts = sglang_choice(api, definition, inputs)
     offset = int(scalar(inputs, "local_expert_offset")) if "local_expert_offset" in inputs else 0
     local = experts.to(torch.int32) - offset
     here = (local >= 0) & (local < found.routing.local)

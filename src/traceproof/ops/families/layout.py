@@ -383,12 +383,12 @@ SOFTMAX, LOGSUMEXP = "torch:softmax", "torch:logsumexp"
 @CASCADE_MERGE.truth("flashinfer", "cascade.merge_state", ONE, serves=PAIR, sm=SM75)
 def _flashinfer_pair(api: Api, definition: Definition, inputs: Given) -> Outputs:
     found = api[ONE](*(inputs[name] for name in ("v_a", "s_a", "v_b", "s_b")))
-    return dict(zip(definition.outputs, found, strict=True))
+    return dict(zip(tuple(definition.outputs), found, strict=True))
 
 
 @CASCADE_MERGE.truth("flashinfer", "cascade.merge_states", ALL, serves=MANY, sm=SM75)
 def _flashinfer_many(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    return dict(zip(definition.outputs, api[ALL](inputs["v"], inputs["s"]), strict=True))
+    return dict(zip(tuple(definition.outputs), api[ALL](inputs["v"], inputs["s"]), strict=True))
 
 
 @CASCADE_MERGE.truth("flashinfer", "cascade.merge_state_in_place", WITHIN, serves=IN_PLACE, sm=SM75)

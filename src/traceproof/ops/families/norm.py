@@ -685,7 +685,7 @@ FLASHINFER_NEXT = "flashinfer.norm:gated_residual_next_rmsnorm"
 )
 def _flashinfer_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
     given = {name: value for name, value in inputs.items() if value is not None}
-    return dict(zip(definition.outputs, api[FLASHINFER_NEXT](**given), strict=True))
+    return dict(zip(tuple(definition.outputs), api[FLASHINFER_NEXT](**given), strict=True))
 
 
 @GATED_RESIDUAL_NEXT.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, serves=GATED_NEXT, rows=None)
