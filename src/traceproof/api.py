@@ -502,47 +502,22 @@ def cases(  # noqa: PLR0913 - all but one have defaults
     seed: int = 0,
     tolerance: float | None = None,
     device: str | None = None,
+    unavailable: bool = False,
     dtype: str | torch.dtype = "bfloat16",
     dataset: str | Path | None = None,
     **axes: Axis,
 ) -> Iterator[DrawnCase]:
     """The cases of a definition one by one; inputs and expected outputs are computed when they are asked for.
 
-    The arguments are those of `check`. Cases that can not be judged here are left out.
+    The arguments are those of `check`; `unavailable`: whether cases that can not be judged here are among them.
     """
-    every = every_case(
-        of,
-        sizes=sizes,
-        cases=cases,
-        seed=seed,
-        tolerance=tolerance,
-        device=device,
-        dtype=dtype,
-        dataset=dataset,
-        **axes,
-    )
-    yield from (case for case in every if case.unavailable is None)
-
-
-def every_case(  # noqa: PLR0913 - as `cases`
-    of: str | Path | Definition,
-    *,
-    sizes: Sequence[str] = SIZES,
-    cases: Sequence[str] = (),
-    seed: int = 0,
-    tolerance: float | None = None,
-    device: str | None = None,
-    dtype: str | torch.dtype = "bfloat16",
-    dataset: str | Path | None = None,
-    **axes: Axis,
-) -> Iterator[DrawnCase]:
-    """The same with those that can not be judged here."""
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
     planned = planned_alone(one, PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    for case in planned.cases:
-        if not case.hidden:
-            yield DrawnCase(one, case, planned.no_oracle, device, tolerance)
+    for case in (case for case in planned.cases if not case.hidden):
+        drawn = DrawnCase(one, case, planned.no_oracle, device, tolerance)
+        if unavailable or drawn.unavailable is None:
+            yield drawn
 
 
 def assert_right(  # noqa: PLR0913 - all but three have defaults

@@ -29,9 +29,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = list(metafunc.definition.iter_markers(MARK))
     if not marks or "case" not in metafunc.fixturenames:
         return
-    from traceproof.api import every_case
+    from traceproof.api import cases
 
-    found = [case for mark in reversed(marks) for case in every_case(*mark.args, **mark.kwargs)]
+    found = [case for mark in reversed(marks) for case in cases(*mark.args, unavailable=True, **mark.kwargs)]
     ids = [f"{case.definition.name}-{case.id}" for case in found]
     metafunc.parametrize("case", found, ids=ids, indirect=True)
 

@@ -82,7 +82,11 @@ def measure_speed(
     rows: list[SolutionRow] = []
     with ExitStack() as stack:
         solution = stack.enter_context(evaluation.source())
-        reference = stack.enter_context(_reference(evaluation)) if _may_run(evaluation) else None
+        reference = (
+            stack.enter_context(_reference(evaluation))
+            if refusal(evaluation.definition.reference) is None
+            else None
+        )
         for case in chosen(evaluation, cases):
             subject = evaluation.subject(case.case)
             try:
@@ -111,10 +115,6 @@ def chosen(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> list[Planne
     ordered = sorted(by_sizes.values(), key=lambda case: (-case.memory, case.id))
     places = sorted({0, len(ordered) // 2, len(ordered) - 1} & set(range(len(ordered))))
     return [ordered[place] for place in places[:CASES]]
-
-
-def _may_run(evaluation: SolutionRun) -> bool:
-    return refusal(evaluation.definition.reference) is None
 
 
 def _reference(evaluation: SolutionRun) -> AbstractContextManager[UntrustedSource]:
