@@ -374,7 +374,8 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     if base is not None:
         hidden = hidden_cases(definition, op, base, selection.hidden_seed)
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
-        planned += [make(case, None).model_copy(update={"hidden": options}) for case in hidden]
+        made = (make(case, None).model_copy(update={"hidden": options}) for case in hidden)
+        planned += [entry for entry in made if entry.skip is None]  # a size that does not fit here is no finding
     selection.met.update(entry.id for entry in planned)
     return planned
 
