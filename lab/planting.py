@@ -168,11 +168,8 @@ def _parameters(function: Function) -> list[str]:
 
 
 def generated(definition: Definition) -> list[str]:
-    """The class of our own suite, without kernels that a machine without a GPU skips anyway."""
-    from traceproof.testgen.texts import class_names, file_name
-
-    name = class_names([definition.name])[definition.name]
-    return [f"tests/references/{file_name(definition.op_type)}::{name}"]
+    """The file of our own suite."""
+    return [f"tests/references/test_{definition.name}.py"]
 
 
 def existing(definition: Definition, root: Path) -> list[str]:

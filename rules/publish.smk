@@ -3,8 +3,7 @@ rule publish:
     input:
         verdicts=planned(FLOW.verdicts),
         stack=FLOW.record(MAIN),
-        support=rules.test_support.output,
-        generated=planned(TESTS.files),
+        generated=rules.tests.output,
         tests=f"{FLOW.run}/tests.json",
     output:
         f"{FLOW.run}/publish/dry-run.json",

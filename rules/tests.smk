@@ -1,49 +1,27 @@
-rule test_support:
-    """Write what generated tests need beside them: options and fixtures, and the support package."""
-    output:
-        f"{TESTS.folder}/conftest.py",
-        directory(f"{TESTS.folder}/tp_support"),
-    log:
-        f"{FLOW.run}/logs/test_support.log",
-    localrule: True
-    params:
-        out=[TESTS.root],
-        code=TESTS.support_code,
-    shell:
-        "python scripts/job.py test_support --out {params.out:q} --log {log:q}"
-
-
-rule test_file:
-    """Write the reference tests of one op_type's definitions, one class per definition."""
-    input:
-        cases=planned(FLOW.plan),
-        known=FLOW.known,
-    output:
-        f"{TESTS.folder}/test_{{op_type}}.py",
-    log:
-        f"{FLOW.run}/logs/test_file/{{op_type}}.log",
-    localrule: True
-    params:
-        options=TESTS.file_options,
-        code=code_digest("testgen"),
-    shell:
-        "python scripts/job.py test_file --cases {input.cases:q} --known {input.known:q} {params.options:q} --log {log:q}"
-
-
 rule tests:
     """Generate the tests of everything selected, into a folder below the results: the dataset stays as it is."""
     input:
-        rules.test_support.output,
-        planned(TESTS.files),
+        cases=ancient(planned(TESTS.plans)),
+        known=FLOW.known,
+    output:
+        directory(TESTS.folder),
+    log:
+        f"{FLOW.run}/logs/tests.log",
     localrule: True
+    params:
+        python=FLOW.python(MAIN),
+        options=TESTS.file_options,
+        plans=TESTS.plan_digests,
+        code=code_digest("testgen", "ops"),
+    shell:
+        "{params.python:q} -P scripts/stack_job.py tests --out {output:q} --cases {input.cases:q} --known {input.known:q}"
+        " {params.options:q} --log {log:q}"
 
 
 rule run_tests_of:
-    """Run the generated tests of one op_type in one stack's environment."""
+    """Run the tests of one op_type in one stack's environment: the job generates them anew, as `tests` does for all."""
     input:
-        file=f"{TESTS.folder}/test_{{op_type}}.py",
-        support=rules.test_support.output,
-        cases=planned(FLOW.plan),
+        cases=ancient(planned(FLOW.plan)),
         stack=by_stack(FLOW.record),
     output:
         rows=f"{FLOW.run}/tests/{{op_type}}-{{stack}}.jsonl",
@@ -60,10 +38,12 @@ rule run_tests_of:
         python=by_stack(FLOW.python),
         path=by_stack(FLOW.sources.path),
         options=TESTS.run_options,
-        code=code_digest("testgen"),
+        written=TESTS.file_options,
+        plan=TESTS.plan_digest,  # an edit counts, whatever the dates of files are
+        code=code_digest("testgen", "ops", "run", "judge", "draw"),
     shell:
-        "env PYTHONPATH={params.path:q} {params.python:q} -P scripts/stack_job.py run_tests --file {input.file:q}"
-        " --cases {input.cases:q} --stack {input.stack:q} {params.options:q} --parallel {threads:q}"
+        "env PYTHONPATH={params.path:q} {params.python:q} -P scripts/stack_job.py run_tests --cases {input.cases:q}"
+        " --stack {input.stack:q} {params.written:q} {params.options:q} --parallel {threads:q}"
         " --rows {output.rows:q} --junit-file {output.junit:q} --log {log:q}"
 
 

@@ -100,28 +100,6 @@ def report(
         keep(history, verdicts, records, read_lock(lock) if lock else {}, Scope(**scope))
 
 
-def test_file(
-    *, out: Path, cases: Path, known: Path | None, tolerance: Json[float | None], sizes: list[str]
-) -> None:
-    """Write an op_type's tests. A definition whose name can not be a class gets none, which is no failure."""
-    from traceproof.run.schema import OpTypePlan
-    from traceproof.testgen.generate import Divergences, GenerateOptions, generate_file
-
-    plan = OpTypePlan.read(cases)
-    order = GenerateOptions(
-        root=Path(plan.dataset), out=out, definitions=tuple(plan.whole), sizes=tuple(sizes), tolerance=tolerance
-    )
-    for problem in generate_file(plan.op_type, order, Divergences(verdicts=None, known=known)).problems:
-        _say("no test:", problem)
-
-
-def test_support(*, out: Path) -> None:
-    """Write what generated tests need beside them."""
-    from traceproof.testgen.generate import write_support
-
-    write_support(out)
-
-
 def tests_report(*, rows: list[Path], stacks: list[Path], known: Path | None, out: Path) -> None:
     """Put what every generated test came to in one file, known failures marked."""
     from traceproof.run.known import read_known

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Json
 
-from traceproof.files import read_sealed, write_text
+from traceproof.files import own_folder, read_sealed, write_text
 from traceproof.programs import choose_gpu
 from traceproof.run import entry
 from traceproof.run.job import Job, Progress
@@ -115,10 +115,31 @@ def verify(
     ).verify(verdicts)
 
 
+def tests(
+    *, out: Path, cases: list[Path], known: Path | None, tolerance: Json[float | None], sizes: list[str]
+) -> None:
+    """Write the tests of what was planned. A definition that no file can be named after gets none: no failure."""
+    from traceproof.testgen.generate import Divergences, GenerateOptions, generate_planned
+
+    plans = list(map(OpTypePlan.read, cases))
+    order = GenerateOptions(
+        root=Path(plans[0].dataset if plans else "."),
+        out=out.parents[1],
+        definitions=tuple(name for plan in plans for name in plan.whole),
+        sizes=tuple(sizes),
+        tolerance=tolerance,
+        force=True,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    for problem in generate_planned(order, Divergences(verdicts=None, known=known)).problems if plans else ():
+        sys.stderr.write(f"tests      no test: {printable(problem)}\n")
+
+
 def run_tests(
     *,
-    file: Path,
     cases: Path,
+    tolerance: Json[float | None],
+    sizes: list[str],
     stack: Path,
     dataset: Path,
     caches: Path,
@@ -128,32 +149,37 @@ def run_tests(
     rows: Path,
     junit_file: Path,
 ) -> None:
-    """Run generated tests; a failing one is a row, and no error: the report decides what is a finding.
+    """Generate an op_type's tests and run them; a failing one is a row: the report decides what is a finding.
 
     `cases` is the op_type's plan, `stack` the record of the stack, `options` are pytest's. What the tests compile
     stays in a folder of their own below `caches`, since references run beside it.
     """
     from traceproof.run import jit
     from traceproof.run.workers import Environment
-    from traceproof.testgen import running
+    from traceproof.testgen import generate, running
 
     record = read_sealed(stack)
     plan, name = OpTypePlan.read(cases), record["stack"]
     own = caches / "tests" / f"{plan.op_type}-{name}"
     own.mkdir(parents=True, exist_ok=True)
     on_gpu = record["device_type"] == "cuda"
-    order = running.Run(
-        file=file,
-        op_type=plan.op_type,
-        stack=name,
-        dataset=dataset,
-        digests={name: found.digest for name, found in plan.whole.items()},
-        options=options,
-        limits=limits,
-        variables={LIBRARIES: jit.environment(caches, record)[LIBRARIES]} if on_gpu else {},
-    )
     environment = Environment(name=name, python=sys.executable, record=record)
-    found = list(running.run_tests(order, environment, caches=own, parallel=parallel))
+    with own_folder() as scratch:
+        wanted = generate.GenerateOptions(
+            root=dataset, out=scratch, definitions=tuple(plan.whole), sizes=tuple(sizes), tolerance=tolerance
+        )
+        generate.generate_planned(wanted, generate.Divergences(verdicts=None, known=None))
+        order = running.Run(
+            folder=wanted.place,
+            op_type=plan.op_type,
+            stack=name,
+            dataset=dataset,
+            digests={name: found.digest for name, found in plan.whole.items()},
+            options=options,
+            limits=limits,
+            variables={LIBRARIES: jit.environment(caches, record)[LIBRARIES]} if on_gpu else {},
+        )
+        found = list(running.run_tests(order, environment, caches=own, parallel=parallel))
     failed = [row for row in found if row["outcome"] in running.BAD]
     sys.stderr.write(f"tests      {plan.op_type} in {name}: {len(found)} run, {len(failed)} not passed\n")
     sys.stderr.write("".join(f"  {printable(running.failure_line(row))}\n" for row in failed[: running.SHOWN]))

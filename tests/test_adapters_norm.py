@@ -9,9 +9,9 @@ from extract_support import drafts_of, named
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup, registry
-from traceproof.publish.baseline import solution
 from traceproof.run.case import make_inputs
 from traceproof.run.implementation import Implementation
+from traceproof.testgen.calls import solution
 
 FORMS = ("gemma_rmsnorm_h2048", "gemma_fused_add_rmsnorm_h2048")
 CALLED = {

@@ -61,10 +61,10 @@ def test_tests_are_generated_below_the_results_and_the_dataset_stays_as_it_is(
     before = times(dataset)
     ran = target(repository, "tests")
     assert ran.code == 0, ran.out
-    assert {"test_support", "test_file gemm", "test_file rmsnorm"} <= set(ran.jobs)
+    assert "tests" in ran.jobs
     assert times(dataset) == before
     assert (repository.root / FOLDER / "conftest.py").is_file()
-    assert "class TestRmsnormH96" in (repository.root / FOLDER / "test_rmsnorm.py").read_text()
+    assert 'DEFINITION = "rmsnorm_h96"' in (repository.root / FOLDER / "test_rmsnorm_h96.py").read_text()
 
 
 def test_nothing_is_published_that_a_users_tolerance_accepted(repository: Repository) -> None:
@@ -72,7 +72,7 @@ def test_nothing_is_published_that_a_users_tolerance_accepted(repository: Reposi
     ran = target(repository, "publish")
     assert ran.code == 0, ran.out
     assert "nothing is verified, so nothing can be published" in ran.out
-    assert "tolerance = 0.25" in (repository.root / FOLDER / "test_rmsnorm.py").read_text()
+    assert "TOLERANCE = 0.25" in (repository.root / FOLDER / "test_rmsnorm_h96.py").read_text()
 
 
 def test_publishing_takes_the_generated_tests(repository: Repository) -> None:
@@ -84,10 +84,8 @@ def test_publishing_takes_the_generated_tests(repository: Repository) -> None:
         'could not be sent as it is: definitions/rmsnorm/rmsnorm_h96.json: tags gains "status:verified"' in ran.out
     )
     bundle = repository.root / f"{RESULTS}/publish/definition-rmsnorm_h96/files/tests/references"
-    text = (bundle / "test_rmsnorm.py").read_text()
-    assert "class TestRmsnormH96" in text
-    assert "tolerance = 0.25" not in text
-    assert not (bundle / "test_gemm.py").exists()
+    assert sorted(path.name for path in bundle.iterdir()) == ["conftest.py", "test_rmsnorm_h96.py"]
+    assert "TOLERANCE = " not in (bundle / "test_rmsnorm_h96.py").read_text()
     said = (bundle.parents[2] / "description.md").read_text()
     assert "rmsnorm_h96 in torch: " in said
 
@@ -95,7 +93,7 @@ def test_publishing_takes_the_generated_tests(repository: Repository) -> None:
 def test_tests_run_per_op_type_and_each_test_is_a_row_and_a_junit_case(repository: Repository) -> None:
     found = rows(repository)
     assert {row["definition"] for row in found} == {"rmsnorm_h96", "gemm_n96_k160"}
-    correct = [row for row in found if row["test"] == "test_correctness"]
+    correct = [row for row in found if row["test"] == "test_numerical_correctness"]
     assert {row["outcome"] for row in correct} == {"passed"}
     assert {row["case"] for row in correct} >= {"small-0"}
     suite = ET.parse(repository.root / f"{RESULTS}/tests/rmsnorm-torch.xml").getroot()[0]  # noqa: S314 - our own
@@ -166,7 +164,7 @@ def test_a_reference_that_may_not_run_fails_its_tests_and_runs_nothing(
     file.write_text(right)
     assert ran.code == 1, ran.out
     assert not [job for job in ran.jobs if "rmsnorm" in job]
-    told = [row["message"] for row in rows(repository) if row["test"] == "test_correctness"]
+    told = [row["message"] for row in rows(repository) if row["test"] == "test_numerical_correctness"]
     assert any("the reference may not run" in message for message in told), told
 
 
@@ -180,7 +178,9 @@ def test_a_finding_ends_the_chain_after_everything_is_said(repository: Repositor
     file.write_text(right)
     assert ran.code == 1, ran.out
     assert "could not finish" not in ran.out
-    assert "FAILED gemm_n96_k160 test_correctness[small-0] in torch: gemm_n96_k160, case small-0" in ran.out
+    assert (
+        "FAILED gemm_n96_k160 test_numerical_correctness[small-0] in torch: gemm_n96_k160, case small-0" in ran.out
+    )
     assert not [job for job in ran.jobs if "rmsnorm" in job and "publish" not in job]
     assert "Nothing was sent" in ran.out
     assert "definition-gemm_n96_k160: " not in ran.out
@@ -188,7 +188,7 @@ def test_a_finding_ends_the_chain_after_everything_is_said(repository: Repositor
 
 @pytest.mark.parametrize("name", ["chain", "run_tests"])
 def test_a_run_that_could_not_finish_says_last_what_failed(repository: Repository, name: str) -> None:
-    runs = "    from traceproof.testgen import running\n"
+    runs = "    from traceproof.testgen import generate, running\n"
     repository.edit("scripts/stack_job.py", runs, f"    raise ValueError\n{runs}")
     ran = target(repository, name)
     repository.edit("scripts/stack_job.py", f"    raise ValueError\n{runs}", runs)

@@ -21,12 +21,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.names import fresh_folder
-from traceproof.ops import lookup
-from traceproof.ops.adapter import Adapter
-from traceproof.publish.baseline import Unemittable, source
 from traceproof.publish.prepare import dry_run
-from traceproof.stacks import STACKS, Stack
-from traceproof.testgen.texts import Subject, render
+from traceproof.testgen.calls import Call
+from traceproof.testgen.texts import Settings, render
 from traceproof.text import literal, markdown, printable, redacted
 
 
@@ -60,46 +57,29 @@ INJECTED = "x\"]; OWNED = True  # ' \\"
 
 
 def test_what_is_generated_holds_names_as_strings() -> None:
-    subject = Subject(
-        name=INJECTED,
-        file=f'{INJECTED}\n"""\nOWNED = True\n',
-        constants={INJECTED: 1, "eps": float("inf"), "\ud800": -0.5},
-        divergences=('case """\nOWNED = True\n"""', "case \\", 'ends with "'),
-    )
-    text = render("rmsnorm", [subject], {})
-    text = re.sub(
-        r"^from tp_support.* import .*$", "", text, flags=re.MULTILINE
-    )  # the package is not beside it here
-    text = re.sub(r"^class .*:$", "class Test(ReferenceTests):", text, flags=re.MULTILINE)
-    found: dict[str, Any] = {"ReferenceTests": object}
-    exec(compile(text, "test_x.py", "exec"), found)  # noqa: S102 - what the test is about
-    assert "OWNED" not in found
-    assert "OWNED" not in vars(found["Test"])
-    assert found["Test"].definition_name == subject.name
-    assert found["Test"].definition_file == subject.file
-    assert found["Test"].constants == subject.constants
+    """Names of the definition, of its axes and inputs, and texts that say what diverges."""
+    definition = Definition.model_validate(rmsnorm("n")).model_copy(update={"name": INJECTED})
+    inputs = {INJECTED: definition.inputs["hidden_states"], "lambda": definition.inputs["weight"]}
+    divergences = ('case """\nOWNED = True\n"""', "case \\", 'ends with "')
+    for one in (definition, definition.model_copy(update={"inputs": inputs})):
+        text = render(one, divergences, Settings(tolerance=float("inf")))
+        found: dict[str, Any] = {
+            "__name__": "test_x",
+            "GroundTruth": None,
+            "ground_truth_or_skip": None,
+        }
+        found["GroundTruth"] = lambda *_, **__: None
+        exec(compile(re.sub(r"(?m)^from conftest .*$", "", text), "test_x.py", "exec"), found)  # noqa: S102 - its point
+        assert "OWNED" not in found
+        assert found["DEFINITION"] == INJECTED
+        assert found["CONSTANTS"] == {**one.const_axes, "eps": 1e-6}
 
 
 def test_a_baseline_runs_no_name() -> None:
     definition = Definition.model_validate(rmsnorm("n"))
-    weight = definition.inputs["weight"]
-    made = source(definition, *_torch(definition))
-    assert "OWNED" not in made
-    for name in ('x"]; OWNED = True', "x=print(1)", "lambda"):
-        inputs = {"hidden_states": definition.inputs["hidden_states"], "weight": weight, name: weight}
-        with pytest.raises(Unemittable, match="is no parameter"):
-            source(definition.model_copy(update={"inputs": inputs}), *_torch(definition))
-    outputs = {'output"]; OWNED = [': definition.outputs["output"]}
-    wrong = source(
-        definition.model_copy(update={"outputs": outputs, "name": '"""\nOWNED = 1\n"""'}), *_torch(definition)
-    )
+    assert "OWNED" not in Call.of(definition, "torch").module()
+    wrong = Call.of(definition.model_copy(update={"name": '"""\nOWNED = 1\n"""'}), "torch").module()
     assert not [node for node in ast.walk(ast.parse(wrong)) if isinstance(node, ast.Name) and node.id == "OWNED"]
-
-
-def _torch(definition: Definition) -> tuple[Adapter, Stack]:
-    adapter = lookup.adapter("torch", definition)
-    assert adapter is not None
-    return adapter, STACKS["torch"]
 
 
 @given(st.text() | st.integers() | st.floats(allow_nan=False) | st.none() | st.booleans())

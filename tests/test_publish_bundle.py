@@ -23,7 +23,6 @@ from traceproof.dataset.tree import read_definition, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops import lookup, registry
 from traceproof.programs import without_secrets
-from traceproof.publish.baseline import solution
 from traceproof.publish.bundle import TABLE, Folder, Piece, card
 from traceproof.publish.change import joined, resolve
 from traceproof.publish.check import problems
@@ -33,6 +32,7 @@ from traceproof.publish.prepare import Prepared, Source, dry_run, origin_of, pre
 from traceproof.run.case import make_inputs
 from traceproof.run.implementation import Implementation
 from traceproof.stacks import FIRST_TRUTHS
+from traceproof.testgen.calls import solution
 from traceproof.text import markdown
 
 OURS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))
@@ -163,7 +163,7 @@ OTHER = [{"path": "main.py", "content": "def run(x, weight):\n    return x\n"}]
         ),
         (added("blob/workloads/rmsnorm/beta/x.safetensors", b"\2\0\0\0\0\0\0\0{}"), "belongs to no definition"),
         (added("tests/references/test_gemm.py", b"assert True\n"), "no test of the bundle's definitions"),
-        (added("tests/references/test_rmsnorm.py", b"X = 'hf_" + b"a" * 30 + b"'\n"), "like a secret"),
+        (added("tests/references/test_alpha.py", b"X = 'hf_" + b"a" * 30 + b"'\n"), "like a secret"),
         (traced(status="RUNTIME_ERROR"), "only PASSED traces"),
         (traced(solution="somebody"), "solution 'somebody' is not in the bundle"),
     ],

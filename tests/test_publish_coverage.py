@@ -13,11 +13,11 @@ from publish_support import CASES, bundles, dataset, finished, row
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.publish.bundle import Folder
-from traceproof.publish.change import joined_tests, resolve
+from traceproof.publish.change import resolve
 from traceproof.publish.check import problems
 from traceproof.publish.coverage import BEGIN, BRANCH, END, coverage_branch, inserted, section
 from traceproof.publish.prepare import Prepared, Source, dry_run
-from traceproof.testgen.texts import classes
+from traceproof.testgen.generate import headed
 
 DOCUMENT = "docs/model_coverage.mdx"
 
@@ -51,9 +51,10 @@ def test_a_definition_without_tests_gets_them_with_all_that_they_need(
     prepared: dict[str, Prepared], source: Source
 ) -> None:
     pieces = {piece.path: piece.data for piece in prepared["alpha"].bundle.pieces}
-    assert list(classes(pieces["tests/references/test_rmsnorm.py"].decode())) == ["alpha"]
-    assert "tests/references/conftest.py" in pieces
-    assert "tests/references/tp_support/suite.py" in pieces
+    tests = [path for path in pieces if path.startswith("tests/")]
+    assert tests == ["tests/references/conftest.py", "tests/references/test_alpha.py"]
+    assert b'DEFINITION = "alpha"' in pieces["tests/references/test_alpha.py"]
+    assert len(pieces) <= 10
     base = Folder(source.dataset)
     assert (
         problems(prepared["alpha"].bundle, resolve(prepared["alpha"].bundle, base, allow_changes=False), base)
@@ -66,15 +67,25 @@ def test_a_definition_that_has_a_test_file_keeps_it(prepared: dict[str, Prepared
     assert any("no generated test, the dataset has" in note for note in prepared["beta"].bundle.notes)
 
 
-def test_generated_tests_of_one_op_type_are_joined(prepared: dict[str, Prepared]) -> None:
-    path = "tests/references/test_rmsnorm.py"
-    alpha = next(piece.data for piece in prepared["alpha"].bundle.pieces if piece.path == path)
-    other = alpha.replace(b"alpha", b"omega").replace(b"TestAlpha", b"TestOmega")
-    both = joined_tests(path, other, alpha)
-    assert both is not None
-    assert sorted(classes(both.decode())) == ["alpha", "omega"]
-    assert joined_tests(path, both, alpha) == both
-    assert joined_tests(path, b"assert True\n", alpha) is None
+@pytest.mark.parametrize(
+    ("old", "changed", "kept"),
+    [
+        (headed("# of an earlier version\n"), True, False),
+        (headed("# of an earlier version\n") + "# edited\n", False, True),
+        ("assert True\n", False, True),
+    ],
+    ids=["ours", "edited", "another's"],
+)
+def test_a_test_that_is_there_is_replaced_where_nobody_wrote_in_it(
+    prepared: dict[str, Prepared], tmp_path: Path, old: str, *, changed: bool, kept: bool
+) -> None:
+    path = tmp_path / "tests" / "references" / "conftest.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(old)
+    change = resolve(prepared["alpha"].bundle, Folder(tmp_path), allow_changes=False)
+    name = "tests/references/conftest.py"
+    assert (name in change.files, name in change.kept) == (changed, kept)
+    assert change.problems == []
 
 
 def test_the_description_and_the_dry_run_have_the_model_coverage(

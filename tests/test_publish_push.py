@@ -110,11 +110,11 @@ def test_a_changed_bundle_updates_the_same_pull_request(hub: HubServer, prepared
 
 
 def test_what_the_bundle_no_longer_holds_leaves_the_pull_request(hub: HubServer, prepared: Prepared) -> None:
-    more = with_piece(prepared, "tests/references/test_rmsnorm.py", b"assert 1 == 1\n")
+    more = with_piece(prepared, "tests/references/test_alpha.py", b"assert 1 == 1\n")
     push(hub, more)
     push(hub, prepared)
     paths = {entry["path"] for entry in store(hub).tree("refs/pr/1")}
-    assert "tests/references/test_rmsnorm.py" not in paths
+    assert "tests/references/test_alpha.py" not in paths
     assert "definitions/rmsnorm/beta.json" in paths
 
 
@@ -495,7 +495,7 @@ def test_a_changed_bundle_and_a_moved_base_go_on_top(remote: Repository, prepare
     push_branch(remote, prepared)
     first = remote.head(BRANCH)
     remote.commit_files("refs/heads/main", {"definitions/moved.txt": b"moved\n"}, "Move")
-    more = with_piece(prepared, "tests/references/test_rmsnorm.py", b"assert 1 == 1\n")
+    more = with_piece(prepared, "tests/references/test_alpha.py", b"assert 1 == 1\n")
     assert push_branch(remote, more)
     parents = remote.git("rev-list", "--parents", "--max-count=1", BRANCH).decode().split()[1:]
     assert parents == [first, remote.head("main")]

@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from definitions import rmsnorm, write
 
+from traceproof.errors import TraceproofError
 from traceproof.run.known import Known
 from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits
@@ -89,19 +90,19 @@ def test_a_description_counts_rows_of_this_state_of_a_definition_only() -> None:
 
 
 @pytest.mark.slow
-def test_definitions_side_by_side_give_their_rows_in_the_file_s_order(tmp_path: Path) -> None:
+def test_definitions_side_by_side_give_their_rows_in_order(tmp_path: Path) -> None:
     names = ["rmsnorm_a", "rmsnorm_b", "rmsnorm_c"]
     for name in names:
         write(tmp_path, rmsnorm(name))
     wanted = Wanted(root=tmp_path, everything=True, sizes=("small",))
     generate(wanted, Divergences(verdicts=None, known=None))
     order = Run(
-        file=tmp_path / PLACE / "test_rmsnorm.py",
+        folder=tmp_path / PLACE,
         op_type="rmsnorm",
         stack="torch",
         dataset=tmp_path,
-        digests={},
-        options=["-k", "test_correctness", "--test-sizes=small"],
+        digests=dict.fromkeys(names, "0" * 32),
+        options=["-k", "test_numerical_correctness or vs_flashinfer", "--test-sizes=small"],
         limits=Limits(seconds=120.0),
     )
     rows = list(run_tests(order, Environment(name=MAIN, python=sys.executable), parallel=2))
@@ -109,3 +110,7 @@ def test_definitions_side_by_side_give_their_rows_in_the_file_s_order(tmp_path: 
     counts = {name: sum(row["definition"] == name for row in rows) for name in names}
     assert len(set(counts.values())) == 1
     assert {row["outcome"] for row in rows} == {"passed", "skipped"}  # what needs a GPU
+    file = tmp_path / PLACE / "test_rmsnorm_b.py"
+    file.write_text(file.read_text() + "# edited\n")
+    with pytest.raises(TraceproofError, match="is not as it was generated"):
+        list(run_tests(order, Environment(name=MAIN, python=sys.executable)))

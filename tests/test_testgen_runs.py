@@ -1,4 +1,4 @@
-"""Reference tests that were written, run: what they say, and of what."""
+"""Reference tests that were written, run: with this package and with PyTorch alone."""
 
 from __future__ import annotations
 
@@ -17,142 +17,30 @@ from traceproof.testgen.generate import PLACE, GenerateOptions, generate
 
 __all__ = ["dataset"]
 pytestmark = pytest.mark.slow
-
-
-def test_a_folder_that_flashinfer_dumped_gets_tests_that_run(tmp_path: Path) -> None:
-    (tmp_path / "silu_and_mul_h64.json").write_text(json.dumps(GATED))
-    assert everything(tmp_path).status == {"silu_and_mul_h64": "written"}
-    assert 'definition_file = "silu_and_mul_h64.json"' in (tmp_path / PLACE / "test_activation.py").read_text()
-    done = run_pytest(tmp_path)
-    assert done.returncode == 0, done.stdout
-
-
-def test_tests_can_be_written_beside_a_dataset_that_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
-    out = tmp_path / "elsewhere"
-    workload = {"uuid": "one", "axes": {"batch_size": 3}, "inputs": {}}
-    path = dataset / "workloads" / "rmsnorm" / "rmsnorm_a.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"definition": "rmsnorm_a", "workload": workload}) + "\n")
-    before = contents(dataset)
-    result = generate(GenerateOptions(root=dataset, out=out, everything=True), NOTHING_KNOWN)
-    assert {path for path in contents(dataset) if not path.startswith("elsewhere/")} == set(before)
-    assert "tests/references/test_rmsnorm.py" in result.files
-    done = run_pytest(out, "--collect-only", f"--dataset={dataset}")
-    assert "TestRmsnormA" in done.stdout
-    assert "[small-0]" in done.stdout
-    assert "[workload" not in done.stdout  # without --workloads
-    lost = run_pytest(out, "--collect-only")
-    assert "holds no definitions: give the dataset's folder with --dataset" in lost.stderr
-
-
-def test_large_cases_run_where_the_tests_were_written_for_them(dataset: Path) -> None:
-    """What the command line says counts for more, and a class that was not written for them leaves them out."""
-    for name, sizes in (("rmsnorm_a", ("small", "large")), ("rmsnorm_b", None)):
-        generate(GenerateOptions(root=dataset, definitions=(name,), sizes=sizes), NOTHING_KNOWN)
-
-    def large(*given: str) -> set[str]:
-        done = run_pytest(dataset, "--collect-only", "-k", "test_correctness", sizes=given)
-        assert "test_correctness[small-0]" in done.stdout
-        return {line.split("::")[1] for line in done.stdout.splitlines() if "test_correctness[large-" in line}
-
-    assert large() == {"TestRmsnormA"}
-    assert large("--test-sizes=small") == set()
-    assert large("--slow") == large("--test-sizes", "small", "large") == {"TestRmsnormA", "TestRmsnormB"}
-
-
-def test_the_command_that_is_printed_works_as_it_stands(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root, config = run.configured()
-    torch = config.stacks["torch"].model_copy(update={"python": Path(sys.executable)})
-    stacks = config.stacks.model_copy(update={"torch": torch})
-    monkeypatch.setattr(run, "configured", lambda **_: (root, config.model_copy(update={"stacks": stacks})))
-    with pytest.raises(SystemExit):
-        main(
-            [
-                "add-reference-tests",
-                "--all",
-                "--definitions-dir",
-                str(dataset),
-                "--output-dir",
-                str(tmp_path / "a b"),
-            ]
-        )
-    told = capsys.readouterr().out
-    command = next(line for line in told.splitlines() if line.startswith("run them: ")).removeprefix("run them: ")
-    (tmp_path / "elsewhere").mkdir()
-    bare = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}  # no pytest there
-    done = subprocess.run(
-        ["bash", "-c", f"{command} --collect-only -q"],  # as pasted
-        cwd=tmp_path / "elsewhere",
-        env=bare,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "TestRmsnormA::test_correctness[small-0]" in done.stdout
-
-
-def test_every_support_module_can_be_imported_without_this_package(dataset: Path) -> None:
-    everything(dataset)
-    code = (
-        "import importlib, pkgutil, sys, tp_support\n"
-        "for module in pkgutil.walk_packages(tp_support.__path__, 'tp_support.'):\n"
-        "    importlib.import_module(module.name)\n"
-        "assert not [name for name in sys.modules if name.startswith('traceproof')]\n"
-    )
-    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=dataset / PLACE, env=environment, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+SOURCE = Path(__file__).parents[1] / "src"
+WRONG = GOOD.replace("(y * ", "(1.05 * y * ")
 
 
 def run_pytest(
     dataset: Path,
     *arguments: str,
-    here: str = "tests/references",
+    alone: bool = False,
+    script: Path | None = None,
     sizes: tuple[str, ...] = ("--test-sizes=small",),
 ) -> subprocess.CompletedProcess[str]:
-    """The written tests, with nothing of this package on the path."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rsf",
-        "-p",
-        "no:cacheprovider",
-        "--assert=plain",  # rewriting the support package costs seconds
-        here,
-        *sizes,
-        *arguments,
-    ]
+    """The written tests, with this package on the path unless they are `alone`."""
+    start = ["-m", "pytest", str(PLACE)] if script is None else [str(script)]
+    options = ["-q", "-rsf", "-p", "no:cacheprovider", *(["--own-cases"] if alone else ())]
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment |= {} if alone else {"PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, *start, *options, *sizes, *arguments]
     return subprocess.run(command, cwd=dataset, env=environment, check=False, capture_output=True, text=True)
 
 
-WRONG = GOOD.replace("(y * ", "(1.05 * y * ")
-
-
-OWN = """
-import torch
-from conftest import get_ground_truth, load_definition
-
-
-class TestOwn:
-    definition_name = "rmsnorm_a"
-
-    def test_own(self, definition, reference_fn, ground_truth_fn):
-        assert definition.name == load_definition("rmsnorm_a").name
-        size = definition.const_axes["hidden_size"]
-        inputs = torch.randn(3, size).bfloat16(), torch.ones(size).bfloat16()
-        truth = get_ground_truth(definition, "cpu")(*inputs)["output"]
-        torch.testing.assert_close(reference_fn(*inputs), truth, atol=1e-2, rtol=1e-2)
-        assert set(ground_truth_fn(*inputs)) == {"output"}
-"""
+def outcome(done: subprocess.CompletedProcess[str], test: str) -> str:
+    """The outcome of one test of a run."""
+    [found] = [line for line in done.stdout.splitlines() if line.startswith("tests/") and f"{test} " in line]
+    return found.split()[1]
 
 
 @pytest.fixture(scope="module")
@@ -163,79 +51,183 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(root, rmsnorm("rmsnorm_b", reference=WRONG))
     inputs = {"hidden_states": {"type": "random"}, "weight": {"type": "random"}}
     stored = inputs | {"weight": {"type": "safetensors", "path": "blob/none.safetensors", "tensor_key": "x"}}
-    lines = [
-        {"definition": "rmsnorm_a", "workload": {"uuid": uuid, "axes": {"batch_size": size}, "inputs": given}}
-        for uuid, size, given in (("one", 3, inputs), ("two", 3, stored), ("huge", 1 << 24, inputs))
+    workloads = [
+        {"uuid": uuid, "axes": {"batch_size": rows}, "inputs": given}
+        for uuid, rows, given in (("one", 3, inputs), ("two", 3, stored), ("huge", 100_000, inputs))
     ]
     path = root / "workloads" / "rmsnorm" / "rmsnorm_a.jsonl"
     path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps({"definition": "rmsnorm_a", "workload": one}) + "\n" for one in workloads))
     everything(root)
     (root / PLACE / "test_own.py").write_text(OWN)
     return root
 
 
+OWN = """
+import torch
+from conftest import assert_close, compile_reference, load_definition
+from test_rmsnorm_a import get_ground_truth
+
+
+def test_own(device, tolerance, test_sizes):
+    definition = load_definition("rmsnorm_a")
+    size = definition["axes"]["hidden_size"]["value"]
+    inputs = {"hidden_states": torch.randn(3, size).bfloat16(), "weight": torch.ones(size).bfloat16()}
+    expected = get_ground_truth("torch", "rmsnorm")(**inputs)["output"]
+    assert_close(compile_reference(definition["reference"])(**inputs), expected)
+    assert (str(device), tolerance, test_sizes) == ("cpu", None, ["small"])
+"""
+
+
 @pytest.fixture(scope="module")
 def done(written: Path) -> subprocess.CompletedProcess[str]:
-    """All of them, run once, a line per test."""
-    return run_pytest(written, "-vv", "--workloads=yes")
+    """All of them with this package, run once, a line per test."""
+    return run_pytest(written, "-vv", "--workloads=yes", "-s")
 
 
-def outcome(done: subprocess.CompletedProcess[str], test: str) -> str:
-    """The outcome of one test of a run."""
-    [found] = [line for line in done.stdout.splitlines() if line.startswith("tests/") and f"::{test} " in line]
-    return found.split()[1]
-
-
-def test_they_pass_on_a_right_reference_and_fail_on_a_wrong_one_with_the_worst_places(
-    done: subprocess.CompletedProcess[str],
-) -> None:
+def test_with_this_package_they_use_its_cases_and_gates_and_say_so(done: subprocess.CompletedProcess[str]) -> None:
+    assert "cases, oracle, gates and sandbox of traceproof" in done.stdout
     assert "no_cuda: norm.rmsnorm needs a CUDA device" in done.stdout
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     assert done.returncode == 1
     assert failed
-    assert "TestRmsnormA" not in "\n".join(failed)
-    assert "case small-0 (batch_size 1; seed 0) on cpu: reference" in done.stdout
-    report = done.stdout.partition("TestRmsnormB.test_correctness[small-0] ")[2].strip("_").partition("\n___")[0]
+    assert "test_rmsnorm_a" not in "\n".join(failed)
+    title = "test_numerical_correctness[small-0] _"
+    report = done.stdout.partition(title)[2].strip("_").partition("\n___")[0]
+    assert "rmsnorm_b, case small-0 (batch_size 1; seed 0) on cpu: reference" in report
     assert report.count("at [") == 5
     assert "max_abs" in report
     assert "specification: atol 0.008" in report
+    assert "rmsnorm_a, case small-0" in done.stdout  # what passed, too
+    assert "torch: 3/5 passed, 1 skipped" in done.stdout
 
 
 def test_workload_lines_are_cases_and_a_blob_that_is_missing_is_a_skip(
-    done: subprocess.CompletedProcess[str], written: Path
-) -> None:
-    assert outcome(done, "TestRmsnormA::test_correctness[small-0]") == "PASSED"
-    assert outcome(done, "TestRmsnormA::test_correctness[workload-one]") == "PASSED"
-    assert outcome(done, "TestRmsnormA::test_correctness[workload-two]") == "SKIPPED"
-    assert "workload-huge" not in done.stdout  # marked slow
-    assert "blob_missing: the dataset has no blob/none.safetensors" in done.stdout
-    slow = run_pytest(written, "--collect-only", "-v", "--workloads=yes", "--slow", "-k", "workload-huge")
-    assert "test_correctness[workload-huge]" in slow.stdout
-
-
-def test_tests_of_ones_own_get_the_definition_its_reference_and_a_ground_truth(
     done: subprocess.CompletedProcess[str],
 ) -> None:
-    assert outcome(done, "TestOwn::test_own") == "PASSED", done.stdout
+    listed = run_pytest_lines(done)
+    assert "test_numerical_correctness[workload-one]" in listed
+    assert "workload-huge" not in done.stdout  # large
+    assert "blob_missing: the dataset has no blob/none.safetensors" in done.stdout
 
 
-def test_the_definitions_own_reference_is_what_is_tested(dataset: Path) -> None:
+def run_pytest_lines(done: subprocess.CompletedProcess[str]) -> str:
+    return "\n".join(line for line in done.stdout.splitlines() if line.startswith("tests/"))
+
+
+def test_alone_they_draw_and_compare_themselves(written: Path) -> None:
+    """The wrong reference fails against PyTorch; metrics are shown for what passed, counts per ground truth."""
+    done = run_pytest(written, "-v", "-s", alone=True)
+    assert "own cases, tolerances by dtype (traceproof is not used)" in done.stdout
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert {line.partition("[")[0].rpartition("/")[2] for line in failed} == {
+        "test_rmsnorm_b.py::test_numerical_correctness",
+        "test_rmsnorm_b.py::test_edge_cases",
+        "test_rmsnorm_b.py::test_correctness_vs_torch",
+    }
+    assert "no_cuda: flashinfer needs a CUDA device" in done.stdout
+    assert "torch: 2/4 passed, 0 skipped" in done.stdout
+    assert "flashinfer: 0/0 passed, 4 skipped" in done.stdout
+    assert done.stdout.count("reference against torch[output]: max_abs") >= 4
+    assert "expected" in done.stdout.partition("fewer than 100% within 0.008, 0.01")[2][:200]
+    assert run_pytest(written, "--tolerance=0.5", "-k", "not own", alone=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "test"),
+    [
+        ("EPS = 1e-6", "EPS = 1e-6\n    weight[-1] += 1", "test_determinism"),
+        ("return (y *", "return (torch.seed() % 1000003 * y *", "test_determinism"),
+        ("return (y *", "return (1 + 0 * y *", "test_determinism"),
+        (".to(torch.bfloat16)", ".to(torch.float16)", "test_output_dtype"),
+        ("return (y", "return (y[:0]", "test_output_shape"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_each_test_finds_what_it_is_for(dataset: Path, old: str, new: str, test: str, *, alone: bool) -> None:
+    reference = GOOD.replace(old, new)
+    assert reference != GOOD
+    write(dataset, rmsnorm("rmsnorm_a", reference=reference))
+    generate(GenerateOptions(root=dataset, definitions=("rmsnorm_a",)), NOTHING_KNOWN)
+    done = run_pytest(dataset, "-k", test, alone=alone)
+    assert f"::{test}[" in done.stdout, done.stdout
+    assert done.returncode == 1
+
+
+def test_the_definition_s_own_reference_and_constants_are_what_is_tested(dataset: Path) -> None:
     everything(dataset)
     path = dataset / "definitions" / "rmsnorm" / "rmsnorm_a.json"
-    definition = json.loads(path.read_text())
-    definition["reference"] = GOOD.replace("torch.bfloat16", "torch.float16")
-    path.write_text(json.dumps(definition))
+    path.write_text(path.read_text().replace("EPS = 1e-6", "EPS = 2e-6"))
     (dataset / "definitions" / "rmsnorm" / "rmsnorm_b.json").write_text("{")
-    done = run_pytest(dataset, "-k", "dtype or shape")
-    assert "FAILED tests/references/test_rmsnorm.py::TestRmsnormA::test_output_dtype[small-0]" in done.stdout
-    assert "rmsnorm_b.json can not be read" in done.stdout
+    done = run_pytest(dataset, "-k", "constants")
+    assert "test_rmsnorm_a.py::test_constants[small-0]" in done.stdout
+    assert "rmsnorm_b can not be read" in done.stdout
 
 
-def test_a_file_started_as_a_script_runs_its_tests_and_a_failure_is_its_exit_code(written: Path) -> None:
-    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, str(written / PLACE / "test_rmsnorm.py"), "-q", "-k", "small-0 and correctness"]
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout
-    assert "FAILED" in done.stdout
-    assert " passed" in done.stdout
+def test_a_folder_that_flashinfer_dumped_gets_tests_that_run(tmp_path: Path) -> None:
+    (tmp_path / "silu_and_mul_h64.json").write_text(json.dumps(GATED))
+    assert everything(tmp_path).status == {"silu_and_mul_h64": "written"}
+    for alone in (True, False):
+        done = run_pytest(tmp_path, alone=alone)
+        assert done.returncode == 0, done.stdout
+
+
+def test_tests_can_be_written_beside_a_dataset_that_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "elsewhere"
+    before = contents(dataset)
+    result = generate(GenerateOptions(root=dataset, out=out, everything=True), NOTHING_KNOWN)
+    assert {path for path in contents(dataset) if not path.startswith("elsewhere/")} == set(before)
+    assert "tests/references/test_rmsnorm_a.py" in result.files
+    done = run_pytest(out, "--collect-only", f"--dataset={dataset}")
+    assert "test_rmsnorm_a.py" in done.stdout
+    assert "[small-0]" in done.stdout
+    assert "give the dataset's folder with --dataset" in run_pytest(out, alone=True).stdout
+
+
+def test_large_cases_run_where_the_tests_were_written_for_them(dataset: Path) -> None:
+    """What the command line says counts for more."""
+    for name, sizes in (("rmsnorm_a", ("small", "large")), ("rmsnorm_b", None)):
+        generate(GenerateOptions(root=dataset, definitions=(name,), sizes=sizes), NOTHING_KNOWN)
+
+    def large(*given: str) -> set[str]:
+        done = run_pytest(dataset, "--collect-only", "-k", "numerical_correctness", sizes=given)
+        assert "[small-0]" in done.stdout
+        lines = [line.split("::")[0] for line in done.stdout.splitlines() if "correctness[large-" in line]
+        return {line.rpartition("_")[2] for line in lines}
+
+    assert large() == {"a.py"}
+    assert large("--test-sizes=small") == set()
+    assert large("--test-sizes", "small", "large") == {"a.py", "b.py"}
+    assert large("--test-sizes", "small", "large", "-m", "not slow") == set()
+
+
+def test_the_command_that_is_printed_works_as_it_stands(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, config = run.configured()
+    torch = config.stacks["torch"].model_copy(update={"python": Path(sys.executable)})
+    stacks = config.stacks.model_copy(update={"torch": torch})
+    monkeypatch.setattr(run, "configured", lambda **_: (root, config.model_copy(update={"stacks": stacks})))
+    given = ["--all", "--definitions-dir", str(dataset), "--output-dir", str(tmp_path / "a b")]
+    with pytest.raises(SystemExit):
+        main(["add-reference-tests", *given])
+    told = capsys.readouterr().out
+    command = next(line for line in told.splitlines() if line.startswith("run them: ")).removeprefix("run them: ")
+    (tmp_path / "elsewhere").mkdir()
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --collect-only -q"],  # as pasted
+        cwd=tmp_path / "elsewhere",
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},  # no pytest there
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "test_rmsnorm_a.py::test_numerical_correctness[small-0]" in done.stdout
+
+
+def test_a_file_started_as_a_script_says_how_many_agree_and_fails_as_they_do(written: Path) -> None:
+    for name, agree, code in (("a", "torch: 2/2 passed", 0), ("b", "torch: 0/2 passed", 1)):
+        done = run_pytest(written, script=written / PLACE / f"test_rmsnorm_{name}.py", alone=True)
+        assert done.returncode == code, done.stdout
+        assert agree in done.stdout

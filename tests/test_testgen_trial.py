@@ -1,11 +1,11 @@
-"""A generated suite's trials: drawn, solved and ruled once, shared, let go, and no less strict for it."""
+"""Cases of generated tests where this package is there: drawn, solved and ruled once, no less strict for it."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,21 +15,30 @@ from definitions import GOOD, rmsnorm, write
 from traceproof.draw import Draw
 from traceproof.judge.output import misconduct
 from traceproof.run.case import SolvedCase, fingerprints
-from traceproof.testgen.support import trial as module
-from traceproof.testgen.support.suite import ReferenceTests
-from traceproof.testgen.support.trial import LARGE, REFERENCE, Trial, cases_of, read_definition, threads
+from traceproof.testgen import suite as module
+from traceproof.testgen.suite import LARGE, REFERENCE, SuiteCase, threads
 
-CPU = torch.device("cpu")
 DATASET = Path(__file__).parent / "dataset"
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def trial(root: Path, reference: str = GOOD) -> Trial:
-    definition = read_definition(write(root, rmsnorm("rmsnorm_a", reference=reference)))
-    case = cases_of(definition, ("small",), 0)[0]
-    return Trial(definition, case, CPU)
+def config(root: Path, **changes: Any) -> Any:  # noqa: ANN401 - what stands in for pytest's
+    known = {"dataset": root, "seed": 0, "device": torch.device("cpu"), "workloads": "no", "tolerance": None}
+    known |= {"memory_gb": None, "record": None} | changes
+    return SimpleNamespace(getoption=known.__getitem__)
+
+
+def cases(root: Path, name: str, **changes: Any) -> dict[str, list[SuiteCase]]:  # noqa: ANN401 - options
+    file = ModuleType("test_x")
+    vars(file).update(DEFINITION=name, GROUND_TRUTHS={"torch": SimpleNamespace(load=None)})
+    return module.cases(file, config(root, **changes), ("small",))
+
+
+def trial(root: Path, reference: str = GOOD, **changes: Any) -> SuiteCase:  # noqa: ANN401 - options
+    write(root, rmsnorm("rmsnorm_a", reference=reference))
+    return cases(root, "rmsnorm_a", **changes)["case"][0]
 
 
 @pytest.fixture
@@ -80,13 +89,10 @@ def test_what_returns_its_input_is_named(tmp_path: Path) -> None:
     assert said == ["outputs ['output'] share memory with others"]
 
 
-def test_released_it_holds_nothing_and_is_solved_again(tmp_path: Path) -> None:
+def test_what_is_forgotten_is_solved_again(tmp_path: Path) -> None:
     found = trial(tmp_path)
-    before = found.rulings(REFERENCE, None)
-    outputs = found.reference.outputs["output"]
-    found.release()
-    assert not [name for name, value in vars(found).items() if isinstance(value, Mapping) and value]
-    assert not {"subject", "reference"} & vars(found).keys()
+    before, outputs = found.rulings(REFERENCE, None), found.reference.outputs["output"]
+    found.known.clear()
     assert torch.equal(found.reference.outputs["output"], outputs)
     assert found.rulings(REFERENCE, None) == before
 
@@ -113,22 +119,35 @@ def test_threads_follow_the_case_its_share_of_the_cores_and_the_user(
     assert threads(need) == expected
 
 
-def test_the_definition_that_the_tests_read_is_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path, rmsnorm("rmsnorm_a"))
-    assert read_definition(path).reference == json.loads(path.read_text())["reference"]
-
-
-def test_a_users_tolerance_decides_in_every_test_of_a_suite(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tolerance", "passes"), [(None, False), (1e-4, False), (0.1, True)])
+def test_a_users_tolerance_decides(tmp_path: Path, tolerance: float | None, *, passes: bool) -> None:
     """A 3 % error: refused by the calibrated gates and by the specification's row, accepted by 0.1."""
-    found = trial(tmp_path, GOOD.replace("return (y *", "return (1.03 * y *"))
-    tests = ReferenceTests()
-    refused = ((tests.test_correctness, None), (tests.test_correctness, 1e-4), (tests.test_specification, None))
-    for test, tolerance in refused:
-        with pytest.raises(pytest.fail.Exception):
-            test(found, tolerance)
-    tests.test_correctness(found, 0.1)
-    tests.test_specification(found, 0.1)
-    tests.test_edge_cases(found, 0.1)
+    write(tmp_path, rmsnorm("rmsnorm_a", reference=GOOD.replace("return (y *", "return (1.03 * y *")))
+    found = cases(tmp_path, "rmsnorm_a", tolerance=tolerance)
+    for case in (found["case"][0], found["edge_case"][-1]):
+        if passes:
+            case.check()
+        else:
+            with pytest.raises(pytest.fail.Exception):
+                case.check()
+
+
+def test_outside_the_specification_s_tolerance_fails_where_the_gates_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = trial(tmp_path)
+    for ruling in found.rulings(REFERENCE, None).values():
+        monkeypatch.setitem(ruling.details["metrics"], "within_specification", 0)
+    with pytest.raises(pytest.fail.Exception, match="outside the specification's tolerance"):
+        found.check()
+
+
+def test_constants_that_the_reference_alone_states_are_compared(tmp_path: Path) -> None:
+    found = trial(tmp_path)
+    held = {**found.definition.const_axes, "eps": 1e-6}
+    found.check_constants(held)
+    with pytest.raises(AssertionError):
+        found.check_constants(held | {"eps": 1e-5})
 
 
 @pytest.mark.parametrize(("k", "held"), [(8, True), (14336, False)])
@@ -139,7 +158,7 @@ def test_a_sum_is_held_to_the_specification_only_where_its_order_does_not_decide
     raw = json.loads((DATASET / "definitions/gemm/gemm_n96_k160.json").read_text(encoding="utf-8"))
     raw |= {"name": f"gemm_n8_k{k}", "axes": {**raw["axes"], "N": {"type": "const", "value": 8}}}
     raw["axes"]["K"] = {"type": "const", "value": k}
-    definition = read_definition(write(tmp_path, raw))
-    found = Trial(definition, cases_of(definition, ("small",), 0)[0], CPU)
+    write(tmp_path, raw)
+    found = cases(tmp_path, raw["name"])["case"][0]
     assert found.baseline_within("C", None) is held
     assert found.baseline_within("C", None, answers=2) is held

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from definitions import rmsnorm, write
 
-from traceproof.testgen.generate import Divergences, GenerateOptions, Result, generate
+from traceproof.testgen.generate import Divergences, Generated, GenerateOptions, generate
 
 NOTHING_KNOWN = Divergences(verdicts=None, known=None)
 
@@ -24,5 +24,5 @@ def contents(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def everything(root: Path, *, force: bool = False) -> Result:
+def everything(root: Path, *, force: bool = False) -> Generated:
     return generate(GenerateOptions(root=root, everything=True, force=force), NOTHING_KNOWN)

@@ -1,6 +1,7 @@
 """`traceproof add-reference-tests`: pytest tests of a dataset's references, written into the dataset."""
 
 import contextlib
+import importlib.util
 import inspect
 import json
 import shlex
@@ -16,7 +17,7 @@ from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.run.flow import Pipeline
 from traceproof.stacks import MAIN, PACKAGES, STACKS
-from traceproof.testgen.generate import GENERATED, PLACE, Divergences, GenerateOptions, Result, generate
+from traceproof.testgen.generate import GENERATED, PLACE, Divergences, Generated, GenerateOptions, generate
 
 SIZES = ("small", "medium", "large")
 
@@ -43,7 +44,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     json_file: options.JsonFile = None,
     **checkouts: Path | None,
 ) -> None:
-    """Write one test file per op_type, one class per definition, and what they need beside them.
+    """Write one test file per definition, and the conftest that they share.
 
     A dataset that was fetched stays as it is: its tests go to `generated` below the results, where `traceproof
     publish` finds them.
@@ -64,6 +65,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         tolerance=tolerance,
         checkouts={name: _checkout(paths[name], name) for name in PACKAGES if name in paths},
         force=force,
+        python=None if importlib.util.find_spec("torch") else str(run.stack_interpreter(MAIN)),
     )
     result = generate(order, _divergences())
     _say(result, order, to=run.told(json_file))
@@ -153,15 +155,15 @@ def _python() -> str:
     return "PYTHON (one with torch and pytest; `traceproof verify` builds it)"
 
 
-def _say(result: Result, order: GenerateOptions, *, to: Any) -> None:  # noqa: ANN401 - a text stream
+def _say(result: Generated, order: GenerateOptions, *, to: Any) -> None:  # noqa: ANN401 - a text stream
     lines = [f"{'op_type':14} {'definitions':>11} {'with tests before':>18} {'after':>6}"]
     rows = [(name, count, result.before[name], result.after[name]) for name, count in sorted(result.total.items())]
     rows.append(("all", result.total.total(), result.before.total(), result.after.total()))
     lines += [f"{name:14} {count:11} {before:18} {after:6}" for name, count, before, after in rows]
     counts = {how: list(result.status.values()).count(how) for how in ("written", "kept", "elsewhere")}
     lines.append(
-        f"{counts['written']} written, {counts['kept']} have a class, {counts['elsewhere']} have a file of "
-        f"their own (--force writes these too); {len(result.files)} files changed below {order.place}"
+        f"{counts['written']} written, {counts['kept']} were there (--force writes them again), "
+        f"{counts['elsewhere']} have one of somebody else's; {len(result.files)} files changed below {order.place}"
     )
     elsewhere = "" if order.place == order.root / PLACE else f" --dataset {shlex.quote(str(order.root))}"
     lines.append(f"run them: {_python()} -m pytest {shlex.quote(str(order.place))}{elsewhere}")

@@ -20,8 +20,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import NotPlainError, write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.publish.ledger import Ledger, Standing, tagged
-from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
-from traceproof.testgen.texts import MARKER, classes, render, state
+from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate_planned, state
 
 PARTS = "parts.json"
 LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at
@@ -207,16 +206,14 @@ def _definition_piece(root: Path, path: Path, definition: Definition) -> Piece:
 def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> Iterator[Piece]:
     """The definition's files below a folder in the dataset's layout."""
     op_type, name = definition.op_type, definition.name
-    patterns = (
+    patterns: tuple[str, ...] = (
         f"solutions/{BASELINE}/{op_type}/{name}/*.json",
         f"workloads/{op_type}/{name}.jsonl",
         f"blob/workloads/{op_type}/{name}/*",
-        "tests/references/conftest.py",
-        "tests/references/*support*.py",
-        "tests/references/*support*/**/*.py",
-        f"tests/references/test_{op_type}.py",
-        f"tests/references/test_{name}.py",
+        f"{PLACE}/test_{name}.py",
     )
+    if (folder / PLACE / f"test_{name}.py").is_file():
+        patterns += (f"{PLACE}/conftest.py",)
     for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             yield Piece(path.relative_to(folder).as_posix(), path.read_bytes())
@@ -230,32 +227,26 @@ def _files(folder: Path, definition: Definition, found: Mapping[str, Any]) -> It
             yield Piece(traces_path(definition), "".join(own).encode())
 
 
-def write_tests(tree: DatasetTree, names: Sequence[str], out: Path, *, generated: Path) -> list[str]:
-    """Write tests of the definitions that have none into `out`, in the dataset's layout; what was left out.
+def write_tests(
+    tree: DatasetTree, names: Sequence[str], out: Path, *, generated: Path, python: str
+) -> dict[str, str]:
+    """Write tests of the definitions that have none into `out`, in the dataset's layout; says why some get none.
 
-    Tests that were generated before are taken as they are, with the settings that they were generated with. Raises
-    TraceproofError: a definition's file can not be read, or something else is in the way.
+    Tests that were generated before are taken as they are, with the settings that they were generated with; the
+    interpreter, one with PyTorch, writes the others. Raises TraceproofError: it can not.
     """
-    fresh_folder(out, within=out.parent)
-    folder = tree.root / PLACE
+    folder, target = tree.root / PLACE, fresh_folder(out, within=out.parent) / PLACE
     if state(folder / "conftest.py") == "foreign":
-        return [f"no tests: {PLACE / 'conftest.py'} of the dataset is another's"]
-    tested = [name for name in names if (folder / f"test_{name}.py").is_file()]
-    fresh = [name for name in names if name not in tested]
+        return dict.fromkeys(names, f"no tests: {PLACE / 'conftest.py'} of the dataset is another's")
+    tested = [name for name in names if state(folder / f"test_{name}.py") == "foreign"]
+    fresh = tuple(name for name in names if name not in tested)
+    for path in (generated / PLACE / f"test_{name}.py" for name in fresh):
+        if state(path) == "ours":
+            write_text(target / path.name, path.read_text(encoding="utf-8"))
     if fresh:
-        _take(generated / PLACE, out / PLACE, frozenset(fresh))
-        order = GenerateOptions(root=tree.root, out=out, definitions=tuple(fresh))
-        generate(order, Divergences(verdicts=None, known=None))
-    return [f"{name}: no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested]
-
-
-def _take(generated: Path, out: Path, names: frozenset[str]) -> None:
-    """Copy the classes of some definitions from generated files."""
-    for path in sorted(generated.glob("test_*.py")):
-        text = path.read_text(encoding="utf-8")
-        wanted = {name: block for name, block in classes(text).items() if MARKER in text and name in names}
-        if wanted:
-            write_text(out / path.name, render(path.stem.removeprefix("test_"), (), wanted))
+        order = GenerateOptions(root=tree.root, out=out, definitions=fresh, python=python)
+        generate_planned(order, Divergences(verdicts=None, known=None))
+    return {name: f"no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested}
 
 
 def card(shown: Iterable[str]) -> bytes:

@@ -7,13 +7,12 @@ import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import strict_json
 from traceproof.publish.bundle import Base, Bundle, Kind, Piece, our_card
-from traceproof.testgen.texts import MARKER, classes, render
+from traceproof.testgen.generate import whose
 
 SHOWN = 40  # lines of a text's difference
 ORDERED = frozenset({"axes", "inputs", "outputs"})  # of a definition, where it is the order of arguments
@@ -58,9 +57,9 @@ def _resolve(piece: Piece, old: bytes | None, change: Change, *, allow_changes: 
     elif lines:
         change.files[piece.path] = new
         change.differs.append(f"{piece.path}: {_count(new) - _count(old)} lines more, the others as they were")
-    elif piece.kind is Kind.TEST and (both := joined_tests(piece.path, old, new)) is not None:
-        change.files |= {piece.path: both} if both != old else {}
-        (change.same if both == old else change.differs).append(piece.path)
+    elif piece.kind is Kind.TEST and whose(old.decode(errors="replace")) == "ours":
+        change.files[piece.path] = new
+        change.differs.append(f"{piece.path}: generated again")
     elif piece.kind is Kind.TEST and not allow_changes:
         change.kept.append(piece.path)
     else:
@@ -115,17 +114,6 @@ def _same_definition(one: bytes, other: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return said[0] == said[1]
-
-
-def joined_tests(path: str, old: bytes, new: bytes) -> bytes | None:
-    """A generated file with the classes of both, those that are there as they are; None: one is not generated."""
-    before, after = old.decode(errors="replace"), new.decode()
-    if MARKER not in before or MARKER not in after or not classes(after):
-        return None
-    both = classes(after) | classes(before)
-    if both == classes(before):
-        return old
-    return render(Path(path).stem.removeprefix("test_"), (), both).encode()
 
 
 def differences(old: bytes, new: bytes) -> list[str]:

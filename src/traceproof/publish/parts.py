@@ -26,11 +26,11 @@ from traceproof.names import fresh_folder, path_part
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
-from traceproof.publish.baseline import Unemittable, solution
 from traceproof.publish.ledger import Ledger
 from traceproof.run.case import make_inputs
 from traceproof.run.schema import OpTypePlan
 from traceproof.stacks import STACK_OF, distribution
+from traceproof.testgen.calls import Unemittable, solution
 
 NOTES = "parts.json"
 NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours, so that equal cases get equal uuids

@@ -129,12 +129,13 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     verified = [name for name in names if ledger.standing(tree.definitions[name].definition).verified]
     if verified:  # assembling tells what is wrong with the others
         _write_parts(source, tree, verified, parts)
+    tests, lacking = source.run / "publish" / "tests", {}
+    if source.tests:
+        lacking = write_tests(tree, verified, tests, generated=source.run / GENERATED, python=source.python)
     rows = coverage((entry.definition for entry in tree.definitions.values()), ledger)
     made = []
     for slug, title, group in _groups(tree, names, per):
-        tests = source.run / "publish" / "tests" / path_part(slug)
-        own = [name for name in group if name in verified]
-        notes = write_tests(tree, own, tests, generated=source.run / GENERATED) if source.tests else []
+        notes = [f"{name}: {lacking[name]}" for name in group if name in lacking]
         extra = (*([tests] if source.tests else []), *source.extra)
         bundle = assemble(tree, ledger, group, slug=slug, title=title, parts=parts, extra=extra, notes=notes)
         made.append(Prepared(bundle, ledger, source, rows))

@@ -77,6 +77,7 @@ class Stack:
     optional: frozenset[str] = frozenset()
     modules: tuple[str, ...] = ()  # further modules that its adapters import
     prepare: str = ""  # `module:function`, called once before anything of the package is imported; empty: nothing
+    settings: Mapping[str, str] = field(default_factory=dict)  # variables that it reads, set unless they are given
     # its repository and releases; outputs are then keyed by the code that an op_type can reach in the package.
     # None: by its version.
     origin: SourceOrigin | None = None

@@ -65,12 +65,13 @@ APIS = {
 
 
 def prepare() -> None:
-    """Take the CUDA norm kernels, since the CuTe ones need a compiler package that not every machine has.
+    """Set what STACK.settings says, and take what was built ahead.
 
     Modules that were built ahead are taken for those that FlashInfer's own package of binaries would hold: they
     are loaded as they are, and nothing is compared or compiled.
     """
-    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
+    for name, value in STACK.settings.items():
+        os.environ.setdefault(name, value)
     libraries = os.environ.get(LIBRARIES)
     if libraries and importlib.util.find_spec("flashinfer_jit_cache") is None:
         with contextlib.suppress(ImportError):  # whoever looks for an API says what is missing
@@ -122,6 +123,8 @@ STACK = Stack(
     optional=frozenset({"gen_gdn_prefill"}),  # since 0.7 CuTe compiles that one, as it is called
     modules=(ENVIRONMENT,),
     prepare="traceproof.stacks.flashinfer:prepare",
+    # the CUDA norm kernels: the CuTe ones need a compiler package that not every machine has
+    settings={"FLASHINFER_USE_CUDA_NORM": "1"},
     origin=SourceOrigin(
         url="https://github.com/flashinfer-ai/flashinfer.git",
         package="flashinfer-python",

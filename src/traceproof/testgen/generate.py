@@ -1,45 +1,43 @@
-"""Writing a dataset's reference tests: all checks first, then all files."""
+"""Writing a dataset's reference tests, a file per definition: all checks first, then all files.
 
+Selecting and writing need no PyTorch; the texts do, so another interpreter may be asked for them.
+"""
+
+import ast
 import json
+import re
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from traceproof import programs
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import DatasetEntry, DatasetTree, read_tree, why
-from traceproof.digests import digest_json
+from traceproof.digests import digest_bytes, digest_json
 from traceproof.errors import TraceproofError
-from traceproof.files import read_bytes, write_if_changed
-from traceproof.run.flow import Pipeline
+from traceproof.files import MIB, own_folder, read_bytes, write_if_changed, write_json
+from traceproof.programs import without_secrets
+from traceproof.run.flow import Pipeline, Wildcards
 from traceproof.run.known import read_known, said
 from traceproof.run.schema import REFERENCE, VerdictRow, read_rows
 from traceproof.stacks import MAIN
-from traceproof.testgen.texts import (
-    IDENTIFIER,
-    LARGEST,
-    MARKER,
-    NAME,
-    Subject,
-    checkouts_of,
-    classes,
-    conftest,
-    file_name,
-    headed,
-    render,
-    state,
-    support_files,
-)
+from traceproof.text import literal, printable
 
 PLACE = Path("tests", "references")
 GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed
 AUDIT = "audit-tests.json"  # below results
 CASES = 10  # that one definition's tests may take as long as: each is run by about ten tests, but drawn only once
-WHOSE = {"edited": "was edited since it was written; --force writes it again", "foreign": "is not traceproof's"}
-SIZES = ("small", "medium")  # what tests run where nothing else is said; the suite has them too
+SIZES = ("small", "medium")  # what tests run where nothing else is said; the conftest has them too
+COMMAND = "traceproof add-reference-tests"
+MARKER = f"# Written by `{COMMAND}`"
+HEADED = re.compile(rf"{re.escape(MARKER)}, digest (\w+) of what follows\.\n")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+LARGEST = 16 * MIB  # of a test file
+CONFTEST = Path(__file__).with_name("conftest.py.in")
+CHECKOUTS = "CHECKOUTS = {}"  # the line of the conftest that names folders of packages, by stack
 
 
 class Divergences:
@@ -73,6 +71,24 @@ class Divergences:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """What a test file is written from."""
+
+    root: str  # the dataset's folder
+    divergences: Mapping[str, Sequence[str]]  # of the definitions that get a file, by name
+    # sizes, tolerance: what the tests take where the command line says nothing; None: the general default
+    sizes: Sequence[str] | None = None
+    tolerance: float | None = None
+
+
+class Texts(TypedDict):
+    """The text of each definition's test file, or why it has none."""
+
+    texts: dict[str, str]
+    problems: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
     """What to generate."""
 
@@ -87,7 +103,8 @@ class GenerateOptions:
     tolerance: float | None = None
     # folders of packages to use, by stack, beside those that an earlier generation was given
     checkouts: Mapping[str, str] = field(default_factory=dict)
-    force: bool = False  # write classes again that are there, and files of ours that were edited
+    force: bool = False  # write files of ours again that are there, edited or not
+    python: str | None = None  # an interpreter with PyTorch; None: this one has it
 
     @property
     def place(self) -> Path:
@@ -96,10 +113,10 @@ class GenerateOptions:
 
 
 @dataclass(slots=True)
-class Result:
+class Generated:
     """What was done."""
 
-    # definition -> `written`, `kept` (it has a class), `elsewhere` (it has a test file of its own)
+    # definition -> `written`, `kept` (it has a file of ours), `elsewhere` (it has one of somebody else's)
     status: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # definitions that got no test, one line each
     flagged: dict[str, tuple[str, ...]] = field(default_factory=dict)  # definition -> what is known to diverge
@@ -117,68 +134,83 @@ class Result:
             for name, n in sorted(self.total.items())
         }
         flagged = {name: list(lines) for name, lines in self.flagged.items()}
-        said = {"status": self.status, "problems": self.problems, "flagged": flagged}
-        return said | {"files": self.files, "op_types": rows}
+        told = {"status": self.status, "problems": self.problems, "flagged": flagged}
+        return told | {"files": self.files, "op_types": rows}
 
 
-def generate(order: GenerateOptions, divergences: Divergences) -> Result:
+def generate(order: GenerateOptions, divergences: Divergences) -> Generated:
     """Write the tests.
 
     Raises TraceproofError: the folder is no dataset or can not be written, the selection does not fit it, or
     something of somebody else's stands in the way. Nothing has been written then.
     """
     tree = read_tree(order.root)
-    folder = order.place
-    result = Result(total=Counter(entry.definition.op_type for entry in tree.definitions.values()))
-    chosen = _selected(tree, order)
-    _clear_way(folder, chosen, force=order.force)
-    present = _present(tree, folder)
-    result.before = _counted(tree, present)
-    texts = _support(order.place, order.checkouts)
-    result.problems += [broken.message for broken in tree.broken if order.everything]
-    for op_type, entries in chosen.items():
-        texts |= _test_file(op_type, entries, present, order, divergences, result)
-    _write(texts, result, folder)
-    result.after = _counted(tree, _present(tree, folder))
-    return result
+    return _generate(tree, _selected(tree, order), order, divergences)
 
 
-def generate_file(op_type: str, order: GenerateOptions, divergences: Divergences) -> Result:
-    """Write an op_type's tests, in one file. Raises TraceproofError: no dataset, or it can not be written."""
+def generate_planned(order: GenerateOptions, divergences: Divergences) -> Generated:
+    """Write the tests of the definitions named, as far as the dataset has them; it raises what `generate` does."""
     tree = read_tree(order.root)
-    result = Result()
-    entries = [tree.definitions[name] for name in order.definitions if name in tree.definitions]
-    empty = {
-        order.place / file_name(op_type): f'{MARKER}.\n"""No definition of op_type {op_type} can be tested."""\n'
-    }
-    texts = _test_file(op_type, entries, {}, replace(order, force=True), divergences, result)
-    _write(texts or empty, result, order.place)
+    return _generate(
+        tree,
+        [tree.definitions[name] for name in order.definitions if name in tree.definitions],
+        order,
+        divergences,
+    )
+
+
+def _generate(
+    tree: DatasetTree, chosen: Sequence[DatasetEntry], order: GenerateOptions, divergences: Divergences
+) -> Generated:
+    folder = order.place
+    conftest = folder / "conftest.py"
+    found = state(conftest)
+    if found == "foreign" or (found == "edited" and not order.force):
+        told = {
+            "foreign": "is not traceproof's",
+            "edited": "was edited since it was written; --force writes it again",
+        }
+        todo = "Move it away, or give another --output-dir. Nothing was written."
+        raise TraceproofError(f"something else is in the way: {conftest} {told[found]}", todo=todo)
+    result = Generated(total=Counter(entry.definition.op_type for entry in tree.definitions.values()))
+    result.problems += [broken.message for broken in tree.broken if order.everything]
+    names = {"absent": "written", "ours": "kept", "edited": "kept", "foreign": "elsewhere"}
+    present = {name: names[state(folder / f"test_{name}.py")] for name in tree.definitions}
+    result.before = _counted(tree, present)
+    for entry in chosen:
+        name = entry.definition.name
+        if not IDENTIFIER.fullmatch(name):
+            result.problems.append(_no_identifier(entry))
+            continue
+        result.status[name] = "written" if order.force and present[name] == "kept" else present[name]
+        if lines := divergences.of(entry.definition):
+            result.flagged[name] = lines
+    written = [name for name, status in result.status.items() if status == "written"]
+    request = TextRequest(
+        root=str(order.root),
+        divergences={name: result.flagged.get(name, ()) for name in written},
+        sizes=None if order.sizes == SIZES else order.sizes,
+        tolerance=order.tolerance,
+    )
+    answer = _texts(request, order.python)
+    result.problems += [f"{name}: {problem}" for name, problem in answer["problems"].items()]
+    for name in answer["problems"]:
+        del result.status[name]
+    written = list(answer["texts"])
+    made = {folder / f"test_{name}.py": text for name, text in answer["texts"].items()}
+    checkouts = (checkouts_of(conftest) if found in {"ours", "edited"} else {}) | dict(order.checkouts)
+    _write({conftest: conftest_text(checkouts), **made}, result, folder)
+    result.after = _counted(tree, present | dict.fromkeys(written, "kept"))
     return result
 
 
-def write_support(out: Path) -> None:
-    """Write what generated tests need beside them. Raises TraceproofError: something else is in the way."""
-    folder = out / PLACE
-    _clear_way(folder, (), force=False)
-    _write(_support(folder, {}), Result(), folder)
-
-
-def _support(folder: Path, checkouts: Mapping[str, str]) -> dict[Path, str]:
-    """conftest.py, with checkouts given before where none are given now, and the support package, by path."""
-    path = folder / "conftest.py"
-    before = checkouts_of(path.read_text(encoding="utf-8")) if state(path) in {"ours", "edited"} else {}
-    texts = {folder / name: text for name, text in support_files().items()}
-    return texts | {path: headed(conftest({**before, **checkouts}))}
-
-
-def _selected(tree: DatasetTree, order: GenerateOptions) -> dict[str, list[DatasetEntry]]:
-    by_op_type: dict[str, list[DatasetEntry]] = {}
-    for entry in tree.definitions.values():
-        by_op_type.setdefault(entry.definition.op_type, []).append(entry)
+def _selected(tree: DatasetTree, order: GenerateOptions) -> list[DatasetEntry]:
+    """The selected definitions. Raises TraceproofError: the selection does not fit the dataset."""
+    op_types = {entry.definition.op_type for entry in tree.definitions.values()}
     problems = [
-        f"--op-type {name}: the dataset has {', '.join(sorted(by_op_type))}"
+        f"--op-type {name}: the dataset has {', '.join(sorted(op_types))}"
         for name in order.op_types
-        if name not in by_op_type
+        if name not in op_types
     ]
     for name in order.definitions:
         if name not in tree.definitions:
@@ -190,116 +222,103 @@ def _selected(tree: DatasetTree, order: GenerateOptions) -> dict[str, list[Datas
     if problems:
         todo = "Give --definition-name, --op-type or --all."
         raise TraceproofError(f"no tests can be written for {tree.root}", problems=problems, todo=todo)
-    if order.everything:
-        return dict(sorted(by_op_type.items()))
-    wanted = set(order.definitions)
-    chosen = {
-        op_type: [one for one in entries if op_type in order.op_types or one.definition.name in wanted]
-        for op_type, entries in sorted(by_op_type.items())
-    }
-    return {op_type: found for op_type, found in chosen.items() if found}
-
-
-def _clear_way(folder: Path, op_types: Iterable[str], *, force: bool) -> None:
-    """Refuse to go on where a file that is to be written is not ours, or was edited."""
-    problems = []
-    found = state(folder / "conftest.py")
-    if found == "foreign" or (found == "edited" and not force):
-        problems.append(f"{folder / 'conftest.py'} {WHOSE[found]}")
-    support = folder / NAME / "__init__.py"
-    if (folder / NAME).exists() and not _has(support, "add-reference-tests"):
-        problems.append(f"{folder / NAME} {WHOSE['foreign']}")
-    for op_type in op_types:
-        path = folder / file_name(op_type)
-        if path.exists() and not _has(path, MARKER):
-            problems.append(f"{path} {WHOSE['foreign']}")
-    if problems:
-        todo = "Move it away, or give another --output-dir. Nothing was written."
-        raise TraceproofError("something else is in the way", problems=problems, todo=todo)
-
-
-def _has(path: Path, text: str) -> bool:
-    try:
-        return text in read_bytes(path, most=LARGEST).decode()
-    except (OSError, ValueError):
-        return False
-
-
-def _present(tree: DatasetTree, folder: Path) -> dict[str, str]:
-    """How each definition is tested already: `kept` by a class of ours, `elsewhere` by a file of its name."""
-    found = {path.stem.removeprefix("test_"): "elsewhere" for path in folder.glob("test_*.py")}
-    found = {name: how for name, how in found.items() if name in tree.definitions}
-    for path in sorted(folder.glob("test_*.py")):
-        if _has(path, MARKER):
-            found |= dict.fromkeys(classes(read_bytes(path, most=LARGEST).decode()), "kept")
-    return found
-
-
-def _counted(tree: DatasetTree, present: Mapping[str, str]) -> Counter[str]:
-    return Counter(entry.definition.op_type for name, entry in tree.definitions.items() if name in present)
+    return [
+        entry
+        for name, entry in sorted(tree.definitions.items())
+        if order.everything or name in order.definitions or entry.definition.op_type in order.op_types
+    ]
 
 
 def _no_identifier(entry: DatasetEntry) -> str:
     return (
-        f"{entry.path}: name {entry.definition.name!r} or op_type {entry.definition.op_type!r} is no identifier, "
-        "so no class or file can be named after it; use letters, digits and underscores"
+        f"{entry.path}: name {entry.definition.name!r} is no identifier, so no file can be named after it; use "
+        "letters, digits and underscores"
     )
 
 
-def _test_file(  # noqa: PLR0913, PLR0917 - the parts of one decision
-    op_type: str,
-    entries: Sequence[DatasetEntry],
-    present: Mapping[str, str],
-    order: GenerateOptions,
-    divergences: Divergences,
-    result: Result,
-) -> dict[Path, str]:
-    """The op_type's test file and its new text; nothing if nothing of it is to be written."""
-    subjects = []
-    for entry in entries:
-        name = entry.definition.name
-        if not (IDENTIFIER.fullmatch(name) and IDENTIFIER.fullmatch(op_type)):
-            result.problems.append(_no_identifier(entry))
-            continue
-        result.status[name] = "written" if order.force else present.get(name, "written")
-        lines = divergences.of(entry.definition)
-        if lines:
-            result.flagged[name] = lines
-        if result.status[name] == "written":
-            flat = entry.path.parts[0] != "definitions"  # as FlashInfer dumps them
-            file = (entry.path if flat else entry.path.relative_to("definitions")).as_posix()
-            constants = {**entry.definition.const_axes, **assigned(entry.definition.reference)}
-            subject = Subject(
-                name=name,
-                file=file,
-                constants=constants,
-                divergences=lines,
-                sizes=None if order.sizes == SIZES else order.sizes,
-                tolerance=order.tolerance,
-            )
-            subjects.append(subject)
-    if not subjects:
-        return {}
-    path = order.place / file_name(op_type)
-    kept = classes(read_bytes(path, most=LARGEST).decode()) if path.exists() else {}
-    return {path: render(op_type, subjects, kept)}
+def _counted(tree: DatasetTree, present: Mapping[str, str]) -> Counter[str]:
+    have = (name for name, how in present.items() if how != "written")
+    return Counter(tree.definitions[name].definition.op_type for name in have)
 
 
-def _write(texts: Mapping[Path, str], result: Result, folder: Path) -> None:
-    root = folder.parents[1]
+def _texts(request: TextRequest, python: str | None) -> Texts:
+    """What `texts` gives. Raises TraceproofError: the other interpreter could not write them."""
+    if python is None:
+        return texts(request)
+    with own_folder() as folder:
+        write_json(folder / "request.json", asdict(request))
+        environment = without_secrets() | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        command = [python, "-P", "-m", __name__, str(folder / "request.json"), str(folder / "texts.json")]
+        done = programs.run(command, environment=environment)
+        if done.returncode:
+            raise TraceproofError("the tests could not be written", problems=programs.last_lines(done.stderr))
+        found: Texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+    return found
+
+
+def texts(request: TextRequest) -> Texts:
+    """The texts of test files; needs PyTorch."""
+    from traceproof.testgen.texts import Settings, render
+
+    settings = Settings(sizes=tuple(request.sizes) if request.sizes else None, tolerance=request.tolerance)
+    found = read_tree(Path(request.root)).definitions
+    answer = Texts(texts={}, problems={})
+    for name, lines in request.divergences.items():
+        try:
+            answer["texts"][name] = headed(render(found[name].definition, lines, settings))
+        except Exception as error:  # noqa: BLE001 - a definition is anybody's: the others get their tests
+            answer["problems"][name] = printable(f"no test can be written: {type(error).__name__}: {error}")
+    return answer
+
+
+def _write(files: Mapping[Path, str], result: Generated, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path, text in texts.items():
+        for path, text in files.items():
             if write_if_changed(path, text):
-                result.files.append(path.relative_to(root).as_posix())
-        for path in sorted((folder / NAME).rglob("*.py")):
-            if folder / NAME / "__init__.py" in texts and path not in texts:
-                path.unlink()  # a module that an older version needed
+                result.files.append(path.relative_to(folder.parents[1]).as_posix())
     except OSError as error:
         todo = "Check the folder's permissions and that no file stands where a folder is needed."
         raise TraceproofError(
             f"{error.filename or folder} cannot be written: {error.strerror}", todo=todo
         ) from error
+
+
+def headed(body: str) -> str:
+    """A file with a digest of its body in front, by which a later run sees that nobody has edited it."""
+    return f"{MARKER}, digest {digest_bytes(body.encode())} of what follows.\n{body}"
+
+
+def state(path: Path) -> str:
+    """Whose a file is: `absent`, `ours`, `edited` or `foreign`."""
+    if not path.exists() and not path.is_symlink():
+        return "absent"
+    try:
+        return whose(read_bytes(path, most=LARGEST).decode())
+    except (OSError, ValueError):
+        return "foreign"
+
+
+def whose(text: str) -> str:
+    """Whose a file's text is: `ours`, `edited` or `foreign`."""
+    found = HEADED.match(text)
+    if found is None:
+        return "foreign"
+    return "ours" if headed(text[found.end() :]) == text else "edited"
+
+
+def conftest_text(checkouts: Mapping[str, str]) -> str:
+    """The conftest, with the folders that packages are imported from, by stack."""
+    items = ", ".join(f"{literal(name)}: {literal(path)}" for name, path in sorted(checkouts.items()))
+    text = CONFTEST.read_text(encoding="utf-8")
+    return headed(text.replace(CHECKOUTS, f"{CHECKOUTS[:-1]}{items}}}", 1))
+
+
+def checkouts_of(conftest: Path) -> dict[str, str]:
+    """The checkouts that a written conftest sets."""
+    line = next(one for one in conftest.read_text(encoding="utf-8").splitlines() if one.startswith(CHECKOUTS[:-1]))
+    found: dict[str, str] = ast.literal_eval(line.partition(" = ")[2].partition("  #")[0])
+    return found
 
 
 @dataclass(frozen=True)
@@ -318,9 +337,18 @@ class TestFlow:
         """The folder of the generated files."""
         return f"{self.root}/{PLACE.as_posix()}"
 
-    def files(self, _: object) -> list[str]:
-        """The test file of every op_type that was planned."""
-        return [f"{self.folder}/test_{op_type}.py" for op_type in self.flow.op_types()]
+    def plans(self, _: object) -> list[str]:
+        """The plan of every op_type."""
+        return [f"{self.flow.run}/cases/{op_type}.json" for op_type in self.flow.op_types()]
+
+    def plan_digest(self, wildcards: Wildcards) -> str:
+        """Changes when an op_type's plan does."""
+        return self.plan_digests(wildcards).get(wildcards.op_type, "")
+
+    def plan_digests(self, _: object) -> dict[str, str]:
+        """The same of all op_types."""
+        listed = self.flow.index.op_types if self.flow.index else {}
+        return {op_type: digest_json(dict(one.digests)) for op_type, one in listed.items()}
 
     def stacks(self, op_type: str) -> list[str]:
         """The stacks whose environments an op_type's tests run in: torch, and those with packages of their own."""
@@ -339,9 +367,9 @@ class TestFlow:
 
     @property
     def file_options(self) -> list[str]:
-        """What the job `test_file` is told."""
+        """What the job `tests` is told."""
         sizes = self.flow.config.test_sizes
-        return [f"--out={self.root}", f"--tolerance={self.flow.tolerance}", "--sizes", *sizes]
+        return [f"--tolerance={self.flow.tolerance}", "--sizes", *sizes]
 
     @property
     def run_options(self) -> list[str]:
@@ -358,7 +386,6 @@ class TestFlow:
         own = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}"]
         return [*own, f"--limits={limits}", f"--options={options}"]
 
-    @cached_property
-    def support_code(self) -> str:
-        """Digest of the support package."""
-        return digest_json(dict(support_files()))
+
+if __name__ == "__main__":
+    write_json(Path(sys.argv[2]), texts(TextRequest(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))

@@ -1,4 +1,4 @@
-"""Running generated tests in a stack's environment: pytest in a worker per definition, a row per test."""
+"""Running generated tests in a stack's environment: pytest in a worker, a file per definition, a row per test."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits
 from traceproof.sandbox.model import Reply, Status
 from traceproof.stacks import MAIN
-from traceproof.testgen.texts import MARKER, classes
+from traceproof.testgen.generate import state
 
 MESSAGE_CHARACTERS = 4000
 OUTPUT_CHARACTERS = 2000
@@ -39,10 +39,10 @@ class TestRow(TypedDict):
 
 
 class RunRequest(TypedDict):
-    """What a worker is asked for: a test file, options of pytest, and variables of the environment."""
+    """What a worker is asked for: tests, options of pytest, and variables of the environment."""
 
     scratch: str  # a folder of the worker's own
-    file: str
+    folder: str  # of the test files
     options: list[str]
     variables: dict[str, str]
 
@@ -55,7 +55,7 @@ class Answer(TypedDict):
 
 
 def setup(payload: RunRequest) -> Callable[[str], Answer]:
-    """Called once in a worker; the result runs one class of the test file per call."""
+    """Called once in a worker; the result runs one definition's test file per call."""
     scratch = Path(payload["scratch"])
     os.chdir(scratch)
     os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
@@ -67,12 +67,12 @@ def setup(payload: RunRequest) -> Callable[[str], Answer]:
         plugin = _Collector()
         settings = scratch / "pytest.ini"
         settings.write_text("[pytest]\n", encoding="utf-8")  # else those of whatever project lies above
-        folder = Path(payload["file"]).parent  # all above it may be hidden from here
+        folder = Path(payload["folder"])  # all above it may be hidden from here
         options = [f"--config-file={settings}", f"--rootdir={folder}", f"--confcutdir={folder}"]
         options += ["-p", "no:cacheprovider", f"--basetemp={scratch / 'pytest'}", *payload["options"]]
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
-            code = pytest.main([f"{payload['file']}::{name}", *options], plugins=[plugin])
+            code = pytest.main([str(folder / f"test_{name}.py"), *options], plugins=[plugin])
         problem = said.getvalue()[-OUTPUT_CHARACTERS:] if code >= USAGE else ""
         return {"rows": list(plugin.rows.values()), "problem": problem}
 
@@ -110,7 +110,7 @@ def _message(report: Any) -> str:  # noqa: ANN401 - pytest's report
 SETUP = "traceproof.testgen.running:setup"
 BAD = frozenset({"failed", "error"})
 SHOWN = 20  # failures listed under a table or in a log; the file of rows has all
-WHOLE = "(the whole class)"  # stands in the place of a test where the worker's end says what came of all of them
+WHOLE = "(the whole file)"  # stands in the place of a test where the worker's end says what came of all of them
 # XML 1.0 has no other control characters, and a test's message may hold any.
 PRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in {9, 10, 13}}
 
@@ -128,7 +128,7 @@ class Row(TestRow):
 class Run:
     """One op_type's tests in one stack."""
 
-    file: Path  # the generated test file
+    folder: Path  # of the generated test files
     # op_type, stack: their names
     op_type: str
     stack: str
@@ -142,16 +142,18 @@ class Run:
 def run_tests(
     order: Run, environment: Environment, *, caches: Path | None = None, parallel: int = 1
 ) -> Iterator[Row]:
-    """Run a file's tests, so many definitions side by side, in a worker each; a row per test, in the file's order.
+    """Run the tests of the planned definitions that have a file, so many side by side; a row per test.
 
     The tests are ours, written a moment before; the references that they run are shut in by themselves. `caches`
-    is for what is compiled. Raises TraceproofError: the file was not generated, or no worker can be started.
+    is for what is compiled. Raises TraceproofError: a file was not generated, or no worker can be started.
     """
-    text = order.file.read_text(encoding="utf-8")
-    if MARKER not in text:
-        raise TraceproofError(f"{order.file} holds no generated tests", todo="Generate them: `snakemake tests`.")
-    blocks = classes(text)
-    parallel = max(1, min(parallel, len(blocks)))
+    states = {name: state(order.folder / f"test_{name}.py") for name in order.digests}
+    names = sorted(name for name, found in states.items() if found != "absent")  # some names are no file's
+    for name in names:
+        if states[name] != "ours":
+            todo = "Generate it again: `snakemake --forcerun tests`."
+            raise TraceproofError(f"{order.folder / f'test_{name}.py'} is not as it was generated", todo=todo)
+    parallel = max(1, min(parallel, len(names)))
     with own_folder() as scratch, ThreadPoolExecutor(parallel) as threads:
 
         def share(number: int) -> dict[str, list[TestRow]]:
@@ -159,21 +161,17 @@ def run_tests(
             folder.mkdir()
             asked: RunRequest = {
                 "scratch": str(folder),
-                "file": str(order.file.absolute()),
+                "folder": str(order.folder.absolute()),
                 "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
                 "variables": dict(order.variables),
             }
             with Worker(environment, SETUP, {**asked}, order.limits, caches) as worker:
-                return {
-                    name: list(_test_rows(worker.ask(block.partition("(")[0].removeprefix("class ").strip())))
-                    for name, block in list(blocks.items())[number::parallel]
-                }
+                return {name: list(_test_rows(worker.ask(name))) for name in names[number::parallel]}
 
         rows = {name: found for one in threads.map(share, range(parallel)) for name, found in one.items()}
-    for name in blocks:
-        digest = order.digests.get(name, "")
+    for name in names:
         for row in rows[name]:
-            yield Row(**row, op_type=order.op_type, stack=order.stack, definition=name, digest=digest)
+            yield Row(**row, op_type=order.op_type, stack=order.stack, definition=name, digest=order.digests[name])
 
 
 def _selected(stack: str) -> list[str]:

@@ -1,214 +1,391 @@
-"""Texts of generated files: a test file per op_type, the conftest, and the support package.
+"""The text of a generated test file: constants, inputs, calls of ground truths, tests."""
 
-The support package is the modules of this package that generated tests need, written beside them. Each file is the
-module as it stands here under another name, since an installed traceproof may be of another version. That name has
-as many letters as the old one, so that the formatting stays.
+import keyword
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from traceproof.dataset.constraints import last_of
+from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.dataset.hints import Role, role_of
+from traceproof.dataset.reference_text import assigned
+from traceproof.ops import lookup, registry
+from traceproof.ops.base import Values
+from traceproof.ops.cases import SIZES, Case
+from traceproof.run.case import make_inputs
+from traceproof.stacks import FIRST_TRUTHS, STACK_OF, STACKS, TRUTHS
+from traceproof.testgen.calls import Call, Unemittable, folded
+from traceproof.text import literal, names, printable, unquoted
+
+LARGE = 16 << 20  # bytes of inputs: of a definition with more, a smaller one's are drawn to see what they are like
+# Names that a file gives to other things than constants.
+RESERVED = names(
+    "DEFINITION OP_TYPE CONSTANTS MEMORY_GB TOLERANCES DRAWS TEST_SIZES TOLERANCE GROUND_TRUTHS CASES"
+)
+LARGEST = 512 << 20  # bytes of inputs that are looked at
+FEW = 64  # elements: of fewer, statistics say little
+SIGMAS = 5.0  # a statistic of a standard normal sample further off than this is another distribution's
+NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
+INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
+# Axes that count what `batch_size` and `seq_len` of a drawing say, where nothing else decides them.
+LENGTHS = frozenset({"seq_len", "num_tokens_per_seq", "max_seq_len", "T"})
+HEAD = '''
+{about}
 """
 
-import ast
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from types import MappingProxyType
+from __future__ import annotations
 
-import traceproof
-from traceproof.digests import PACKAGE, SOURCE, digest_bytes, digest_json, file_of, imported
-from traceproof.files import MIB, read_bytes
-from traceproof.ops import registry
-from traceproof.text import literal, unquoted
+import sys
 
-NAME = "tp_support"
-OWN = f"{PACKAGE}.testgen.support"
-COMMAND = "traceproof add-reference-tests"
-# Packages of which single modules are taken: their own first lines import too much.
-HOLLOW = frozenset({PACKAGE, f"{PACKAGE}.dataset", f"{PACKAGE}.testgen", OWN})
-CHECKOUTS = "CHECKOUTS"  # the constant of the conftest that names checkouts by stack
-# Found by listing folders, so nothing imports them by name: packages, and an op_type's oracle, rules of constants
-# and ground truths.
-LISTED = f"{PACKAGE}.stacks"
-ROOTS = (
-    *(f"{OWN}.{name}" for name in ("suite", "trial")),
-    # Named by strings: what workers are started with.
-    *(f"{PACKAGE}.{name}" for name in ("run.runner", "sandbox.worker")),
-)
-RENAMED = re.compile(rf"\b{PACKAGE}(?=\.[a-z_{{]| import |:)|(?<=^import ){PACKAGE}$", re.MULTILINE)
+import pytest
+import torch
+from conftest import GroundTruth, ground_truth_or_skip
+
+{constants}
+'''
+TESTS = '''
+def test_constants(cheap_case):
+    """The definition's constants are those above."""
+    cheap_case.check_constants(CONSTANTS)
 
 
-@cache
-def support_files() -> Mapping[str, str]:
-    """Text of every file of the support package by its path, the same whenever this code is."""
-    files = {}
-    for module in sorted(_closure()):
-        path = _path(module)
-        if module not in HOLLOW:
-            head = f"# {module} of traceproof {traceproof.__version__}; written by `{COMMAND}`, edits are lost.\n"
-            files[path] = head + renamed(_source(module))
-        elif path.endswith("__init__.py"):
-            files[path] = f'"""Modules of {module}."""\n'
-    digest = digest_json(files)
-    files[f"{NAME}/__init__.py"] = (
-        f'"""What the tests beside this folder need: inputs, oracles, judge and adapters of traceproof.\n\n'
-        f"traceproof {traceproof.__version__}, digest {digest}. Written by `{COMMAND}`; edits are lost.\n"
-        f'Start reading at suite.py.\n"""\n'
-    )
-    return MappingProxyType(dict(sorted(files.items())))
+def test_output_shape(case):
+    """Outputs have the shapes that the definition's axes give."""
+    case.check_form("shape")
 
 
-def conftest(checkouts: Mapping[str, str]) -> str:
-    """The conftest's text, with the checkouts that tests use set, by stack."""
-    text = _source(f"{OWN}.conftest")
-    line = next(line for line in text.splitlines() if line.startswith(f"{CHECKOUTS}: "))
-    items = ", ".join(f"{literal(name)}: {literal(path)}" for name, path in sorted(checkouts.items()))
-    return renamed(text.replace(line, f"{line.partition(' = ')[0]} = {{{items}}}", 1))
+def test_output_dtype(case):
+    """Outputs have the definition's dtypes."""
+    case.check_form("dtype")
 
 
-def checkouts_of(text: str) -> dict[str, str]:
-    """The checkouts that a written conftest sets."""
-    found: dict[str, str] = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == CHECKOUTS:
-            assert node.value is not None
-            found = ast.literal_eval(node.value)
-    return found
+def test_numerical_correctness(case):
+    """The reference is right: by traceproof's oracle, or without it by the first ground truth that runs."""
+    case.check()
 
 
-def renamed(text: str) -> str:
-    """A module's text under the support package's name."""
-    text = text.replace(OWN, NAME)
-    return RENAMED.sub(NAME, text)
+def test_determinism(cheap_case):
+    """Equal inputs give equal bits, other inputs do not, and inputs stay as they are."""
+    cheap_case.check_determinism()
 
 
-def _path(module: str) -> str:
-    """Where a module's file stands beside the tests."""
-    place = module.replace(OWN, NAME).replace(PACKAGE, NAME, 1) if module.startswith(PACKAGE) else module
-    folder = place.replace(".", "/")
-    return f"{folder}/__init__.py" if file_of(module).name == "__init__.py" else f"{folder}.py"
+def test_edge_cases(edge_case):
+    """The reference is right in edge cases: single elements, zeros, and what traceproof has beside."""
+    edge_case.check()
 
 
-def _source(module: str) -> str:
-    return file_of(module).read_text(encoding="utf-8")
+def test_ground_truths_match(case):
+    """All ground truths that run here agree with each other."""
+    case.check_ground_truths()
+'''
+VERSUS = '''
+def test_correctness_vs_{name}(case):
+    """The reference agrees with {calls}."""
+    case.compare("reference", "{name}")
+'''
+GET = '''
+def get_ground_truth(source, op_type=OP_TYPE, device="cpu"):
+    """The call of a ground truth; the test is skipped, with the reason, where it can not run."""
+    assert op_type == OP_TYPE
+    return ground_truth_or_skip(GROUND_TRUTHS[source], source, device)
+'''
+MAIN = '''
+def main():
+    """Run the tests, and say how many agree with each ground truth."""
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))
 
 
-def _closure() -> set[str]:
-    """The modules to write: the roots, the listed packages, and all that they import."""
-    found: set[str] = set()
-    declaring = (registry.module(op_type) for op_type in registry.known())
-    listed = SOURCE.parent.joinpath(*LISTED.split(".")).rglob("*.py")
-    places = (path.relative_to(SOURCE.parent).with_suffix("") for path in sorted(listed))
-    modules = (".".join(place.parent.parts if place.name == "__init__" else place.parts) for place in places)
-    waiting = [*ROOTS, *modules, "traceproof.ops.generic", *filter(None, declaring)]
-    while waiting:
-        module = waiting.pop()
-        if module in found or module.partition(".")[0] != PACKAGE or not file_of(module).is_file():
-            continue
-        found.add(module)
-        waiting.append(module.rpartition(".")[0])
-        if module not in HOLLOW:
-            waiting += imported(module)
-    return found - {OWN, OWN.rpartition(".")[0]}
-
-
-MARKER = f"# Written by `{COMMAND}`"
-CLASS = re.compile(
-    r'(?ms)^class \w+\(ReferenceTests\):\n.*?^    definition_name = "(\w+)"\n.*?(?=^class |^if __name__|\Z)'
-)
-HEADED = re.compile(rf"{re.escape(MARKER)}, digest (\w+) of what follows\.\n")
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-WIDTH = 115
-TAIL = 'if __name__ == "__main__":\n    run(__file__)\n'  # as a script, a file runs itself with pytest
-LARGEST = 16 * MIB  # of a test file
+if __name__ == "__main__":
+    main()
+'''
+NO_INPUTS = '''
+def generate_random_inputs(device="cpu", seed=0):
+    """Inputs of this definition follow rules that only traceproof knows."""
+    pytest.skip("no_inputs: {why}")
+'''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """A definition that gets a class."""
+class Settings:
+    """What a file's tests take where the command line says nothing; None: the general default."""
 
-    name: str  # of the definition
-    file: str  # below `definitions/`
-    # what its reference computes with: const axes, and numbers that it gives names to
-    constants: Mapping[str, int | float]
-    divergences: tuple[str, ...]  # cases that are known to diverge
-    # sizes, tolerance: what the tests of this class take where the command line says nothing; None: the default
     sizes: tuple[str, ...] | None = None
     tolerance: float | None = None
 
 
-def file_name(op_type: str) -> str:
-    """The file of an op_type's tests."""
-    return f"test_{op_type}.py"
+def render(definition: Definition, divergences: Sequence[str], settings: Settings) -> str:
+    """A definition's test file."""
+    name = unquoted(definition.name)
+    about = [f'"""Tests of the reference of {name}.', "", f"Run: pytest tests/references/test_{name}.py -v -s"]
+    if divergences:
+        about += [
+            "",
+            "It is known to diverge, so these tests fail:",
+            *(f"- {unquoted(one)}" for one in divergences),
+        ]
+    drawn = Drawing(definition)
+    calls = "\n\n".join(_calls(definition))
+    tests = [TESTS, *(VERSUS.format(name=one, calls=TRUTHS[one].calls) for one in served(definition))]
+    blocks = [
+        HEAD.format(about="\n".join(about), constants="\n".join(_constants(definition, settings, drawn))),
+        drawn.source,
+        calls,
+        GET,
+        *tests,
+        MAIN,
+    ]
+    return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
 
 
-def class_names(names: Iterable[str]) -> dict[str, str]:
-    """A class name for each definition: CamelCase, with underscores kept where two would be the same."""
-    wanted = sorted(names)
-    short = {name: "Test" + "".join(part[:1].upper() + part[1:] for part in name.split("_")) for name in wanted}
-    taken = list(short.values())
-    return {name: text if taken.count(text) == 1 else f"Test_{name}" for name, text in short.items()}
+def constants(definition: Definition) -> dict[str, int | float]:
+    """The definition's const axes, and numbers that its reference gives names to."""
+    return {**definition.const_axes, **assigned(definition.reference)}
 
 
-def classes(text: str) -> dict[str, str]:
-    """Source of every class in a generated file, by its definition."""
-    return {found[1]: found[0].strip("\n") for found in CLASS.finditer(text)}
+def _constants(definition: Definition, settings: Settings, drawn: "Drawing") -> list[str]:
+    lines = [f"DEFINITION = {literal(definition.name)}", f"OP_TYPE = {literal(definition.op_type)}"]
+    values = constants(definition)
+    upper = {name: name.upper() for name in values}
+    told = [*RESERVED, *upper.values()]
+    unique = {name: text for name, text in upper.items() if text.isidentifier() and told.count(text) == 1}
+    lines += [f"{text} = {literal(values[name])}" for name, text in unique.items()]
+    pairs = [f"{literal(name)}: {unique.get(name, literal(value))}" for name, value in values.items()]
+    lines += wrapped(f"CONSTANTS = {{{', '.join(pairs)}}}")
+    lines.append(f"MEMORY_GB = {drawn.memory:.2g}  # that its largest ordinary case takes, about")
+    floats = {s.dtype for s in definition.inputs.values() if s.shape is not None and "float" in s.dtype}
+    if floats - {"float32", "float64"} and any(spec.dtype == "float32" for spec in definition.outputs.values()):
+        lines.append("TOLERANCES = {torch.float32: (1e-3, 1e-3, 1.0)}  # outputs are no more exact than inputs")
+    if drawn.draws:
+        lines.append("DRAWS = True  # its outputs are random draws")
+    if settings.sizes is not None:
+        lines.append(f"TEST_SIZES = {literal(settings.sizes)}")
+    if settings.tolerance is not None:
+        lines.append(f"TOLERANCE = {literal(settings.tolerance)}")
+    return lines
 
 
-def render(op_type: str, subjects: Iterable[Subject], kept: Mapping[str, str]) -> str:
-    """A test file: new classes for the subjects, and classes that stay as they are."""
-    new = {subject.name: subject for subject in subjects}
-    names = class_names([*new, *kept])
-    blocks = {name: kept[name] for name in kept if name not in new}
-    blocks |= {name: _class(names[name], subject) for name, subject in new.items()}
-    head = (
-        f"{MARKER}; edits are lost with --force.\n"
-        f'"""Reference tests of op_type {op_type}: `pytest tests/references/{file_name(op_type)} -v`."""\n\n'
-        f"from {NAME}.suite import ReferenceTests, run\n"
-    )
-    return head + "".join(f"\n\n{blocks[name]}\n" for name in sorted(blocks)) + f"\n\n{TAIL}"
+def served(definition: Definition) -> list[str]:
+    """The ground truths that have a call for a definition, in order of priority."""
+    return [name for name in TRUTHS if lookup.serving(name, definition) is not None]
 
 
-def _class(name: str, subject: Subject) -> str:
-    name_of = unquoted(subject.name)
-    lines = [f"class {name}(ReferenceTests):"]
-    if subject.divergences:
-        lines += [f'    """The reference of {name_of}. It is known to diverge, so these tests fail:', ""]
-        lines += [f"    - {unquoted(line)}" for line in subject.divergences]
-        lines.append('    """')
-    else:
-        lines.append(f'    """The reference of {name_of}."""')
-    lines += ["", f"    definition_name = {literal(subject.name)}"]
-    lines += [f"    definition_file = {literal(subject.file)}"]
-    lines += _constants(subject.constants)
-    if subject.sizes is not None:
-        lines.append(f"    test_sizes = {literal(subject.sizes)}")
-    if subject.tolerance is not None:
-        lines.append(f"    tolerance = {literal(subject.tolerance)}")
-    return "\n".join(lines)
+def _calls(definition: Definition) -> list[str]:
+    """A function for every ground truth that has a call, and the table of them."""
+    texts, rows = [], []
+    for name in served(definition):
+        adapter = lookup.serving(name, definition)
+        package = STACKS[STACK_OF[name]].distribution
+        sm = f", sm={adapter.sm}" if adapter is not None and adapter.sm else ""
+        if name not in FIRST_TRUTHS:
+            rows.append(f"    {literal(name)}: GroundTruth(None, {literal(package)}{sm}),")
+            continue
+        try:
+            texts.append(Call.of(definition, name).function(f"load_{name}"))
+            rows.append(f"    {literal(name)}: GroundTruth(load_{name}, {literal(package)}{sm}),")
+        except Unemittable as why:
+            rows.append(f"    # by traceproof alone: {printable(str(why))}")
+            rows.append(f"    {literal(name)}: GroundTruth(None, {literal(package)}{sm}),")
+    return ["\n\n".join(texts), "\n".join(["GROUND_TRUTHS = {", *rows, "}"]) if rows else "GROUND_TRUTHS = {}"]
 
 
-def _constants(values: Mapping[str, int | float]) -> list[str]:
-    """One line where it fits, else one line per constant: as a formatter would write it."""
-    items = [f"{literal(name)}: {literal(value)}" for name, value in values.items()]
-    line = f"    constants = {{{', '.join(items)}}}"
-    if len(line) <= WIDTH:
+def wrapped(line: str, width: int = 115) -> list[str]:
+    """A statement whose only brackets are its outer ones, in one line or an item a line."""
+    if len(line) <= width:
         return [line]
-    return ["    constants = {", *(f"        {item}," for item in items), "    }"]
+    head, inner, tail = line.partition("{")[0] + "{", line.partition("{")[2][:-1], "}"
+    return [head, *(f"    {item}," for item in inner.split(", ")), tail]
 
 
-def headed(body: str) -> str:
-    """A file with a digest of its body in front, by which a later run sees that nobody has edited it."""
-    return f"{MARKER}, digest {digest_bytes(body.encode())} of what follows.\n{body}"
+class Drawing:
+    """`generate_random_inputs` of a definition: what its inputs are like is read off a case that its op draws."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.op, _ = registry.for_definition(definition)
+        planned = list(self.op.cases(definition, sizes=SIZES[:2], seed=0))
+        ordinary = [case for case in planned if case.size in SIZES[:2]]
+        self.memory = max((self.op.memory(definition, case) for case in ordinary), default=0) / 2**30
+        self.draws = any(self.op.trials(definition, case) for case in ordinary)
+        self._lines: list[str] = []
+        self._parameters: dict[str, int] = {}
+
+    @cached_property
+    def _case(self) -> Case:
+        """The smallest ordinary case in which nothing is empty or alone, so that inputs show what they are."""
+        cases = [case for case in self.op.cases(self.definition, sizes=SIZES[:2], seed=0) if case.size in SIZES]
+        if not cases:
+            raise Unemittable("there is no ordinary case")
+        large = [case for case in cases if min(case.axes.values(), default=2) > 1]
+        return min(large or cases, key=lambda case: self.op.memory(self.definition, case))
+
+    @cached_property
+    def _drawn(self) -> Values:
+        """Inputs that the op draws, of a scaled-down definition where they would be large."""
+        definition, case = self.definition, self._case
+        if _bytes(definition, case) > LARGE:
+            changed = definition.as_json()
+            for axis, size in self.op.smaller(definition, ()).items():
+                changed["axes"][axis]["value"] = size
+            definition = Definition.model_validate(changed)
+        if _bytes(definition, case) > LARGEST:
+            raise Unemittable("they are too large to look at")
+        return make_inputs(self.op, definition, case, device=torch.device("cpu"))
+
+    @cached_property
+    def source(self) -> str:
+        """The function; one that skips the test where inputs follow rules that a few lines can not say."""
+        try:
+            entries = self._entries()
+        except (Unemittable, ValueError, KeyError) as why:
+            return NO_INPUTS.format(why=unquoted(str(why)))
+        parameters = "".join(f"{name}={default}, " for name, default in self._parameters.items())
+        body = ["torch.manual_seed(seed)", *self._lines, "return {", *(f"    {one}" for one in entries), "}"]
+        return folded(
+            f'def generate_random_inputs({parameters}device="cpu", seed=0):\n'
+            '    """Random inputs by name, in the definition\'s order."""\n'
+            + textwrap.indent("\n".join(body), "    ")
+        )
+
+    def _parameter(self, name: str, default: int) -> str:
+        self._parameters.setdefault(name, default)
+        return name
+
+    def _entries(self) -> list[str]:
+        """An entry of the returned dict per input; axes get their values in front of it."""
+        inputs = self.definition.inputs
+        odd = [
+            name for name in (*inputs, *self.definition.axes) if not name.isidentifier() or keyword.iskeyword(name)
+        ]
+        if odd:
+            raise Unemittable(f"{printable(odd[0])} is no identifier")
+        starts = [name for name, s in inputs.items() if role_of(name) is Role.OFFSETS and len(s.shape or ()) == 1]
+        named: set[str] = set()  # var axes that have a value
+        sizes: dict[str, str] = {}  # of the parts that each input of offsets counts
+        for name in sorted(starts, key=lambda one: not one.startswith("kv")):
+            named |= self._parts(name, sizes)
+        if "kv_indices" in inputs and "kv_indptr" in inputs and "num_pages" in self.definition.var_axes:
+            self._lines.append("num_pages = num_kv_indices + 1")
+            named.add("num_pages")
+        for axis in self.definition.var_axes:
+            if axis not in named:
+                self._axis(axis, starts)
+        return [f"{literal(name)}: {self._value(name, spec, sizes)}," for name, spec in inputs.items()]
+
+    def _parts(self, name: str, sizes: dict[str, str]) -> set[str]:
+        """Lengths of the parts that offsets cut, and the axes that follow from them."""
+        kind, axis = name.partition("_")[0], (self.definition.inputs[name].shape or ("",))[0]
+        batch, length = self._parameter("batch_size", 4), self._parameter("seq_len", 64)
+        lens = f"{kind}_lens"
+        drawn = f"torch.randint(1, {length} + 1, ({batch},), device=device)"
+        self._lines.append(
+            f"{lens} = " + (f"torch.minimum({drawn}, kv_lens)" if "kv_lens" in sizes.values() else drawn)
+        )
+        counts = lens
+        if kind == "kv" and "kv_indices" in self.definition.inputs:
+            self._lines.append(
+                f"kv_pages = (kv_lens + {self._size('page_size')} - 1) // {self._size('page_size')}"
+            )
+            counts = "kv_pages"
+        sizes |= {name: counts, kind: lens}
+        found = {axis} if axis in self.definition.var_axes else set()
+        total = last_of(self.definition, name) or self._total(name)
+        if total in self.definition.var_axes:
+            self._lines.append(f"{total} = int({counts}.sum())")
+            found.add(total)
+        if "batch_size" in self.definition.var_axes:
+            found.add("batch_size")
+        return found
+
+    def _total(self, name: str) -> str:
+        """The var axis that is as long as all parts of some offsets together in the drawn case."""
+        drawn = self._drawn[name]
+        assert isinstance(drawn, torch.Tensor)
+        found = [axis for axis, size in self._case.axes.items() if size == int(drawn[-1]) and axis != "num_pages"]
+        if len(found) != 1:
+            raise Unemittable(f"which axis {name} cuts is not said")
+        return found[0]
+
+    def _axis(self, axis: str, starts: Sequence[str]) -> None:
+        """A var axis that nothing else decides: a parameter, or the size that it has in the drawn case."""
+        rows = {(spec.shape or ("",))[0] for spec in self.definition.outputs.values()}
+        if axis in {"batch_size", "seq_len", "num_pages"}:
+            self._parameter(axis, {"batch_size": 4, "seq_len": 64, "num_pages": 16}[axis])
+        elif axis in LENGTHS:
+            self._lines.append(f"{axis} = {self._parameter('seq_len', 64)}")
+        elif axis in rows or (starts and axis == "num_seqs"):
+            self._lines.append(f"{axis} = {self._parameter('batch_size', 4)}")
+        else:
+            self._lines.append(f"{axis} = {self._case.axes[axis]}")
+
+    def _size(self, axis: str) -> str:
+        return axis.upper() if axis in self.definition.const_axes else axis
+
+    def _value(self, name: str, spec: TensorSpec, sizes: Mapping[str, str]) -> str:  # noqa: PLR0911 - a kind each
+        drawn = self._drawn[name]
+        if not isinstance(drawn, torch.Tensor):
+            return literal(drawn)
+        axes = [self._size(axis) for axis in spec.shape or ()]
+        shape = f"({', '.join(axes)}{',' if len(axes) == 1 else ''})"
+        dtype = f"torch.{spec.dtype}"
+        if name in sizes:
+            return f"torch.nn.functional.pad({sizes[name]}.cumsum(0), (1, 0)).to({dtype})"
+        if name == "kv_indices" and "kv_indptr" in sizes:
+            return f"torch.randperm(num_pages, device=device)[:num_kv_indices].to({dtype})"
+        if name == "kv_last_page_len" and "kv" in sizes:
+            return f"((kv_lens - 1) % {self._size('page_size')} + 1).to({dtype})"
+        if drawn.dtype in INTEGERS:
+            return self._whole(name, drawn, shape, dtype)
+        if drawn.dtype is torch.bool:
+            return f"torch.rand({shape}, device=device) < 0.5"
+        return _floats(drawn, shape, dtype)
+
+    def _whole(self, name: str, drawn: torch.Tensor, shape: str, dtype: str) -> str:
+        """Whole numbers between the bounds of the drawn ones. Raises Unemittable: they are more than that."""
+        distinct = drawn.numel() > 1 and len(torch.unique(drawn)) == drawn.numel()
+        if not drawn.numel() or (distinct and role_of(name) is Role.INDICES) or drawn.dtype is torch.int8:
+            raise Unemittable(f"{name} holds no independent numbers")
+        low, high, bound = int(drawn.min()), int(drawn.max()), str(int(drawn.max()) + 1)
+        pages, page = self._case.axes.get("num_pages", 0), self.definition.const_axes.get("page_size", 0)
+        if role_of(name) is Role.INDICES and high < pages * max(page, 1):
+            bound = "num_pages" if high < pages else f"num_pages * {self._size('page_size')}"
+        return f"torch.randint({low}, {bound}, {shape}, dtype={dtype}, device=device)"
 
 
-def state(path: Path) -> str:
-    """Whose a headed file is: `absent`, `ours`, `edited` or `foreign`."""
-    if not path.exists() and not path.is_symlink():
-        return "absent"
-    try:
-        text = read_bytes(path, most=LARGEST).decode()
-    except (OSError, ValueError):
-        return "foreign"
-    found = HEADED.match(text)
-    if found is None:
-        return "foreign"
-    return "ours" if headed(text[found.end() :]) == text else "edited"
+def _bytes(definition: Definition, case: Case) -> int:
+    """Of a case's inputs."""
+    specs = definition.inputs.values()
+    return sum(math.prod(definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits // 8 for spec in specs)
+
+
+def _floats(drawn: torch.Tensor, shape: str, dtype: str) -> str:
+    """Floats like drawn ones: probabilities, between two bounds, or normal with their spread."""
+    wide = drawn.to(torch.float64)
+    low, high = (float(wide.min()), float(wide.max())) if wide.numel() else (-1.0, 1.0)
+    plain = drawn.dtype in NORMAL
+    made = f"dtype={dtype}, device=device" if plain else "device=device"
+    ending = "" if plain else f".to({dtype})"
+    if wide.ndim > 1 and low >= 0 and torch.allclose(wide.sum(-1), torch.ones((), dtype=torch.float64), atol=1e-2):
+        return f"torch.softmax(torch.randn({shape}, device=device), -1).to({dtype})"
+    if low >= 0 and wide.numel() > 1:
+        return f"torch.empty({shape}, {made}).uniform_({low:.3g}, {max(high, low):.3g}){ending}"
+    # Of a normal sample, and however large a few values are: half of all lie within 0.6745 of the spread.
+    spread = float(wide.abs().median()) / 0.6745 if wide.numel() >= FEW else 1.0
+    scale = f" * {spread:.2g}" if 0 < spread < 0.9 and not is_random(drawn) else ""
+    text = f"torch.randn({shape}, {made})"
+    return f"({text}{scale}){ending}" if scale and ending else f"{text}{scale}{ending}"
+
+
+def is_random(value: torch.Tensor) -> bool:
+    """Whether a tensor looks like what flashinfer-bench draws: standard normal floats, not few of them."""
+    if value.dtype not in NORMAL or value.numel() < FEW:
+        return False
+    sample = value.flatten()[: 1 << 16].double()
+    off = SIGMAS / math.sqrt(len(sample))
+    mean, spread = float(sample.mean()), float(sample.std())
+    # Of fourth powers the mean is 3 with a variance of 96: it tells a normal from a uniform and from outliers.
+    peaks = float((sample**4).mean())
+    return abs(mean) < off and abs(spread - 1) < off and abs(peaks - 3) < off * math.sqrt(96)

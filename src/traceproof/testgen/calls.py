@@ -1,6 +1,6 @@
-"""A baseline solution: a ground-truth call in a file that stands alone, emitted from an adapter.
+"""Calls of ground truths as code that stands alone, emitted from adapters, for baseline solutions and test files.
 
-An adapter is written for every definition of its form; a baseline is for one. So whatever depends on the
+An adapter is written for every definition of its form; what is emitted is for one. So whatever depends on the
 definition alone (its sizes, its form, constants read off its reference) is computed here and put in place,
 branches that it decides are folded, and the parameters that carried it are dropped.
 
@@ -11,80 +11,186 @@ adapter plans with Python numbers, and a template beside each adapter would be a
 import ast
 import builtins
 import inspect
+import io
 import keyword
 import math
+import re
 import sys
 import textwrap
+import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import FunctionType
-from typing import Any, TypeGuard
+from itertools import pairwise
+from types import FunctionType, ModuleType
+from typing import Any, get_origin
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import BASELINE, Solution
 from traceproof.lazy import torch
 from traceproof.ops import lookup
-from traceproof.ops.adapter import Adapter
+from traceproof.ops.adapter import Adapter, scalar, tensor
 from traceproof.stacks import STACK_OF, STACKS, Stack
 from traceproof.text import literal as quoted
 from traceproof.text import unquoted
 
 ENTRY = "main.py"
-ANNOTATIONS = {"Given": "dict", "Values": "dict", "Outputs": "dict", "Tensors": "dict"}
+ALIASES = {"Given": "dict", "Outputs": "dict"}  # our names of mappings
 OURS = "traceproof"
 API = "api"
+# Of a mapping they see the keys.
+OVER_KEYS = frozenset({"zip", "list", "tuple", "set", "sorted", "enumerate", "len"})
 SCALARS = (bool, int, float, str, type(None))
 
 
 def solution(definition: Definition, truth: str, version: str | None) -> Solution:
     """The baseline of a definition by a truth. Raises Unemittable: none, or its code can not stand alone."""
-    adapter = lookup.adapter(truth, definition)
-    if adapter is None:
-        raise Unemittable(f"{truth} has no adapter for {definition.name}")
-    stack = STACKS[STACK_OF[truth]]
-    package = f"{stack.distribution} {version}" if version else stack.distribution
+    call = Call.of(definition, truth)
+    package = f"{call.stack.distribution} {version}" if version else call.stack.distribution
     return Solution.model_validate(
         {
             "name": f"{truth}_wrapper_{definition.name}",
             "definition": definition.name,
             "author": BASELINE,
-            "description": f"Calls {adapter.name} of {package}, as when the definition was verified.",
+            "description": f"Calls {call.adapter.name} of {package}, as when the definition was verified.",
             "spec": {
                 "language": "python",
-                "target_hardware": ["cuda"] if adapter.sm else ["cpu", "cuda"],
+                "target_hardware": ["cuda"] if call.adapter.sm else ["cpu", "cuda"],
                 "entry_point": f"{ENTRY}::run",
-                "dependencies": [stack.distribution],
+                "dependencies": [call.stack.distribution],
                 "destination_passing_style": False,
             },
-            "sources": [{"path": ENTRY, "content": source(definition, adapter, stack)}],
+            "sources": [{"path": ENTRY, "content": call.module()}],
         }
     )
 
 
-def source(definition: Definition, adapter: Adapter, stack: Stack) -> str:
-    """The Python file."""
-    emitter = _Emitter(definition)
-    _, named, *_ = inspect.signature(adapter.call).parameters  # an adapter may call the definition as it likes
-    call = emitter.function(adapter.call, {named: definition, API: None})
-    run = _entry(definition, adapter, call)
-    emitter.modules.add("import torch")
-    preparation = stack.preparation()
-    prepare = "" if preparation is None else emitter.function(preparation, {})
-    title = unquoted(f"{definition.name} by {stack.distribution}: {adapter.name}.")
-    head = [
-        f'"""{title}"""\n\nfrom __future__ import annotations',
-        "\n".join([*sorted(emitter.modules), *sorted(emitter.imports)]),
-        "\n".join(emitter.constants.values()),
-    ]
-    api = "\n".join(_import(stack.places(key), name) for key, name in emitter.api.items())
-    parts = [*head, *emitter.functions.values()]
-    if prepare:
-        parts.append(f"{prepare}()")
-    parts += [api, run]
-    text = "\n\n\n".join(part for part in parts if part) + "\n"
-    ast.parse(text)
-    return text
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A ground truth's call of one definition, as code."""
+
+    definition: Definition
+    adapter: Adapter
+    stack: Stack
+    imports: tuple[str, ...]  # of the standard library and of torch
+    apis: tuple[str, ...]  # of the package
+    parts: tuple[str, ...]  # constants in one piece, functions and classes
+    call: str  # the function that takes inputs by name and gives outputs by name
+
+    @classmethod
+    def of(cls, definition: Definition, truth: str) -> "Call":
+        """Emit it. Raises Unemittable: there is no adapter, or its code can not stand alone."""
+        adapter = lookup.adapter(truth, definition)
+        if adapter is None:
+            raise Unemittable(f"{truth} has no adapter for {definition.name}")
+        stack = STACKS[STACK_OF[truth]]
+        emitter = _Emitter(definition)
+        _, named, *_ = inspect.signature(adapter.call).parameters  # an adapter may call the definition as it likes
+        call = emitter.function(adapter.call, {named: definition, API: None})
+        parts = ["\n".join(emitter.constants.values()), *emitter.functions.values()]
+        parts = [*filter(None, parts)]
+        imports = (*sorted(emitter.modules | {"import torch"}), *sorted(emitter.imports))
+        apis = tuple(_import(stack.places(key), name) for key, name in emitter.api.items())
+        unbound = _unbound("\n".join([*imports, *apis, *parts]))
+        if unbound:
+            raise Unemittable(f"{', '.join(sorted(unbound))} would be missing")
+        return cls(
+            definition=definition,
+            adapter=adapter,
+            stack=stack,
+            imports=imports,
+            apis=apis,
+            parts=tuple(parts),
+            call=call,
+        )
+
+    @property
+    def title(self) -> str:
+        """`norm.rmsnorm of flashinfer-python`, fit for a docstring."""
+        return unquoted(f"{self.adapter.name} of {self.stack.distribution}")
+
+    @property
+    def head(self) -> tuple[list[str], list[str]]:
+        """Import lines, and lines that set what the package reads of the environment."""
+        settings = [f"os.environ.setdefault({quoted(k)}, {quoted(v)})" for k, v in self.stack.settings.items()]
+        imports = {*self.imports, *(["import os"] if settings else [])}
+        return sorted(imports, key=lambda line: (line.startswith("from"), line)), settings
+
+    def module(self) -> str:
+        """A file of its own."""
+        imports, settings = self.head
+        head = f'"""{unquoted(self.definition.name)} by {self.title}."""\n\nfrom __future__ import annotations\n'
+        texts = ["\n".join([head, *imports]), "\n".join(settings), "\n".join(self.apis), *self.parts]
+        texts.append(_entry(self.definition, self.adapter, self.call))
+        text = "\n\n\n".join(filter(None, texts)) + "\n"
+        ast.parse(text)
+        return text
+
+    def function(self, name: str) -> str:
+        """A function that imports the package and returns the call; the module around it imports torch."""
+        imports, settings = self.head
+        own = "\n".join([*(line for line in imports if line != "import torch"), *settings, *self.apis])
+        body = "\n\n".join([*filter(None, [own]), *self.parts, f"return lambda **inputs: {self.call}(inputs)"])
+        text = f'def {name}():\n    """{self.title}."""\n{textwrap.indent(body, "    ")}\n'
+        ast.parse(text)
+        return text
+
+
+def folded(text: str, width: int = 110) -> str:
+    """Code with double quotes, and long lines broken at the commas of their brackets, where that can be done."""
+    rows = text.splitlines()
+    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
+        if token.type == tokenize.STRING and token.string[0] == "'" and not {'"', "\\"} & set(token.string):
+            row, column = token.start
+            line = rows[row - 1]
+            rows[row - 1] = f'{line[:column]}"{token.string[1:-1]}"{line[token.end[1] :]}'
+    done = "\n".join(part for line in rows for part in _folded(line, width))
+    return done if ast.dump(ast.parse(done)) == ast.dump(ast.parse(text)) else text
+
+
+def _folded(line: str, width: int) -> Iterator[str]:
+    """A line, or the items of its longest bracket on lines of their own."""
+    opened: list[tuple[int, list[int], list[str]]] = []  # where brackets open, their commas, and their own text
+    closed: list[tuple[int, int, int, list[int], str]] = []
+    quote = ""
+    for place, sign in enumerate(line):
+        if sign in "\"'" and quote in {"", sign}:
+            quote = "" if quote else sign
+        elif not quote and sign in "([{":
+            opened.append((place, [], []))
+        elif not quote and sign in ")]}" and opened:
+            begun, commas, texts = opened.pop()
+            closed.append((place - begun, begun, place, commas, "".join(texts)))
+        elif not quote and opened:
+            opened[-1][2].append(sign)
+            if sign == ",":
+                opened[-1][1].append(place)
+    size, start, end, commas, own = max(closed, default=(0, 0, 0, [], ""))
+    if len(line) <= width or size < width // 4 or '"""' in line:
+        yield line
+        return
+    listed = bool(commas) and " for " not in own and "lambda" not in own  # else its commas may be those of targets
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    yield line[: start + 1]
+    for one, other in pairwise([start, *(commas if listed else ()), end]):
+        item = line[one + 1 : other].strip()
+        if item:
+            yield from _folded(f"{indent}{item}{',' if listed else ''}", width)
+    yield indent[4:] + line[end:]
+
+
+def _unbound(text: str) -> set[str]:
+    """Names that code reads and nowhere binds: what was told apart from its surroundings and still needs them."""
+    nodes = list(ast.walk(ast.parse(text)))
+    bound = {*dir(builtins), *(name for node in nodes for name in _bound(node))}
+    bound |= {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name
+    }
+    aliases = [one for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for one in node.names]
+    bound |= {one.asname or one.name.partition(".")[0] for one in aliases}
+    return {node.id for node in nodes if isinstance(node, ast.Name)} - bound
 
 
 def _import(places: tuple[str, ...], name: str) -> str:
@@ -107,7 +213,7 @@ def _entry(definition: Definition, adapter: Adapter, call: str) -> str:
     pairs = ", ".join(f"{quoted(name)}: {name}" for name in definition.inputs)
     lines.append(f"    outputs = {call}({{{pairs}}})")
     lines.append("    return " + ", ".join(f"outputs[{quoted(name)}]" for name in definition.outputs))
-    return "\n".join(lines)
+    return folded("\n".join(lines))
 
 
 def _empty(definition: Definition, rows: str) -> str:
@@ -150,18 +256,30 @@ class _Emitter:
         name = str(function.__name__)
         if self._claim(name, function):
             return name
-        node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-        module = vars(inspect.getmodule(function))
-        partial = Partial(dict(static), module, self.api)
+        written = textwrap.dedent(inspect.getsource(function))
+        node = ast.parse(written).body[0]
         if isinstance(node, ast.FunctionDef):
             node.decorator_list = []  # which ground truth it is
+        module = vars(inspect.getmodule(function))
+        if isinstance(function, FunctionType):
+            module = {**module, **inspect.getclosurevars(function).nonlocals}
+        before = ast.dump(node)
+        node = _Plain(module := dict(module)).visit(node)
+        partial = Partial(dict(static), module, self.api)
+        as_written = True
+        if isinstance(node, ast.FunctionDef):
+            written = "".join(written.splitlines(keepends=True)[node.lineno - 1 :]).rstrip()
             node = partial.function(node)
-            _annotate(node)
+            as_written = ast.dump(node) == before
         self.functions[name] = ""  # holds the place in front of what it needs
         for called, arguments in partial.called.values():
             self.function(called, arguments)
         self.names(node, module)
-        self.functions[name] = self.functions.pop(name) or ast.unparse(node)
+        text = written.rstrip() if as_written else folded(ast.unparse(node))
+        for alias in {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}:
+            plain = get_origin(module.get(alias))  # our name of a generic type: what it is an alias of
+            text = text if plain is None else re.sub(rf"\b{alias}\b", ALIASES.get(alias, plain.__name__), text)
+        self.functions[name] = self.functions.pop(name) or text
         return name
 
     def _claim(self, name: str, origin: Any) -> bool:  # noqa: ANN401 - anything with a name
@@ -172,7 +290,7 @@ class _Emitter:
         return name in self.functions
 
     def names(self, node: ast.AST, module: Mapping[str, Any]) -> None:
-        """Add what a piece of code reads of its module's globals, annotations included."""
+        """Add what a piece of code reads of its module's globals."""
         bound = {item.arg for item in ast.walk(node) if isinstance(item, ast.arg)}
         bound |= {
             item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)
@@ -182,11 +300,13 @@ class _Emitter:
                 self._name(item.id, module[item.id], module)
 
     def _name(self, name: str, value: Any, module: Mapping[str, Any]) -> None:  # noqa: ANN401 - any global
-        if name in self.functions or name in self.api.values() or value is torch:
+        if name in self.functions or name in self.api.values() or value is torch or get_origin(value) is not None:
             return
         home = getattr(value, "__module__", None) or ""
         if isinstance(value, FunctionType | type) and home.split(".")[0] == OURS:
             self.function(value, {})
+            if value.__name__ != name:
+                self.functions[name] = f"{name} = {value.__name__}"
         elif statements := [line for line in _imports(module["__name__"]).get(name, ()) if OURS not in line]:
             for line in statements:
                 (self.imports if line.startswith("from ") else self.modules).add(line)
@@ -211,13 +331,6 @@ def _imports(module: str) -> dict[str, list[str]]:
                 name = alias.asname or alias.name.partition(".")[0]
                 found.setdefault(name, []).append(ast.unparse(one))
     return found
-
-
-def _annotate(node: ast.FunctionDef) -> None:
-    """Write this package's type names as what they stand for."""
-    for item in ast.walk(node):
-        if isinstance(item, ast.Name) and item.id in ANNOTATIONS:
-            item.id = ANNOTATIONS[item.id]
 
 
 class Unemittable(Exception):  # noqa: N818 - an answer: this adapter has no form that stands alone
@@ -319,7 +432,7 @@ class Partial:
 
     def call(self, node: ast.Call) -> ast.Call:
         """A call of a function of this package: static arguments go, and the callee is specialised for them."""
-        function = self._ours(node.func)
+        function = self.ours(node.func)
         if function is None:
             return node
         code = function.__code__
@@ -327,7 +440,11 @@ class Partial:
         if any(isinstance(item, ast.Starred) for item in node.args) and any(map(self._hidden, node.args)):
             raise Unemittable(ast.unparse(node))
         named = [*zip(names, node.args, strict=False), *((one.arg, one.value) for one in node.keywords if one.arg)]
-        gone = {name: self.static.get(value.id) for name, value in named if self._hidden(value)}
+        gone = {
+            name: None if isinstance(value, ast.Name) and value.id == API else self.value(value)
+            for name, value in named
+            if self._hidden(value)
+        }
         kept = [argument for argument in node.args if not self._hidden(argument)]
         keywords = [keyword for keyword in node.keywords if not (keyword.arg and self._hidden(keyword.value))]
         before = self.called.setdefault(ast.unparse(node.func), (function, gone))
@@ -335,16 +452,30 @@ class Partial:
             raise Unemittable(f"{ast.unparse(node.func)} is called for two things")
         return ast.Call(node.func, kept, keywords)
 
-    def _ours(self, node: ast.expr) -> FunctionType | None:
+    def ours(self, node: ast.expr) -> FunctionType | None:
         """The function of this package that a name means."""
         found = self.module.get(node.id) if isinstance(node, ast.Name) and node.id not in self._locals else None
         return found if isinstance(found, FunctionType) and found.__module__.startswith("traceproof.") else None
 
-    def _hidden(self, node: ast.expr) -> TypeGuard[ast.Name]:
-        """Whether an argument is a static value that can not be written."""
-        if not isinstance(node, ast.Name):
-            return False
-        return node.id == API or (node.id in self.static and literal(self.static[node.id]) is None)
+    def _hidden(self, node: ast.expr) -> bool:
+        """Whether an argument is the API, or a value that the definition decides and that can not be written."""
+        if isinstance(node, ast.Name):
+            return node.id == API or (node.id in self.static and literal(self.static[node.id]) is None)
+        return self.decided(node) and literal(self.value(node)) is None
+
+
+class _Plain(ast.NodeTransformer):
+    """Writes `module.name` of a module of this package as `name`, and adds that to the names that code reads."""
+
+    def __init__(self, module: dict[str, Any]) -> None:
+        self._module = module
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        found = self._module.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if not (isinstance(found, ModuleType) and found.__name__.startswith(f"{OURS}.")):
+            return self.generic_visit(node)
+        self._module[node.attr] = getattr(found, node.attr)
+        return ast.Name(node.attr, node.ctx)
 
 
 class _Expressions(ast.NodeTransformer):
@@ -354,7 +485,11 @@ class _Expressions(ast.NodeTransformer):
         self._partial = partial
 
     def visit(self, node: ast.AST) -> Any:  # noqa: ANN401 - ast's own signature
-        if isinstance(node, ast.expr) and not isinstance(node, ast.Name) and self._partial.decided(node):
+        if (
+            isinstance(node, ast.expr)
+            and not isinstance(node, ast.Name | ast.Starred)
+            and self._partial.decided(node)
+        ):
             written = literal(self._partial.value(node))
             if written is not None:
                 return written
@@ -373,6 +508,13 @@ class _Expressions(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        # What checks an input, since an adapter may serve any form, becomes what reads it.
+        called = self._partial.ours(node.func)
+        read = "{}[{}]" if called is tensor else "float({}[{}])" if called is scalar else None
+        if read is not None and not node.keywords:
+            return ast.parse(read.format(*map(ast.unparse, node.args)), mode="eval").body
+        if isinstance(node.func, ast.Name) and node.func.id in OVER_KEYS:
+            node.args = [self._names(argument) for argument in node.args]
         return self.generic_visit(self._partial.call(node))
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
