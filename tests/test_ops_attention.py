@@ -210,12 +210,12 @@ def test_shared_pages_are_full_ones_of_the_first_sequence() -> None:
         ({"q": {"shape": ["batch_size", "D"], "dtype": "bfloat16"}}, "q has the shape"),
         (
             {"mask": {"shape": ["batch_size"], "dtype": "bool"}},
-            "'kv_last_page_len', 'sm_scale', 'mask']",
+            "have unknown ['mask']",
         ),
         ({"kv_last_page_len": None}, "no kv_last_page_len"),
         (
             {"kv_indptr": None},
-            "inputs are ['q', 'k_cache', 'v_cache', 'kv_indices', 'kv_last_page_len', 'sm_scale']",
+            "inputs lack ['kv_indptr']",
         ),
         (
             {"v_cache": {"shape": ["num_pages", "page_size", "D", "Dv"], "dtype": "bfloat16"}},

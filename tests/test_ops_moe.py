@@ -99,9 +99,9 @@ def test_each_form_is_recognised() -> None:
 @pytest.mark.parametrize(
     ("definition", "why"),
     [
-        (without(RENORMALISE, "gemm2_weights_scale"), "inputs are"),
-        (without(RENORMALISE, "gemm2_weights"), "inputs are"),
-        (without(RENORMALISE, "routing_logits"), "inputs are"),
+        (without(RENORMALISE, "gemm2_weights_scale"), "inputs lack"),
+        (without(RENORMALISE, "gemm2_weights"), "inputs lack"),
+        (without(RENORMALISE, "routing_logits"), "inputs lack"),
         (without(DEEPSEEK, "routed_scaling_factor"), "top_k 1 only"),
         (ops.variant(RENORMALISE, gemm1_out_size=256), "not gated"),
         (ops.variant(RENORMALISE, top_k=99), "top_k 99 of"),

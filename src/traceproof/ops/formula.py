@@ -166,8 +166,9 @@ class Form:
     def misfit(self, definition: Definition) -> str | None:
         """What of a definition is not of this form; None: nothing."""
         needed = {name for name, (_, optional) in self.inputs.items() if not optional}
-        if not needed <= definition.inputs.keys() <= self.inputs.keys():
-            return f"inputs are {list(definition.inputs)}"
+        lacking, unknown = needed - definition.inputs.keys(), definition.inputs.keys() - self.inputs
+        if lacking or unknown:
+            return f"inputs lack {sorted(lacking)} and have unknown {sorted(unknown)}"
         if not definition.outputs.keys() <= self.outputs.keys():
             return f"outputs are {list(definition.outputs)}"
         axes: dict[str, str] = {}
@@ -175,8 +176,10 @@ class Form:
         for name, (letters, _) in {**self.inputs, **self.outputs}.items():
             if name in specs and (problem := _unlike(specs[name].shape, letters, axes)):
                 return f"{name} has the shape {specs[name].shape}{problem}".rstrip()
-        lacking = [name for name in self.constants if definition.constants.get(name) is None]
-        return f"nobody states {lacking[0]}, nor does the reference assign it a single number" if lacking else None
+        unstated = next((name for name in self.constants if definition.constants.get(name) is None), None)
+        return (
+            f"nobody states {unstated[0]}, nor does the reference assign it a single number" if unstated else None
+        )
 
     def axes(self, definition: Definition) -> dict[str, str]:
         """The definition's axis for each letter."""
@@ -256,17 +259,15 @@ class FormulaOp(Op):
         self.form(definition)
 
     def form(self, definition: Definition) -> Form:
-        """The form that a definition has. Raises Unsupported: none; what it lacks of the last one is said."""
-        why = "there is no form"
-        for form in self.forms:
-            misfit = form.misfit(definition)
-            if misfit is None:
-                lacking = self._unsized(definition, form) or self.requires(definition)
-                if lacking is None:
-                    return form
-                raise Unsupported(lacking)
-            why = misfit
-        raise Unsupported(why)
+        """The form that a definition has. Raises Unsupported: none; what it lacks of the nearest one is said."""
+        found = next((form for form in self.forms if form.misfit(definition) is None), None)
+        if found is None:
+            nearest = min(self.forms, key=lambda form: len(form.inputs.keys() ^ definition.inputs.keys()))
+            raise Unsupported(nearest.misfit(definition) or "")
+        lacking = self._unsized(definition, found) or self.requires(definition)
+        if lacking is not None:
+            raise Unsupported(lacking)
+        return found
 
     def _unsized(self, definition: Definition, form: Form) -> str | None:
         """A var axis that no size is known for; None: there is none."""
