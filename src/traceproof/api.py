@@ -22,6 +22,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest, find, read_file, read_tree
+from traceproof.digests import digest_json
 from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
@@ -674,7 +675,9 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
             whole=whole,
             weak=weak,
         )
-        environment = JudgeEnvironment(python=sys.executable, record=probe(), caches=caches, settings=settings)
+        here = probe()
+        record = {**here, "digest": digest_json(here)}
+        environment = JudgeEnvironment(python=sys.executable, record=record, caches=caches, settings=settings)
         why = blocked(candidates[0], gpu=environment.gpu)
         if why is not None:
             raise TraceproofError(why)

@@ -130,7 +130,7 @@ def values_in(held: mmap.mmap | torch.Tensor, specs: Sequence[Mapping[str, Any]]
         dtype, shape, start = getattr(torch, spec["dtype"]), spec["shape"], spec["offset"]
         count = math.prod(shape)
         if not count:
-            flat = torch.empty(0, dtype=dtype)
+            flat = torch.empty(0, dtype=dtype, device=held.device if isinstance(held, torch.Tensor) else None)
         elif isinstance(held, torch.Tensor):
             flat = held[start : start + count * dtype.itemsize].view(dtype)
         else:
