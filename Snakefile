@@ -6,7 +6,7 @@ try:
     from traceproof.ops.registry import families
     from traceproof.run.flow import Pipeline, by_stack
     from traceproof.stacks import MAIN, READER
-    from traceproof.testgen.generate import TestFlow
+    from traceproof.testgen.flow import TestFlow
 except ImportError as missing:
     raise SystemExit(f"`source .venv/bin/activate` first: {missing}")
 
@@ -17,7 +17,7 @@ configfile: "config.yaml"
 OUTPUT = output.install(workflow)  # --verbose leaves Snakemake its own
 FLOW = Pipeline.of_snakefile(config)
 TESTS = TestFlow(FLOW)
-programs.forget()  # jobs run references, which are strangers' code, and none of them publishes
+programs.forget()  # jobs run references, which are untrusted code, and none of them publishes
 shell.prefix(FLOW.shell_prefix)
 
 

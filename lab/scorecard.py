@@ -288,7 +288,7 @@ def one(
         tree = read_tree(options.dataset)
         _copy(tree, name, root, parsed(options.cut))
         if options.suite is None:
-            generate(GenerateOptions(root=root, everything=True), Divergences(verdicts=None, known=None))
+            generate(GenerateOptions(root=root, everything=True), Divergences())
             suite = Suite(root, generated, ("--seed={seed}", f"--device={options.device}"))
         else:
             shutil.copytree(options.suite, root / "tests" / "references")

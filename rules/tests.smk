@@ -14,8 +14,8 @@ rule tests:
         plans=TESTS.plan_digests,
         code=code_digest("testgen", "ops"),
     shell:
-        "{params.python:q} -P scripts/stack_job.py tests --out {output:q} --cases {input.cases:q} --known {input.known:q}"
-        " {params.options:q} --log {log:q}"
+        "python scripts/job.py tests --out {output:q} --cases {input.cases:q} --known {input.known:q}"
+        " --python {params.python:q} {params.options:q} --log {log:q}"
 
 
 rule run_tests_of:

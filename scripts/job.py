@@ -13,6 +13,7 @@ from traceproof.dataset.fetch import Dataset, fetch, scan_digest
 from traceproof.environments.building import FOLDER, Installation, ready
 from traceproof.files import read_sealed, write_json
 from traceproof.run import entry
+from traceproof.text import printable
 
 
 def environment(*, name: str, stamp: Path) -> None:
@@ -98,6 +99,39 @@ def report(
     report(verdicts, summary, known=known, stacks=records, cache=cache)
     if scope is not None:
         keep(history, verdicts, records, read_lock(lock) if lock else {}, Scope(**scope))
+
+
+def tests(
+    *,
+    out: Path,
+    cases: list[Path],
+    known: Path | None,
+    tolerance: Json[float | None],
+    sizes: list[str],
+    python: str,
+) -> None:
+    """Write the tests of what was planned; `python` has PyTorch.
+
+    A definition that no file can be named after gets none: no failure.
+    """
+    from traceproof.run.known import read_known
+    from traceproof.run.schema import OpTypePlan
+    from traceproof.testgen.generate import Divergences, GenerateOptions, generate_planned
+
+    plans = list(map(OpTypePlan.read, cases))
+    order = GenerateOptions(
+        root=Path(plans[0].dataset if plans else "."),
+        out=out.parents[1],
+        definitions=tuple(name for plan in plans for name in plan.whole),
+        sizes=tuple(sizes),
+        tolerance=tolerance,
+        force=True,
+        python=python,
+    )
+    divergences = Divergences(known=read_known(known).findings if known is not None else ())
+    out.mkdir(parents=True, exist_ok=True)
+    for problem in generate_planned(order, divergences).problems if plans else ():
+        sys.stderr.write(f"tests      no test: {printable(problem)}\n")
 
 
 def tests_report(*, rows: list[Path], stacks: list[Path], known: Path | None, out: Path) -> None:

@@ -115,26 +115,6 @@ def verify(
     ).verify(verdicts)
 
 
-def tests(
-    *, out: Path, cases: list[Path], known: Path | None, tolerance: Json[float | None], sizes: list[str]
-) -> None:
-    """Write the tests of what was planned. A definition that no file can be named after gets none: no failure."""
-    from traceproof.testgen.generate import Divergences, GenerateOptions, generate_planned
-
-    plans = list(map(OpTypePlan.read, cases))
-    order = GenerateOptions(
-        root=Path(plans[0].dataset if plans else "."),
-        out=out.parents[1],
-        definitions=tuple(name for plan in plans for name in plan.whole),
-        sizes=tuple(sizes),
-        tolerance=tolerance,
-        force=True,
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    for problem in generate_planned(order, Divergences(verdicts=None, known=known)).problems if plans else ():
-        sys.stderr.write(f"tests      no test: {printable(problem)}\n")
-
-
 def run_tests(
     *,
     cases: Path,
@@ -168,7 +148,7 @@ def run_tests(
         wanted = generate.GenerateOptions(
             root=dataset, out=scratch, definitions=tuple(plan.whole), sizes=tuple(sizes), tolerance=tolerance
         )
-        generate.generate_planned(wanted, generate.Divergences(verdicts=None, known=None))
+        generate.generate_planned(wanted, generate.Divergences())
         order = running.Run(
             folder=wanted.place,
             op_type=plan.op_type,

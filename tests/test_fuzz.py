@@ -108,7 +108,7 @@ def try_it(value: dict[str, Any]) -> None:
         assert all(message.isprintable() for message in told)
         assert sum(len(item["definitions"]) for item in planned) + len(told) == 2
         lint(root)
-        generate(GenerateOptions(root=root, everything=True), Divergences(verdicts=None, known=None))
+        generate(GenerateOptions(root=root, everything=True), Divergences())
         for text in (root / "tests" / "references").glob("test_*.py"):
             compile(text.read_text(), "x", "exec")
         for entry in tree.definitions.values():

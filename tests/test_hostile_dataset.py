@@ -89,7 +89,7 @@ def test_lint_tells_each(root: Path) -> None:
 
 
 def test_tests_are_generated_beside_them(root: Path) -> None:
-    result = generate(GenerateOptions(root=root, everything=True), Divergences(verdicts=None, known=None))
+    result = generate(GenerateOptions(root=root, everything=True), Divergences())
     assert result.status["good"] == "written"
     compile((root / "tests" / "references" / "test_good.py").read_text(), "x", "exec")
 

@@ -82,7 +82,7 @@ def test_a_copy_with_other_parameters_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_our_suite_kills_and_what_there_was_no_time_for_is_said_and_completed(tmp_path: Path) -> None:
     root = dataset(tmp_path)
-    generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
+    generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences())
     suite = Suite(root, generated, ("--seed={seed}", "--test-sizes=small"))
     entry = read_tree(root).definitions[NAME]
 
@@ -111,7 +111,7 @@ def test_a_reference_that_is_wrong_on_some_seed_alone_raises_a_false_alarm(tmp_p
     bad = GOOD.replace("(y * ", "((1 + int(hidden_states.sum() > 0)) * y * ")
     root = tmp_path
     write(root, rmsnorm(NAME, reference=bad))
-    generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences(verdicts=None, known=None))
+    generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences())
     suite = Suite(root, generated, ("--seed={seed}", "--test-sizes=small"))
     entry = read_tree(root).definitions[NAME]
     found = score(suite, entry.path, entry.definition, seeds=3, most=0)

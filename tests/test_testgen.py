@@ -18,6 +18,7 @@ from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import DatasetTree, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.ops.base import TORCH_DTYPES
+from traceproof.run.known import read_known
 from traceproof.testgen.calls import Call, Unemittable
 from traceproof.testgen.generate import (
     CONFTEST,
@@ -172,7 +173,9 @@ def test_a_known_divergence_is_flagged_in_the_file(dataset: Path) -> None:
         "findings:\n- {definitions: [rmsnorm_a], cases: [edge-zeros], outputs: [output], verdict: fail,"
         " reason: nan, why: the reference divides by zero there}\n"
     )
-    result = generate(GenerateOptions(root=dataset, everything=True), Divergences(verdicts=None, known=known))
+    result = generate(
+        GenerateOptions(root=dataset, everything=True), Divergences(known=read_known(known).findings)
+    )
     assert result.flagged == {"rmsnorm_a": ("case edge-zeros: nan",)}
     flagged, other = ((dataset / PLACE / f"test_rmsnorm_{name}.py").read_text() for name in "ab")
     assert "It is known to diverge" in flagged

@@ -95,7 +95,7 @@ def test_definitions_side_by_side_give_their_rows_in_order(tmp_path: Path) -> No
     for name in names:
         write(tmp_path, rmsnorm(name))
     wanted = Wanted(root=tmp_path, everything=True, sizes=("small",))
-    generate(wanted, Divergences(verdicts=None, known=None))
+    generate(wanted, Divergences())
     order = Run(
         folder=tmp_path / PLACE,
         op_type="rmsnorm",

@@ -9,7 +9,7 @@ from definitions import rmsnorm, write
 
 from traceproof.testgen.generate import Divergences, Generated, GenerateOptions, generate
 
-NOTHING_KNOWN = Divergences(verdicts=None, known=None)
+NOTHING_KNOWN = Divergences()
 
 
 @pytest.fixture

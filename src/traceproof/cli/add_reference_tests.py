@@ -16,6 +16,7 @@ from traceproof.environments.building import built, resolve
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.run.flow import Pipeline
+from traceproof.run.known import read_known
 from traceproof.stacks import MAIN, PACKAGES, STACKS
 from traceproof.testgen.generate import GENERATED, PLACE, Divergences, Generated, GenerateOptions, generate
 
@@ -140,9 +141,10 @@ def _divergences() -> Divergences:
     try:
         repository, config = run.configured()
     except TraceproofError:
-        return Divergences(verdicts=None, known=None)
+        return Divergences()
     known = repository / config.known if config.known is not None else None
-    return Divergences(verdicts=repository / config.results / config.run / "verdicts", known=known)
+    findings = read_known(known).findings if known is not None and known.is_file() else []
+    return Divergences(verdicts=repository / config.results / config.run / "verdicts", known=findings)
 
 
 def _python() -> str:

@@ -245,7 +245,7 @@ def write_tests(
             write_text(target / path.name, path.read_text(encoding="utf-8"))
     if fresh:
         order = GenerateOptions(root=tree.root, out=out, definitions=fresh, python=python)
-        generate_planned(order, Divergences(verdicts=None, known=None))
+        generate_planned(order, Divergences())
     return {name: f"no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested}
 
 

@@ -9,7 +9,7 @@ Whatever it names and was run must come out exactly so: a pass where a finding i
 checkout, which has no released version, either is accepted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -87,12 +87,6 @@ def _window(text: str) -> Window:
     return Window(name, read.specifier)
 
 
-def said(found: Iterable[Window]) -> str:
-    """` (flashinfer-python<0.7)`; empty where nothing limits the versions."""
-    text = ", ".join(map(str, found))
-    return f" ({text})" if text else ""
-
-
 Names = Annotated[list[str], Field(min_length=1)]
 Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]], Field(min_length=1)]
 
@@ -112,6 +106,12 @@ class KnownFinding(BaseModel):
     verdict: Literal["fail", "error", "skip"]
     reason: str
     why: Annotated[str, Field(min_length=20)]  # whose fault it is and where the evidence stands
+
+    @property
+    def said(self) -> str:
+        """` (flashinfer-python<0.7)`; empty where nothing limits the versions."""
+        text = ", ".join(map(str, self.versions))
+        return f" ({text})" if text else ""
 
     def means(self, definition: str, digest: str | None) -> bool:
         """Whether it speaks of a definition."""

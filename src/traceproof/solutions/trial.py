@@ -55,6 +55,8 @@ from traceproof.stacks import MAIN
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
 SEED_BITS = 30
+# Wrong answers that another precision may explain: a narrower one loses infinities and NaN, too.
+ROUNDED = (Failure.NUMERICS, Failure.INFINITY, Failure.NAN)
 UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
 TELLING_SECONDS = 0.3  # between two words on how far it is
 ALIKE = 4  # cases cost alike whose memory has as many digits to the base of 2**ALIKE
@@ -154,7 +156,7 @@ class Steps:
                 if row.bad and not self.whole:
                     return
             wrong = bad(self.rows)
-            if all(row.reason == Failure.NUMERICS for row in wrong):
+            if all(row.reason in ROUNDED for row in wrong):
                 yield "precision"
                 self.precision = tuple(precision(ready, self.cases))
             if wrong:

@@ -11,25 +11,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from traceproof import programs
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import DatasetEntry, DatasetTree, read_tree, why
-from traceproof.digests import digest_bytes, digest_json
+from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, own_folder, read_bytes, write_if_changed, write_json
 from traceproof.programs import without_secrets
-from traceproof.run.flow import Pipeline, Wildcards
-from traceproof.run.known import read_known, said
 from traceproof.run.schema import REFERENCE, VerdictRow, read_rows
-from traceproof.stacks import MAIN
 from traceproof.text import literal, printable
+
+if TYPE_CHECKING:  # known.yaml is read in the driver's environment alone
+    from traceproof.run.known import KnownFinding
 
 PLACE = Path("tests", "references")
 GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed
-AUDIT = "audit-tests.json"  # below results
-CASES = 10  # that one definition's tests may take as long as: each is run by about ten tests, but drawn only once
 SIZES = ("small", "medium")  # what tests run where nothing else is said; the conftest has them too
 COMMAND = "traceproof add-reference-tests"
 MARKER = f"# Written by `{COMMAND}`"
@@ -41,18 +39,15 @@ CHECKOUTS = "CHECKOUTS = {}"  # the line of the conftest that names folders of p
 
 
 class Divergences:
-    """What is known of references, by definition; a file or folder that is None or absent holds nothing.
+    """What is known of references, by definition: verdicts in a folder, and findings of known.yaml."""
 
-    Raises TraceproofError: the file of known findings can not be used.
-    """
-
-    def __init__(self, *, verdicts: Path | None, known: Path | None) -> None:
+    def __init__(self, *, verdicts: Path | None = None, known: Sequence["KnownFinding"] = ()) -> None:
         self._rows: dict[str, list[VerdictRow]] = {}
         for path in sorted(verdicts.glob("*.jsonl")) if verdicts is not None else ():
             for row in read_rows(path):
                 if row.implementation == REFERENCE and row.bad and row.case is not None:
                     self._rows.setdefault(row.definition, []).append(row)
-        self._known = read_known(known).findings if known is not None and known.is_file() else []
+        self._known = known
 
     def of(self, definition: Definition) -> tuple[str, ...]:
         """One line per case that diverges, sorted; verdicts over another version of the definition do not count.
@@ -66,7 +61,7 @@ class Divergences:
         }
         for entry in self._known:
             if entry.means(definition.name, definition.digest) and entry.implementation == REFERENCE:
-                found.update(dict.fromkeys(entry.cases, f"{entry.reason}{said(entry.versions)}"))
+                found.update(dict.fromkeys(entry.cases, f"{entry.reason}{entry.said}"))
         return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
 
 
@@ -319,72 +314,6 @@ def checkouts_of(conftest: Path) -> dict[str, str]:
     line = next(one for one in conftest.read_text(encoding="utf-8").splitlines() if one.startswith(CHECKOUTS[:-1]))
     found: dict[str, str] = ast.literal_eval(line.partition(" = ")[2].partition("  #")[0])
     return found
-
-
-@dataclass(frozen=True)
-class TestFlow:
-    """The tests of one configuration. Paths are relative to the repository."""
-
-    flow: Pipeline
-
-    @property
-    def root(self) -> str:
-        """The folder that gets tests/references."""
-        return f"{self.flow.run}/{GENERATED}"
-
-    @property
-    def folder(self) -> str:
-        """The folder of the generated files."""
-        return f"{self.root}/{PLACE.as_posix()}"
-
-    def plans(self, _: object) -> list[str]:
-        """The plan of every op_type."""
-        return [f"{self.flow.run}/cases/{op_type}.json" for op_type in self.flow.op_types()]
-
-    def plan_digest(self, wildcards: Wildcards) -> str:
-        """Changes when an op_type's plan does."""
-        return self.plan_digests(wildcards).get(wildcards.op_type, "")
-
-    def plan_digests(self, _: object) -> dict[str, str]:
-        """The same of all op_types."""
-        listed = self.flow.index.op_types if self.flow.index else {}
-        return {op_type: digest_json(dict(one.digests)) for op_type, one in listed.items()}
-
-    def stacks(self, op_type: str) -> list[str]:
-        """The stacks whose environments an op_type's tests run in: torch, and those with packages of their own."""
-        main = self.flow.python(MAIN)
-        return [MAIN, *(name for name in self.flow.stacks_of(op_type) if self.flow.python(name) != main)]
-
-    def rows(self, _: object) -> list[str]:
-        """What the tests came to, per op_type and environment."""
-        pairs = [(op_type, stack) for op_type in self.flow.op_types() for stack in self.stacks(op_type)]
-        return [f"{self.flow.run}/tests/{op_type}-{stack}.jsonl" for op_type, stack in pairs]
-
-    def audit(self) -> list[str]:
-        """What `traceproof audit-tests --json` wrote of the dataset's own tests: one file, or none."""
-        path = Path(self.flow.results, AUDIT)
-        return [str(path)] if (self.flow.root / path).is_file() else []
-
-    @property
-    def file_options(self) -> list[str]:
-        """What the job `tests` is told."""
-        sizes = self.flow.config.test_sizes
-        return [f"--tolerance={self.flow.tolerance}", "--sizes", *sizes]
-
-    @property
-    def run_options(self) -> list[str]:
-        """What the job `run_tests` is told; `options` are pytest's."""
-        config = self.flow.config
-        given = {
-            "seed": config.seed,
-            "workloads": "auto" if config.workloads == "auto" else "yes" if config.workloads else "no",
-            "device": "cpu" if config.stacks[MAIN].get("env") == "cpu" else "auto",
-            "memory-gb": config.limits.memory_gb,
-        }
-        options = json.dumps([f"--{name}={value}" for name, value in given.items()])
-        limits = self.flow.limits(cases=CASES)
-        own = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}"]
-        return [*own, f"--limits={limits}", f"--options={options}"]
 
 
 if __name__ == "__main__":

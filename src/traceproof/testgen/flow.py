@@ -1,0 +1,79 @@
+"""What rules ask of the generated tests: where they lie, what they are made of, which environments run them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from traceproof.digests import digest_json
+from traceproof.run.flow import Pipeline, Wildcards
+from traceproof.stacks import MAIN
+from traceproof.testgen.generate import GENERATED, PLACE
+
+AUDIT = "audit-tests.json"  # below results
+CASES = 10  # that one definition's tests may take as long as: each is run by about ten tests, but drawn only once
+
+
+@dataclass(frozen=True)
+class TestFlow:
+    """The tests of one configuration. Paths are relative to the repository."""
+
+    flow: Pipeline
+
+    @property
+    def root(self) -> str:
+        """The folder that gets tests/references."""
+        return f"{self.flow.run}/{GENERATED}"
+
+    @property
+    def folder(self) -> str:
+        """The folder of the generated files."""
+        return f"{self.root}/{PLACE.as_posix()}"
+
+    def plans(self, _: object) -> list[str]:
+        """The plan of every op_type."""
+        return [f"{self.flow.run}/cases/{op_type}.json" for op_type in self.flow.op_types()]
+
+    def plan_digest(self, wildcards: Wildcards) -> str:
+        """Changes when an op_type's plan does."""
+        return self.plan_digests(wildcards).get(wildcards.op_type, "")
+
+    def plan_digests(self, _: object) -> dict[str, str]:
+        """The same of all op_types."""
+        listed = self.flow.index.op_types if self.flow.index else {}
+        return {op_type: digest_json(dict(one.digests)) for op_type, one in listed.items()}
+
+    def stacks(self, op_type: str) -> list[str]:
+        """The stacks whose environments an op_type's tests run in: torch, and those with packages of their own."""
+        main = self.flow.python(MAIN)
+        return [MAIN, *(name for name in self.flow.stacks_of(op_type) if self.flow.python(name) != main)]
+
+    def rows(self, _: object) -> list[str]:
+        """What the tests came to, per op_type and environment."""
+        pairs = [(op_type, stack) for op_type in self.flow.op_types() for stack in self.stacks(op_type)]
+        return [f"{self.flow.run}/tests/{op_type}-{stack}.jsonl" for op_type, stack in pairs]
+
+    def audit(self) -> list[str]:
+        """What `traceproof audit-tests --json` wrote of the dataset's own tests: one file, or none."""
+        path = Path(self.flow.results, AUDIT)
+        return [str(path)] if (self.flow.root / path).is_file() else []
+
+    @property
+    def file_options(self) -> list[str]:
+        """What the tests take where the command line says nothing."""
+        sizes = self.flow.config.test_sizes
+        return [f"--tolerance={self.flow.tolerance}", "--sizes", *sizes]
+
+    @property
+    def run_options(self) -> list[str]:
+        """What the job `run_tests` is told; `options` are pytest's."""
+        config = self.flow.config
+        given = {
+            "seed": config.seed,
+            "workloads": "auto" if config.workloads == "auto" else "yes" if config.workloads else "no",
+            "device": "cpu" if config.stacks[MAIN].get("env") == "cpu" else "auto",
+            "memory-gb": config.limits.memory_gb,
+        }
+        options = json.dumps([f"--{name}={value}" for name, value in given.items()])
+        limits = self.flow.limits(cases=CASES)
+        own = [f"--dataset={self.flow.dataset}", f"--caches={self.flow.caches}"]
+        return [*own, f"--limits={limits}", f"--options={options}"]
