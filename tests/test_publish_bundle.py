@@ -27,12 +27,13 @@ from traceproof.publish.bundle import TABLE, Folder, Piece, card
 from traceproof.publish.change import joined, resolve
 from traceproof.publish.check import problems
 from traceproof.publish.ledger import DATES, Ledger, keep, tagged
-from traceproof.publish.parts import is_random, write_parts
+from traceproof.publish.parts import write_parts
 from traceproof.publish.prepare import Prepared, Source, dry_run, origin_of, prepare, prepare_card, write_ledger
 from traceproof.run.case import make_inputs
 from traceproof.run.implementation import Implementation
 from traceproof.stacks import FIRST_TRUTHS
 from traceproof.testgen.calls import solution
+from traceproof.testgen.texts import is_random
 from traceproof.text import markdown
 
 OURS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json"))

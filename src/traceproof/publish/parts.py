@@ -7,7 +7,6 @@ beside it.
 import argparse
 import gc
 import json
-import math
 import sys
 import uuid
 from collections.abc import Collection, Iterable, Mapping
@@ -31,13 +30,11 @@ from traceproof.run.case import make_inputs
 from traceproof.run.schema import OpTypePlan
 from traceproof.stacks import STACK_OF, distribution
 from traceproof.testgen.calls import Unemittable, solution
+from traceproof.testgen.texts import is_random
 
 NOTES = "parts.json"
 NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours, so that equal cases get equal uuids
-SMALL = 64  # elements: a tensor this small is stored, whatever it holds
 LIMIT = 4 << 20  # bytes a workload may store; the dataset keeps its workloads' blobs far below it
-SIGMAS = 5.0  # a statistic of a standard normal sample further off than this is another distribution's
-NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str]) -> None:
@@ -141,18 +138,6 @@ def _sources(values: Values, stored: Mapping[str, torch.Tensor], blob: str) -> d
         elif value is not None:
             sources[name] = {"type": "scalar", "value": value}
     return sources
-
-
-def is_random(value: torch.Tensor) -> bool:
-    """Whether a tensor looks like what flashinfer-bench draws: standard normal floats, not few of them."""
-    if value.dtype not in NORMAL or value.numel() < SMALL:
-        return False
-    sample = value.flatten()[: 1 << 16].double()
-    off = SIGMAS / math.sqrt(len(sample))
-    mean, spread = float(sample.mean()), float(sample.std())
-    # Of fourth powers the mean is 3 with a variance of 96: it tells a normal from a uniform and from outliers.
-    peaks = float((sample**4).mean())
-    return abs(mean) < off and abs(spread - 1) < off and abs(peaks - 3) < off * math.sqrt(96)
 
 
 def main() -> None:

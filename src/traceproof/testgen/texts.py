@@ -27,7 +27,7 @@ RESERVED = names(
     "DEFINITION OP_TYPE CONSTANTS MEMORY_GB TOLERANCES DRAWS TEST_SIZES TOLERANCE GROUND_TRUTHS CASES"
 )
 LARGEST = 512 << 20  # bytes of inputs that are looked at
-FEW = 64  # elements: of fewer, statistics say little
+FEW = 64  # elements: of fewer, statistics say little, and a blob of them costs nothing
 SIGMAS = 5.0  # a statistic of a standard normal sample further off than this is another distribution's
 NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
