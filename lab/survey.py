@@ -123,7 +123,7 @@ def row(
     try:
         if isinstance(reading, TraceproofError):
             raise reading
-        found = definitions_of(kind, reading, config, Choices())
+        found = definitions_of(reading, config, Choices())
     except TraceproofError as error:
         return replace(start, refusal=" ".join([*error.problems[:1], str(error)][0].split())), []
     calls = {(call.kind, call.facts) for call, _ in found.made}
@@ -146,8 +146,7 @@ def row(
 
 def kind_of(why: str) -> str:
     """What an undescribed call is, of `<what it is>: <what is missing>`."""
-    name, _, rest = why.partition(":")
-    return f"{name}: {rest.split(',')[0].split(':')[0].strip()}" if name == "speculative layer" else name
+    return why.partition(":")[0]
 
 
 def kinds(rows: Sequence[Row]) -> list[tuple[str, int, int, int]]:

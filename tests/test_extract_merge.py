@@ -13,7 +13,7 @@ from extract_support import named, uses_of
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.extract.kernels import Unmapped, collect
-from traceproof.extract.merge import CheckResult, meaning_differences, merge, notes, recall_table, write
+from traceproof.extract.merge import CheckResult, meaning_differences, merge, notes, write
 from traceproof.extract.pipeline import ExtractionResult, model_of, not_described, write_sharing
 from traceproof.ops.families.norm import norm_draft as norm
 
@@ -187,12 +187,3 @@ def test_a_difference_in_meaning_is_named_by_its_field(
     content[place[0]][place[1]][place[2]] = value
     [difference] = meaning_differences(one, Definition.model_validate(content))
     assert said in difference
-
-
-def test_recall_counts_what_is_the_same_different_and_missing(tmp_path: Path) -> None:
-    write(merge([eps_norm(1e-6, "a")], tmp_path, alike), tmp_path)
-    missing = norm(32, 1e-6, variant="plain", fused=True).definition(["model:a"])
-    write(merge([missing], tmp_path, alike), tmp_path)
-    assert "Recall: 1 of 2." in recall_table([eps_norm(1e-6, "a")], tmp_path, ["a"])
-    assert "| rmsnorm | 2 | 0 | 1 | 1 |" in recall_table([eps_norm(1e-5, "a")], tmp_path, ["a"])
-    assert "no definition of these models" in recall_table([], tmp_path, ["z"])

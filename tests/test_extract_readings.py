@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from extract_support import GOLDEN, golden, named, reading_of
 
-from traceproof.errors import TraceproofError
 from traceproof.extract import kernels
 from traceproof.extract.bootstrap import SUPPORTED
 from traceproof.extract.kernels import Unmapped
 from traceproof.extract.pipeline import Choices, Described, definitions_of, summary
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
-from traceproof.models.reading import KernelCall, Layers, ModelModule, Reading, Second
+from traceproof.models.reading import KernelCall, ModelModule, Reading, Second
 
 
 def confirmed(reading: Reading, model: str) -> tuple[list[KernelCall], list[Unmapped]]:
@@ -74,9 +73,9 @@ def changed(name: str, *kinds: str, **facts: object) -> Reading:
     return replace(reading, modules=tuple(modules))
 
 
-def described(reading: Reading, model: str, *, strict: bool = False, second: bool = True) -> Described:
-    choices = Choices(strict=strict, second_reading=second)
-    return definitions_of(model, reading, catalogue.entries()[model].config, choices)
+def described(reading: Reading, model: str, *, second: bool = True) -> Described:
+    choices = Choices(second_reading=second)
+    return definitions_of(reading, catalogue.entries()[model].config, choices)
 
 
 SLIPS: list[tuple[str, dict[str, object], str]] = [
@@ -137,15 +136,6 @@ def test_the_summary_counts_what_is_described_and_names_what_is_not() -> None:
     )
 
 
-def test_strict_refuses_a_model_of_which_one_call_is_not_confirmed() -> None:
-    reading = slipped(reading_of(named("qwen3_30b")), "norm", eps=1e-5)
-    with pytest.raises(TraceproofError, match="SGLang and transformers disagree") as caught:
-        described(reading, "qwen3_30b_a3b", strict=True)
-    assert all("eps: SGLang 1e-06, transformers 1e-05" in problem for problem in caught.value.problems)
-    found = described(reading, "qwen3_30b_a3b", strict=True, second=False)
-    assert "norm" in {call.kind for call, _ in found.made}
-
-
 def test_a_call_that_transformers_has_less_often_is_written_and_the_counts_are_told() -> None:
     reading = reading_of(named("qwen3_30b"))
     modules = tuple(replace(one, count=47) if one.kind == "attention" else one for one in reading.second.modules)
@@ -198,20 +188,10 @@ def test_weights_that_sglang_can_not_pack_here_become_no_definition() -> None:
     assert "experts with weights packed by gptq: no form" in whys
 
 
-def test_routing_and_speculative_layers_are_listed() -> None:
-    reading = reading_of(named("deepseek_v3"))
-    [norm, *_] = [one for one in reading.modules if one.kind == "norm"]
-    facts = {"full_n": 64, "full_k": 128, "rank_n": 64, "rank_k": 128, "conv": False, "dtype": "bfloat16"}
-    new = ModelModule("eh_proj", "", "Draft", "Linear", "linear", facts, 1)
-    calls, left = kernels.from_reading(replace(reading, draft=Layers((norm, new), "")))
-    listed = {item.path: item.why for item in left}
-    assert listed["draft.eh_proj"] == "speculative layer: linear, full_k=128, full_n=64, rank_k=128, rank_n=64"
-    assert not any(path.endswith("layernorm") for path in listed)  # a call that the model makes itself
-    whys = {item.why for item in left}
-    assert "routing by sigmoid, renormalised, within groups, with a bias: no op_type" in whys
-    _, left = kernels.from_reading(replace(reading, draft=Layers((), "KeyError: 'x'")))
-    assert any(item.why == "speculative layer: not read: KeyError: 'x'" for item in left)
-    assert calls
+def test_routing_is_listed() -> None:
+    _, left = kernels.from_reading(reading_of(named("deepseek_v3")))
+    why = "routing by sigmoid, renormalised, within groups, with a bias: no op_type"
+    assert why in {item.why for item in left}
 
 
 def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:

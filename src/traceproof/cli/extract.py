@@ -55,16 +55,9 @@ PageSizes = Annotated[
 Shapes = Annotated[
     Literal["full", "rank"], typer.Option(help="The model's whole projections, or one rank's share.")
 ]
-Templates = Annotated[
-    Path | None,
-    typer.Option(help="A FlashInfer wheel or folder: its trace templates are held against the definitions."),
-]
 Held = Annotated[Path | None, typer.Option(help="Compare with this dataset; the output folder if left out.")]
 Single = Annotated[
     bool, typer.Option("--single-reading", help="Do not hold SGLang's reading against transformers' model.")
-]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Write nothing where the two readings differ on some kernel call.")
 ]
 Listed = Annotated[
     bool, typer.Option("--list", help="Name the bundled models and the architectures that SGLang can read.")
@@ -85,14 +78,12 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     page_size: PageSizes = None,
     gemm_shapes: Shapes = "full",
     sglang_path: options.Sglang = None,
-    flashinfer_path: Templates = None,
     dataset: Held = None,
     output_dir: options.OutputDir = OUTPUT,
     report_dir: options.ReportDir = REPORTS,
     extract_python: options.SglangPython = None,
     torch_python: options.TorchPython = None,
     single_reading: Single = False,
-    strict: Strict = False,
     list_models: Listed = False,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -123,13 +114,11 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         page_sizes=tuple(dict.fromkeys(page_size or PAGE_SIZES)),
         per_rank=gemm_shapes == "rank",
         second_reading=not single_reading,
-        strict=strict,
     )
     settings = ExtractionSettings(
         environment=ReaderEnvironment(run.stack_interpreter(READER, extract_python), sglang_path),
         torch_python=run.stack_interpreter(MAIN, torch_python),
         choices=choices,
-        flashinfer=flashinfer_path,
     )
     with telling("extracting"):
         extraction = extract(models, settings, say=run.say)
@@ -151,9 +140,6 @@ def _summary(extraction: ExtractionResult, root: Path, json_file: Path | None) -
         run.say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
     for line in not_described(extraction):
         run.say(line)
-    if extraction.template_readings:
-        differ = sum(bool(said.differences) for said in extraction.template_readings)
-        run.say(f"FlashInfer's trace templates differ from {differ} of them: templates.md says how")
     said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
     run.told(json_file).write(f"{len(extraction.merged)} definitions in {root}: {said}\n")
     return "conflict" in counted or bool(extraction.clashes)
@@ -255,7 +241,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
         label = f"{slug} tp{parallel.tp} ep{parallel.ep}"
         with telling(f"reading {label}"):
             reading = environment.read(given, parallel)
-        made, left, _ = definitions_of(label, reading, given, Choices())
+        made, left, _ = definitions_of(reading, given, Choices())
         _name_definitions(named, reading, made)
         sys.stderr.write("".join(f"not described: {told(item)}\n" for item in left))
         readings.append(reading)

@@ -6,7 +6,7 @@ need is one definition, with all that asked for it (`collect`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -64,25 +64,7 @@ def from_reading(reading: Reading) -> tuple[list[KernelCall], list[Unmapped]]:
         else:
             kernels.append(made)
     kernels += [extraction.once(reading) for extraction in extractions() if extraction.once is not None]
-    return kernels, unmapped + _speculative(reading, kernels)
-
-
-def _speculative(reading: Reading, calls: Sequence[KernelCall]) -> list[Unmapped]:
-    """Calls of the speculative layers that the model does not make too; transformers has none to confirm them."""
-    known = {(call.kind, call.facts) for call in calls}
-    draft = replace(reading, modules=reading.draft.modules)
-    found = []
-    if draft_problem := reading.draft.problem:
-        found.append(Unmapped("draft", "draft", 1, f"speculative layer: not read: {draft_problem}"))
-    for module in draft.modules:
-        made = _kernel(module, draft) if module.kind not in STRUCTURE else ""
-        if isinstance(made, KernelCall):
-            facts = ", ".join(f"{name}={value}" for name, value in made.facts)
-            made = "" if (made.kind, made.facts) in known else f"{made.kind}, {facts}"
-        if made:
-            why = f"speculative layer: {made}"
-            found.append(Unmapped(f"draft.{module.path}", module.class_name, module.count, why, module.source))
-    return found
+    return kernels, unmapped
 
 
 def _below(path: str, holder: str) -> bool:

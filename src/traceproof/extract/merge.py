@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
 from pathlib import Path
@@ -324,38 +323,3 @@ def write(results: Sequence[MergeResult], root: Path) -> list[Path]:
             f"{root} cannot be written: {error}", todo="Check its rights and the space."
         ) from error
     return [root / path for path in files]
-
-
-def recall_table(extracted: Sequence[Definition], dataset: Path, models: Iterable[str]) -> str:
-    """Markdown: is every definition of `dataset` that has a `model:` tag out of `models` extracted alike?"""
-    wanted = {f"model:{model}" for model in models}
-    ours = {definition.name: definition for definition in extracted}
-    counted: Counter[tuple[str, str]] = Counter()
-    lines: list[str] = []
-    for path in sorted((dataset / "definitions").glob("*/*.json")):
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if not wanted & set(raw.get("tags") or ()):
-            continue
-        mine = ours.get(path.stem)
-        if mine is None:
-            status, remarks = "missing", ["no model of the catalogue, at its usual parallelism, makes this call"]
-        else:
-            other = Definition.model_validate(raw)
-            differences = meaning_differences(mine, other)
-            status = "different" if differences else "same"
-            remarks = [f"extraction and dataset: {text}" for text in differences] + notes(mine, other)
-        counted[path.parent.name, status] += 1
-        if remarks:
-            lines.append(f"| {path.stem} | {status} | {'; '.join(remarks)} |")
-    table = ["| op_type | in the dataset | same | different | missing |", "|---|---|---|---|---|"]
-    statuses = ("same", "different", "missing")
-    totals = Counter[str]()
-    for op_type in sorted({op_type for op_type, _ in counted}):
-        row = [counted[op_type, status] for status in statuses]
-        totals.update(dict(zip(statuses, row, strict=True)))
-        table.append(f"| {op_type} | {sum(row)} | {row[0]} | {row[1]} | {row[2]} |")
-    whole = totals.total()
-    table.append(f"| all | {whole} | {' | '.join(str(totals[status]) for status in statuses)} |")
-    share = f"Recall: {totals['same']} of {whole}." if whole else "The dataset has no definition of these models."
-    told = ["| definition | | what differs |", "|---|---|---|", *lines] if lines else ["No differences."]
-    return "\n".join([*table, "", share, "", *told]) + "\n"

@@ -4,7 +4,6 @@ Which models use which kernel is kept beside the report, so that it covers every
 """
 
 import json
-import resource
 import shutil
 import tempfile
 import time
@@ -24,15 +23,8 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, kernels
 from traceproof.extract.config_json import pairs
 from traceproof.extract.kernels import Clash, Unmapped, Use, WantedDefinition, collect, drafts
-from traceproof.extract.merge import CheckResult, MergeResult, check, merge, recall_table, write
+from traceproof.extract.merge import CheckResult, MergeResult, check, merge, write
 from traceproof.extract.reading import ReaderEnvironment
-from traceproof.extract.templates import (
-    TemplateReading,
-    Templates,
-    read_templates,
-    template_readings,
-    template_report,
-)
 from traceproof.files import disk_errors, write_json, write_text
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
@@ -60,7 +52,6 @@ class Choices(Choice):
     page_sizes: Sequence[int] = PAGE_SIZES
     per_rank: bool = False
     second_reading: bool = True  # whether transformers' model must have a call, too
-    strict: bool = False  # whether a call that it does not have is an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +61,6 @@ class ExtractionSettings:
     environment: ReaderEnvironment  # the interpreter with SGLang
     torch_python: Path  # the torch stack's interpreter, for the check
     choices: Choices = Choices()  # which calls become definitions
-    # a wheel or folder whose trace templates are a third reading; None: there is none
-    flashinfer: Path | None = None
 
 
 @dataclass(slots=True)
@@ -84,11 +73,7 @@ class ExtractionResult:
     unmapped: dict[str, list[Unmapped]]  # by model, the modules that become no definition
     readings: dict[str, Reading]  # by model and parallelism
     described: dict[str, int] = field(default_factory=dict)  # by model, how many kernel calls have a definition
-    check_seconds: float = 0.0
-    peak_mb: int = 0
     merged: list[MergeResult] = field(default_factory=list)  # what became of each wanted definition
-    templates: Templates | None = None  # FlashInfer's; None: no FlashInfer was given
-    template_readings: list[TemplateReading] = field(default_factory=list)  # what they say of each definition
 
 
 def model_of(
@@ -123,9 +108,8 @@ def extract(
 ) -> ExtractionResult:
     """Read the models and check every definition; nothing is written.
 
-    Raises TraceproofError: a config is wrong, SGLang does not read it, or, if `strict`, the two readings disagree.
+    Raises TraceproofError: a config is wrong, or SGLang does not read it.
     """
-    templates = read_templates(settings.flashinfer) if settings.flashinfer is not None else None
     for model in models:
         for parallel in model.parallel:
             config_json.check(model.config, parallel, where=f"config.json of {model.name}")
@@ -140,7 +124,7 @@ def extract(
             raise reading
         label = f"{model.name} {parallel}"
         say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
-        found = definitions_of(label, reading, model.config, settings.choices)
+        found = definitions_of(reading, model.config, settings.choices)
         asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in found.made]
         described[label], unmapped[label] = found.calls, found.left
         for line in found.counts:
@@ -154,11 +138,8 @@ def extract(
     results = [(item, held[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]
     kept = [item for item, finding in results if finding.right]
     refused = [(item, finding) for item, finding in results if not finding.right]
-    extraction = ExtractionResult(kept, clashes, refused, unmapped, readings, described, templates=templates)
-    extraction.check_seconds = round(time.monotonic() - started, 1)
-    extraction.peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-    say(f"{len(kept)} references hold against their oracles, {extraction.check_seconds:.0f} s")
-    return extraction
+    say(f"{len(kept)} references hold against their oracles, {time.monotonic() - started:.0f} s")
+    return ExtractionResult(kept, clashes, refused, unmapped, readings, described)
 
 
 class Described(NamedTuple):
@@ -174,11 +155,8 @@ class Described(NamedTuple):
         return len({(call.kind, call.facts) for call, _ in self.made})
 
 
-def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choices: Choices) -> Described:
-    """Definitions of the calls that both readings of a model have.
-
-    Raises TraceproofError: the settings are strict and the two readings do not agree on some call.
-    """
+def definitions_of(reading: Reading, config: Mapping[str, Any], choices: Choices) -> Described:
+    """Definitions of the calls that both readings of a model have."""
     calls, left = kernels.from_reading(reading)
     counts = [f"read as if not quantised, {reading.unpacked}"] if reading.unpacked else []
     formed = {id(call) for call in calls if drafts([call], choices)[0]}
@@ -188,10 +166,6 @@ def definitions_of(label: str, reading: Reading, config: Mapping[str, Any], choi
         calls, disagreed, other = kernels.confirmed(calls, reading, config)
         counts += other
         left += disagreed
-        if choices.strict and disagreed:
-            problems = [told(one) for one in disagreed]
-            todo = "Without --strict all other calls are written; --single-reading takes SGLang's word alone."
-            raise TraceproofError(f"{label}: SGLang and transformers disagree", problems=problems, todo=todo)
     made, partly = drafts(kernels.merged(calls), choices)
     return Described(made, [*left, *partly], counts)
 
@@ -227,15 +201,8 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
 
     definitions = [item.definition() for item in extraction.wanted]
     extraction.merged = merge(definitions, dataset, behaviour)
-    tags = {tag for item in extraction.wanted for use in item.uses for tag in use.tags}
-    recall = recall_table(definitions, dataset, tags)
     written = write(extraction.merged, out)
     report.mkdir(parents=True, exist_ok=True)
-    (report / "recall.md").write_text(recall, encoding="utf-8")
-    if extraction.templates is not None:
-        extraction.template_readings = template_readings(definitions, extraction.templates)
-        text = template_report(extraction.template_readings, extraction.templates)
-        (report / "templates.md").write_text(text, encoding="utf-8")
     write_sharing(extraction.wanted, extraction.clashes, report, keep=keep)
     (report / "report.json").write_text(json.dumps(as_json(extraction), indent=1) + "\n", encoding="utf-8")
     return written
@@ -280,10 +247,6 @@ def as_json(extraction: ExtractionResult) -> dict[str, Any]:
         "clashes": [
             {"name": clash.name, "renamed": clash.renamed, "differences": list(clash.differences)}
             for clash in extraction.clashes
-        ],
-        "templates": [
-            {"name": said.name, "template": said.template, "differences": list(said.differences)}
-            for said in extraction.template_readings
         ],
         "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
         "described": extraction.described,

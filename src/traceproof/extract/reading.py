@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from traceproof.errors import TraceproofError
 from traceproof.models.catalogue import Parallel
-from traceproof.models.reading import Layers, ModelModule, Reading, Second, SeenModule
+from traceproof.models.reading import ModelModule, Reading, Second, SeenModule
 from traceproof.programs import without_secrets
 from traceproof.stacks import READER, STACKS
 
@@ -25,32 +25,27 @@ READERS = 2  # readings at a time: each takes one core and up to 1 GB
 
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading out of the bootstrap's JSON."""
-    draft, other = answer.get("draft", {}), answer.get("second", {})
+    other = answer.get("second", {})
     seen = (SeenModule(*(item[name] for name in SEEN)) for item in other.get("modules", ()))
     return Reading(
         versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
         architecture=answer["architecture"],
         parallel=Parallel(answer["tp"], answer["ep"], answer.get("dp", 1)),
         experts=answer["experts"],
-        modules=_modules(answer["modules"]),
+        modules=tuple(
+            ModelModule(
+                **{name: item[name] for name in MODULE},
+                class_name=item["class"],
+                source=item.get("source", ""),
+                uses=tuple(item.get("uses", ())),
+            )
+            for item in answer["modules"]
+        ),
         seconds=answer["seconds"],
         peak_mb=answer["peak_mb"],
         second=Second(tuple(seen), other.get("absent") or other.get("problem") or ""),
         loads=tuple(answer.get("loads", ())),
         unpacked=answer.get("unpacked", ""),
-        draft=Layers(_modules(draft.get("modules", ())), draft.get("problem", "")),
-    )
-
-
-def _modules(items: Iterable[Mapping[str, Any]]) -> tuple[ModelModule, ...]:
-    return tuple(
-        ModelModule(
-            **{name: item[name] for name in MODULE},
-            class_name=item["class"],
-            source=item.get("source", ""),
-            uses=tuple(item.get("uses", ())),
-        )
-        for item in items
     )
 
 

@@ -70,14 +70,6 @@ class Second:
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
-    """The layers that a model is speculated with; empty where config.json has none."""
-
-    modules: tuple[ModelModule, ...] = ()  # as SGLang lays them out, apart from the model's
-    problem: str = ""  # why they could not be laid out
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """A model at one parallelism."""
 
@@ -91,7 +83,6 @@ class Reading:
     peak_mb: int
     second: Second = field(default_factory=Second, compare=False)
     loads: tuple[str, ...] = ()  # what SGLang's loader changes in the checkpoint's weights
-    draft: Layers = field(default_factory=Layers)  # the layers that it is speculated with
     unpacked: str = ""  # the scheme of weights that were laid out as if not quantised, and why; empty: as they are
 
     @property

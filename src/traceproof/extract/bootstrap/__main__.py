@@ -29,7 +29,6 @@ from traceproof.extract.bootstrap import SUPPORTED, base_version, sglang_model, 
 from traceproof.lazy import StandIns
 
 FORMAT = 2  # of the reading
-DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")  # layers to speculate with
 PACKED = ("linear", "experts")  # modules with weights that a checkpoint may have packed
 
 
@@ -117,12 +116,6 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
             raise Refused("not accepted", message=f"{type(error).__name__}: {error}", where=where) from error
         architecture = type(model).__name__
         del model
-        draft: dict[str, Any] = {"modules": []}  # of the layers that the model is speculated with
-        if any(config.get(name) for name in DRAFTS):
-            try:
-                draft = {"modules": sglang_model.describe(_built(Path(folder), world, draft=True))}
-            except Exception as error:  # noqa: BLE001 - the model itself is read; this is told beside it
-                draft["problem"] = f"{type(error).__name__}: {error}"[:200]
     for module in modules if packed else ():
         if module["kind"] in PACKED:
             module["facts"]["scheme"] = packed.partition(":")[0]
@@ -144,7 +137,6 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
         "loads": loads,
         "unpacked": packed,
         "modules": modules,
-        "draft": draft,
         "second": theirs,
         "seconds": round(time.monotonic() - started, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -169,15 +161,15 @@ def _unpacked(folder: Path, config: Mapping[str, Any], world: Mapping[str, int])
         return model, f"{config['quantization_config'].get('quant_method')}: {type(error).__name__}: {error}"[:300]
 
 
-def _built(folder: Path, world: Mapping[str, int], *, draft: bool = False) -> nn.Module:
+def _built(folder: Path, world: Mapping[str, int]) -> nn.Module:
     """SGLang's model. Some refuse one attention kernel, some another; shapes are the same."""
     first, *others = sglang_model.BACKENDS
     try:
-        return sglang_model.build_model(folder, **world, backend=first, draft=draft)
+        return sglang_model.build_model(folder, **world, backend=first)
     except AssertionError as error:
         if "attention backend" not in str(error):
             raise
-    return sglang_model.build_model(folder, **world, backend=others[0], draft=draft)
+    return sglang_model.build_model(folder, **world, backend=others[0])
 
 
 STUBBED = ("torchvision", "vllm", "IPython")

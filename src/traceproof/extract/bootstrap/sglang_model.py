@@ -84,13 +84,11 @@ def prepare() -> None:
     architectures()
 
 
-def build_model(  # noqa: PLR0913 - the parallelism, the kernel, and which part
-    folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str, draft: bool = False
-) -> nn.Module:
+def build_model(folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str) -> nn.Module:
     """Lay out the model of `folder`/config.json as rank 0 of `tp` ranks, its experts spread over `ep` of them.
 
-    Attention is done by `dp` groups of ranks, each for its own tokens. With `draft`, the layers that SGLang
-    speculates with in the model's place. Whatever SGLang raises about the config passes through.
+    Attention is done by `dp` groups of ranks, each for its own tokens. Whatever SGLang raises about the config
+    passes through.
     """
     logging.disable(QUIET)
     _pretend_gpu()
@@ -115,7 +113,7 @@ def build_model(  # noqa: PLR0913 - the parallelism, the kernel, and which part
     ranks = runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
     runtime_context.publish(arguments, role="scheduler", ranks=ranks)
     runtime_context.get_parallel().override_permanently(**_groups(tp, ep, dp))
-    model_config = configs.ModelConfig.from_server_args(arguments, is_draft_model=draft)
+    model_config = configs.ModelConfig.from_server_args(arguments)
     load_config = load.LoadConfig(load_format=load.LoadFormat.DUMMY)
     quantisation = loader._get_quantization_config(model_config, load_config)  # noqa: SLF001 - the loader's own step
     torch.set_default_dtype(model_config.dtype)
