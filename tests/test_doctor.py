@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +17,10 @@ from repository import ROOT, Repository
 
 from traceproof import doctor as diagnosis
 from traceproof.config import Config
-from traceproof.doctor import WIDTH, Diagnosis, Disk, Driver, FoundProgram, Layer, Memory, diagnose, screen
+from traceproof.doctor import LABEL, WIDTH, CheckRow, Diagnosis, Look, diagnose, screen
 from traceproof.environments import building as environments
 from traceproof.environments.building import PINS, built
-from traceproof.environments.inside import facts
-from traceproof.ops import registry
-from traceproof.sandbox.isolation import LAYERS
+from traceproof.sandbox.isolation import HOLDS, LAYERS
 from traceproof.stacks import STACKS
 
 TORCH = """
@@ -34,8 +32,7 @@ class cuda:
     def init():
         {init}
 """
-SMI = "0, NVIDIA H200, 9.0, 143771, 580.159.04"
-HOLDS = tuple(Layer(name=name, text=name, holds=True) for name in ("network", "files"))
+SMI = "0, NVIDIA H200, 9.0, 143771 MiB, 580.159.04"
 
 
 def program(path: Path, text: str) -> Path:
@@ -95,24 +92,29 @@ class Made:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     found = Made(tmp_path)
     monkeypatch.setattr(environments, "CUDA_DRIVER", (tmp_path / "nvidiactl",))
-    monkeypatch.setattr(diagnosis, "asked_layers", lambda *_, **__: lambda: HOLDS)
+    monkeypatch.setattr(diagnosis, "TRY_LAYERS", f"print({json.dumps(json.dumps(dict.fromkeys(LAYERS, HOLDS)))})")
     monkeypatch.setenv("PATH", str(found.path))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX"):
         monkeypatch.delenv(name, raising=False)
     return found
 
 
-def states(found: Diagnosis) -> dict[str, str]:
-    return {one.name: one.state for one in found.stacks}
+def found_of(found: Diagnosis, name: str) -> CheckRow:
+    """The row of that name."""
+    return next(row for row in found.checks if row.name == name)
+
+
+def problems(found: Diagnosis) -> list[CheckRow]:
+    return [row for row in found.checks if row.problem]
 
 
 def test_a_machine_without_a_driver_can_prove_what_its_cpu_computes(machine: Made) -> None:
     machine.environment("cpu")
     found = machine.ask()
-    others = ("flashinfer", "sglang", "fla", "liger")
-    assert states(found) == {"torch": "ready"} | dict.fromkeys(others, "needs a GPU")
+    for name in ("flashinfer", "sglang", "fla", "liger"):
+        assert found_of(found, name).found == "needs a GPU"
     assert found.able
-    assert found.proves.startswith("on the CPU, references against the float64 oracle and PyTorch ")
+    assert found.proves.startswith("on the CPU, references against the float64 oracle, PyTorch ")
     assert found.proves.endswith("; with an NVIDIA GPU FlashInfer, SGLang, FLA, Liger-Kernel too")
     text = screen(found)
     assert "no driver" in text
@@ -130,15 +132,14 @@ def test_a_gpu_machine_is_described_with_its_compilers_and_versions_and_left_as_
     found = machine.ask(stacks={"flashinfer": {"cuda_home": str(machine.root / "cuda")}})
     after = {path: path.stat().st_mtime_ns for path in machine.root.rglob("*") if not path.is_symlink()}
     assert after == before
-    assert found.able, found.problems
-    (gpu,) = found.driver.gpus
-    assert (gpu.name, gpu.sm, gpu.memory_gib, found.driver.version) == ("NVIDIA H200", "9.0", 140.4, "580.159.04")
-    flashinfer = found.stacks[1]
-    assert flashinfer.versions["flashinfer-python"] == "1.2.3"
-    assert flashinfer.compiler == FoundProgram(path=f"{machine.root}/cuda/bin/nvcc", version="13.0.88")
-    against = "on SM 9.0, references against the float64 oracle, FlashInfer 1.2.3, SGLang 1.2.3"
-    assert found.proves.startswith(against)
-    assert "0: NVIDIA H200, SM 9.0, 140.4 GiB" in screen(found)
+    assert found.able, problems(found)
+    assert found_of(found, "NVIDIA").found == "driver 580.159.04; 0: NVIDIA H200, SM 9.0, 143771 MiB"
+    flashinfer = found_of(found, "flashinfer")
+    assert "flashinfer-python 1.2.3" in flashinfer.found
+    assert flashinfer.found.endswith(f"nvcc 13.0.88 of {machine.root}/cuda")
+    assert found.proves.startswith(
+        "on the GPU, references against the float64 oracle, FlashInfer 1.2.3, SGLang 1.2.3"
+    )
 
 
 def broken_package(machine: Made) -> None:
@@ -152,27 +153,27 @@ def broken_python(machine: Made) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "state", "said"),
+    ("make", "said"),
     [
-        (lambda _: None, "not built", "is not built"),
-        (lambda machine: machine.environment("cpu", pins=None), "half-built", "is half-built"),
-        (lambda machine: machine.environment("cpu", pins="0"), "stale pins", "was built of other pins"),
-        (broken_package, "import fails", "torch can not be imported: ModuleNotFoundError: No module named"),
-        (broken_python, "no answer", "broken"),
+        (lambda _: None, "is not built"),
+        (lambda machine: machine.environment("cpu", pins=None), "is half-built"),
+        (lambda machine: machine.environment("cpu", pins="0"), "was built of other pins"),
+        (broken_package, "torch can not be imported: ModuleNotFoundError: No module named"),
+        (broken_python, "broken"),
     ],
 )
 def test_an_environment_that_is_not_whole_is_named_with_the_command_that_builds_it(
-    machine: Made, make: Callable[[Made], object], state: str, said: str
+    machine: Made, make: Callable[[Made], object], said: str
 ) -> None:
     make(machine)
     found = machine.ask()
-    assert states(found)["torch"] == state
     assert not found.able
-    (problem,) = found.problems
-    assert said in problem.what
-    assert problem.command.endswith("--force .venvs/cpu/installed.json")
+    (row,) = problems(found)
+    assert row.name == "torch"
+    assert said in row.problem
+    assert row.advice.endswith("--force .venvs/cpu/installed.json")
     assert found.proves == "nothing before the torch stack can be used"
-    assert f"$ {problem.command}" in screen(found)
+    assert f"\n{'':{LABEL}}{row.advice}\n" in screen(found)
 
 
 def test_an_interpreter_that_lacks_a_package_is_told_what_to_install(machine: Made) -> None:
@@ -180,18 +181,16 @@ def test_an_interpreter_that_lacks_a_package_is_told_what_to_install(machine: Ma
     machine.environment("torch")
     python = str(machine.python(machine.root / "own" / "python"))
     machine.package("fla", "import packaging_that_nobody_declared")
-    found = machine.ask(truths=["fla"], stacks={"fla": {"python": python}})
-    assert states(found) == {"torch": "ready", "fla": "import fails"}
-    (problem,) = found.problems
-    assert "No module named 'packaging_that_nobody_declared'" in problem.what
-    assert problem.command.startswith(f"{python} -m pip install torch==2.")
-    assert " fla-core==0." in problem.command
+    (row,) = problems(machine.ask(truths=["fla"], stacks={"fla": {"python": python}}))
+    assert "No module named 'packaging_that_nobody_declared'" in row.problem
+    assert row.advice.startswith(f"$ {python} -m pip install torch==2.")
+    assert " fla-core==0." in row.advice
 
 
 def test_an_interpreter_that_hangs_is_not_waited_for(machine: Made) -> None:
     machine.environment("cpu")
     machine.package("torch", "import time\ntime.sleep(600)")
-    assert machine.ask(seconds=1.0).stacks[0].problem == "no answer within 1 s"
+    assert found_of(machine.ask(seconds=1.0), "torch").problem.endswith("no answer within 1 s")
 
 
 def test_a_driver_that_gives_no_gpu_is_broken(machine: Made) -> None:
@@ -199,9 +198,12 @@ def test_a_driver_that_gives_no_gpu_is_broken(machine: Made) -> None:
     program(machine.path / "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
     machine.environment("torch")
     found = machine.ask(truths=["torch"])
-    assert found.driver.problem == "nvidia-smi: NVIDIA-SMI has failed"
+    told = {row.name: (row.problem, row.fatal) for row in problems(found)}
+    assert told == {
+        "NVIDIA": ("nvidia-smi: NVIDIA-SMI has failed", False),
+        "torch": ("PyTorch finds no GPU: Found no NVIDIA driver", True),
+    }
     assert not found.able
-    assert "torch: PyTorch finds no GPU: Found no NVIDIA driver" in found.problems[0].what
 
 
 def test_compilers_are_missed_where_there_is_a_gpu_only(machine: Made) -> None:
@@ -213,96 +215,66 @@ def test_compilers_are_missed_where_there_is_a_gpu_only(machine: Made) -> None:
     machine.environment("torch", "flashinfer")
     machine.package("flashinfer", "")
     found = machine.ask(truths=["flashinfer"], stacks={"flashinfer": {"cuda_home": "/nowhere"}})
-    host, cuda = found.problems
-    assert host.command == "sudo apt-get install --yes g++"
-    assert cuda.what.startswith("flashinfer: no CUDA compiler: /nowhere is no CUDA toolkit")
-    assert "stacks.flashinfer.cuda_home" in cuda.todo
-
-
-def test_adapters_say_which_op_types_have_a_ground_truth_where() -> None:
-    told = facts("", "torch")["adapters"]
-    assert set(told) == set(registry.known())
-    on_a_cpu = diagnosis.reach(told, [], {"flashinfer", "torch"})
-    assert on_a_cpu["gemm"] == on_a_cpu["gqa_paged"] == ("torch",)
-    assert on_a_cpu["sampling"] == ()
-    on_a_gpu = diagnosis.reach(told, ["9.0"], {"flashinfer", "torch"})
-    assert on_a_gpu["sampling"] == ("flashinfer",)
-    assert on_a_gpu["moe"] == ()  # its kernel is for SM 10.x
-    assert diagnosis.reach(told, ["9.0", "10.0"], {"flashinfer"})["moe"] == ("flashinfer",)
+    host, cuda = problems(found)
+    assert host.advice == "$ sudo apt-get install --yes g++"
+    assert cuda.problem.startswith("no CUDA compiler: /nowhere is no CUDA toolkit")
+    assert "stacks.flashinfer.cuda_home" in cuda.advice
 
 
 def test_a_checkout_that_is_not_there_is_named(machine: Made) -> None:
+    machine.gpu()
+    machine.environment("torch", "sglang")
+    machine.package("sglang", "")
+    (row,) = problems(machine.ask(truths=["sglang"], stacks={"sglang": {"source": "elsewhere"}}))
+    assert (row.name, row.problem) == ("sglang", "its source elsewhere is no folder")
+
+
+def test_room_is_weighed_against_what_is_still_to_be_installed(
+    machine: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = diagnosis.LEAST_GB + 0.5
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free * diagnosis.GB))
     machine.environment("cpu")
-    found = machine.ask(stacks={"sglang": {"source": "elsewhere"}})
-    assert [problem.what for problem in found.problems] == ["sglang: its source elsewhere is no folder"]
+    found = machine.ask(limits={"memory_gb": 1e6})
+    (row,) = problems(found)
+    assert (row.name, row.fatal, found.able) == ("memory", False, True)
+    assert "limits.memory_gb" in row.advice
+    machine.gpu()
+    disk = found_of(machine.ask(), "disk")
+    assert disk.found == "2.5 GB free; about 32.5 GB are still to be installed"  # 6.5 per stack
+    assert disk.problem.endswith("; about 34.5 are needed")
 
 
-def checked(check: str, **found: Any) -> list[diagnosis.Problem]:  # noqa: ANN401 - whatever a machine has
-    """What a check of the table says of a machine that is otherwise in order."""
-    whole: dict[str, Any] = {
-        "driver": Driver(present=False),
-        "host_compiler": FoundProgram(path="g++"),
-        "memory": Memory(total=64.0, available=60.0, limit=10.0),
-        "disk": Disk(free=50.0, missing=0.0, writable=True),
-        "isolation": HOLDS,
-        "stacks": (),
-    }
-    made = diagnosis.Machine(**{**whole, **found})
-    config = Config.model_validate({"dataset": "anywhere"})
-    (chosen,) = (one for one in diagnosis.CHECKS if one.__name__ == check)
-    return list(chosen(made, config, Path("/r")))
-
-
-def test_room_is_weighed_against_what_is_still_to_be_installed() -> None:
-    memory = Memory(total=8.0, available=7.0, limit=10.0)
-    found = checked("check_room", memory=memory, disk=Disk(free=5.0, missing=26.0, writable=False))
-    assert [problem.fatal for problem in found] == [False, True, True]
-    assert "limits.memory_gb" in found[0].todo
-    assert found[2].what == "5 GB are free at /r; about 28 are needed"
-    assert not checked("check_room")
-
-
-def test_isolation_is_tried_in_earnest() -> None:
-    with ExitStack() as end:
-        alone, beside = (diagnosis.asked_layers(end, gpu=gpu)() for gpu in (False, True))
-    for found in (alone, beside):
-        assert [layer.name for layer in found] == list(LAYERS)
-        assert all(layer.holds or (layer.why and "not tried" not in layer.why) for layer in found)
-    assert [layer.why for layer in beside if layer.name == "landlock"] == [diagnosis.BESIDE_A_GPU]
-
-
-def test_an_interrupt_waits_for_nothing() -> None:
-    begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), diagnosis.question(["sleep", "600"], seconds=600.0):
-        raise KeyboardInterrupt
-    assert time.monotonic() - begun < 60
+def test_isolation_is_tried_in_earnest(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Look(Config.model_validate({"dataset": "anywhere"}), ROOT, 30.0, ())
+    for gpu in (False, True):
+        monkeypatch.setattr(diagnosis, "has_driver", lambda gpu=gpu: gpu)
+        found = diagnosis.check_isolation(look).found
+        assert "not tried" not in found
+        assert ("Landlock (left out where there is a GPU" in found) == gpu
 
 
 def test_what_references_could_reach_is_a_note_with_the_setting_that_forbids_namespaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "SYSCTL", tmp_path)
-    refused = tuple(Layer(name=name, text=name, holds=False, why="refused") for name in LAYERS)
-    (bare,) = checked("check_isolation", isolation=refused)
-    assert (bare.fatal, bare.command) == (False, "")
-    assert "reach the network and read and write this user's files" in bare.what
-    (tmp_path / "kernel").mkdir()
-    (tmp_path / "kernel" / "unprivileged_userns_clone").write_text("0\n")
-    (told,) = checked("check_isolation", isolation=refused)
-    assert told.command == "sudo sysctl -w kernel.unprivileged_userns_clone=1"
-    assert not checked("check_isolation")
+    machine.environment("cpu")
+    refused = json.dumps(dict.fromkeys(LAYERS, "absent: refused"))
+    monkeypatch.setattr(diagnosis, "TRY_LAYERS", f"print({json.dumps(refused)})")
+    monkeypatch.setattr(diagnosis, "SYSCTL", machine.root)
+    (bare,) = problems(machine.ask())
+    assert (bare.fatal, bare.advice[:2]) == (False, "Ru")
+    assert "reach the network and read and write this user's files" in bare.problem
+    (machine.root / "kernel").mkdir()
+    (machine.root / "kernel" / "unprivileged_userns_clone").write_text("0\n")
+    (told,) = problems(machine.ask())
+    assert told.advice == "$ sudo sysctl -w kernel.unprivileged_userns_clone=1"
 
 
 def test_a_screen_fits_a_screen(machine: Made) -> None:
     machine.gpu()
-    found = machine.ask()
-    lines = screen(found).splitlines()
+    lines = screen(machine.ask()).splitlines()
     assert len(lines) <= 40
     assert all(len(line) <= WIDTH for line in lines if "$ " not in line)
-    assert set(states(found).values()) == {"not built"}
-    assert found.disk.missing == 32.5  # one folder of 6.5 GB per stack
-    reached = screen(found.model_copy(update={"reach": {"gemm": ("torch",), "moe": ()}}))
-    assert "with a ground truth: gemm; by the oracle alone: moe" in reached
 
 
 @pytest.mark.slow
@@ -316,7 +288,7 @@ def test_the_command_that_is_named_works_as_written(tmp_path: Path) -> None:
     def follow() -> None:
         """Run the one command that a diagnosis names."""
         found = Diagnosis.model_validate_json((tmp_path / "found.json").read_text())
-        (command,) = [one.command for one in found.problems if one.command]
+        (command,) = [row.advice[2:] for row in problems(found) if row.fatal]
         variables = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
         done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=variables, check=False, capture_output=True)
         assert done.returncode == 0, done.stderr.decode()

@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -23,8 +23,8 @@ from traceproof.digests import digest_file, digest_json
 from traceproof.environments import interpreted, toolkit
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Unavailable
-from traceproof.stacks import MAIN, STACK_OF, STACKS, TRUTHS, Stack
 from traceproof.stacks import PACKAGES as SOURCES
+from traceproof.stacks import STACK_OF, STACKS, Stack
 
 # Packages whose versions can change an output; absent ones are left out.
 PACKAGES = tuple(sorted({name for stack in STACKS.values() for name in (stack.distribution, *stack.versions)}))
@@ -150,9 +150,6 @@ def _text(error: Exception) -> str:
 
 # What a doctor asks.
 
-# op_type -> ground truth -> first and last compute capability of each adapter; None: one needs no GPU.
-Adapters = Mapping[str, Mapping[str, list[tuple[tuple[int, int], tuple[int, int]]] | None]]
-
 
 class InterpreterFacts(TypedDict):
     """What an interpreter says of itself."""
@@ -162,16 +159,11 @@ class InterpreterFacts(TypedDict):
     cuda: str | None  # why PyTorch can not use a GPU; empty if it can, None if it is not built for one
     # folder of the CUDA toolkit that its builds use, and the version, or why there is none
     compiler: tuple[str | None, str]
-    adapters: Adapters  # empty where they can not be imported, or are not asked for
 
 
 def facts(cuda_home: str, *modules: str) -> InterpreterFacts:
-    """Import the modules and look around; torch alone is asked for all adapters."""
+    """Import the modules and look around."""
     failed = {name: problem[:300] for name in modules if (problem := _problem_of(name)) is not None}
-    told: Adapters = {}
-    if modules == (STACKS[MAIN].package,) and not failed:
-        with suppress(Exception):  # of a torch that lacks something: then nothing is said of them
-            told = _adapters()
     torch, cuda = sys.modules.get("torch"), None
     if torch is not None and torch.version.cuda is not None:
         try:
@@ -179,25 +171,7 @@ def facts(cuda_home: str, *modules: str) -> InterpreterFacts:
             cuda = ""
         except Exception as error:  # noqa: BLE001 - whatever the driver objects to is the answer
             cuda = str(error).strip().partition("\n")[0][:300]
-    return InterpreterFacts(
-        versions=installed(), failed=failed, cuda=cuda, compiler=_compiler(cuda_home), adapters=told
-    )
-
-
-def _adapters() -> Adapters:
-    """Which op_types have a ground truth on which machines."""
-    from traceproof.ops import registry  # it needs more than an interpreter alone has
-
-    found: dict[str, dict[str, list[tuple[tuple[int, int], tuple[int, int]]] | None]] = {}
-    for op_type in registry.known():
-        truths = registry.get(op_type).truths
-        ranges = {truth: [adapter.sm for adapter in truths.get(truth, ())] for truth in TRUTHS}
-        found[op_type] = {
-            truth: None if None in each else [sm for sm in each if sm is not None]
-            for truth, each in ranges.items()
-            if each
-        }
-    return found
+    return InterpreterFacts(versions=installed(), failed=failed, cuda=cuda, compiler=_compiler(cuda_home))
 
 
 def _compiler(configured: str) -> tuple[str | None, str]:
