@@ -163,7 +163,8 @@ class Slope:
     def __init__(self, dtype: torch.dtype, *, factor: float) -> None:
         self._dtype, self._systematic = dtype, SLOPE * unit_roundoff(dtype) * factor / 2
         self._rows, self._slices = _Groups(), _Groups()
-        # products, the baseline's, and energy
+        self._baseline = 0.0  # the sum of the baseline's products
+        # sums of products and of energy
         self._columns: torch.Tensor | None = None
         self._values: torch.Tensor | None = None
 
@@ -171,33 +172,33 @@ class Slope:
         """One chunk, with signed errors."""
         nearest = rows.expected.to(self._dtype)
         value = rows.expected.masked_fill(nearest.to(torch.float64) == rows.expected, 0.0)
-        each = torch.stack([rows.error * value, rows.allowed * value, value * value])
-        by_row = each.sum(-1)
-        self._rows.add(by_row[0], by_row[2])
+        each = rows.error * value, value * value
+        self._baseline += float((rows.allowed * value).sum())
+        by_row = torch.stack([one.sum(-1) for one in each])
+        self._rows.add(*by_row)
         if len(value) % rows.first == 0:
-            slices = by_row.view(3, rows.first, -1).sum(-1)
-            self._slices.add(slices[0], slices[2])
-        columns = each.sum(1)
+            self._slices.add(*by_row.view(2, rows.first, -1).sum(-1))
+        columns = torch.stack([one.sum(0) for one in each])
         self._columns = columns if self._columns is None else self._columns + columns
         group = nearest.view(torch.int16).to(torch.int64).flatten() & (VALUES - 1)
-        values = torch.stack([torch.bincount(group, one.flatten(), minlength=VALUES) for one in each[::2]])
+        values = torch.stack([torch.bincount(group, one.flatten(), minlength=VALUES) for one in each])
         self._values = values if self._values is None else self._values + values
 
     def found(self) -> tuple[float, float] | None:
         """How far the slope is off, and how far it may be; None: there are too few groups to say it."""
         if self._columns is None or self._values is None:
             return None
-        product, baseline, energy = self._columns.sum(-1).tolist()
+        product, energy = self._columns.sum(-1).tolist()
         columns, values = _Groups(), _Groups()
-        columns.add(self._columns[0], self._columns[2])
-        values.add(self._values[0], self._values[1])
+        columns.add(*self._columns)
+        values.add(*self._values)
         groups = (self._rows, self._slices, values, columns)
         if not energy or min(one.number(energy) for one in groups) < GROUPS:
             return None
         slope = product / energy
         *others, down = (one.variance(slope, energy) for one in groups)
         lucky = SIGMAS * math.sqrt(max(others) + down)
-        return slope, self._systematic + 2 * abs(baseline / energy) + lucky
+        return slope, self._systematic + 2 * abs(self._baseline / energy) + lucky
 
 
 class CloseGate(_Gate[Close]):
@@ -225,7 +226,7 @@ class CloseGate(_Gate[Close]):
         tensors = (actual, entries[""], entries["baseline"])
         a, e, f = (_rows(t.to(torch.float64), self._kind.row_axes) for t in tensors)
         error, lost = a - e, f - e
-        if not all(all_finite(t) for t in (a, e, f)):
+        if not bool(torch.isfinite(error.sum() + lost.sum())):
             finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
             error, lost, e = (t.masked_fill(~finite, 0.0) for t in (error, lost, e))
         return Rows(a, e, error, lost, first=len(actual) if actual.dim() > 1 else 1)

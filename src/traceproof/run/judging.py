@@ -4,9 +4,7 @@ Large cases come last: there the oracle is computed a chunk of rows at a time.
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -440,8 +438,7 @@ class LargeCase:
                     return self.on(device, outputs)
             except torch.OutOfMemoryError:
                 pass
-        with _all_cores():
-            return self.on(torch.device("cpu"), outputs)
+        return self.on(torch.device("cpu"), outputs)
 
     def on(self, device: torch.device, outputs: Mapping[str, Tensors]) -> dict[str, dict[str, Ruling]]:
         """The same, computed on `device`."""
@@ -553,14 +550,3 @@ def is_large(definition: Definition, op: Op, case: Case) -> bool:
     kinds = op.comparisons(definition)
     numeric = all(name in kinds and not isinstance(kinds[name], Samples | IndexSet) for name in definition.outputs)
     return first and numeric
-
-
-@contextmanager
-def _all_cores() -> Iterator[None]:
-    """All cores for one case: cases of this size come one after the other on a CPU."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
