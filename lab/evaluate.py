@@ -2,7 +2,7 @@
 
 Runs in an interpreter with flashinfer-bench and the packages that the baselines call, on a machine with a GPU:
 
-    python lab/evaluate.py --dataset DATASET --bundles results/publish --out results/traces
+    python lab/evaluate.py --dataset DATASET --pull-requests results/publish --out results/traces
 
 `OUT/traces/` gets what passed, `OUT/not_passed.jsonl` what did not, with flashinfer-bench's own log.
 """
@@ -23,7 +23,7 @@ from typing import Any
 PASSED = "PASSED"
 PARSER = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 PARSER.add_argument("--dataset", type=Path, required=True, help="the dataset that was verified")
-PARSER.add_argument("--bundles", type=Path, required=True, help="folder of dry runs: <bundle>/files/")
+PARSER.add_argument("--pull-requests", type=Path, required=True, help="folder of dry runs")
 PARSER.add_argument("--out", type=Path, required=True, help="gets traces/<op_type>/<definition>.jsonl")
 PARSER.add_argument("--definitions", nargs="*", help="only these")
 PARSER.add_argument("--warmup", type=int, default=10, help="runs before timing; flashinfer-bench's own default")
@@ -90,10 +90,10 @@ def _tell(names: set[str], traces: list[dict[str, Any]]) -> int:
 
 
 def _collect(options: argparse.Namespace, root: Path) -> set[str]:
-    """Lay the bundles' solutions, own workloads and blobs beside their definitions; the definitions' names."""
+    """Lay the solutions, own workloads and blobs beside their definitions; the definitions' names."""
     names = set()
     root.mkdir()
-    for part in sorted((options.bundles / "parts").iterdir()):
+    for part in sorted((options.pull_requests / "parts").iterdir()):
         wanted = not options.definitions or part.name in options.definitions
         if not (wanted and list(part.glob("workloads/*/*.jsonl")) and list(part.glob("solutions/**/*.json"))):
             continue

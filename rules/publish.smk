@@ -24,7 +24,7 @@ rule chain:
         sources="sources/repos_config.json",
         tests=f"{FLOW.run}/tests.json",
         summary=f"{FLOW.run}/summary.json",
-        bundles=f"{FLOW.run}/publish/dry-run.json",
+        dry_run=f"{FLOW.run}/publish/dry-run.json",
     log:
         f"{FLOW.run}/logs/chain.log",
     localrule: True
@@ -32,4 +32,4 @@ rule chain:
         selection=FLOW.config.run,
     shell:
         "python scripts/job.py conclude --sources {input.sources:q} --tests {input.tests:q} --summary {input.summary:q}"
-        " --bundles {input.bundles:q} --selection={params.selection:q} --log {log:q}"
+        " --dry-run {input.dry_run:q} --selection={params.selection:q} --log {log:q}"

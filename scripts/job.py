@@ -144,11 +144,9 @@ def tests_report(*, rows: list[Path], stacks: list[Path], known: Path | None, ou
     write_json(out, judged(read_rows(rows), read_known(known), versions))
 
 
-def publish(
-    *, dataset: Path, base: Path, origin: Json[Dataset], run: Path, results: Path, python: Path, out: Path
-) -> None:
+def publish(*, dataset: Path, base: Path, origin: Json[Dataset], run: Path, python: Path, out: Path) -> None:
     """Write the dry run of everything that is verified. It can not push: it has no code for it."""
-    from traceproof.publish.prepare import NothingVerifiedError, Source, prepare, provenance, show
+    from traceproof.publish.pull_request import NothingVerifiedError, Source, base_of, dry_run, prepare, provenance
 
     root, listed = Path.cwd(), []
     source = Source(
@@ -156,26 +154,25 @@ def publish(
         dataset=dataset,
         base=base,
         run=run,
-        results=results,
         python=str(python.absolute()),
         provenance=provenance(root, origin),
     )
     try:
         made = prepare(source, definitions=[], op_types=[], per="definition")
-        listed = [show(item, out.parent)[0] for item in made]
+        listed = [dry_run(item, base_of(source), out.parent) for item in made]
     except NothingVerifiedError as error:  # an empty list says so; the verdicts say why
         _say("publish", str(error))
     for item in listed:
         for problem in item["problems"]:
-            _say("publish", f"{item['bundle']} could not be sent as it is: {problem}")
+            _say("publish", f"{item['pull_request']} could not be sent as it is: {problem}")
     write_json(out, listed)
 
 
-def site(*, results: Path, run: Path, audit: Path | None, out: Path, table: Path, plots: Path) -> None:
-    """Write the pages of a finished run, and the two of them that other reports take."""
+def site(*, results: Path, run: Path, out: Path) -> None:
+    """Write the pages of a finished run."""
     from traceproof.site.build import Finished, build
 
-    built = build(Finished(results, run, audit), out, (table, plots))
+    built = build(Finished(results, run), out)
     _say("site", f"{built.pages} pages in {built.folder}")
 
 
@@ -184,7 +181,7 @@ def conclude(
     sources: Path | None = None,
     tests: Path | None = None,
     summary: Path | None = None,
-    bundles: Path | None = None,
+    dry_run: Path | None = None,
     selection: str = "",
 ) -> bool:
     """Print what a target came to, of what is given; findings fail it. All results stay where they are."""
@@ -208,12 +205,12 @@ def conclude(
             planned = Index.read(summary.parent.parent / "cases" / "index.json").op_types
             text += f"{absent(summary.stem, families(), sorted(planned))}\n"
         findings = findings or failed(verdicts)
-    if bundles:
-        text += f"Pull requests that a push would open (dry run, in {bundles.parent}):\n"
-        listed = _read(bundles)
+    if dry_run:
+        text += f"Pull requests that a push would open (dry run, in {dry_run.parent}):\n"
+        listed = _read(dry_run)
         for one in listed:
             held = f"; not as it is: {'; '.join(one['problems'])}" if one["problems"] else ""
-            text += f"  {one['bundle']}: {len(one['files'])} files{held}\n"
+            text += f"  {one['pull_request']}: {len(one['files'])} files{held}\n"
         text += "" if listed else "  none: nothing selected is verified by a ground truth that runs here\n"
         chosen = f" --selection {selection}" if selection else ""
         text += f"Nothing was sent. To open them: traceproof publish{chosen} --push\n"

@@ -1,4 +1,4 @@
-"""A finished run over a small dataset, for the tests of publishing. As a program: push a pickled bundle."""
+"""A finished run over a small dataset, for the tests of publishing. As a program: push a pickled pull request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from traceproof import programs
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.files import write_json
-from traceproof.publish.bundle import Bundle, Piece
-from traceproof.publish.prepare import Prepared, Source, prepare
+from traceproof.publish.pull_request import PullRequest, Source, prepare
 from traceproof.publish.push import Hub
 from traceproof.testgen import generate
 
@@ -83,29 +82,25 @@ def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
         root=ROOT,
         dataset=root,
         run=folder,
-        results=folder,
         python=sys.executable,
         provenance={"dataset": "made for tests"},
-        tests=False,
     )
 
 
 @contextmanager
-def parts_made_here() -> Iterator[None]:
-    """Make the parts of bundles in this process, which has torch."""
+def made_here() -> Iterator[None]:
+    """Make solutions and tests in this process, which has torch."""
     import pytest  # not in a process that pushes
 
-    from traceproof.publish import parts  # imports torch
+    from traceproof.publish import solutions  # imports torch
 
     def here(command: Sequence[str], *, environment: object) -> subprocess.CompletedProcess[str]:
         assert environment
+        request = json.loads(Path(command[4]).read_text())
         if command[3] == generate.__name__:
-            request = generate.TextRequest(**json.loads(Path(command[4]).read_text()))
-            write_json(Path(command[5]), generate.texts(request))
-            return subprocess.CompletedProcess(command, 0, "", "")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", list(command[3:]))
-            parts.main()
+            write_json(Path(command[5]), generate.texts(generate.TextRequest(**request)))
+        else:
+            solutions.write_solutions(request, Path(command[5]))
         return subprocess.CompletedProcess(command, 0, "", "")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -113,47 +108,41 @@ def parts_made_here() -> Iterator[None]:
         yield
 
 
-def bundles(source: Source, *names: str) -> list[Prepared]:
-    """The bundles of some definitions."""
-    with parts_made_here():
+def pull_requests(source: Source, *names: str) -> list[PullRequest]:
+    """The pull requests of some definitions."""
+    with made_here():
         return prepare(source, definitions=names, op_types=[], per="definition")
 
 
-def of_alpha(folder: Path, *names: str) -> Prepared:
-    """The bundle of `alpha`, of a dataset of these definitions of which every case passed."""
+def run_of(folder: Path, *names: str, verified: Sequence[str] | None = None) -> Source:
+    """A run over a dataset of these definitions; of the verified ones (None: all) every case passed."""
     root = dataset(folder / "dataset", *names)
     digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
     rows = [
         row(name, digests[name], case, implementation)
-        for name in digests
+        for name in (names if verified is None else verified)
         for case in CASES
         for implementation in IMPLEMENTATIONS
     ]
-    return bundles(finished(folder / "run", root, rows), "alpha")[0]
+    return finished(folder / "run", root, rows)
 
 
-def with_piece(prepared: Prepared, path: str, data: bytes) -> Prepared:
-    """The same bundle with a file replaced or added."""
-    pieces = {piece.path: piece for piece in prepared.bundle.pieces} | {path: Piece(path, data)}
-    return replace(prepared, bundle=_with(prepared.bundle, pieces=tuple(pieces[key] for key in sorted(pieces))))
+def with_file(made: PullRequest, path: str, data: bytes) -> PullRequest:
+    """The same pull request with a file replaced or added."""
+    return replace(made, files={**made.files, path: data})
 
 
-def _with(bundle: Bundle, **changes: Any) -> Bundle:  # noqa: ANN401 - its fields
-    return replace(bundle, **changes)
+def path_of(made: PullRequest, start: str) -> str:
+    """The first of its paths that starts so."""
+    return next(path for path in made.files if path.startswith(start))
 
 
-def path_of(prepared: Prepared, start: str) -> str:
-    """The first of the bundle's paths that starts so."""
-    return next(piece.path for piece in prepared.bundle.pieces if piece.path.startswith(start))
-
-
-def start_push(prepared: Prepared, hub: HubServer, folder: Path, token: str) -> subprocess.Popen[bytes]:
+def start_push(made: PullRequest, hub: HubServer, folder: Path, token: str) -> subprocess.Popen[bytes]:
     """Push in a process of its own, which can be killed."""
-    file = folder / "prepared.pickle"
+    file = folder / "pull_request.pickle"
     # Fresh definitions: what they have worked out about themselves can not be pickled.
-    found = prepared.bundle.definitions
-    fresh = {name: Definition.model_validate(item.as_json()) for name, item in found.items()}
-    file.write_bytes(pickle.dumps(replace(prepared, bundle=_with(prepared.bundle, definitions=fresh))))
+    fresh = {name: Definition.model_validate(item.as_json()) for name, item in made.definitions.items()}
+    file.write_bytes(pickle.dumps(replace(made, definitions=fresh)))
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
     environment["PYTHONPATH"] = f"{ROOT / 'src'}:{Path(__file__).parent}"
     command = [sys.executable, __file__, str(file), hub.endpoint]
@@ -161,6 +150,5 @@ def start_push(prepared: Prepared, hub: HubServer, folder: Path, token: str) -> 
 
 
 if __name__ == "__main__":
-    MADE: Prepared = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - written by the test
-    OUTCOME = Hub(REPOSITORY, endpoint=sys.argv[2]).push(MADE.bundle, MADE.describe, allow_changes=False)
-    sys.stdout.write(f"{OUTCOME}\n")
+    MADE: PullRequest = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - written by the test
+    sys.stdout.write(f"{Hub(REPOSITORY, endpoint=sys.argv[2]).push(MADE, allow_changes=False)}\n")

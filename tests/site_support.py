@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -13,7 +12,6 @@ from typing import Any
 from definitions import GOOD, rmsnorm, write
 from publish_support import finished, row
 
-from traceproof.bumps.history import Scope, keep
 from traceproof.dataset.tree import read_tree
 from traceproof.run.report import report
 from traceproof.site.build import Finished
@@ -23,14 +21,6 @@ BROKEN = "<img src=x onerror=hacked=1>"  # name of a file that is no definition
 NAMES = ("alpha", "beta", "gamma", "zeta")
 IMPLEMENTATIONS = ("reference", "torch", "flashinfer")
 HISTOGRAM = [0] * 20 + [7, 5, 0, 0, 1]
-AUDIT = {
-    "files": 1,
-    "tests": 2,
-    "collected": 2,
-    "inherited": {},
-    "not_run": {},
-    "findings": [{"path": HOSTILE, "line": 3, "code": "TA201", "evidence": HOSTILE}],
-}
 
 
 def stack(name: str, package: str, version: str) -> dict[str, Any]:
@@ -68,8 +58,8 @@ def hostile(name: str) -> dict[str, Any]:
     return definition
 
 
-def site_run(folder: Path, *, states: int = 2) -> Finished:
-    """A run of NAMES with `states` kept states, in which gamma starts to fail with the last one, and an audit."""
+def site_run(folder: Path) -> Finished:
+    """A run of NAMES, in which gamma fails, and a file that is no definition."""
     dataset = folder / "dataset"
     for name in NAMES:
         definition = hostile(name) if name == "zeta" else rmsnorm(name, tags=["model:tiny", "tp:2"])
@@ -84,26 +74,12 @@ def site_run(folder: Path, *, states: int = 2) -> Finished:
         | broken
     )
     finished(results, dataset, rows)
-    verdicts = results / "verdicts" / "rmsnorm.jsonl"
     stacks = [stack("torch", "torch", "2.13.0")]
-    for version in [f"0.{6 + one}" for one in range(states)]:
-        passing = version != f"0.{5 + states}"
-        text = verdicts.read_text()
-        if passing:
-            fine = [one | {"verdict": "pass", "reason": None} if one["verdict"] == "fail" else one for one in rows]
-            verdicts.write_text("".join(json.dumps(one) + "\n" for one in fine))
-        kept = [*stacks, stack("flashinfer", "flashinfer-python", version)]
-        digest = keep(results / "history", [verdicts], kept, {}, Scope(dataset="made"))
-        day = 1_700_000_000 + 1000 * int(version[-1])
-        os.utime(results / "history" / f"{digest}.json", (day, day))
-        verdicts.write_text(text)
-    report([verdicts], results / "summary.json", known=None, stacks=stacks)
+    report([results / "verdicts" / "rmsnorm.jsonl"], results / "summary.json", known=None, stacks=stacks)
     for record in stacks:
         (results / "stacks").mkdir(exist_ok=True)
         (results / "stacks" / f"{record['stack']}.json").write_text(json.dumps(record))
-    audit = results / "audit-tests.json"
-    audit.write_text(json.dumps(AUDIT))
-    return Finished(results, results, audit)
+    return Finished(results, results)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from pipeline import Run, summarise
 from traceproof.dataset.constants import FLASHINFER, ruled, rules_of, shown
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.publish.ledger import Ledger, Record
+from traceproof.publish.verified import ImplementationVerdict, verification
 from traceproof.run.known import Known
 from traceproof.sandbox import GIB, Limits
 
@@ -249,26 +249,22 @@ def test_a_verdict_is_right_only_where_a_second_source_agrees(
 
 
 def test_a_constant_by_the_reference_alone_earns_no_tag() -> None:
-    def standing(definition: Definition) -> str:
+    def reason(definition: Definition) -> str:
         common: dict[str, Any] = {
             "definition": definition.name,
-            "op_type": "rmsnorm",
             "status": "passed",
             "reason": "",
             "cases": ("small-0",),
             "compared": 1,
             "skipped": {},
             "gates": {},
-            "digests": {"definition": definition.digest},
+            "digest": definition.digest,
             "versions": {},
             "device": "cpu",
             "seed": 0,
-            "date": "2026-01-01",
         }
-        ledger = Ledger(
-            Record(implementation=implementation, **common) for implementation in ("reference", "torch")
-        )
-        return ledger.standing(definition).reason
+        found = {one: ImplementationVerdict(implementation=one, **common) for one in ("reference", "torch")}
+        return verification(definition, found).reason
 
-    assert standing(norm(description="Epsilon 1e-6.")) == ""
-    assert standing(norm()) == "epsilon 1e-06 by the reference alone; its description should state it"
+    assert reason(norm(description="Epsilon 1e-6.")) == ""
+    assert reason(norm()) == "epsilon 1e-06 by the reference alone; its description should state it"

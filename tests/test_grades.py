@@ -1,8 +1,7 @@
-"""How strong a proof is shows in rows, in the table, in the sentence that a run ends with, and in the ledger."""
+"""How strong a proof is shows in rows, in the table, in the closing sentence, and in what may be published."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from dialect_samples import GATED
 from pipeline import summarise, typed
 
 from traceproof.dataset.dialects import read
-from traceproof.publish.ledger import Ledger, Record
+from traceproof.publish.verified import ImplementationVerdict, verification
 from traceproof.reasons import Grade, Skip
 from traceproof.run.known import Known
 from traceproof.run.proof import graded
@@ -128,22 +127,20 @@ def test_without_a_definition_of_no_oracle_the_table_is_as_it_was() -> None:
     assert "Grades of proof" not in table(summarise(judged("a_proved", "a_checked"), Known()))
 
 
-def record(implementation: str, digest: str, against: str) -> Record:
-    return Record(
+def verdict_of(implementation: str, digest: str, against: str) -> ImplementationVerdict:
+    return ImplementationVerdict(
         definition="silu_and_mul_h64",
-        op_type="activation",
         implementation=implementation,
+        digest=digest,
         status="passed",
         reason="",
         cases=("small-0",),
         compared=1,
         skipped={},
         gates={},
-        digests={"definition": digest},
         versions={},
         device=None,
         seed=0,
-        date="2026-01-01",
         against=against,
     )
 
@@ -161,14 +158,5 @@ def test_without_an_oracle_two_ground_truths_are_needed_to_be_verified(
     against: str, truths: tuple[str, ...], *, verified: bool
 ) -> None:
     definition = read(GATED).definition
-    ledger = Ledger(
-        record(implementation, definition.digest, against) for implementation in ("reference", *truths)
-    )
-    assert ledger.standing(definition).verified is verified
-
-
-def test_a_ledger_says_what_a_record_stands_against(tmp_path: Path) -> None:
-    definition = read(GATED).definition
-    Ledger([record("reference", definition.digest, "shadow")]).write(tmp_path / "ledger.jsonl")
-    (kept,) = Ledger.read(tmp_path / "ledger.jsonl").records["silu_and_mul_h64"].values()
-    assert kept.against == "shadow"
+    found = {one: verdict_of(one, definition.digest, against) for one in ("reference", *truths)}
+    assert verification(definition, found).verified is verified

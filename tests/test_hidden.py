@@ -15,12 +15,13 @@ from test_hostile import RIGHT, reference
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.publish.ledger import keep
+from traceproof.publish.verified import implementation_verdicts
 from traceproof.reasons import Verdict
 from traceproof.run.hidden import hidden_cases, hidden_seed
 from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection
 from traceproof.run.report import failed, table
+from traceproof.run.schema import VerdictRow
 from traceproof.sandbox import Limits, policy
 
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
@@ -184,10 +185,8 @@ def test_a_known_fault_may_show_in_a_hidden_case_or_not() -> None:
     assert failed(summarise([row | {"case": "small-0"} | fault, other], known))
 
 
-def test_a_hidden_case_is_published_nowhere(rows: dict[str, Rows], tmp_path: Path) -> None:
-    path = tmp_path / "rmsnorm.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows["good"]), encoding="utf-8")
-    ledger = keep([path], tmp_path / "ledger.jsonl", tmp_path / "store", references={})
-    record = ledger.records["good"]["reference"]
-    assert record.passed
-    assert not [case for case in record.cases if case.startswith("hidden")]
+def test_a_hidden_case_is_published_nowhere(rows: dict[str, Rows]) -> None:
+    found = implementation_verdicts(VerdictRow.model_validate(row) for row in rows["good"])
+    verdict = found["good"]["reference"]
+    assert verdict.passed
+    assert not [case for case in verdict.cases if case.startswith("hidden")]

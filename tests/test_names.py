@@ -17,8 +17,7 @@ from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.files import sealed
 from traceproof.names import MARKER, NAME, OP_TYPE, fresh_folder, path_part, remove_folder
-from traceproof.publish.parts import write_parts
-from traceproof.publish.prepare import write_ledger
+from traceproof.publish.solutions import write_solutions
 from traceproof.sandbox import Limits
 
 BAD_NAMES = [
@@ -146,7 +145,7 @@ def test_publishing_a_definition_named_after_a_folder_leaves_the_folder_alone(tm
     rows = [
         row("alpha", digest, case, implementation) for case in CASES for implementation in ("reference", "torch")
     ]
-    source = finished(tmp_path / "run", root, rows)
+    finished(tmp_path / "run", root, rows)
     cases = tmp_path / "run" / "cases" / "rmsnorm.json"
     planned = json.loads(cases.read_text())
     entry = planned["definitions"]["alpha"]
@@ -154,9 +153,7 @@ def test_publishing_a_definition_named_after_a_folder_leaves_the_folder_alone(tm
     planned["definitions"] = {name: entry}
     del planned["seal"]
     cases.write_text(sealed(json.dumps(planned)))
-    ledger = tmp_path / "run" / "ledger.jsonl"
-    write_ledger(source, read_tree(root))
-    ledger.write_text(ledger.read_text().replace('"alpha"', json.dumps(name)))
+    request = {"definition": name, "plan": str(cases), "versions": {}, "cases": [], "infinite": []}
     with pytest.raises(ValueError, match="name"):
-        write_parts(cases, ledger, tmp_path / "parts", only={name})
+        write_solutions([request], tmp_path / "parts")  # type: ignore[list-item] # read from JSON
     assert (precious / "thesis.txt").read_text() == "years"

@@ -13,15 +13,14 @@ from definitions import rmsnorm
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline import typed
-from publish_support import CASES, bundles, dataset, finished, row
+from publish_support import pull_requests, run_of
 
 from traceproof.cli.publish import _writable
 from traceproof.cli.results import describe
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.names import fresh_folder
-from traceproof.publish.prepare import dry_run
+from traceproof.publish.pull_request import base_of, dry_run
 from traceproof.testgen.calls import Call
 from traceproof.testgen.texts import Settings, render
 from traceproof.text import literal, markdown, printable, redacted
@@ -95,17 +94,13 @@ def test_a_model_of_a_tag_is_no_code_in_a_document() -> None:
 
 
 def test_output_of_tests_is_no_markup_and_no_marker_in_a_description(tmp_path: Path) -> None:
-    root = dataset(tmp_path / "dataset", "alpha")
-    digest = read_tree(root).definitions["alpha"].digest
-    rows = [
-        row("alpha", digest, case, implementation) for case in CASES for implementation in ("reference", "torch")
-    ]
-    run = replace(finished(tmp_path / "run", root, rows), tests_output="```\n# mine\ntraceproof-bundle: other\n")
-    dry_run(bundles(run, "alpha")[0], tmp_path / "out", allow_changes=False)
+    run = run_of(tmp_path, "alpha")
+    made = replace(pull_requests(run, "alpha")[0], tests="```\n# mine\ntraceproof-pull-request: other\n")
+    dry_run(made, base_of(run), tmp_path / "out")
     lines = (tmp_path / "out" / "definition-alpha" / "description.md").read_text().splitlines()
     assert "    # mine" in lines
-    assert [line for line in lines if line.startswith("traceproof-bundle")] == [
-        "traceproof-bundle: definition-alpha"
+    assert [line for line in lines if line.startswith("traceproof-pull-request")] == [
+        "traceproof-pull-request: definition-alpha"
     ]
 
 

@@ -17,10 +17,11 @@ from traceproof.ops import registry
 from traceproof.ops.cases import Case
 from traceproof.ops.families.expert import mixture_of
 from traceproof.ops.scaled_down import ScaledDown, scaled_down_of
-from traceproof.publish.ledger import keep
+from traceproof.publish.verified import implementation_verdicts, verification
 from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection
 from traceproof.run.report import table
+from traceproof.run.schema import read_rows
 from traceproof.sandbox import Limits
 
 LIMITS = Limits(seconds=60.0, memory_bytes=2 << 30)
@@ -132,13 +133,12 @@ def test_a_scaled_down_definition_that_passes_leaves_its_definition_unproved(tmp
     assert "NOT VERIFIED: 1 definition" in table(alone)
 
 
-def test_the_ledger_knows_nothing_of_what_was_scaled_down(tmp_path: Path) -> None:
+def test_what_was_scaled_down_verifies_nothing(tmp_path: Path) -> None:
     verified(tmp_path, wide())
-    verdicts = [tmp_path / "results" / "verdicts" / "rmsnorm.jsonl"]
-    ledger = keep(verdicts, tmp_path / "ledger.jsonl", tmp_path / "store", references={"wide": GOOD})
-    record = ledger.records["wide"]["reference"]
-    assert (record.status, record.reason) == ("not run", "too large, judged by a scaled-down definition alone")
-    assert not ledger.standing(Definition.model_validate(wide())).verified
+    found = implementation_verdicts(read_rows(tmp_path / "results" / "verdicts" / "rmsnorm.jsonl"))["wide"]
+    own = found["reference"]
+    assert (own.status, own.reason) == ("not run", "too large, judged by a scaled-down definition alone")
+    assert not verification(Definition.model_validate(wide()), found).verified
 
 
 def test_a_twin_that_is_wrong_is_a_finding(tmp_path: Path) -> None:

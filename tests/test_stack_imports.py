@@ -24,7 +24,7 @@ RULES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "r
 # The scripts that rules run in a stack's interpreter, and what else is started there.
 SCRIPTS = tuple(sorted(set(re.findall(r"\{params\.python:q\} -P scripts/(\w+)\.py", RULES))))
 MODULES = (
-    "traceproof.publish.parts",
+    "traceproof.publish.solutions",
     "traceproof.coverage.collect",
     "traceproof.environments.inside",
     "traceproof.run.trusted",

@@ -106,8 +106,6 @@ USES: list[tuple[str, str]] = [
     ("clone-repos --lock {tmp}/empty", "{tmp}/empty"),
     ("clone-repos --lock {tmp}/file", "{tmp}/file"),
     ("publish --traces {tmp}/nowhere", "{tmp}/nowhere"),
-    ("publish --tests-output {tmp}/nowhere", "{tmp}/nowhere"),
-    ("publish --coverage-clone {tmp}/git", "no verdicts"),
     # What can not be written, found before the work.
     ("verify --json {tmp}/empty", "--json {tmp}/empty cannot be written"),
     ("verify --json {tmp}/nowhere/out.json", "--json {tmp}/nowhere/out.json cannot be written"),

@@ -23,7 +23,6 @@ from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.schema import VerdictRow, each_row, figures, place, read_rows
 from traceproof.text import block, printable
 
-AUDIT = "audit-tests.json"  # below results: where `traceproof audit-tests --json` is looked for
 SHOWN = 20  # rows of one kind of difference on the terminal; --json and --markdown have all
 DAY = 86400.0
 FRESH_SECONDS = 3600.0  # what was written so lately may be a job's that has no verdict file yet
@@ -202,10 +201,6 @@ def site(
     *,
     out: options.Out = None,
     selection: options.Selection = "",
-    audit: Annotated[
-        Path | None,
-        typer.Option(help=f"What `traceproof audit-tests --json` wrote; {AUDIT} below results if it is there."),
-    ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Write a finished run as a site: static pages that need no server and no network.
@@ -216,8 +211,7 @@ def site(
 
     root, config = run.configured()
     results = root / config.results
-    usual = results / AUDIT
-    finished = Finished(results, results / selection, audit or (usual if usual.is_file() else None))
+    finished = Finished(results, results / selection)
     with telling("writing pages"):
         built = build(finished, out or finished.run / "site")
     told = f"{built.pages} pages, {built.bytes / 2**20:.1f} MiB, {built.seconds:.1f} s"

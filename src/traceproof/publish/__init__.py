@@ -1,1 +1,1 @@
-"""Bringing what was proved to a dataset: ledger, bundle, checker, and two ways to push."""
+"""Bringing what was proved to a dataset: what is verified, pull requests of it, and the push to a hub."""

@@ -1,87 +1,119 @@
-"""What a bundle comes to on top of a dataset's present state, and how that differs from what is there.
+"""What a pull request comes to on top of a dataset's present state, and why it may not be opened.
 
 DeepDiff does not serve: the order of a definition's axes, inputs and outputs counts, and it ignores that of keys.
 """
 
 import difflib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import strict_json
-from traceproof.publish.bundle import Base, Bundle, Kind, Piece, our_card
+from traceproof.dataset.records import BASELINE, EvaluationStatus, Trace
+from traceproof.dataset.tree import file_bytes, json_text, strict_json
+from traceproof.files import NotPlainError
 from traceproof.testgen.generate import whose
 
-SHOWN = 40  # lines of a text's difference
-ORDERED = frozenset({"axes", "inputs", "outputs"})  # of a definition, where it is the order of arguments
-LONG = 60  # characters of a value shown
+FOLDERS = ("definitions", "tests", "solutions", "traces", "workloads", "blob")  # of a dataset
+SHOWN = 40  # lines of a file's difference
+LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at
+SECRET = re.compile(rb"hf_[A-Za-z0-9]{20,}|HF_TOKEN\s*=\s*\S|-----BEGIN [A-Z ]*PRIVATE KEY")
+
+
+class Base(Protocol):
+    """A dataset's state that a pull request goes on top of."""
+
+    @property
+    def revision(self) -> str:
+        """What it is called in messages: a commit, or a folder."""
+
+    def paths(self) -> frozenset[str]:
+        """All files."""
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content; None: it is not there."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A dataset's folder on this machine, as a base."""
+
+    root: Path
+    revision: str = "the local dataset"
+
+    def paths(self) -> frozenset[str]:
+        """All files."""
+        found = (path for name in FOLDERS for path in (self.root / name).rglob("*") if path.is_file())
+        return frozenset(path.relative_to(self.root).as_posix() for path in found)
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content; None: it is not there."""
+        try:
+            return file_bytes(self.root / path, self.root, most=LARGEST)
+        except (FileNotFoundError, NotADirectoryError, NotPlainError):
+            return None
 
 
 @dataclass
 class Change:
-    """A bundle on top of a base."""
+    """Files on top of a base."""
 
     files: dict[str, bytes] = field(default_factory=dict)  # what is added or replaced, whole files by path
     # paths that the base holds already, byte for byte (a definition: value for value)
     same: list[str] = field(default_factory=list)
-    differs: list[str] = field(default_factory=list)  # what it changes of what the base holds, a line each
-    # files of the base that are left as they are though the bundle has others
+    differs: list[str] = field(default_factory=list)  # how what the base holds would change, lines
+    # files of the base that are left as they are though there is another one
     kept: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # why it can not go on top
 
 
-def resolve(bundle: Bundle, base: Base, *, allow_changes: bool) -> Change:
-    """What a bundle comes to on top of a base. Problems are collected, not raised."""
+def resolve(files: Mapping[str, bytes], base: Base, *, allow_changes: bool) -> Change:
+    """What files come to on top of a base; of workloads and traces, `files` has the lines that are new.
+
+    Problems are collected, not raised.
+    """
     change = Change()
     present = base.paths()
-    own_card = our_card(base.read(Kind.CARD) or b"")
-    for piece in bundle.pieces:
-        old = base.read(piece.path) if piece.path in present else None
-        if piece.kind in {Kind.CARD, Kind.VIEWER}:  # somebody else's card stays, whatever is allowed
-            _resolve(piece, old, change, allow_changes=own_card)
-        else:
-            _resolve(piece, old, change, allow_changes=allow_changes)
-    change.problems += _taken(bundle, present)
+    for path, data in files.items():
+        _resolve(path, data, base.read(path) if path in present else None, change, allow_changes=allow_changes)
+        if SECRET.search(data):
+            change.problems.append(f"{path}: holds what looks like a secret")
+    # flashinfer-bench refuses a dataset that has a name twice.
+    for path in (one for one in files if one.startswith(("solutions/", "definitions/"))):
+        folder, leaf = path.partition("/")[0], path.rpartition("/")[2]
+        others = (one for one in present if one.startswith(f"{folder}/") and one.rpartition("/")[2] == leaf)
+        change.problems += [f"{path}: its name is taken by {one}" for one in others if one != path]
+    for path in (one for one in files if one.startswith("traces/")):
+        lines = [change.files.get(one, b"") or base.read(one) or b"" for one in files if _workloads_of(one, path)]
+        known = {_identity(line)[0] for data in lines for line in data.splitlines()}
+        change.problems += [f"{path}: {problem}" for problem in _unfit(files[path], known)]
     return change
 
 
-def _resolve(piece: Piece, old: bytes | None, change: Change, *, allow_changes: bool) -> None:
-    lines = piece.kind in {Kind.WORKLOADS, Kind.TRACES}
-    new = joined(old or b"", piece.data) if lines else piece.data
+def _resolve(path: str, data: bytes, old: bytes | None, change: Change, *, allow_changes: bool) -> None:
+    lines = path.startswith(("workloads/", "traces/"))
+    new = joined(old or b"", data) if lines else data
     if old is None:
-        change.files[piece.path] = new
-    elif new == old or (piece.kind is Kind.DEFINITION and _same_definition(old, new)):
-        change.same.append(piece.path)
+        change.files[path] = new
+    elif new == old or (path.startswith("definitions/") and _same_definition(old, new)):
+        change.same.append(path)
     elif lines:
-        change.files[piece.path] = new
-        change.differs.append(f"{piece.path}: {_count(new) - _count(old)} lines more, the others as they were")
-    elif piece.kind is Kind.TEST and whose(old.decode(errors="replace")) == "ours":
-        change.files[piece.path] = new
-        change.differs.append(f"{piece.path}: generated again")
-    elif piece.kind is Kind.TEST and not allow_changes:
-        change.kept.append(piece.path)
+        change.files[path] = new
+        more = len(new.splitlines()) - len(old.splitlines())
+        change.differs.append(f"{path}: {more} lines more, the others as they were")
+    elif path.startswith("tests/") and whose(old.decode(errors="replace")) == "ours":
+        change.files[path] = new
+        change.differs.append(f"{path}: generated again")
+    elif path.startswith("tests/") and not allow_changes:
+        change.kept.append(path)
     else:
-        _replace(piece.path, old, new, change, allowed=allow_changes)
-
-
-def _replace(path: str, old: bytes, new: bytes, change: Change, *, allowed: bool) -> None:
-    change.files[path] = new
-    found = [f"{path}: {line}" for line in differences(old, new)]
-    change.differs += found
-    change.problems += [] if allowed else [f"{path} exists and would change", *found]
-
-
-def _taken(bundle: Bundle, present: frozenset[str]) -> Iterator[str]:
-    """Names that the base gives to something else: flashinfer-bench refuses a dataset that has one twice."""
-    for piece in bundle.pieces:
-        if piece.kind in {Kind.SOLUTION, Kind.DEFINITION}:
-            leaf = piece.path.rpartition("/")[2]
-            others = [
-                path for path in present if path.startswith(f"{piece.kind}/") and path.rpartition("/")[2] == leaf
-            ]
-            yield from (f"{piece.path}: its name is taken by {path}" for path in others if path != piece.path)
+        change.files[path] = new
+        found = [f"{path}:", *differences(old, new)]
+        change.differs += found
+        change.problems += [] if allow_changes else [f"{path} exists and would change", *found[1:]]
 
 
 def joined(old: bytes, new: bytes) -> bytes:
@@ -92,17 +124,32 @@ def joined(old: bytes, new: bytes) -> bytes:
     return old + end + b"".join(line + b"\n" for line in fresh) if fresh else old
 
 
-def _identity(line: bytes) -> tuple[str, str] | str:
+def _identity(line: bytes) -> tuple[str, str]:
     """Workload and solution of a line; a line that is no such thing is only itself."""
     try:
         value = json.loads(line)
         return str(value["workload"]["uuid"]), str(value.get("solution"))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return line.decode(errors="replace")
+        return line.decode(errors="replace"), ""
 
 
-def _count(data: bytes) -> int:
-    return sum(1 for line in data.splitlines() if line.strip())
+def _workloads_of(path: str, traces: str) -> bool:
+    """Whether a file has the workloads that traces are of."""
+    return path.startswith("workloads/") and PurePosixPath(path).name == PurePosixPath(traces).name
+
+
+def _unfit(traces: bytes, known: Iterable[str]) -> Iterator[str]:
+    """Why measured traces may not be published: `known` are the uuids of their definition's workloads."""
+    for number, line in enumerate(traces.splitlines(), start=1):
+        try:
+            trace = Trace.model_validate(strict_json(line.decode()))
+        except ValueError as error:
+            yield f"line {number} does not fit the schema: {' '.join(str(error).split())[:300]}"
+            continue
+        if trace.evaluation is None or trace.evaluation.status is not EvaluationStatus.PASSED:
+            yield f"line {number} did not pass; only PASSED traces are published"
+        elif trace.workload.uuid not in known:
+            yield f"line {number}: workload {trace.workload.uuid} is no line of the definition's workloads"
 
 
 def _same_definition(one: bytes, other: bytes) -> bool:
@@ -117,58 +164,20 @@ def _same_definition(one: bytes, other: bytes) -> bool:
 
 
 def differences(old: bytes, new: bytes) -> list[str]:
-    """A line a difference: JSON by key (texts in it by line), anything else by line."""
+    """The unified difference of two files; of JSON, formatting does not count, and texts in it go by lines."""
+    found = list(difflib.unified_diff(_lines(old), _lines(new), lineterm="", n=2))[2:]
+    more = [f"... and {len(found) - SHOWN} lines more"] if len(found) > SHOWN else []
+    return [*found[:SHOWN], *more] or ["only its formatting"]
+
+
+def _lines(data: bytes) -> list[str]:
     try:
-        return list(_json("", json.loads(old), json.loads(new))) or ["only its formatting"]
+        text = json_text(json.loads(data)).replace("\\n", "\n")
     except (ValueError, RecursionError):  # no JSON, or lists in lists in lists
-        return list(_text("", old.decode(errors="replace"), new.decode(errors="replace")))
+        text = data.decode(errors="replace")
+    return text.splitlines()
 
 
-def _json(where: str, old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON value
-    match old, new:
-        case dict(), dict():
-            yield from _object(where, old, new)
-        case list(), list():
-            yield from _array(where, old, new)
-        case str(), str() if "\n" in old + new:
-            yield from _text(f"{where} ", old, new)
-        case _ if old != new or type(old) is not type(new):
-            yield f"{where}: {_short(old)} -> {_short(new)}"
-
-
-def _object(where: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    for key in dict.fromkeys([*old, *new]):
-        place = f"{where}.{key}" if where else key
-        if key not in new:
-            yield f"{place} is gone (was {_short(old[key])})"
-        elif key not in old:
-            yield f"{place} is new: {_short(new[key])}"
-        else:
-            yield from _json(place, old[key], new[key])
-    if where in ORDERED and [key for key in old if key in new] != [key for key in new if key in old]:
-        yield f"{where}: the order changes to {', '.join(new)}"
-
-
-def _array(where: str, old: list[Any], new: list[Any]) -> Iterator[str]:
-    gone = [item for item in old if item not in new]
-    came = [item for item in new if item not in old]
-    yield from (f"{where} loses {_short(item)}" for item in gone)
-    yield from (f"{where} gains {_short(item)}" for item in came)
-    if not gone and not came and old != new:
-        yield f"{where}: another order"
-
-
-def _text(where: str, old: str, new: str) -> Iterator[str]:
-    found = [
-        line
-        for line in difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
-        if not line.startswith(("---", "+++", "@@"))
-    ]
-    yield from (f"{where}{line}" for line in found[:SHOWN])
-    if len(found) > SHOWN:
-        yield f"{where}... and {len(found) - SHOWN} lines more"
-
-
-def _short(value: Any) -> str:  # noqa: ANN401 - any JSON value
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONG else f"{text[: LONG - 3]}..."
+def traces_path(definition: Definition) -> str:
+    """Where flashinfer-bench looks for the traces of a definition's baseline."""
+    return f"traces/{BASELINE}/{definition.op_type}/{definition.name}.jsonl"

@@ -392,7 +392,7 @@ class Pipeline:
     def publish_options(self) -> list[str]:
         """What the job `publish` is told."""
         given = [f"--dataset={self.dataset}", f"--base={self.source}", f"--origin={self.dataset_source}"]
-        return [*given, f"--run={self.run}", f"--results={self.results}", f"--python={self.python(MAIN)}"]
+        return [*given, f"--run={self.run}", f"--python={self.python(MAIN)}"]
 
     # What was planned. A rule that asks stands behind the checkpoint `cases`.
 

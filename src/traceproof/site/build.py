@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -20,36 +20,24 @@ from pygments import highlight  # type: ignore[import-untyped]
 from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
 
-from traceproof.audit.run import CODES
-from traceproof.bumps.diff import TITLES, diff, side
-from traceproof.bumps.history import load, states
 from traceproof.errors import TraceproofError
-from traceproof.files import write_text
 from traceproof.names import fresh_folder, path_part
-from traceproof.publish.coverage import Row, coverage
-from traceproof.publish.ledger import Ledger, read_dates, records
+from traceproof.publish.verified import ModelRow, implementation_verdicts, model_rows
 from traceproof.reasons import Skip, Verdict
 from traceproof.run import proof
 from traceproof.run.implementations import IMPLEMENTATIONS
 from traceproof.run.proof import WORDS, Conclusion, sentence
 from traceproof.run.report import read_summary
 from traceproof.run.schema import OpTypePlan, VerdictRow, each_row
-from traceproof.site.view import RanOn, Tally, Trends, View, note, plot
+from traceproof.site.view import View, plot
 
 HERE = Path(__file__).parent
 HEAD: Sequence[tuple[str, str]] = (
     ("index.html", "Overview"),
     ("findings.html", "Findings"),
     ("models.html", "Models"),
-    ("bumps.html", "Bumps"),
-    ("ledger.html", "Ledger"),
-    ("audit.html", "Public tests"),
 )
-ALONE = ("site.css", "uplot.css", "uplot.js", "plots.js")  # of a page that stands alone
 LONGEST = 200_000  # characters of a source that are highlighted; a longer one is shown plain
-NOW = "this run"
-MOST = 12  # kept states that are read, the newest
-SHOWN = 500  # rows of one kind of change on a page; `traceproof diff` has all
 FindingKey = tuple[str, str | None, str, str]  # definition, case, implementation, output
 
 
@@ -57,9 +45,8 @@ FindingKey = tuple[str, str | None, str, str]  # definition, case, implementatio
 class Finished:
     """A run's folder and the results folder that it lies in."""
 
-    results: Path  # with `history/` and `stacks/`
+    results: Path  # with `stacks/`
     run: Path  # with `summary.json`, `cases/` and `verdicts/`; `results` itself for the whole dataset
-    audit: Path | None = None  # what `traceproof audit-tests --json` wrote; None: no result of it exists
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -114,17 +101,6 @@ class Finished:
             versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
             yield {"name": str(record["stack"]), "device": str(record["device"]), "versions": versions}
 
-    def audited(self) -> dict[str, Any] | None:
-        """The audit of tests. Raises TraceproofError: the file holds none."""
-        if self.audit is None:
-            return None
-        try:
-            value = json.loads(self.audit.read_text(encoding="utf-8"))
-            return {name: value[name] for name in ("files", "tests", "collected", "not_run", "findings")}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            todo = "Write it with `traceproof audit-tests FOLDER --json FILE`."
-            raise TraceproofError(f"{self.audit} is no audit of tests: {error}", todo=todo) from error
-
 
 class Built(NamedTuple):
     """What was written."""
@@ -150,7 +126,7 @@ class SiteFolder:
         fresh_folder(self.folder, within=self.folder.parent)
         shutil.copytree(HERE / "assets", self.folder / "assets")
         self._bytes = sum(path.stat().st_size for path in (self.folder / "assets").iterdir())
-        for name in ("definitions", "op_types", "models", "bumps"):
+        for name in ("definitions", "op_types", "models"):
             (self.folder / name).mkdir()
 
     @cached_property
@@ -163,7 +139,7 @@ class SiteFolder:
             lstrip_blocks=True,
         )
         found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
-        found.globals |= {"pages": HEAD, "sentence": self.sentence, "slug": path_part, "side": side}
+        found.globals |= {"pages": HEAD, "sentence": self.sentence, "slug": path_part}
         return found
 
     def write(self, path: str, template: str, **values: Any) -> None:  # noqa: ANN401 - what the template takes
@@ -175,32 +151,11 @@ class SiteFolder:
         self._count += 1
         self._bytes += len(data)
 
-    def alone(self, path: Path, template: str, **values: Any) -> None:  # noqa: ANN401 - what the template takes
-        """Write a page that holds its style and scripts, at a path outside of the folder."""
-        assets = {name: (HERE / "assets" / name).read_text(encoding="utf-8") for name in ALONE}
-        inline = {name.replace(".", "_"): Markup(text) for name, text in assets.items()}  # noqa: S704 - ours
-        text = self._templates.get_template(f"{template}.html.j2").render(**inline, **values)
-        write_text(path, text)
-
-    def table(self, path: str, title: str, told: str, data: Mapping[str, Any]) -> None:
-        """Write a page with one table that the browser pages, sorts and filters."""
-        self.write(path, "table", title=title, told=told, data=data)
-
     @property
     def built(self) -> Built:
         """What was written so far."""
         seconds = time.monotonic() - self._started
         return Built(self.folder, self._count, self._bytes, seconds)
-
-
-def rows(columns: Sequence[str], facets: Sequence[str], found: Iterator[Sequence[Any]]) -> dict[str, Any]:
-    """Data of a table: `facets` are the columns that have a filter of their own."""
-    return {"columns": list(columns), "facets": [columns.index(name) for name in facets], "rows": list(found)}
-
-
-def link(name: str, folder: str = "definitions") -> list[str]:
-    """A cell that leads to a page of the site: its text and, from the site's folder, its address."""
-    return [name, f"{folder}/{path_part(name)}.html"]
 
 
 def highlighted(source: str) -> Markup | str:
@@ -211,43 +166,32 @@ def highlighted(source: str) -> Markup | str:
 
 
 class Overview:
-    """Collects a row per definition and one per result, beside `earlier` states; `tables.js` makes tables."""
+    """Collects a row per definition and one per result; `tables.js` makes the table."""
 
-    def __init__(self, earlier: Sequence[str]) -> None:
-        self._earlier = earlier
+    def __init__(self) -> None:
         # of each kind, words in the order in which they are met
         self._words: dict[str, list[str]] = {
             "implementations": list(IMPLEMENTATIONS),
-            "states": [NOW],
-            **{name: [] for name in ("devices", "versions", "verdicts", "reasons", "op_types", "outcomes")},
+            **{name: [] for name in ("verdicts", "reasons", "op_types", "outcomes")},
         }
         self._definitions: list[list[Any]] = []
         self._results: list[list[Any]] = []
 
     def add(self, view: View) -> None:
-        """Add a definition."""
+        """Add a definition: of each implementation that has to do with it the worst verdict, margin and reason."""
         name, slug = view.name, path_part(view.name)
         places = [self._place("op_types", view.op_type), self._place("outcomes", view.outcome)]
         self._definitions.append([name, *places, *([slug] if slug != name else [])])
-        for place, tally in view.places.items():
-            self._result(NOW, place, tally)
-        for state, place, tally in view.trend:
-            if state < len(self._earlier):
-                self._result(self._earlier[state], place, tally)
-
-    def _result(self, state: str, place: RanOn, tally: Tally) -> None:
-        if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
-            return  # it has nothing to do with the definition
-        margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
-        reason = "" if tally.verdict == Verdict.PASS else tally.reason
-        words = {
-            "implementations": place.implementation,
-            "devices": place.device,
-            "versions": place.version,
-            "states": state,
-        }
-        places = [self._place(*one) for one in (words | {"verdicts": tally.verdict, "reasons": reason}).items()]
-        self._results.append([len(self._definitions) - 1, *places[:-1], margin, places[-1]])
+        for ran, tally in view.places.items():
+            if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
+                continue
+            margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
+            places = [
+                self._place("implementations", ran.implementation),
+                self._place("verdicts", tally.verdict),
+                self._place("reasons", "" if tally.verdict == Verdict.PASS else tally.reason),
+            ]
+            self._results.append([len(self._definitions) - 1, *places, margin])
 
     def _place(self, kind: str, word: str) -> int:
         """Place of a word among those of its kind."""
@@ -291,165 +235,77 @@ class OpType:
         return Counter(line.outcome for line in self.lines)
 
 
-class Site:
-    """The site of a finished run, being built in a folder that is made anew."""
+def build(finished: Finished, folder: Path) -> Built:
+    """Build the site of a finished run, in a folder that is made anew.
 
-    def __init__(self, finished: Finished, folder: Path) -> None:
-        self._finished = finished
-        self._proof = proof.Proof.model_validate(finished.summary["proof"])
-        self._pages = SiteFolder(folder, sentence(finished.summary))
-        self._dates = read_dates(finished.results)  # when a ledger's record was first published or tried to be
-        self._trends: Trends = {}
-        self._labels: list[str] = []
-        self._bumps()
-        self._overview = Overview(self._labels[:-1])
-        self._op_types: list[OpType] = []
-        self._findings: list[list[Any]] = []
-        self._ledger: list[list[Any]] = []
-        self._models: list[Row] = []
-
-    def build(self) -> Built:
-        """Write it. Raises TraceproofError: files of the run are missing or torn, or the folder is not ours."""
-        for op_type in self._finished.op_types:
-            self._op_type(op_type)
-        self._index()
-        self._tables()
-        self._of_models()
-        self._audit()
-        return self._pages.built
-
-    def _bumps(self) -> None:
-        """Read the kept states, two at a time, and write how each differs from the one before."""
-        bumps, before, names = [], None, set(self._finished.summary["conclusions"])
-        for path in reversed(states(self._finished.results / "history")[:MOST]):
-            kept = load(path)
-            self._labels.append(f"{str(kept.about['time'])[:10]} {kept.digest[:8]}")
-            note(self._trends, kept, len(self._labels) - 1)
-            if before is not None:
-                found, ends = diff(before, kept), (before.digest[:12], kept.digest[:12])
-                title, page = " to ".join(self._labels[-2:]), f"bumps/{'-'.join(ends)}.html"
-                pairs = {words: getattr(found, kind) for kind, words in TITLES.items()}
-                values = {
-                    "title": title,
-                    "ends": ends,
-                    "names": names,
-                    "diff": found,
-                    "pairs": pairs,
-                    "most": SHOWN,
-                }
-                self._pages.write(page, "bump", **values)
-                bumps.append((page, title, {words: len(rows) for words, rows in pairs.items()}))
-            before = kept
-        self._pages.write("bumps.html", "bumps", bumps=bumps, states=len(self._labels))
-
-    def figures(self, table: Path, plots: Path) -> None:
-        """Write the table of verdicts and the plots of margins as a file each, which other reports can hold."""
-        ran = [group for group in self._finished.summary["groups"] if group["skip"] < sum(map(group.get, Verdict))]
-        self._pages.alone(table, "verdicts", groups=ran)
-        self._pages.alone(plots, "margins", op_types=[one for one in self._op_types if one.margins["series"]])
-
-    def _op_type(self, name: str) -> None:
-        plan, op = self._finished.plan(name), OpType(name)
-        for view in self._views(plan):
+    Raises TraceproofError: files of the run are missing or torn, or the folder is not ours.
+    """
+    summary = finished.summary
+    reached = proof.Proof.model_validate(summary["proof"])
+    pages, overview = SiteFolder(folder, sentence(summary)), Overview()
+    op_types: list[OpType] = []
+    findings: list[list[Any]] = []
+    models: dict[str, list[ModelRow]] = {}
+    for name in finished.op_types:
+        op = OpType(name)
+        for view in _views(finished, name, reached):
             op.lines.append(OpLine(view.name, view.outcome, view.grade, view.compared, view.worst_margins))
-            self._overview.add(view)
-            if view.definition is not None:
-                self._models += coverage([view.definition], view.ledger)
+            overview.add(view)
+            if view.definition is not None and view.verification is not None:
+                for one in model_rows(view.definition, view.verification):
+                    models.setdefault(one.model, []).append(one)
             for kind, row in view.findings:
-                where = (kind, row.implementation, str(row.case or row.path), row.output)
-                said = (str(row.verdict), str(row.reason), row.message[:300])
-                self._findings.append([link(view.name), *where, *said])
-            for record in view.records:
-                ran = (record.implementation, record.status, record.compared, record.against, record.device or "")
-                self._ledger.append([link(record.definition), *ran, record.reason, record.date])
+                place = [[view.name, f"definitions/{path_part(view.name)}.html"], kind, row.implementation]
+                said = [str(row.verdict), str(row.reason), row.message[:300]]
+                findings.append([*place, str(row.case or row.path), row.output, *said])
             shown = {key: highlighted(getattr(view.definition, key, None) or "") for key in ("reference", "init")}
-            self._pages.write(f"definitions/{path_part(view.name)}.html", "definition", view=view, **shown)
-        self._op_types.append(op)
-        self._pages.write(f"op_types/{path_part(name)}.html", "op_type", op=op)
+            pages.write(f"definitions/{path_part(view.name)}.html", "definition", view=view, **shown)
+        op_types.append(op)
+        pages.write(f"op_types/{path_part(name)}.html", "op_type", op=op)
+    _index(finished, pages, reached, op_types, overview)
+    columns = ["definition", "kind", "implementation", "case", "output", "verdict", "reason", "message"]
+    pages.write("findings.html", "findings", data={"columns": columns, "facets": [1, 2, 5, 6], "rows": findings})
+    told = [(name, own, sum(not row.reason for row in own)) for name, own in sorted(models.items())]
+    pages.write("models.html", "models", models=told)
+    for name, own, verified in told:
+        own.sort(key=lambda row: (row.op_type, row.definition))
+        pages.write(f"models/{path_part(name)}.html", "model", name=name, rows=own, verified=verified)
+    return pages.built
 
-    def _views(self, plan: OpTypePlan) -> Iterator[View]:
-        """The definitions that have verdicts, then those that were planned and have none."""
-        seen = set()
-        for name, found in self._finished.verdicts(plan.op_type):
-            seen.add(name)
-            yield self._view(plan, name, found)
-        for name in sorted(plan.whole.keys() - seen):
-            yield self._view(plan, name, [])
 
-    def _view(self, plan: OpTypePlan, name: str, found: list[VerdictRow]) -> View:
-        planned, summary = plan.definitions.get(name), self._finished.summary
-        reference = {name: planned.reference} if planned is not None else {}
-        kinds = ((row.case, row.implementation, row.output) for row in found)
-        return View(
+def _views(finished: Finished, op_type: str, reached: proof.Proof) -> Iterator[View]:
+    """The definitions that have verdicts, then those that were planned and have none."""
+    plan = finished.plan(op_type)
+    seen = set()
+    for name, rows in (*finished.verdicts(op_type), *((name, []) for name in sorted(plan.whole))):
+        if name in seen:
+            continue
+        seen.add(name)
+        keys = ((row.case, row.implementation, row.output) for row in rows)
+        yield View(
             name=name,
-            op_type=plan.op_type,
-            outcome=summary["conclusions"].get(name, str(Conclusion.NOT_RUN)),
-            grade=str(self._proof.grades.get(name, "")),
-            rows=found,
-            kinds={key: kind for key in kinds if (kind := self._finished.findings.get((name, *key)))},
-            planned=planned,
-            ledger=Ledger(records(found, lambda key: self._dates.get(key, ""), reference)),
-            trend=self._trends.get(name, ()),
-            labels=self._labels,
+            op_type=op_type,
+            outcome=finished.summary["conclusions"].get(name, str(Conclusion.NOT_RUN)),
+            grade=str(reached.grades.get(name, "")),
+            rows=rows,
+            kinds={key: kind for key in keys if (kind := finished.findings.get((name, *key)))},
+            planned=plan.definitions.get(name),
+            verdicts=implementation_verdicts(rows).get(name, {}),
         )
 
-    def _index(self) -> None:
-        counts = Counter(self._finished.summary["conclusions"].values())
-        words = [one for one in WORDS if counts[one]]
-        self._pages.write(
-            "index.html",
-            "index",
-            proof=list(proof.sentences(self._proof)),
-            outcomes=[(counts[one], WORDS[one], str(one)) for one in words],
-            words=[str(one) for one in words],
-            op_types=self._op_types,
-            overview=self._overview.data(),
-            stacks=list(self._finished.stacks()),
-        )
 
-    def _tables(self) -> None:
-        told = "Failures and errors, the known ones of known.yaml among them, and known ones that did not show."
-        facets = ["kind", "implementation", "verdict", "reason"]
-        columns = ["definition", *facets[:2], "case", "output", *facets[2:], "message"]
-        self._pages.table("findings.html", "Findings", told, rows(columns, facets, iter(self._findings)))
-        told = "What was proved of each definition, against what. The tag status:verified follows from it."
-        facets = ["implementation", "status", "against", "device"]
-        columns = ["definition", *facets[:2], "passed", *facets[2:], "reason", "since"]
-        self._pages.table("ledger.html", "Ledger", told, rows(columns, facets, iter(self._ledger)))
-
-    def _of_models(self) -> None:
-        found: dict[str, list[Row]] = {}
-        for row in sorted(self._models, key=lambda row: (row.model, row.op_type, row.definition)):
-            found.setdefault(row.model, []).append(row)
-        models = [(name, own, sum(row.verified for row in own)) for name, own in found.items()]
-        self._pages.write("models.html", "models", models=models)
-        for name, own, verified in models:
-            self._pages.write(f"models/{path_part(name)}.html", "model", name=name, rows=own, verified=verified)
-
-    def _audit(self) -> None:
-        audit = self._finished.audited()
-        if audit is None:
-            told = "No audit of the dataset's own tests was run: `traceproof audit-tests FOLDER --json FILE`."
-            found: Iterable[dict[str, Any]] = ()
-        else:
-            found = audit["findings"]
-            ran = f", {audit['collected']} collected by pytest" if audit["collected"] is not None else ""
-            told = f"{audit['tests']} tests in {audit['files']} files{ran}: {len(audit['findings'])} findings."
-        columns = ("code", "what", "file", "line", "evidence", "what to do")
-        cells = (_audit_row(one) for one in found)
-        self._pages.table("audit.html", "Audit of the public tests", told, rows(columns, ("code", "file"), cells))
-
-
-def _audit_row(finding: dict[str, Any]) -> list[Any]:
-    code = CODES.get(finding["code"])
-    title, todo = (code.title, code.todo) if code is not None else ("", "")
-    return [finding["code"], title, finding["path"], finding["line"], finding["evidence"], todo]
-
-
-def build(finished: Finished, folder: Path, figures: tuple[Path, Path] | None = None) -> Built:
-    """Build the site of a finished run, and the files of `Site.figures`; raises as `Site.build` does."""
-    site = Site(finished, folder)
-    built = site.build()
-    if figures is not None:
-        site.figures(*figures)
-    return built
+def _index(
+    finished: Finished, pages: SiteFolder, reached: proof.Proof, op_types: Sequence[OpType], overview: Overview
+) -> None:
+    counts = Counter(finished.summary["conclusions"].values())
+    words = [one for one in WORDS if counts[one]]
+    pages.write(
+        "index.html",
+        "index",
+        proof=list(proof.sentences(reached)),
+        outcomes=[(counts[one], WORDS[one], str(one)) for one in words],
+        words=[str(one) for one in words],
+        op_types=op_types,
+        overview=overview.data(),
+        stacks=list(finished.stacks()),
+    )

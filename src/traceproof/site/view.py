@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from traceproof.bumps.history import Kept
 from traceproof.dataset.definition import Definition
 from traceproof.judge.octaves import OCTAVES
-from traceproof.publish.ledger import Ledger, Record, Standing
+from traceproof.publish.verified import Verdicts, Verification, verification
 from traceproof.reasons import Verdict
 from traceproof.run.implementations import IMPLEMENTATIONS, PAIR, environment_of
 from traceproof.run.schema import WHOLE, PlannedDefinition, VerdictRow
@@ -52,10 +51,6 @@ class RanOn(NamedTuple):
     implementation: str
     device: str
     version: str
-
-
-# By definition, what each implementation came to in each kept state, by the state's place, the oldest first.
-Trends = dict[str, list[tuple[int, RanOn, Tally]]]
 
 
 def version_of(implementation: str, versions: Mapping[str, Mapping[str, str]]) -> str:
@@ -102,10 +97,7 @@ class View:
     # `new`, `known` or `unexpected`, of rows that are findings, by case, implementation and output
     kinds: Mapping[tuple[str | None, str, str], str]
     planned: PlannedDefinition | None  # its plan; None: its file is no definition
-    ledger: Ledger  # with its records
-    # what each implementation came to in each kept state, by the state's place among `labels`
-    trend: Sequence[tuple[int, RanOn, Tally]]
-    labels: Sequence[str]  # of the kept states, the oldest first
+    verdicts: Verdicts  # what its rows come to, by implementation
 
     @cached_property
     def definition(self) -> Definition | None:
@@ -113,19 +105,14 @@ class View:
         return self.planned.parsed if self.planned is not None else None
 
     @cached_property
-    def standing(self) -> Standing | None:
+    def verification(self) -> Verification | None:
         """Whether it is verified, and by whom; None without a plan."""
-        return self.ledger.standing(self.definition) if self.definition is not None else None
+        return verification(self.definition, self.verdicts) if self.definition is not None else None
 
     @property
     def scaled_down(self) -> str:
         """Which axes are smaller in what was judged in its place; empty: it was judged itself."""
         return next((row.scaled_down for row in self.rows if row.scaled_down), "")
-
-    @property
-    def records(self) -> list[Record]:
-        """Its records of the ledger."""
-        return list(self.ledger.records.get(self.name, {}).values())
 
     @cached_property
     def places(self) -> Mapping[RanOn, Tally]:
@@ -134,7 +121,7 @@ class View:
 
     @cached_property
     def compared(self) -> tuple[str, ...]:
-        """Actors of which anything was not a skip: the columns of the table of cases."""
+        """Implementations of which anything was not a skip: the columns of the table of cases."""
         return tuple(dict.fromkeys(row.implementation for row in self.rows if row.verdict != Verdict.SKIP))
 
     @property
@@ -203,37 +190,12 @@ class View:
         labels = [*(f"< 2^{octave}" for octave in range(low, high)), f"\u2265 2^{high - 1}"]
         return plot("histogram", labels, found)
 
-    @cached_property
-    def progress(self) -> dict[str, Any]:
-        """Plot: the largest margin of each implementation in each kept state."""
-        found: dict[str, list[float | None]] = {}
-        for state, place, tally in self.trend:
-            values = found.setdefault(place.implementation, [None] * len(self.labels))
-            values[state] = max(filter(None, (values[state], tally.margin)), default=None)
-        kept = {name: values for name, values in found.items() if any(value is not None for value in values)}
-        return plot("history", self.labels, kept)
-
 
 def plot(kind: str, labels: Iterable[str], series: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
-    """What site.js draws: a name and a value per label for each series, to three digits."""
+    """What plots.js draws: a name and a value per label for each series, to three digits."""
 
     def short(value: float | None) -> float | None:
         return value if value is None or isinstance(value, int) else float(f"{value:.3g}")
 
     rows = [[name, list(map(short, values))] for name, values in series.items()]
     return {"kind": kind, "labels": list(labels), "series": rows}
-
-
-def note(trends: Trends, kept: Kept, index: int) -> None:
-    """Add what a kept state's rows come to, as the state of that place."""
-    stacks = kept.about["stacks"]
-    tallies: dict[tuple[str, RanOn], Tally] = {}
-    for row in kept.rows:
-        implementation = str(row["implementation"])
-        place = RanOn(implementation, str(row.get("device") or ""), version_of(implementation, stacks))
-        margin = (row.get("gate") or {}).get("margin")
-        tallies.setdefault((str(row["definition"]), place), Tally()).add(
-            str(row["verdict"]), row.get("reason"), margin
-        )
-    for (definition, place), tally in tallies.items():
-        trends.setdefault(definition, []).append((index, place, tally))

@@ -2,14 +2,12 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from traceproof.digests import digest_json
 from traceproof.run.flow import Pipeline, Wildcards
 from traceproof.stacks import MAIN
 from traceproof.testgen.generate import GENERATED, PLACE
 
-AUDIT = "audit-tests.json"  # below results
 CASES = 10  # that one definition's tests may take as long as: each is run by about ten tests, but drawn only once
 
 
@@ -51,11 +49,6 @@ class TestFlow:
         """What the tests came to, per op_type and environment."""
         pairs = [(op_type, stack) for op_type in self.flow.op_types() for stack in self.stacks(op_type)]
         return [f"{self.flow.run}/tests/{op_type}-{stack}.jsonl" for op_type, stack in pairs]
-
-    def audit(self) -> list[str]:
-        """What `traceproof audit-tests --json` wrote of the dataset's own tests: one file, or none."""
-        path = Path(self.flow.results, AUDIT)
-        return [str(path)] if (self.flow.root / path).is_file() else []
 
     @property
     def file_options(self) -> list[str]:

@@ -21,14 +21,14 @@ class Judged(Row):
     known: bool
 
 
-class Report(TypedDict):
+class TestsReport(TypedDict):
     """All rows of a run's tests; `passed` says that there are some and none failed but known ones."""
 
     passed: bool
     rows: list[Judged]
 
 
-def judged(rows: Iterable[Row], known: Known, versions: Versions) -> Report:
+def judged(rows: Iterable[Row], known: Known, versions: Versions) -> TestsReport:
     """Mark known failures. Raises TraceproofError: known.yaml limits versions of a package that no stack holds."""
     found: list[Judged] = [
         {**row, "known": row["outcome"] in BAD and _is_known(row, known, versions)} for row in rows
@@ -63,7 +63,7 @@ def counted(rows: Iterable[Judged]) -> dict[tuple[str, str], Counter[str]]:
     return dict(sorted(groups.items()))
 
 
-def table(report: Report) -> str:
+def table(report: TestsReport) -> str:
     """The counts and the failures, as text for a terminal or a log."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)

@@ -18,7 +18,7 @@
         paths: uPlot.paths.stepped({ align: 1 }) };
     }
     const points = { show: true, size: Math.max(5, 17 - 3 * place), width: 2, fill: "transparent" }; // rings in rings
-    return kind === "margins" ? { ...base, paths: () => null, points } : { ...base, points, spanGaps: true };
+    return { ...base, paths: () => null, points };
   }
 
   function options(data, width) {
@@ -47,7 +47,7 @@
           label: limited ? "share of the limit" : "elements",
           ...(limited ? { filter: powers, values: (_, values) => values.map((value) => value ?? "") } : {}) },
       ],
-      series: [{ label: { margins: "at", histogram: "share", history: "state" }[data.kind],
+      series: [{ label: { margins: "at", histogram: "share" }[data.kind],
         value: (_, place) => data.labels[place] ?? "" }, ...list],
     };
   }
@@ -88,7 +88,7 @@
       figure.dataset.drawn = "true";
     };
     draw();
-    addEventListener("themechange", draw);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: 320 })).observe(place);
     const details = figure.querySelector("details");
     details.addEventListener("toggle", () => {

@@ -3,7 +3,6 @@
 (() => {
   const SIZE = 50;
   const MOST_CHOICES = 400; // of a filter; a column with more is searched instead
-  const NOW = "this run";
   const ORDER = new Intl.Collator("en", { numeric: true });
 
   const make = (tag, properties = {}, ...children) => {
@@ -32,47 +31,38 @@
       [...new Set(data.rows.map((row) => String(said(row[column]))))].sort()])
       .filter(([, values]) => values.length > 1 && values.length <= MOST_CHOICES);
     return {
-      columns: data.columns, facets, first: {},
+      columns: data.columns, facets,
       rows: (chosen, text) => data.rows.filter((row, place) => texts[place].includes(text)
         && facets.every(([name]) => !chosen[name] || String(said(row[data.columns.indexOf(name)])) === chosen[name])),
     };
   }
 
-  // The overview: a row per definition, a column per implementation; GPU, version and run choose among its results.
+  // The overview: a row per definition, a column per implementation.
   function matrix(data) {
     const used = [...new Set(data.results.map((one) => one[1]))].sort((a, b) => a - b);
     const of = data.definitions.map(() => []);
     data.results.forEach((one) => of[one[0]].push(one));
     const facets = [["op_type", data.op_types], ["outcome", data.outcomes], ["verdict", data.verdicts],
-      ["implementation", used.map((place) => data.implementations[place])], ["GPU", data.devices],
-      ["version", data.versions.filter(Boolean)], ["run", data.states]];
-    const cell = (results) => (results.length ? { results: results.map((one) => {
-      const reason = data.reasons[one[7]]; // of what did not pass; else there is the margin
-      const margin = reason || (one[6] ?? "");
-      const where = one[4] ? `, ${data.versions[one[3]]}, ${data.states[one[4]]}` : "";
-      return { verdict: data.verdicts[one[5]], more: `${margin}${where}` };
-    }), sort: results[0][6] ?? -1 - results[0][5] } : "");
+      ["implementation", used.map((place) => data.implementations[place])]];
+    const cell = (results) => (results.length ? { results: results.map(([, , verdict, reason, margin]) => (
+      { verdict: data.verdicts[verdict], more: data.reasons[reason] || (margin ?? "") })),
+      sort: results[0][4] ?? -1 - results[0][2] } : "");
     const rows = (chosen, text) => {
-      const fits = (one) => (!chosen.GPU || data.devices[one[2]] === chosen.GPU)
-        && (!chosen.version || data.versions[one[3]] === chosen.version)
-        && (!chosen.run || data.states[one[4]] === chosen.run);
-      const wanted = (one) => (!chosen.verdict || data.verdicts[one[5]] === chosen.verdict)
+      const wanted = (one) => (!chosen.verdict || data.verdicts[one[2]] === chosen.verdict)
         && (!chosen.implementation || data.implementations[one[1]] === chosen.implementation);
       const found = [];
       data.definitions.forEach(([name, op, outcome, slug], place) => {
         if (!`${name} ${data.op_types[op]}`.toLowerCase().includes(text)) return;
         if (chosen.op_type && data.op_types[op] !== chosen.op_type) return;
         if (chosen.outcome && data.outcomes[outcome] !== chosen.outcome) return;
-        const results = of[place].filter(fits);
-        const narrowed = chosen.verdict || chosen.implementation || chosen.GPU || chosen.version;
-        if (narrowed && !results.some(wanted)) return;
+        if ((chosen.verdict || chosen.implementation) && !of[place].some(wanted)) return;
         found.push([[name, `definitions/${slug ?? name}.html`], data.op_types[op], data.outcomes[outcome],
-          ...used.map((implementation) => cell(results.filter((one) => one[1] === implementation)))]);
+          ...used.map((implementation) => cell(of[place].filter((one) => one[1] === implementation)))]);
       });
       return found;
     };
     return { columns: ["definition", "op_type", "outcome", ...used.map((place) => data.implementations[place])],
-      facets, first: { run: NOW }, rows };
+      facets, rows };
   }
 
   function compare(column, down) {
@@ -89,7 +79,7 @@
     const title = section.getAttribute("aria-label");
     const data = JSON.parse(section.querySelector("script").textContent);
     const source = data.definitions ? matrix(data) : plain(data);
-    const chosen = { ...source.first };
+    const chosen = {};
     let [text, page, sorted, down] = ["", 0, null, false];
 
     const search = make("input", { type: "search", autocomplete: "off", spellcheck: false });
@@ -161,14 +151,13 @@
 
     // The choice stands in the address, so that a link can name it.
     function remember() {
-      const found = new URLSearchParams(Object.entries({ ...chosen, q: text }).filter(([name, value]) =>
-        value !== (source.first[name] ?? "")));
+      const found = new URLSearchParams(Object.entries({ ...chosen, q: text }).filter(([, value]) => value));
       const hash = found.toString();
       if (hash !== location.hash.slice(1)) history.replaceState(null, "", `#${hash}`);
     }
     function recall() {
       const given = new URLSearchParams(location.hash.slice(1));
-      source.facets.forEach(([name]) => { chosen[name] = given.get(name) ?? source.first[name] ?? ""; });
+      source.facets.forEach(([name]) => { chosen[name] = given.get(name) ?? ""; });
       text = (given.get("q") ?? "").toLowerCase();
       search.value = text;
       page = 0;

@@ -1,17 +1,16 @@
-"""The parts of a bundle that need torch: baseline solutions, workload lines and their tensors.
+"""What a pull request needs torch for: baseline solutions, workload lines and their tensors.
 
-A program for the torch environment; what it writes is a folder in the dataset's layout a definition, and notes
-beside it.
+A program for the torch environment: `python -m traceproof.publish.solutions REQUEST OUT` writes a folder in the
+dataset's layout per definition, and notes beside it.
 """
 
-import argparse
 import gc
 import json
 import sys
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors.torch import save
@@ -25,55 +24,56 @@ from traceproof.names import fresh_folder, path_part
 from traceproof.ops import registry
 from traceproof.ops.base import Op, Values
 from traceproof.ops.cases import SIZES, Case
-from traceproof.publish.ledger import Ledger
 from traceproof.run.case import make_inputs
 from traceproof.run.schema import OpTypePlan
-from traceproof.stacks import STACK_OF, distribution
 from traceproof.testgen.calls import Unemittable, solution
 from traceproof.testgen.texts import is_random
 
-NOTES = "parts.json"
+NOTES = "notes.json"
 NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours, so that equal cases get equal uuids
 LIMIT = 4 << 20  # bytes a workload may store; the dataset keeps its workloads' blobs far below it
 
 
-def write_parts(cases: Path, ledger: Path, out: Path, *, only: Collection[str]) -> None:
-    """Write the parts of every verified definition of one op_type's cases file into `<out>/<definition>/`.
+class SolutionRequest(TypedDict):
+    """A verified definition: the plan that has it, and what is known of it."""
 
-    `only` is of wanted definitions. Raises TraceproofError: the ledger can not be read, the disk is full, or
-    something else is in the way.
+    definition: str
+    plan: str  # path of its op_type's plan
+    versions: dict[str, str | None]  # of the package, by ground truth that verified it, the best one first
+    cases: list[str]  # ids of the cases that its reference passed
+    infinite: list[str]  # of these, the ones whose right outputs hold infinities
+
+
+def write_solutions(requests: Iterable[SolutionRequest], out: Path) -> None:
+    """Write solution, workloads and notes of each definition into `<out>/<definition>/`.
+
+    Raises TraceproofError: the disk is full, or something else is in the way.
     """
-    kept = Ledger.read(ledger)
-    planned = OpTypePlan.read(cases)
-    wanted = {name: entry for name, entry in planned.definitions.items() if name in only}
-    for name, entry in wanted.items():
+    for request in requests:
+        plan = OpTypePlan.read(Path(request["plan"]))
+        entry = plan.definitions[request["definition"]]
         definition = entry.parsed
         folder = fresh_folder(out / path_part(definition.name), within=out)
-        standing = kept.standing(definition)
-        if not standing.verified:
-            continue
-        versions = {truth: kept.records[name][truth].versions for truth in standing.truths}
-        notes = {"digest": definition.digest, **_baseline(definition, versions, folder)}
-        ran = {item.id for item in entry.cases if item.skip is None and not item.hidden}
-        reference = kept.records[name]["reference"]
-        chosen = [item.case for item in entry.cases if item.id in ran & set(reference.cases)]
-        notes |= _workloads(definition, chosen, folder, planned.dataset, reference.infinite)
+        notes = {"digest": definition.digest, **_baseline(definition, request["versions"], folder)}
+        passed = frozenset(request["cases"])
+        cases = [item.case for item in entry.cases if item.skip is None and not item.hidden and item.id in passed]
+        notes |= _workloads(definition, cases, folder, plan.dataset, request["infinite"])
         write_json(folder / NOTES, notes)
 
 
-def _baseline(definition: Definition, versions: Mapping[str, Mapping[str, str]], folder: Path) -> dict[str, Any]:
+def _baseline(definition: Definition, versions: Mapping[str, str | None], folder: Path) -> dict[str, Any]:
     """Write the baseline of the first ground truth that has one; says which, and why others have none."""
     problems = []
-    for truth, found in versions.items():
+    for truth, version in versions.items():
         try:
-            made = solution(definition, truth, found.get(distribution(STACK_OF[truth])))
+            made = solution(definition, truth, version)
         except Unemittable as reason:
             problems.append(f"{truth}: {reason}")
             continue
         path = f"solutions/baseline/{definition.op_type}/{definition.name}/{made.name}.json"
         write_text(folder / path, json_text(made.as_json()))
-        return {"solution": made.name, "truth": truth, "no_baseline": problems}
-    return {"solution": None, "truth": None, "no_baseline": problems}
+        return {"solution": made.name, "no_baseline": problems}
+    return {"solution": None, "no_baseline": problems}
 
 
 def _workloads(
@@ -95,7 +95,7 @@ def _workloads(
     if lines:
         path = folder / "workloads" / definition.op_type / f"{definition.name}.jsonl"
         write_text(path, "".join(f"{line}\n" for line in lines))
-    return {"workloads": len(lines), "left_out": left_out}
+    return {"left_out": left_out}
 
 
 def _workload(definition: Definition, op: Op, case: Case, folder: Path, dataset: Path) -> dict[str, Any] | None:
@@ -140,22 +140,9 @@ def _sources(values: Values, stored: Mapping[str, torch.Tensor], blob: str) -> d
     return sources
 
 
-def main() -> None:
-    """Write the parts of some op_types. Raises SystemExit: they can not be written."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=Path, nargs="+", required=True, help="plans, one per op_type")
-    parser.add_argument("--ledger", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", required=True, help="names of the definitions wanted")
-    options = parser.parse_args()
-    for cases in options.cases:
-        try:
-            write_parts(cases, options.ledger, options.out, only=frozenset(options.only))
-        except TraceproofError as error:
-            sys.stderr.write(f"op_type {cases.stem}: {error}\n")
-            raise SystemExit(2) from None
-    gc.freeze()  # ending, Python would look for cycles in all of torch: half a second
-
-
 if __name__ == "__main__":
-    main()
+    try:
+        write_solutions(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    except TraceproofError as error:
+        raise SystemExit(str(error)) from None
+    gc.freeze()  # ending, Python would look for cycles in all of torch: half a second

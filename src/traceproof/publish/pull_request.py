@@ -1,0 +1,401 @@
+"""From a run's verdicts to pull requests on disk: the dry run. Nothing here can send anything."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from traceproof import programs
+from traceproof.checkouts.gitrun import Git, GitError
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.fetch import Dataset
+from traceproof.dataset.records import BASELINE
+from traceproof.dataset.tree import DatasetEntry, DatasetTree, file_text, json_text, read_tree, strict_json, why
+from traceproof.errors import TraceproofError
+from traceproof.files import own_folder, write_json, write_text
+from traceproof.names import fresh_folder, path_part
+from traceproof.programs import without_secrets
+from traceproof.publish.change import Base, Change, Folder, resolve, traces_path
+from traceproof.publish.verified import (
+    ModelRow,
+    Verdicts,
+    Verification,
+    implementation_verdicts,
+    model_rows,
+    model_table,
+    tag_values,
+    verification,
+)
+from traceproof.run.schema import REFERENCE, each_row
+from traceproof.stacks import STACK_OF, distribution
+from traceproof.testgen.generate import GENERATED, PLACE, Divergences, GenerateOptions, generate_planned, state
+from traceproof.testgen.summary import TestsReport, described
+from traceproof.text import markdown, printable, redacted
+
+Per = Literal["definition", "op_type", "all"]
+TESTS = "tests.json"  # of a run: what its generated tests came to
+HEAD = """every reference below was run against an independent float64 oracle, and ground-truth kernels
+were run against it on the same inputs. The status tags follow from these verdicts; none was set by hand."""
+SHOWN = 60  # lines of a list; the dry run's file list has all
+NAMED = 20  # definitions that an error names
+
+
+class NothingVerifiedError(TraceproofError):
+    """A selection of which nothing is verified."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A finished run."""
+
+    root: Path  # the repository
+    dataset: Path  # folder of the dataset that was verified
+    run: Path  # the run's folder, with `verdicts/`, `cases/` and, where tests were generated, `generated/`
+    python: str  # interpreter of the torch stack
+    provenance: Mapping[str, str]  # where things come from, for the description
+    # the dataset as it is published, where what was verified holds more (extracted definitions)
+    base: Path | None = None
+    traces: tuple[Path, ...] = ()  # folders in the dataset's layout with measured traces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullRequest:
+    """One pull request: its files, and what its text tells."""
+
+    slug: str  # names it, the same on every run: `definition-<name>`, `op_type-<name>` or `all`
+    title: str
+    definitions: Mapping[str, Definition]  # what it is about, by name, with the tags that they earned
+    verdicts: Mapping[str, Verdicts]  # what was found, by definition
+    verifications: Mapping[str, Verification]
+    files: Mapping[str, bytes]  # by path; of workloads and traces, the new lines
+    notes: tuple[str, ...]  # what was left out, and why; a line each
+    provenance: Mapping[str, str]
+    tests: str  # what the run's generated tests came to; empty: they were not run
+
+    @property
+    def marker(self) -> str:
+        """The line by which an open pull request is found again."""
+        return f"traceproof-pull-request: {self.slug}"
+
+    @property
+    def models(self) -> list[ModelRow]:
+        """What it verifies of which model."""
+        rows = [row for name, one in self.definitions.items() for row in model_rows(one, self.verifications[name])]
+        return sorted(rows, key=lambda row: (row.model, row.op_type, row.definition))
+
+    def describe(self, change: Change) -> str:
+        """Its text on top of a base, Markdown; equal bytes whenever what it tells is equal."""
+        names = list(self.definitions)
+        what = f"`{names[0]}`" if len(names) == 1 else f"{len(names)} definitions"
+        left = [*(f"{path}: left as it is in the dataset" for path in change.kept), *self.notes]
+        repeat = [f"traceproof verify --definition-name {name}" for name in names[:5]]
+        repeat += [f"# ... and {len(names) - 5} more"] if len(names) > 5 else []
+        sections: dict[str, Iterable[str]] = {
+            "Provenance": self._origin(),
+            "Verdicts": self._verdicts(),
+            "Model coverage": _short(model_table(self.models) if self.models else []),
+            "Changes to what is there": _indented(_short(change.differs)),
+            "Left out": _short([f"- {markdown(line)}" for line in left]),
+            "Output of the tests": _indented(self.tests.splitlines()),
+            "Repeat": ["```", *repeat, "```"],
+        }
+        told = {title: list(lines) for title, lines in sections.items()}
+        parts = ["\n".join([f"## {title}", "", *lines]) for title, lines in told.items() if lines]
+        return "\n\n".join([f"{what}: {HEAD}", *parts, self.marker]) + "\n"
+
+    def _origin(self) -> Iterator[str]:
+        used = [
+            self.verdicts[name][implementation]
+            for name, found in self.verifications.items()
+            for implementation in (REFERENCE, *found.truths)
+        ]
+        models = {model for item in self.definitions.values() for model in tag_values(item.tags, "model")}
+        rows = {
+            "models": ", ".join(sorted(models)),
+            **self.provenance,
+            "devices": ", ".join(sorted({one.device or "unknown" for one in used})),
+            "versions": ", ".join(sorted({f"{k} {v}" for one in used for k, v in one.versions.items()})),
+            "seeds": ", ".join(sorted({str(one.seed) for one in used})),
+            "compared": f"{sum(one.compared for one in used)} outputs",
+        }
+        yield from ("| what | |", "|---|---|")
+        yield from (f"| {markdown(what)} | {markdown(redacted(value))} |" for what, value in rows.items() if value)
+
+    def _verdicts(self) -> Iterator[str]:
+        yield "| definition | implementation | status | cases | outputs | gates (share of the limit used) |"
+        yield "|---|---|---|---|---|---|"
+        for name in self.definitions:
+            found = sorted(self.verdicts[name].items(), key=lambda item: (item[0] != REFERENCE, item[0]))
+            for implementation, one in found:
+                if one.status == "not run" and set(one.skipped) == {"no_adapter"}:
+                    continue
+                gates = [
+                    f"{output}: {'+'.join(gate['kinds']) or 'exact'}"
+                    + ("" if gate["margin"] is None else f" {gate['margin']:.2f}")
+                    for output, gate in one.gates.items()
+                ]
+                status = f"{one.status}: {one.reason}" if one.reason else one.status
+                cells = (implementation, status, str(len(one.cases)), str(one.compared), ", ".join(gates))
+                yield f"| `{name}` | {' | '.join(map(markdown, cells))} |"
+
+
+def _short(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - SHOWN
+    return [*lines[:SHOWN], *([f"- ... and {more} more"] if more > 0 else [])]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    """Lines of a block of code: none of them is markup, or the one that a pull request is found by."""
+    return [f"    {printable(redacted(line))}" for line in lines]
+
+
+def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[str], per: Per) -> list[PullRequest]:
+    """The pull requests of a selection; without names, of everything that is verified.
+
+    Raises TraceproofError: there are no verdicts, a name is not in the dataset, or one named is not verified.
+    """
+    tree = read_tree(source.dataset)
+    verdicts = verdicts_of(source.run)
+    found = {
+        name: verification(entry.definition, verdicts.get(name, {})) for name, entry in tree.definitions.items()
+    }
+    names = _names(tree, found, definitions, op_types)
+    _write_solutions(source, tree, {name: verdicts[name] for name in names}, found)
+    lacking = _write_tests(source, tree, names)
+    made = []
+    for slug, title, group in _groups(tree, names, per):
+        files: dict[str, bytes] = {}
+        notes = [f"{name}: {lacking[name]}" for name in group if name in lacking]
+        entries = {name: tree.definitions[name] for name in group}
+        tagged = {
+            name: entry.definition.model_copy(update={"tags": found[name].tags(entry.definition)})
+            for name, entry in entries.items()
+        }
+        for name, entry in entries.items():
+            written = json.loads((_parts(source) / path_part(name) / "notes.json").read_text(encoding="utf-8"))
+            notes += [f"{name}: no baseline by {reason}" for reason in written["no_baseline"]]
+            notes += [
+                f"{name}: case {case} is no workload: {reason}" for case, reason in written["left_out"].items()
+            ]
+            files |= _files(source, tree, entry, tagged[name], written["solution"])
+        made.append(
+            PullRequest(
+                slug=slug,
+                title=title,
+                definitions=tagged,
+                verdicts={name: verdicts[name] for name in group},
+                verifications={name: found[name] for name in group},
+                files=dict(sorted(files.items())),
+                notes=tuple(notes),
+                provenance=source.provenance,
+                tests=_tests(source.run, tagged),
+            )
+        )
+    return made
+
+
+def verdicts_of(run: Path) -> dict[str, Verdicts]:
+    """What a run's verdict files come to. Raises TraceproofError: there are none, or one is torn."""
+    paths = sorted((run / "verdicts").glob("*.jsonl"))
+    if not paths:
+        raise TraceproofError(f"no verdicts below {run}", todo="Verify first: `traceproof verify`.")
+    return {**implementation_verdicts(row for path in paths for row in each_row(path))}
+
+
+def _names(
+    tree: DatasetTree, found: Mapping[str, Verification], definitions: Sequence[str], op_types: Sequence[str]
+) -> list[str]:
+    unknown = [f"definition {why(tree, name)}" for name in definitions if name not in tree.definitions]
+    present = {entry.definition.op_type for entry in tree.definitions.values()}
+    unknown += [f"op_type {name!r}" for name in op_types if name not in present]
+    if unknown:
+        raise TraceproofError(f"the dataset {tree.root} does not have", problems=unknown)
+    todo = "Verify them (`traceproof verify`), on a machine with a GPU for kernels that need one."
+    unproved = [f"{name} is not verified: {found[name].reason}" for name in definitions if found[name].reason]
+    if unproved:
+        raise TraceproofError("what is not verified cannot be published", problems=unproved, todo=todo)
+    everything = not (definitions or op_types)
+    wanted = [
+        name for name, entry in tree.definitions.items() if everything or entry.definition.op_type in op_types
+    ]
+    names = list(dict.fromkeys([*definitions, *(name for name in wanted if found[name].verified)]))
+    if not names:
+        reasons = [f"{name}: {found[name].reason}" for name in wanted[:NAMED]]
+        raise NothingVerifiedError("nothing is verified, so nothing can be published", problems=reasons, todo=todo)
+    return names
+
+
+def _groups(tree: DatasetTree, names: Sequence[str], per: Per) -> Iterator[tuple[str, str, list[str]]]:
+    if per == "all":
+        yield "all", "feat: add what was verified of the dataset", list(names)
+    elif per == "definition":
+        for name in names:
+            yield f"definition-{name}", f"feat: add what was verified of {name}", [name]
+    else:
+        by_type: dict[str, list[str]] = {}
+        for name in names:
+            by_type.setdefault(tree.definitions[name].definition.op_type, []).append(name)
+        for op_type, group in by_type.items():
+            yield f"op_type-{op_type}", f"feat: add what was verified of op_type {op_type}", group
+
+
+def _parts(source: Source) -> Path:
+    """The folder with `<definition>/` from `write_solutions`."""
+    return source.run / "publish" / "parts"
+
+
+def _write_solutions(
+    source: Source, tree: DatasetTree, verdicts: Mapping[str, Verdicts], found: Mapping[str, Verification]
+) -> None:
+    """One process for all definitions: importing torch takes longer than what is made of most of them."""
+    requests = []
+    for name, own in verdicts.items():
+        versions = {truth: own[truth].versions.get(distribution(STACK_OF[truth])) for truth in found[name].truths}
+        requests.append(
+            {
+                "definition": name,
+                "plan": str(source.run / "cases" / f"{tree.definitions[name].definition.op_type}.json"),
+                "versions": versions,
+                "cases": own[REFERENCE].cases,
+                "infinite": own[REFERENCE].infinite,
+            }
+        )
+    with own_folder() as folder:
+        write_json(folder / "request.json", requests)
+        command = [source.python, "-P", "-m", "traceproof.publish.solutions", str(folder / "request.json")]
+        environment = without_secrets() | {"PYTHONPATH": str(source.root / "src")}
+        done = programs.run([*command, str(_parts(source))], environment=environment)
+    if done.returncode:
+        said = programs.last_lines(done.stderr)
+        raise TraceproofError("baselines and workloads could not be made", problems=said)
+
+
+def _write_tests(source: Source, tree: DatasetTree, names: Sequence[str]) -> dict[str, str]:
+    """Write tests of the definitions below `<run>/publish/tests`; says why some get none.
+
+    Tests that were generated before are taken as they are, with the settings that they were generated with; the
+    interpreter, one with PyTorch, writes the others. Raises TraceproofError: it can not.
+    """
+    out = source.run / "publish" / "tests"
+    folder, target = tree.root / PLACE, fresh_folder(out, within=out.parent) / PLACE
+    if state(folder / "conftest.py") == "foreign":
+        return dict.fromkeys(names, f"no tests: {PLACE / 'conftest.py'} of the dataset is another's")
+    tested = [name for name in names if state(folder / f"test_{name}.py") == "foreign"]
+    fresh = tuple(name for name in names if name not in tested)
+    for path in (source.run / GENERATED / PLACE / f"test_{name}.py" for name in fresh):
+        if state(path) == "ours":
+            write_text(target / path.name, path.read_text(encoding="utf-8"))
+    if fresh:
+        order = GenerateOptions(root=tree.root, out=out, definitions=fresh, python=source.python)
+        generate_planned(order, Divergences())
+    return {name: f"no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested}
+
+
+def _files(
+    source: Source, tree: DatasetTree, entry: DatasetEntry, tagged: Definition, solution: str | None
+) -> dict[str, bytes]:
+    """The definition as it was written, its tags derived, and the files that were made for it."""
+    op_type, name = tagged.op_type, tagged.name
+    value = strict_json(file_text(tree.root / entry.path, tree.root)) | {"tags": list(tagged.tags)}
+    files = {f"definitions/{op_type}/{name}.json": json_text(value).encode()}
+    parts, tests = _parts(source) / path_part(name), source.run / "publish" / "tests"
+    for pattern in (
+        f"solutions/{BASELINE}/{op_type}/{name}/*.json",
+        f"workloads/{op_type}/{name}.jsonl",
+        f"blob/workloads/{op_type}/{name}/*",
+    ):
+        files |= {path.relative_to(parts).as_posix(): path.read_bytes() for path in parts.glob(pattern)}
+    if (tests / PLACE / f"test_{name}.py").is_file():
+        for path in (tests / PLACE / f"test_{name}.py", tests / PLACE / "conftest.py"):
+            files[path.relative_to(tests).as_posix()] = path.read_bytes()
+    for folder in source.traces:
+        # As flashinfer-bench's benchmark leaves them, or where the dataset keeps them, by the solution's author.
+        for path in (folder / f"traces/{op_type}/{name}.jsonl", folder / traces_path(tagged)):
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ()
+            own = [line for line in lines if line.strip() and json.loads(line).get("solution") == solution]
+            if own and solution:
+                files[traces_path(tagged)] = "".join(own).encode()
+    return files
+
+
+def _tests(run: Path, definitions: Mapping[str, Definition]) -> str:
+    """What the run's generated tests came to for some definitions; empty: they were not run."""
+    try:
+        report: TestsReport = json.loads((run / TESTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ""
+    digests = {name: definition.digest for name, definition in definitions.items()}
+    return described(report["rows"], digests, digests)
+
+
+def dry_run(made: PullRequest, base: Base, out: Path, *, allow_changes: bool = False) -> dict[str, Any]:
+    """Write what a push would send below `out`: the files, their list, the description; the list.
+
+    Its `problems` say why it could not be sent as it is. Raises TraceproofError: the folder can not be written.
+    """
+    change = resolve(made.files, base, allow_changes=allow_changes)
+    folder = fresh_folder(out / path_part(made.slug), within=out)
+    for path, data in change.files.items():
+        target = folder / "files" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+    listed = {
+        "pull_request": made.slug,
+        "title": made.title,
+        "base": base.revision,
+        "files": [
+            {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for path, data in sorted(change.files.items())
+        ],
+        "unchanged": sorted(change.same),
+        "kept": sorted(change.kept),
+        "problems": change.problems,
+    }
+    write_json(folder / "files.json", listed)
+    write_text(folder / "description.md", made.describe(change))
+    write_json(folder / "coverage.json", [asdict(row) for row in made.models])
+    return listed
+
+
+def checked(made: PullRequest, base: Base, *, allow_changes: bool) -> Change:
+    """What a pull request comes to on top of a base. Raises TraceproofError: it can not go there as it is."""
+    change = resolve(made.files, base, allow_changes=allow_changes)
+    if change.problems:
+        todo = "Nothing was sent. If the changes listed are meant, give --allow-changes."
+        what = f"{made.slug} cannot be published on top of {base.revision}"
+        raise TraceproofError(what, problems=change.problems, todo=todo)
+    return change
+
+
+def base_of(source: Source) -> Folder:
+    """The dataset as it is published, on this machine."""
+    return Folder(source.base or source.dataset)
+
+
+def provenance(root: Path, dataset: Dataset) -> dict[str, str]:
+    """Where a run's things come from: the dataset, traceproof's commit, and what `sources.lock` pins."""
+    try:
+        commit = Git(root).local("describe", "--always", "--dirty", "--abbrev=40", "--match=").strip()
+    except GitError:
+        commit = ""
+    try:
+        pins = json.loads((root / "sources.lock").read_text(encoding="utf-8"))["sources"]
+    except (OSError, ValueError, KeyError):
+        pins = {}
+    pinned = {name: str(pin.get("commit") or pin.get("version") or "") for name, pin in sorted(pins.items())}
+    return {
+        "dataset": origin_of(dataset),
+        "traceproof": commit,
+        **{f"pinned {name}": value for name, value in pinned.items()},
+    }
+
+
+def origin_of(dataset: Dataset) -> str:
+    """Where a dataset comes from, in words."""
+    if dataset.pypi is not None:
+        return f"{dataset.pypi.package} {dataset.pypi.version}"
+    if dataset.git is not None:
+        return f"{redacted(dataset.git.url)} {dataset.git.commit}"
+    return "a local folder"

@@ -1,0 +1,220 @@
+"""Which definitions are verified: what the rows of a run come to, per implementation, definition and model.
+
+`status:verified` is earned here and nowhere else: a definition is verified while its reference and at least one
+ground truth passed everything that was compared with the oracle, on the definition's present digest. Without an
+oracle, two ground truths are needed.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from traceproof.dataset.definition import Definition
+from traceproof.ops.cases import is_hidden
+from traceproof.reasons import Verdict
+from traceproof.run.implementations import PAIR
+from traceproof.run.schema import ORACLE, REFERENCE, SHADOW, WHOLE, RowDigests, VerdictRow
+from traceproof.stacks import TRUTHS
+from traceproof.text import markdown
+
+STATUS = "status:"
+NEEDED = 2  # independent ground truths, where the reference's float64 shadow stands in for an oracle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImplementationVerdict:
+    """What the rows of one implementation on one definition come to."""
+
+    definition: str
+    implementation: str  # `reference`, or a ground truth
+    digest: str | None  # of the definition that was run
+    status: str  # `passed` (something was compared and nothing failed), `failed`, or `not run`
+    reason: str  # why it is not `passed`; empty if it is
+    cases: tuple[str, ...]  # ids of the cases of which an output was compared and passed
+    compared: int  # outputs that passed
+    skipped: Mapping[str, int]  # rows skipped, by reason
+    # by output, the kinds of gate and the largest share of a limit that was used
+    gates: Mapping[str, Mapping[str, Any]]
+    # versions, device, seed: what it ran with
+    versions: Mapping[str, str]
+    device: str | None
+    seed: int | None
+    # `oracle`, or `shadow`: the reference's own float64, where there is no independent oracle
+    against: str = ORACLE
+    infinite: tuple[str, ...] = ()  # of its cases, those whose right outputs hold NaN or infinities
+
+    @property
+    def passed(self) -> bool:
+        """Whether it counts as evidence."""
+        return self.status == "passed"
+
+
+Verdicts = Mapping[str, ImplementationVerdict]  # on one definition, by implementation
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Whether a definition is verified, by whom, and if not, why."""
+
+    truths: tuple[str, ...]  # ground truths that passed, in order of priority
+    reason: str  # one line; empty if verified
+
+    @property
+    def verified(self) -> bool:
+        """Whether the tag `status:verified` is earned."""
+        return not self.reason
+
+    def tags(self, definition: Definition) -> tuple[str, ...]:
+        """The definition's tags with its status, in the old one's place or in front."""
+        tags = list(definition.tags)
+        places = [index for index, tag in enumerate(tags) if tag.startswith(STATUS)]
+        rest = [tag for tag in tags if not tag.startswith(STATUS)]
+        rest.insert(places[0] if places else 0, f"{STATUS}{'verified' if self.verified else 'unverified'}")
+        return tuple(rest)
+
+
+def implementation_verdicts(rows: Iterable[VerdictRow]) -> dict[str, dict[str, ImplementationVerdict]]:
+    """What verdict rows come to, by definition and implementation; pairs of ground truths are left out."""
+    groups: dict[tuple[str, str], list[VerdictRow]] = {}
+    for row in rows:
+        if PAIR not in row.implementation:
+            groups.setdefault((row.definition, row.implementation), []).append(row)
+    found: dict[str, dict[str, ImplementationVerdict]] = {}
+    for (definition, implementation), group in groups.items():
+        found.setdefault(definition, {})[implementation] = _verdict(group)
+    return found
+
+
+def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
+    # Others meet other hidden cases, and a scaled-down definition says nothing of the definition itself.
+    fixed = [row for row in rows if not is_hidden(row.case) and not row.scaled_down]
+    compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
+    skipped = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
+    known = next((row for row in fixed if row.digests != RowDigests()), rows[0])
+    bad = [row for row in rows if row.bad]
+    status, reason = "not run", ""
+    if bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        where = f"case {bad[0].case}, {bad[0].output}" if bad[0].case else "the file"
+        status, reason = "failed", f"{bad[0].verdict} {bad[0].reason} in {where}{more}"
+    elif any(row.scaled_down for row in rows):
+        reason = "too large, judged by a scaled-down definition alone"
+    elif any(row.tolerance is not None for row in rows):
+        reason = "judged by a tolerance of the user's own, which proves nothing"
+    elif not compared:
+        why = ", ".join(f"{reason} {count}" for reason, count in skipped.items())
+        reason = f"nothing was compared ({why or 'no numerics'})"
+    else:
+        status = "passed"
+    infinite = (row.case for row in compared if row.metrics.get("finite") != row.metrics.get("elements"))
+    return ImplementationVerdict(
+        definition=rows[0].definition,
+        implementation=rows[0].implementation,
+        digest=known.digests.definition,
+        status=status,
+        reason=reason,
+        cases=tuple(dict.fromkeys(str(row.case) for row in compared)),
+        compared=len(compared),
+        skipped=dict(sorted(skipped.items())),
+        gates=_gates(compared),
+        versions=known.versions or {},
+        device=known.device,
+        seed=known.seed,
+        against=next((row.against for row in compared if row.against is not None), ORACLE),
+        infinite=tuple(dict.fromkeys(map(str, infinite))),
+    )
+
+
+def _gates(compared: Iterable[VerdictRow]) -> dict[str, dict[str, Any]]:
+    """By output: the gates' kinds, and the largest share of a limit that was used."""
+    gates: dict[str, dict[str, Any]] = {}
+    for row in compared:
+        entry = gates.setdefault(row.output, {"kinds": [], "margin": None})
+        kind, margin = (None, None) if row.gate is None else (row.gate.kind, row.gate.margin)
+        if kind and kind not in entry["kinds"]:
+            entry["kinds"] = sorted([*entry["kinds"], kind])
+        if margin is not None:
+            entry["margin"] = max(margin, entry["margin"] or 0.0)
+    return gates
+
+
+def verification(definition: Definition, verdicts: Verdicts) -> Verification:
+    """What the verdicts of implementations say of a definition as it is now."""
+    reference = verdicts.get(REFERENCE)
+    ran = [verdicts[name] for name in TRUTHS if name in verdicts]
+    truths: tuple[str, ...] = ()
+    reason = ""
+    if reference is None:
+        reason = "it was not run"
+    elif reference.digest != definition.digest:
+        reason = "it changed since it was verified; verify it again"
+    elif not reference.passed:
+        reason = f"its reference: {reference.reason}"
+    elif reference.against != SHADOW and definition.constants.alone:
+        reason = f"{'; '.join(definition.constants.alone)}; its description should state it"
+    else:
+        truths = tuple(
+            one.implementation
+            for one in ran
+            if one.passed and one.digest == reference.digest and not set(one.cases).isdisjoint(reference.cases)
+        )
+        if not truths:
+            why = "; ".join(
+                f"{one.implementation}: {one.reason or 'other cases, or another state'}" for one in ran
+            )
+            reason = f"no ground truth was compared ({why or 'none ran'})"
+        elif reference.against == SHADOW and len(truths) < NEEDED:
+            reason = f"no oracle, and {len(truths)} of the {NEEDED} ground truths needed then"
+    return Verification(() if reason else truths, reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """One definition of one model."""
+
+    model: str
+    definition: str
+    op_type: str
+    # tp, ep: the parallelism that its tags name; None: they name none
+    tp: int | None
+    ep: int | None
+    by: tuple[str, ...]  # the ground truths that its reference agrees with; empty unless verified
+    reason: str  # why it is not verified; empty if it is
+
+
+def model_rows(definition: Definition, found: Verification) -> list[ModelRow]:
+    """A row per model tag of a definition."""
+    return [
+        ModelRow(
+            model=model,
+            definition=definition.name,
+            op_type=definition.op_type,
+            tp=_number(definition.tags, "tp"),
+            ep=_number(definition.tags, "ep"),
+            by=found.truths if found.verified else (),
+            reason=found.reason,
+        )
+        for model in tag_values(definition.tags, "model")
+    ]
+
+
+def tag_values(tags: Iterable[str], kind: str) -> list[str]:
+    """What tags of one kind say, e.g. `model`."""
+    return [tag.partition(":")[2] for tag in tags if tag.startswith(f"{kind}:")]
+
+
+def _number(tags: Iterable[str], kind: str) -> int | None:
+    values = tag_values(tags, kind)
+    return int(values[0]) if len(values) == 1 and re.fullmatch("[0-9]{1,9}", values[0]) else None
+
+
+def model_table(rows: Iterable[ModelRow]) -> list[str]:
+    """Markdown: one line per row."""
+    lines = ["| model | definition | op_type | tp | ep | status |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        numbers = " | ".join("" if value is None else str(value) for value in (row.tp, row.ep))
+        status = f"unverified: {markdown(row.reason)}" if row.reason else f"verified by {', '.join(row.by)}"
+        lines.append(f"| {markdown(row.model)} | `{row.definition}` | {row.op_type} | {numbers} | {status} |")
+    return lines
