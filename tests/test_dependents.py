@@ -104,7 +104,6 @@ def test_two_commits_are_compared_without_a_checkout(tmp_path: Path) -> None:
     assert changed_between(upstream.folder, before, after) == ["other/leaf.py", "other/leaves.py", "pkg/alone.py"]
     tree = CommitTree(upstream.folder, before)
     assert tree.read(["pkg/alone.py"]) == {"pkg/alone.py": b"VALUE = 1\n"}
-    tree.close()
 
 
 def test_bad_use_is_said(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from source_remotes import Upstream, git
 from test_sources_checkout import clone, fill, same, want
 
-from traceproof.checkouts.checkout import ASIDE, MOVING, WantedCheckout, changes
+from traceproof.checkouts.checkout import WantedCheckout, changes
 from traceproof.checkouts.gitrun import Git, GitError
 from traceproof.checkouts.pins import State
 from traceproof.errors import TraceproofError
@@ -75,9 +75,10 @@ def test_what_a_killed_clone_left_is_cleared_away(tmp_path: Path, upstream: Upst
     commit = fill(upstream)
     target = tmp_path / "out"
     left = target.with_name(f".cloning-{target.name}")
-    clone(left, want(upstream, commit))
-    (left / ".git" / "index").unlink()
-    (left / ".git" / "shallow.lock").touch()
+    left.mkdir()
+    clone(left / "new", want(upstream, commit))
+    (left / "new" / ".git" / "index").unlink()
+    (left / "new" / ".git" / "shallow.lock").touch()
     assert clone(target, want(upstream, commit)) is State.CLONED
     assert same(target, upstream, commit)
     assert not left.exists()
@@ -156,28 +157,13 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(
         clone(target, want(upstream, first))
     moment = random.Random(seed).uniform(0.1, 0.6)  # noqa: S311 - a moment, no secret
     running = kill_at(moment, target, upstream.url, second)
-    begun = (
-        (target / ".git" / MOVING).exists() if updates else target.with_name(f".cloning-{target.name}").exists()
-    )
+    begun = target.with_name(f".cloning-{target.name}").exists()
     record_property("hit", "midway" if running and begun else "before" if running else "after")
     if not updates and target.exists():
         assert same(target, upstream, second)
     clone(target, want(upstream, second))
     assert same(target, upstream, second)
     assert not changes(Git(target))
-
-
-def test_what_a_killed_update_left_is_set_aside_and_cloned_anew(tmp_path: Path, upstream: Upstream) -> None:
-    commits = [upstream.commit({"a": "1", "gone": "x"}), upstream.commit({"a": "2", "gone": None, "new [n]": "n"})]
-    target = tmp_path / "out"
-    clone(target, want(upstream, commits[0]))
-    (target / "a").write_text("mine, or half of theirs")
-    (target / ".git" / MOVING).touch()
-    (target / ".git" / "index.lock").touch()
-    assert clone(target, want(upstream, commits[1])) is State.CLONED
-    assert same(target, upstream, commits[1])
-    assert not changes(Git(target))
-    assert (tmp_path / f"out.{ASIDE}-1" / "a").read_text() == "mine, or half of theirs"
 
 
 def test_a_failed_update_leaves_the_checkout_as_it_was(tmp_path: Path, upstream: Upstream) -> None:

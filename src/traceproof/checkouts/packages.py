@@ -6,28 +6,24 @@ index that the user's pip is set up for is read here, by the simple repository A
 
 import ast
 import hashlib
+import html
 import json
+import re
 import shutil
 import sys
 import tarfile
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
-from urllib.request import url2pathname
 
 import requests
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, Field
-from urllib3.exceptions import HTTPError
+from pydantic import BaseModel
 
 from traceproof import programs
 from traceproof.checkouts.pins import Pin, State
@@ -39,9 +35,8 @@ NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the 
 PUBLIC = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 SECONDS = 15.0  # for a server to connect, and between two pieces of an answer
-PAGE_BYTES, PAGE_SECONDS = 64 << 20, 120.0
-FILE_BYTES, FILE_SECONDS = 2 << 30, 1800.0
 PIECE = 1 << 20
+HREF = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 TODO = "Check the version, the network and `pip config list`."
 
 
@@ -160,14 +155,6 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 yield member.name, read
 
 
-class Link(NamedTuple):
-    """A file of an index: its name, where it lies, and its sha256 if the index says it."""
-
-    name: str
-    url: str
-    sha256: str | None
-
-
 def download_sdist(package: str, version: str, folder: Path, *, sha256: str | None = None) -> Path:
     """Fetch the source package of a version into a new folder; the file.
 
@@ -178,37 +165,21 @@ def download_sdist(package: str, version: str, folder: Path, *, sha256: str | No
     if options.get("no-index", "0").lower() in {"1", "true", "yes", "on"}:
         indexes = []
     places = [*options.get("find-links", "").split(), *(f"{index.rstrip('/')}/{name}/" for index in indexes)]
-    certificates = options.get("cert")
     problems: list[str] = []
-    for place in places:
-        try:
-            for link in _links(place, certificates):
-                if _is_sdist(link.name, package, version):
-                    folder.mkdir(parents=True, exist_ok=True)
-                    target, digest = folder / Path(link.name).name, hashlib.sha256()
-                    with target.open("wb") as file:
-                        for piece in _content(link.url, certificates, most=FILE_BYTES, seconds=FILE_SECONDS):
-                            digest.update(piece)
-                            file.write(piece)
-                    _expect(link, sha256, digest.hexdigest())
-                    return target
-        except (OSError, ValueError) as error:  # of requests, too: the next place may have it
-            problems.append(f"{place}: {' '.join(str(error).split())[:300]}")
-        else:
-            problems.append(f"{place}: no source package of this version")
+    with requests.Session() as session:
+        session.verify = options.get("cert", True)
+        for place in places:
+            try:
+                for file, url in _links(session, place):
+                    if _is_sdist(file, package, version):
+                        return _fetched(session, url, folder / Path(file).name, sha256)
+            except (OSError, ValueError) as error:  # of requests, too: the next place may have it
+                problems.append(f"{place}: {' '.join(str(error).split())[:300]}")
+            else:
+                problems.append(f"{place}: no source package of this version")
     raise TraceproofError(
         f"pip's indexes have no source package {package}=={version}", problems=problems, todo=TODO
     )
-
-
-def _expect(link: Link, pinned: str | None, digest: str) -> None:
-    for wanted in (pinned, link.sha256):
-        if wanted not in {None, digest}:
-            raise TraceproofError(
-                f"{link.name} is not the file that {'was pinned' if wanted == pinned else 'its index names'}",
-                problems=[f"expected sha256 {wanted}", f"got      sha256 {digest}"],
-                todo="Run again in case the download was damaged; if it stays so, find out why first.",
-            )
 
 
 def _is_sdist(name: str, package: str, version: str) -> bool:
@@ -217,6 +188,27 @@ def _is_sdist(name: str, package: str, version: str) -> bool:
         return found == (canonicalize_name(package), Version(version))
     except (InvalidSdistFilename, InvalidVersion):
         return False
+
+
+def _fetched(session: requests.Session, url: str, target: Path, sha256: str | None) -> Path:
+    """A file of a folder or a server, copied. Raises TraceproofError: it is not that of the digest."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if "://" in url:
+        with session.get(url, stream=True, timeout=SECONDS) as answer, target.open("wb") as file:
+            answer.raise_for_status()
+            for piece in answer.iter_content(PIECE):
+                file.write(piece)
+    else:
+        shutil.copyfile(url, target)
+    with target.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 not in {None, digest}:
+        raise TraceproofError(
+            f"{target.name} is not the file that was pinned",
+            problems=[f"expected sha256 {sha256}", f"got      sha256 {digest}"],
+            todo="Run again in case the download was damaged; if it stays so, find out why first.",
+        )
+    return target
 
 
 def _pip_options() -> dict[str, str]:
@@ -234,90 +226,30 @@ def _pip_options() -> dict[str, str]:
     return {option: found[order, option] for order, option in sorted(found)}
 
 
-def _links(place: str, certificates: str | None) -> Iterator[Link]:
-    """Links of a folder, or of a page."""
-    path = _path(place)
-    if path is not None and path.is_dir() and not (path / "index.html").is_file():
-        yield from (Link(one.name, one.as_uri(), None) for one in sorted(path.absolute().iterdir()))
+def _links(session: requests.Session, place: str) -> Iterator[tuple[str, str]]:
+    """Names and addresses of the files of a folder, or of a page in JSON or HTML. Raises OSError, ValueError."""
+    if "://" not in place:
+        yield from ((one.name, str(one)) for one in sorted(Path(place).expanduser().iterdir()))
         return
-    base = place if path is None else (path / "index.html" if path.is_dir() else path).absolute().as_uri()
-    page = b"".join(_content(base, certificates, most=PAGE_BYTES, seconds=PAGE_SECONDS))
-    if page.lstrip().startswith(b"{"):
-        for file in _Page.model_validate_json(page).files:
-            yield Link(file.filename, urljoin(base, file.url), file.hashes.get("sha256"))
+    answer = session.get(place, headers={"Accept": ACCEPT}, timeout=SECONDS)
+    answer.raise_for_status()
+    if answer.text.lstrip().startswith("{"):
+        page = IndexPage.model_validate_json(answer.content)
+        yield from ((file.filename, urljoin(place, file.url)) for file in page.files)
         return
-    reader = _Anchors()
-    reader.feed(page.decode("utf-8", "replace"))
-    for href in reader.found:
-        url, fragment = urldefrag(urljoin(base, href))
-        sha256 = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
-        yield Link(unquote(urlsplit(url).path.rpartition("/")[2]), url, sha256)
+    for href in HREF.findall(answer.text):
+        url = urldefrag(urljoin(place, html.unescape(href))).url
+        yield unquote(urlsplit(url).path.rpartition("/")[2]), url
 
 
-class _File(BaseModel):
+class IndexFile(BaseModel):
     """A file of a page in JSON."""
 
     filename: str
     url: str
-    hashes: dict[str, str] = Field(default_factory=dict)
 
 
-class _Page(BaseModel):
+class IndexPage(BaseModel):
     """A page in JSON."""
 
-    files: list[_File]
-
-
-class _Anchors(HTMLParser):
-    """Collects the targets of a page's links."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an anchor's target."""
-        if tag == "a":
-            self.found += [value for name, value in attrs if name == "href" and value]
-
-
-def _path(place: str) -> Path | None:
-    """The path of a folder or of a file: URL; None: it is elsewhere."""
-    parts = urlsplit(place)
-    if parts.scheme == "file":
-        return Path(url2pathname(parts.path))
-    return Path(place).expanduser() if not parts.scheme else None
-
-
-def _content(url: str, certificates: str | None, *, most: int, seconds: float) -> Iterator[bytes]:
-    """The content of a URL, piece by piece.
-
-    Raises:
-        OSError: it can not be read, or takes too long.
-        ValueError: it is larger than `most`, or of a kind that is not read.
-    """
-    path = _path(url)
-    if path is not None and not path.is_file():
-        raise FileNotFoundError(f"{path} is no file")
-    size, end = 0, time.monotonic() + seconds
-    with nullcontext() if path is None else path.open("rb") as file:
-        for piece in _pieces(url, certificates) if file is None else iter(partial(file.read, PIECE), b""):
-            size += len(piece)
-            if size > most:
-                raise ValueError(f"more than {most >> 20} MiB")
-            if time.monotonic() > end:
-                raise TimeoutError(f"not done after {seconds:g} s")
-            yield piece
-
-
-def _pieces(url: str, certificates: str | None) -> Iterator[bytes]:
-    if urlsplit(url).scheme not in {"http", "https"}:
-        raise ValueError(f"{urlsplit(url).scheme}: addresses are not read")
-    verify, headers = certificates or True, {"Accept": ACCEPT}
-    try:
-        with requests.get(url, headers=headers, stream=True, timeout=SECONDS, verify=verify) as answer:
-            answer.raise_for_status()
-            while piece := answer.raw.read1(PIECE, decode_content=True):  # what is there, however little
-                yield piece
-    except HTTPError as error:  # urllib3's own, while the answer comes in
-        raise OSError(str(error)) from error
+    files: list[IndexFile]

@@ -7,13 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from traceproof.checkouts.gitrun import Git
 from traceproof.errors import TraceproofError
-
-if TYPE_CHECKING:
-    from git import Repo
 
 # Never part of a repository's own code, wherever they stand.
 IGNORED = frozenset({".git", "__pycache__", ".venv", ".venvs", ".tox", ".nox", "node_modules", ".snakemake"})
@@ -30,11 +26,6 @@ class FileTree(ABC):
     @abstractmethod
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
         """Contents of files that are there."""
-
-    def identity(self, name: str) -> str | None:
-        """A digest of a file's content, where it costs nothing; None elsewhere."""
-        del name
-        return None
 
     @cached_property
     def folders(self) -> frozenset[str]:
@@ -86,12 +77,6 @@ class CommitTree(FileTree):
         self.commit = commit
 
     @cached_property
-    def _repository(self) -> Repo:
-        from git import Repo  # slow to import, and most trees are folders
-
-        return Repo(self.root, search_parent_directories=True)
-
-    @cached_property
     def blobs(self) -> Mapping[str, str]:
         """Git's digest of every file's content; submodules are not looked into."""
         listed = Git(self.root).local("ls-tree", "-r", "-z", "--full-tree", self.commit)
@@ -107,25 +92,16 @@ class CommitTree(FileTree):
         """All files."""
         return frozenset(self.blobs)
 
-    def identity(self, name: str) -> str | None:
-        """Git's digest of a file's content."""
-        return self.blobs.get(name)
-
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
-        """Contents of files."""
-        return {name: self._content(self.blobs[name]) for name in names}
+        """Contents of files. Raises TraceproofError: one of them can not be read."""
+        from git import Repo  # slow to import, and most trees are folders
 
-    def _content(self, blob: str) -> bytes:
         try:
-            content: bytes = self._repository.odb.stream(bytes.fromhex(blob)).read()
+            with Repo(self.root, search_parent_directories=True) as repository:
+                return {name: repository.odb.stream(bytes.fromhex(self.blobs[name])).read() for name in names}
         except ValueError as error:
             todo = "Check the repository: git fsck."
-            raise TraceproofError(f"{self.root}: {blob} can not be read", todo=todo) from error
-        return content
-
-    def close(self) -> None:
-        """End GitPython's processes; a later read starts others."""
-        self._repository.close()
+            raise TraceproofError(f"{self.root}: {self.commit} can not be read", todo=todo) from error
 
 
 def changed_between(root: Path, before: str, after: str) -> list[str]:

@@ -264,7 +264,6 @@ def _between(root: Path, before: str, after: str) -> dict[str, Any]:
     for commit in commits:
         tree = CommitTree(root, commit)
         answers.append(_reached([name for name in names if name in tree.files], tree))
-        tree.close()
     old, new = answers
     joined = {key: {**old[key], **new[key]} for key in ("op_types", "tests")}
     first = {key: new[key] or old[key] for key in ("stack", "everything")}
