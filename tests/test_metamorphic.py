@@ -10,12 +10,11 @@ import op_support as ops
 import pytest
 import torch
 
-from relations.building import Relation, permutation
+from relations.building import Relation
 from relations.op_types import RELATIONS, relations_of
-from relations.trial import Agreement, Finding, agree, cases_of, memory, tables, try_relation, try_relations
+from relations.trial import Agreement, Finding, agree, cases_of, tables, try_relation, try_relations
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.batch import batch_of
 from traceproof.run.case import SolvedCase, solve
 from traceproof.run.untrusted import loaded
 from traceproof.sandbox import Limits, Pool
@@ -78,61 +77,54 @@ def test_right_references_keep_their_relations(definition: Definition) -> None:
     assert sum(row["cases"] > 0 for row in found) >= least
 
 
-def test_a_reference_that_depends_on_the_place_in_the_batch_is_seen() -> None:
-    placed = norm("    y = y * (1 + 0.1 * torch.arange(len(y))[:, None])\n    return (")
-    assert broken(placed) == {"batch order", "batch split and concatenated"}
+GROUPED = "q[row].float().reshape(num_kv_heads, -1, head_dim)"
+CROSSED = "q[row].float().reshape(-1, num_kv_heads, head_dim).transpose(0, 1)"
+MERGED = "KV split and merged by LSE"
+BATCH = {"batch order", "batch split and concatenated"}
+SAMPLER = ops.load("sampling", "top_k_sampling_from_probs_v1000")
+EXPERTS = ops.load("moe", "trtllm_fp4_block_scale_routed_moe_topk4_e16_h512_i256")
+STATE = PREFILL.reference.rsplit("return output, ", 1)[1].split()[0]
+LOST = " * ~(cu_seqlens[1:] == cu_seqlens[:-1])[:, None, None, None]"
+# What is planted, in which case it shows, and the relations that it breaks.
+PLANTED: dict[str, tuple[Definition, str, set[str]]] = {
+    "place in the batch": (norm("    y = y * (1 + 0.1 * torch.arange(len(y))[:, None])\n    return ("), "", BATCH),
+    "size of the batch": (norm("    y = y * len(y)\n    return ("), "", {"batch split and concatenated"}),
+    "place of a page": (
+        changed(DECODE, "].long()", "].long().sort().values"),
+        "medium-0",
+        {"pages permuted", MERGED},
+    ),
+    "natural logarithm": (changed(DECODE, " / math.log(2.0)", ""), "", {MERGED, "softmax shift"}),
+    "scale of its own": (
+        changed(DECODE, "* sm_scale", "* 0.08"),
+        "",
+        {"q doubled, softmax scale halved", "softmax shift"},
+    ),
+    "head map": (changed(DECODE, GROUPED, CROSSED), "", {"heads permuted", "softmax shift"}),
+    "large eps": (changed(norm("    return ("), "1e-6", "1e4"), "", {"x doubled, far from eps"}),
+    "state of an empty sequence": (
+        changed(PREFILL, f"return output, {STATE}", f"return output, {STATE}{LOST}"),
+        "edge-empty-sequence",
+        {"cut in time, state handed on"},
+    ),
+    "preferred row": (
+        changed(
+            SAMPLER, "        picked = ", "        weights = weights if row else weights ** 8\n        picked = "
+        ),
+        "medium-0",
+        {"rows permuted"},
+    ),
+    "weight of an expert": (
+        changed(EXPERTS, "result * weights", "result * (1 + local / 16) * weights"),
+        "",
+        {"experts permuted"},
+    ),
+}
 
 
-def test_a_reference_that_depends_on_the_size_of_the_batch_is_seen() -> None:
-    assert broken(norm("    y = y * len(y)\n    return (")) == {"batch split and concatenated"}
-
-
-def test_a_reference_that_depends_on_the_place_of_a_page_is_seen() -> None:
-    unmapped = changed(DECODE, "].long()", "].long().sort().values")
-    assert "pages permuted" in broken(unmapped, "medium-0")
-
-
-def test_a_natural_logarithm_is_seen_without_the_oracle() -> None:
-    found = broken(changed(DECODE, " / math.log(2.0)", ""))
-    assert found == {"KV split and merged by LSE", "softmax shift"}
-
-
-def test_a_scale_of_its_own_is_seen() -> None:
-    assert "q doubled, softmax scale halved" in broken(changed(DECODE, "* sm_scale", "* 0.08"))
-
-
-def test_a_wrong_head_map_is_seen() -> None:
-    grouped = "q[row].float().reshape(num_kv_heads, -1, head_dim)"
-    crossed = changed(DECODE, grouped, "q[row].float().reshape(-1, num_kv_heads, head_dim).transpose(0, 1)")
-    assert "heads permuted" in broken(crossed)
-
-
-def test_a_large_eps_is_seen() -> None:
-    tall = Definition.model_validate(small.rmsnorm("rmsnorm_h32", small.GOOD.replace("1e-6", "1e4")))
-    assert broken(tall) == {"x doubled, far from eps"}
-
-
-def test_a_lost_state_of_an_empty_sequence_is_seen() -> None:
-    lossy = changed(
-        PREFILL, "    return output, ", "    empty = cu_seqlens[1:] == cu_seqlens[:-1]\n    return output, "
-    )
-    name = lossy.reference.rsplit("return output, ", 1)[1].split()[0]
-    lossy = changed(lossy, f"return output, {name}", f"return output, {name} * ~empty[:, None, None, None]")
-    assert broken(lossy, "edge-empty-sequence") == {"cut in time, state handed on"}
-
-
-def test_a_sampler_that_prefers_a_row_is_seen() -> None:
-    sampler = ops.load("sampling", "top_k_sampling_from_probs_v1000")
-    greedy = changed(
-        sampler, "        picked = ", "        weights = weights if row else weights ** 8\n        picked = "
-    )
-    assert broken(greedy, "medium-0") == {"rows permuted"}
-
-
-def test_an_expert_with_a_weight_of_its_own_is_seen() -> None:
-    experts = ops.load("moe", "trtllm_fp4_block_scale_routed_moe_topk4_e16_h512_i256")
-    favoured = changed(experts, "result * weights", "result * (1 + local / 16) * weights")
-    assert broken(favoured) == {"experts permuted"}
+@pytest.mark.parametrize(("definition", "case", "relations"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_violation_breaks_its_relation(definition: Definition, case: str, relations: set[str]) -> None:
+    assert broken(definition, *filter(None, [case])) == relations
 
 
 def test_what_fails_on_changed_inputs_breaks_the_relation_and_says_so() -> None:
@@ -147,25 +139,6 @@ def test_what_fails_on_its_own_inputs_is_named_and_left_to_the_judge() -> None:
     [row] = tried(failing, relations_of(failing)[:1], subjects(failing))
     assert row["cases"] == 0
     assert "ValueError: no" in row["failing"][0]
-
-
-def test_a_permutation_moves_something() -> None:
-    subject = subjects(DECODE, "small-1")[0]
-    for count in range(2, 9):
-        order = permutation(subject, count)
-        assert sorted(order.tolist()) == list(range(count))
-        assert order.tolist() != list(range(count))
-
-
-def test_taking_sequences_apart_keeps_their_pages_and_last_lengths() -> None:
-    subject = subjects(DECODE, "edge-empty-row")[0]
-    batch = batch_of(subject)
-    assert batch is not None
-    part = batch.select([2, 0])
-    last, indptr = (ops.tensor(part, name).tolist() for name in ("kv_last_page_len", "kv_indptr"))
-    whole = ops.tensor(subject.inputs, "kv_last_page_len").tolist()
-    assert last == [whole[2], whole[0]]
-    assert indptr == [0, 2, 3]
 
 
 def test_two_samples_are_told_apart_by_more_than_chance() -> None:
@@ -204,8 +177,3 @@ def test_the_table_counts_and_shows_the_evidence() -> None:
     assert "| b | K permuted | small-0: C \\| off |" in text
     assert "A doubled" not in text
     assert "Broken: 1 of 2." in text
-
-
-def test_the_estimate_of_memory_is_the_largest_case() -> None:
-    op = registry.get("gqa_paged")
-    assert memory(DECODE, seed=0) == max(op.memory(DECODE, case) for case in cases_of(DECODE, 0))

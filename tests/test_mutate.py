@@ -8,9 +8,8 @@ import definitions as small
 import pytest
 import torch
 
-from calibration.page import mutation_tables
 from mutation.mutants import Mutant, mutants, plain
-from mutation.trial import Fate, Trial, cut, parsed, same_function, score, wide_inputs, widened
+from mutation.trial import Fate, Trial, cut, score, wide_inputs, widened
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.sandbox import Limits, Pool
@@ -57,11 +56,6 @@ def test_assertions_and_docstrings_are_stripped() -> None:
     assert "assert" not in text
     assert "Words" not in text
     assert not any("shape[1]" in mutant.source for mutant in mutants(REFERENCE))
-
-
-def test_a_block_of_assertions_alone_still_parses() -> None:
-    text = ast.unparse(plain("def run(x):\n    if x:\n        assert x\n    return x\n"))
-    assert "pass" in text
 
 
 def test_mutants_differ_from_the_reference_and_from_each_other() -> None:
@@ -141,18 +135,6 @@ def test_widening_reaches_every_float_but_the_eight_bit_ones() -> None:
     assert [getattr(value, "dtype", value) for value in inputs.values()] == [torch.float64, torch.int32, 2.0, None]
 
 
-@pytest.mark.parametrize(
-    ("change", "agrees"), [(1 + 1e-12, True), (1 + 1e-6, False), (float("nan"), False), (float("inf"), False)]
-)
-def test_the_same_function_agrees_to_nine_digits(change: float, *, agrees: bool) -> None:
-    expected = torch.ones((2, 3), dtype=torch.float64)
-    actual = expected.clone()
-    actual[1, 1] *= change
-    assert same_function({"y": actual}, {"y": expected}) is agrees
-    assert not same_function({}, {"y": expected})
-    assert not same_function({"y": actual.float()}, {"y": expected})
-
-
 def test_a_definition_is_cut_down_in_its_reference_as_well(pool: Pool) -> None:
     smaller = cut(definition(), {"hidden_size": 16})
     assert smaller.const_axes["hidden_size"] == 16
@@ -163,46 +145,19 @@ def test_a_definition_is_cut_down_in_its_reference_as_well(pool: Pool) -> None:
         cut(definition(), {"no_such_axis": 1})
 
 
-def test_a_size_that_another_axis_keeps_stays_in_the_reference() -> None:
-    twin = small.rmsnorm("rmsnorm_h32", REFERENCE)
-    twin["axes"]["other"] = {"type": "const", "value": 32}
-    assert "shape[1] == 32" in cut(Definition.model_validate(twin), {"hidden_size": 16}).reference
-
-
-def test_sizes_are_read_from_words() -> None:
-    assert parsed(["a=1", "b=22"]) == {"a": 1, "b": 22}
-    with pytest.raises(TraceproofError, match="is not an axis and a size"):
-        parsed(["a"])
-
-
-def test_an_output_too_many_is_refused(trial: Trial) -> None:
-    text = ast.unparse(plain(REFERENCE)).replace("return ", "return y, ")
-    assert fate_of(trial, text, 0, "")["fate"] == Fate.KILLED
-
-
 @pytest.mark.slow
 def test_mutants_run_in_a_worker_and_what_hangs_there_is_killed(pool: Pool) -> None:
-    looping = REFERENCE.replace(
-        "    if len(x) > 1000:", "    n = 1\n    while n < 1:\n        n = n\n    if n > 9:"
+    looping = (
+        "def run(hidden_states, weight):\n    n = 1\n    while n < 1:\n        n = n\n"
+        "    y = hidden_states.double()\n    y = y * y.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()\n"
+        "    return (y * weight).bfloat16()\n"
     )
     limits = Limits(seconds=1, setup_seconds=60)
     result = score(definition(looping), pool, limits=limits, sizes=("small",), seed=0)
-    assert result.counts[Fate.KILLED] > 10
+    assert result.counts[Fate.KILLED] > 5
     hung = [it for it in result.outcomes if it.mutant.what == "Lt -> LtE"]
     assert [it.fate for it in hung] == [Fate.KILLED]
     assert "timeout" in hung[0].by
     rows = result.as_json()["kept"]
     assert rows
     assert all("source" not in row and row["fate"] != "killed" for row in rows)
-
-
-def test_the_tables_count_each_fate_and_list_survivors() -> None:
-    kept = [
-        {"operator": "constant", "what": "1 -> 2", "by": "small-0", "fate": "survived"},
-        {"operator": "loop", "what": "a | b", "by": "", "fate": "unreached"},
-    ]
-    counts = {"killed": 98, "survived": 1, "unreached": 1, "equivalent": 5}
-    text = mutation_tables([{"op_type": "gemm", "definition": "g", "counts": counts, "kept": kept}])
-    assert "| gemm | 1 | 105 | 5 | 1 | 98 | 1 | 99.0 % |" in text
-    assert "| gemm | constant: 1 -> 2 | 1 | small-0 |" in text
-    assert "| gemm | loop: a \\| b | 1 | - |" in text

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from pipeline import typed
 from publish_support import pull_requests, run_of
 
-from traceproof.cli.publish import _writable
 from traceproof.cli.results import describe
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
-from traceproof.names import fresh_folder
 from traceproof.publish.pull_request import base_of, dry_run
 from traceproof.testgen.calls import Call
 from traceproof.testgen.texts import Settings, render
@@ -62,11 +60,7 @@ def test_what_is_generated_holds_names_as_strings() -> None:
     divergences = ('case """\nOWNED = True\n"""', "case \\", 'ends with "')
     for one in (definition, definition.model_copy(update={"inputs": inputs})):
         text = render(one, divergences, Settings(tolerance=float("inf")))
-        found: dict[str, Any] = {
-            "__name__": "test_x",
-            "GroundTruth": None,
-            "ground_truth_or_skip": None,
-        }
+        found: dict[str, Any] = {"__name__": "test_x", "GroundTruth": None, "ground_truth_or_skip": None}
         found["GroundTruth"] = lambda *_, **__: None
         exec(compile(re.sub(r"(?m)^from conftest .*$", "", text), "test_x.py", "exec"), found)  # noqa: S102 - its point
         assert "OWNED" not in found
@@ -105,25 +99,10 @@ def test_output_of_tests_is_no_markup_and_no_marker_in_a_description(tmp_path: P
 
 
 def test_what_a_reference_raises_steers_no_terminal_and_forges_no_line() -> None:
-    row = {
-        "definition": "a\nVERIFIED: 9 definitions",
-        "op_type": "rmsnorm",
-        "case": "small-0",
-        "implementation": "reference",
-        "output": "*",
-        "verdict": "error",
-        "reason": "exception",
-        "message": "boom\nVERIFIED: 9 definitions, 9 right\r\x1b[2J",
-        "axes": {},
-        "seed": 0,
-        "repeat": "",
-    }
-    shown = "\n".join(describe(typed([row]), full=True))
+    found = row(
+        "a\nVERIFIED: 9 definitions", "0" * 32, "small-0", "reference", verdict="error", reason="exception"
+    )
+    found["message"] = "boom\nVERIFIED: 9 definitions, 9 right\r\x1b[2J"
+    shown = "\n".join(describe(typed([found]), full=True))
     assert "\x1b" not in shown
     assert not [line for line in shown.splitlines()[1:] if line.startswith("VERIFIED")]
-
-
-def test_a_folder_that_can_not_be_written_is_one_message(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(TraceproofError, match=r"file/.* cannot be written"), _writable():
-        fresh_folder(tmp_path / "file" / "out", within=tmp_path)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import op_support as ops
 import planted_attention as planted
@@ -13,7 +14,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of, wrong_answers
-from traceproof.ops.base import TORCH_DTYPES, Value
+from traceproof.ops.base import TORCH_DTYPES, Unsupported, Value
 from traceproof.ops.cases import OTHER_SCALARS, Case
 from traceproof.ops.compare import Backward, Close
 from traceproof.reasons import Verdict
@@ -238,3 +239,106 @@ def test_an_output_is_refused_that_is_cut_off_or_a_little_too_large(definition: 
                 ruling = subject.ruling(name, wrong[way](exact, narrow[name]))
                 waiting -= {(name, way)} if ruling.verdict != Verdict.PASS else set()
     assert {name for name, _ in waiting} == FEW.get(definition.name, set())
+
+
+Change = Callable[[dict[str, Any]], object]
+VAR = {"type": "var"}
+
+
+def less(kind: str, name: str) -> Change:
+    """A definition without one of its inputs or outputs."""
+    return lambda entry: entry[kind].pop(name)
+
+
+def given(kind: str, name: str, **fields: object) -> Change:
+    """A definition with another axis, input or output."""
+    return lambda entry: entry[kind].update({name: entry[kind].get(name, {}) | fields})
+
+
+def sized(name: str) -> Change:
+    """A definition with a var axis in place of a const one."""
+    return lambda entry: entry["axes"].update({name: VAR})
+
+
+def computed_eps(entry: dict[str, Any]) -> None:
+    entry["reference"] = entry["reference"].replace("EPS = 1e-5", "EPS = 2e-5 - 1e-5")
+    entry["description"] = "A norm."
+
+
+# Near to a known form: what is changed, and what the refusal says.
+UNKNOWN: dict[str, tuple[tuple[Change, str], ...]] = {
+    "gdn_decode_qk2_v4_d32_k_last": (
+        (less("inputs", "A_log"), "inputs lack ['A_log']"),
+        (given("inputs", "gate", shape=None, dtype="float32"), "have unknown ['gate']"),
+        (given("axes", "num_v_heads", value=3), "3 value heads do not share"),
+        (given("axes", "num_k_heads", value=4), "2 query and 4 key heads"),
+        (sized("head_size"), ""),
+        (less("outputs", "new_state"), "outputs are ['output']"),
+    ),
+    "gemm_n96_k160": (
+        (given("inputs", "B", shape=["K", "N"]), "are not [M, K], [N, K] -> [M, N]"),
+        (sized("N"), ""),
+        (given("inputs", "A", dtype="float8_e4m3fn"), "have no matrix product here"),
+        (given("inputs", "bias", shape=["N"], dtype="float16"), "inputs are ['A', 'B', 'bias']"),
+    ),
+    "mamba_ssu_decode_h8_d16_s32_ng2": (
+        (less("inputs", "dt_bias"), "inputs lack ['dt_bias']"),
+        (given("inputs", "A", shape=["nheads"]), "A has the shape"),
+        (given("axes", "ngroups", value=3), "do not divide into the groups"),
+        (sized("dstate"), ""),
+        (less("outputs", "new_state"), "outputs are ['output']"),
+    ),
+    "rmsnorm_h96": (
+        (computed_eps, "nobody states e"),
+        (given("inputs", "extra", shape=["hidden_size"], dtype="bfloat16"), "have unknown ['extra']"),
+        (lambda entry: entry.update(outputs={"normed": entry["outputs"]["output"]}), "outputs are ['normed']"),
+    ),
+    "rope_with_cos_sin_cache_neox_style_d64_rd32": (
+        (given("inputs", "offset", shape=None, dtype="int32"), "have unknown ['offset']"),
+        (given("inputs", "cos_sin_cache", shape=["max_seq_len", "head_size", "rotary_dim"]), "cos_sin_cache has"),
+        (given("axes", "rotary_dim", value=33), "is odd or wider than a head"),
+        (given("axes", "rotary_dim", value=128), "is odd or wider than a head"),
+        (sized("head_size"), ""),
+    ),
+    "top_k_sampling_from_probs_v1000": (
+        (given("inputs", "temperature", shape=["batch_size"], dtype="float32"), "inputs are ['probs', 'top_k', "),
+        (given("inputs", "top_k", shape=None), "not one value per row"),
+        (sized("vocab_size"), ""),
+    ),
+    "moe_fp8_block_scale_renorm_topk4_e16_h512_i256": (
+        (less("inputs", "gemm2_weights_scale"), "inputs lack"),
+        (less("inputs", "gemm2_weights"), "inputs lack"),
+        (less("inputs", "routing_logits"), "inputs lack"),
+        (given("axes", "gemm1_out_size", value=256), "not gated"),
+        (given("axes", "top_k", value=99), "top_k 99 of 16 experts"),
+    ),
+    "moe_fp8_block_scale_ds_routing_topk4_ng4_kg2_e8_h512_i256": (
+        (less("inputs", "routed_scaling_factor"), "top_k 1 only"),
+    ),
+    "gqa_False_16_6": (
+        (given("inputs", "q", shape=["batch_size", "D"]), "q has the shape"),
+        (given("inputs", "q", shape=["batch_size", "num_pages", "D"]), "output has the shape"),
+        (given("inputs", "mask", shape=["batch_size"], dtype="bool"), "have unknown ['mask']"),
+        (less("inputs", "kv_last_page_len"), "no kv_last_page_len"),
+        (less("inputs", "kv_indptr"), "inputs lack ['kv_indptr']"),
+        (given("inputs", "v_cache", shape=["num_pages", "page_size", "D", "Dv"]), "v_cache has the shape"),
+        (given("inputs", "k_cache", dtype="float8_e4m3fn"), "scaled storage"),
+        (given("axes", "Hkv", value=5), "no multiple"),
+    ),
+    "indexer": (
+        (given("axes", "packed", value=136), "last axes"),
+        (given("axes", "kv_heads", value=2), "last axes"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"), [(name, *one) for name, changes in UNKNOWN.items() for one in changes]
+)
+def test_a_form_that_has_no_oracle_is_said_to_have_none(name: str, change: Change, said: str) -> None:
+    entry = next(one for one in (*OWN, *FORMS) if one.name == name).as_json()
+    change(entry)
+    definition = Definition.model_validate(entry)
+    with pytest.raises(Unsupported) as refusal:
+        registry.get(definition.op_type).of_form(definition).check(definition)
+    assert said in str(refusal.value)

@@ -1,10 +1,9 @@
-"""Attention: the oracle is right, inputs show what they should, and bugs of precision are seen."""
+"""Attention, dense and sparse: the oracle is right, inputs show what they should, bugs of precision are seen."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import op_support as ops
 import planted_attention as planted
@@ -12,12 +11,12 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.draw import Draw
 from traceproof.ops import registry
 from traceproof.ops.answers import answers_of
 from traceproof.ops.attention import operands_of
-from traceproof.ops.attention_inputs import PageTable
-from traceproof.ops.base import Op, Tensors, Unsupported
+from traceproof.ops.attention_inputs import POISON
+from traceproof.ops.base import Op, Tensors
+from traceproof.ops.families.sparse import unpack
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve
 
@@ -56,16 +55,6 @@ def test_mutants_fail_on_long_sequences_too(name: str) -> None:
     changed = {m: o for m, o in made.items() if any(not torch.equal(o[n], right[n]) for n in right)}
     assert len(changed) > 8
     assert {mutant for mutant, outputs in changed.items() if passes(subject, outputs)} <= FAINT_WHEN_LONG
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1), (10, 2), (12, 2), (16, 2), (5, 5)])
-def test_any_head_ratio(heads: int, kv_heads: int) -> None:
-    definition = planted.gqa(prefill=True, page=16, heads=heads, kv_heads=kv_heads)
-    subject = solve(definition, ops.case_named(definition, "small-1"))
-    answers = answers_of(definition.op_type)
-    assert answers is not None
-    given = [variant.make(subject) for variant in answers.right]
-    assert all(passes(subject, outputs) for outputs in given if outputs is not None)
 
 
 @pytest.mark.parametrize("case_id", ["stress-above", "stress-below", "stress-deep"])
@@ -127,17 +116,6 @@ def test_oracle_agrees_with_torch_attention_in_float64(name: str) -> None:
             torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_lse_is_in_base_two() -> None:
-    definition = planted.gqa(prefill=False, page=1, heads=1, kv_heads=1)
-    op = op_of(definition)
-    (case,) = (case for case in ops.cases(definition) if case.id == "adversarial-ties")
-    inputs = ops.inputs_of(definition, case)
-    inputs["q"] = torch.zeros_like(ops.tensor(inputs, "q"))
-    lengths = ops.tensor(inputs, "kv_indptr").diff().tolist()
-    expected = [math.log2(length) for length in lengths]
-    assert op.oracle(definition, inputs)["lse"].flatten().tolist() == pytest.approx(expected, rel=1e-14)
-
-
 @pytest.mark.parametrize("name", ["gqa_paged_prefill", "gqa_ragged", "mla_ragged", "mla_paged_prefill"])
 def test_queries_without_a_key_give_zero_and_minus_infinity(name: str) -> None:
     definition = planted.form(name)
@@ -195,44 +173,72 @@ def test_last_page_length_of_an_indptrs_size_is_filled_and_read() -> None:
         assert torch.equal(results[0]["lse"], results[1]["lse"])
 
 
-def test_shared_pages_are_full_ones_of_the_first_sequence() -> None:
-    pages = PageTable.of([40, 33, 8, 70], 16, shared=True)
-    table = pages.table(Draw(definition="d", case="c", seed=0, device=ops.CPU))
-    assert [len(ids) for ids in table] == [3, 3, 1, 5]
-    assert pages.shared == [0, 1, 0, 1]
-    assert table[0][0] == table[1][0] == table[3][0]
-    assert len({page for ids in table for page in ids}) == pages.distinct == 10
+# Sparse attention: lists of indices, and the scores of the top-k indexer.
+
+PAGE, TOPK = 16, 64
+INDEXER, SPARSE = planted.indexer(), planted.sparse()
+DSA = registry.get("dsa_paged")
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"q": {"shape": ["batch_size", "D"], "dtype": "bfloat16"}}, "q has the shape"),
-        (
-            {"mask": {"shape": ["batch_size"], "dtype": "bool"}},
-            "have unknown ['mask']",
-        ),
-        ({"kv_last_page_len": None}, "no kv_last_page_len"),
-        (
-            {"kv_indptr": None},
-            "inputs lack ['kv_indptr']",
-        ),
-        (
-            {"v_cache": {"shape": ["num_pages", "page_size", "D", "Dv"], "dtype": "bfloat16"}},
-            "v_cache has the shape",
-        ),
-        (
-            {"k_cache": {"shape": ["num_pages", "page_size", "Hkv", "D"], "dtype": "float8_e4m3fn"}},
-            "scaled storage",
-        ),
-        ({"q": {"shape": ["batch_size", "num_pages", "D"], "dtype": "bfloat16"}}, "output has the shape"),
-        ({}, "no multiple"),
-    ],
-)
-def test_unknown_forms_are_said_to_be_unknown(change: dict[str, Any], says: str) -> None:
-    document = planted.gqa(prefill=False, page=16, heads=6, kv_heads=5 if says == "no multiple" else 2).as_json()
-    inputs = {**document["inputs"], **change}
-    document["inputs"] = {name: spec for name, spec in inputs.items() if spec is not None}
-    with pytest.raises(Unsupported) as caught:
-        registry.get("gqa_paged").check(Definition.model_validate(document))
-    assert says in str(caught.value)
+def test_indexer_lengths_lie_on_both_sides_of_topk_and_of_a_page() -> None:
+    lengths = {length for case in ops.cases(INDEXER) for length in case.params["seq_lens"]}
+    assert {0, 1, PAGE - 1, PAGE, PAGE + 1, TOPK - 1, TOPK, TOPK + 1, 2 * TOPK} <= lengths
+    for case in ops.cases(INDEXER, "small", "medium", "large"):
+        assert case.axes["max_num_pages"] * PAGE >= TOPK
+        assert DSA.memory(INDEXER, case) > 0
+
+
+def test_an_indexer_s_scales_spread_over_powers_of_two() -> None:
+    inputs = ops.inputs_of(INDEXER, ops.case_named(INDEXER, "adversarial-plain"))
+    _, scales = unpack(ops.tensor(inputs, "k_index_cache_fp8"))
+    assert set(torch.frexp(scales[scales < 4]).exponent.tolist()) == {-1, 0, 1, 2}
+    assert int(ops.tensor(inputs, "block_table").max()) < len(ops.tensor(inputs, "k_index_cache_fp8"))
+
+
+def test_when_relu_cuts_everything_any_choice_is_right_but_not_any_number() -> None:
+    subject = solve(INDEXER, ops.case_named(INDEXER, "adversarial-zero"))
+    assert not subject.oracle["topk_indices@scores"].clamp(min=-1).max(dim=1).values.any()
+    answers = answers_of("dsa_paged")
+    assert answers is not None
+    mutants = {mutant.name: mutant for mutant in answers.wrong}
+    for name, verdict in (("worst instead of best", Verdict.PASS), ("one index left out", Verdict.FAIL)):
+        outputs = mutants[f"indexer: {name}"].make(subject)
+        assert outputs is not None
+        assert subject.ruling("topk_indices", outputs["topk_indices"]).verdict == verdict
+
+
+def test_sparse_lists_are_distinct_padded_and_never_name_the_ends_of_the_pool() -> None:
+    counts = set()
+    for case in ops.cases(SPARSE):
+        inputs = ops.inputs_of(SPARSE, case)
+        lists = ops.tensor(inputs, "sparse_indices")
+        pool = math.prod(ops.tensor(inputs, "ckv_cache").shape[:2])
+        for row, valid in zip(lists, case.params["valid"], strict=True):
+            named = row[row >= 0]
+            assert len(named) == len(torch.unique(named)) == valid
+            assert not len(named) or (int(named.min()) > 0 and int(named.max()) < pool - 1)
+            assert (row[row < 0] == -1).all()
+            counts.add(valid)
+        cache = ops.tensor(inputs, "ckv_cache").flatten(0, 1)
+        unnamed = torch.ones(pool, dtype=torch.bool)
+        unnamed[lists[lists >= 0].long()] = False
+        assert (cache[unnamed, cache.shape[1] // 2] == POISON).all()
+    assert {0, 1, planted.TOPK - 1, planted.TOPK} <= counts
+
+
+def test_sparse_holes_lie_between_the_indices() -> None:
+    case = ops.case_named(SPARSE, "adversarial-holes")
+    first = ops.tensor(ops.inputs_of(SPARSE, case), "sparse_indices")[0]
+    assert (first.diff().sign() != 0).any()
+    padding = (first == -1).nonzero().flatten()
+    assert int(padding.min()) < case.params["valid"][0]
+
+
+def test_inputs_that_leave_one_choice_are_not_told_apart() -> None:
+    """With fewer tokens than topk all are chosen, whatever the scores: the same page means the same answer."""
+    case = next(case for case in ops.cases(INDEXER) if case.axes["batch_size"])
+    inputs = ops.inputs_of(INDEXER, case)
+    short = inputs | {"seq_lens": torch.full_like(ops.tensor(inputs, "seq_lens"), TOPK // 2)}
+    other = short | {"weights": torch.flip(ops.tensor(short, "weights"), (-1,))}
+    assert not DSA.tells_apart(INDEXER, short, other)
+    assert DSA.tells_apart(INDEXER, short, short | {"block_table": ops.tensor(short, "block_table").flip(-1)})

@@ -69,17 +69,6 @@ def test_a_suite_with_a_pasted_copy_is_scored_by_what_it_asserts(
     assert (root / PLACE / f"test_{NAME}.py").read_text() == GOOD + CHECK + end  # as before
 
 
-def test_a_copy_with_other_parameters_is_left_as_it_is(tmp_path: Path) -> None:
-    root = dataset(tmp_path, CHECK + "    assert close\n")
-    path = root / PLACE / f"test_{NAME}.py"
-    path.write_text(
-        path.read_text().replace("def run(hidden_states, weight)", "def run(hidden_states, weight, eps=0)")
-    )
-    suite = Suite(root, partial(existing, root=root))
-    suite.plant(read_tree(root).definitions[NAME].path, GOOD.replace("1e-6", "1e-1"))
-    assert "1e-1" not in path.read_text()
-
-
 def test_our_suite_kills_and_what_there_was_no_time_for_is_said_and_completed(tmp_path: Path) -> None:
     root = dataset(tmp_path)
     generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences())
