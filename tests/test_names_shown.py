@@ -13,7 +13,7 @@ from definitions import rmsnorm
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline import typed
-from publish_support import pull_requests, run_of
+from publish_support import pull_requests, row, run_of
 
 from traceproof.cli.results import describe
 from traceproof.dataset.definition import Definition

@@ -96,14 +96,17 @@ def sample(values: Values, trials: int, bug: str = "", seed: int = 0) -> torch.T
     return torch.stack(columns, 1) if columns else torch.empty(trials, 0, dtype=torch.int64)
 
 
-def extras_of(definition: Definition, values: Values) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+Extras = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def extras_of(definition: Definition, values: Values) -> Extras:
     """Tokens of the support, their probabilities, and which of them a right sampler may leave out."""
     known = SAMPLING.oracle(definition, values)
     return known["samples@tokens"], known["samples@probs"], known["samples@optional"]
 
 
 @cache
-def prepared(filters: str, vocabulary: int) -> list[tuple[str, Values, int, tuple[torch.Tensor, ...]]]:
+def prepared(filters: str, vocabulary: int) -> list[tuple[str, Values, int, Extras]]:
     """Cases with inputs, as many draws as a large vocabulary affords, and what the oracle says."""
     definition = ops.variant(BY_FILTER[filters], vocab_size=vocabulary)
     published = ops.variant(definition, vocab_size=PUBLISHED_VOCABULARY)
