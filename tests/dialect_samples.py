@@ -1,4 +1,4 @@
-"""Definitions as FlashInfer dumps them and as SOL-ExecBench has them, written for tests."""
+"""Definitions as FlashInfer dumps them, written for tests."""
 
 from __future__ import annotations
 
@@ -68,21 +68,6 @@ APPEND: Json = {
         "    cache[slot_ids.long()] = rows[:, None]\n"
     ),
     "check": "",
-}
-SOL: Json = {
-    "name": "scaled",
-    "op_type": "scaled",
-    "axes": {
-        "rows": {"type": "var"},
-        "width": {"type": "const", "value": 8},
-        "double": {"type": "expr", "expression": "2 * width"},
-        "padded": {"type": "expr", "expression": "(rows + 3) // 4 * 4", "description": "Whole blocks."},
-    },
-    "custom_inputs_entrypoint": "make",
-    "inputs": {"x": {"shape": ["rows", "double"], "dtype": "float64"}},
-    "outputs": {"y": {"shape": ["padded", "double"], "dtype": "float64"}},
-    "reference": "import torch\n\n\ndef run(x):\n    return x\n\n\ndef make(axes, device):\n    return {}\n",
-    "hf_id": "somebody/something",
 }
 
 

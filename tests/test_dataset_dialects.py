@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from definitions import rmsnorm
-from dialect_samples import APPEND, GATED, SOL, Json, changed
+from dialect_samples import APPEND, GATED, Json, changed
 from pipeline import plans
-from pydantic import ValidationError
 
 from traceproof.dataset.constraints import System
 from traceproof.dataset.definition import ConstAxis, Definition, Dialect, DType
 from traceproof.dataset.dialects import entry_of, read
 from traceproof.dataset.hints import Role, role_of, stated
-from traceproof.dataset.records import Workload
 from traceproof.dataset.tree import is_dataset, read_tree
 from traceproof.ops import registry
 from traceproof.run.plan import PlanSelection
@@ -57,7 +55,7 @@ def test_a_reference_of_another_name_is_called_by_position() -> None:
 
 
 def test_what_the_model_gets_crosses_a_process_border_unchanged() -> None:
-    for sample in (GATED, APPEND, SOL):
+    for sample in (GATED, APPEND):
         definition = read(sample).definition
         again = Definition.model_validate(json.loads(json.dumps(definition.as_json())))
         assert (again, again.digest) == (definition, definition.digest)
@@ -135,17 +133,6 @@ def test_a_parameter_that_no_input_is_called_takes_several_as_a_tuple() -> None:
     assert not any("does not take the inputs" in note and "k_cache" in note for note in reading.notes)
 
 
-def test_an_execbench_definition_is_read_and_says_so() -> None:
-    reading = read(SOL)
-    definition = reading.definition
-    assert definition.dialect is Dialect.SOL_EXECBENCH
-    assert definition.const_axes == {"width": 8, "double": 16}
-    assert definition.var_axes == ("rows", "padded")
-    assert definition.constraints == ("double == (2 * width)", "padded == ((rows + 3) // 4 * 4)")
-    assert (definition.init, definition.init_entry) == (definition.reference, "make")
-    assert "unknown keys ['hf_id'] are not read" in reading.notes
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -158,8 +145,6 @@ def test_an_execbench_definition_is_read_and_says_so() -> None:
         changed(GATED, outputs={"output": {"shape": ["num_tokens"], "dtype": "float7"}}),
         changed(GATED, outputs={"output": {"shape": "num_tokens", "dtype": "float32"}}),
         changed(GATED, inputs=[]),
-        changed(SOL, custom_inputs_entrypoint="missing"),
-        changed(SOL, axes={"rows": {"type": "expr", "expression": 3}}),
         rmsnorm("x", dialect="flashinfer_trace_dump"),
         rmsnorm("x", hf_id="y"),
         rmsnorm("x", outputs={"y": {"shape": ["batch_size"], "dtype": "uint8"}}),
@@ -168,18 +153,6 @@ def test_an_execbench_definition_is_read_and_says_so() -> None:
 def test_what_is_no_definition_in_any_dialect_is_refused(value: Json) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of the model, or of the dialect
         read(value)
-
-
-def test_a_published_workload_may_carry_execbench_s_tolerance_and_custom_inputs() -> None:
-    value = {
-        "uuid": "w",
-        "axes": {"rows": 4},
-        "inputs": {"x": {"type": "custom"}},
-        "tolerance": {"max_atol": 1e-2, "required_matched_ratio": 0.99, "allow_negative_inf": True},
-    }
-    assert Workload.model_validate(value).as_json() == value
-    with pytest.raises(ValidationError):
-        Workload.model_validate(value | {"tolerance": {"max_atol": -1.0}})
 
 
 def test_a_folder_that_flashinfer_dumped_to_is_a_dataset_and_one_of_other_json_is_none(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ class Dialect(StrEnum):
 
     PUBLISHED = "published"  # definition.md of the public dataset
     TRACE_DUMP = "flashinfer_trace_dump"  # what FlashInfer writes under FLASHINFER_TRACE_DUMP
-    SOL_EXECBENCH = "sol_execbench"
 
 
 class DType(StrEnum):

@@ -1,7 +1,7 @@
-"""The dialects in which definitions are written, each turned into the one model that everything else reads.
+"""The two dialects in which definitions are written, each turned into the one model that everything else reads.
 
-The published schema is strict. FlashInfer's trace dump (`FLASHINFER_TRACE_DUMP`, `flashinfer.trace`) and
-SOL-ExecBench say more than it has keys for, and leave open what it asks for; what was made of that is noted. A
+The published schema is strict. FlashInfer's trace dump (`FLASHINFER_TRACE_DUMP`, `flashinfer.trace`) says more
+than it has keys for, and leaves open what it asks for; what was made of that is noted. A
 reference that is called by keyword gets a function `run` that takes the definition's inputs in their order.
 """
 
@@ -268,20 +268,18 @@ def read(value: Any) -> ReadDefinition:  # noqa: ANN401 - any JSON value
             raise ValueError(f"the keys {sorted(OWN_KEYS & value.keys())} are no definition's")
         return ReadDefinition(Definition.model_validate(value))
     normaliser = Normaliser(value)
-    turned = (normaliser.trace_dump if dialect is Dialect.TRACE_DUMP else normaliser.sol_execbench)()
-    return ReadDefinition(Definition.model_validate(turned | {"dialect": dialect.value}), tuple(normaliser.notes))
+    turned = normaliser.trace_dump() | {"dialect": dialect.value}
+    return ReadDefinition(Definition.model_validate(turned), tuple(normaliser.notes))
 
 
 def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
     """Which dialect a file is written in, by keys that only one of them has."""
     match value:
-        case {"axes": dict() as axes, "inputs": dict() as inputs, "outputs": dict() as outputs}:
+        case {"axes": dict(), "inputs": dict() as inputs, "outputs": dict() as outputs}:
             pass
         case _:
             return Dialect.PUBLISHED
     specs = [spec for spec in (*inputs.values(), *outputs.values()) if isinstance(spec, dict)]
-    if "custom_inputs_entrypoint" in value or any(_is_expression(axis) for axis in axes.values()):
-        return Dialect.SOL_EXECBENCH
     if {"init", "check"} & value.keys() or any("param" in spec for spec in specs):
         return Dialect.TRACE_DUMP
     tags = value.get("tags")
@@ -292,10 +290,6 @@ def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
     left = any(isinstance(spec.get("dtype"), str) and spec["dtype"] in OPEN_DTYPES for spec in specs)
     incomplete = left or "reference" not in value or not _has_run(value["reference"])
     return Dialect.TRACE_DUMP if incomplete else Dialect.PUBLISHED
-
-
-def _is_expression(axis: object) -> bool:
-    return isinstance(axis, dict) and axis.get("type") == "expr" and isinstance(axis.get("expression"), str)
 
 
 def _after(name: str, spec: Json, outputs: Json) -> str | None:
@@ -331,7 +325,10 @@ class Normaliser:
 
     def trace_dump(self) -> Json:
         """FlashInfer's: open dtypes and axes are completed, in-place outputs named, references called by name."""
-        turned = self._kept({"init"}, unread={"check"})
+        unknown = sorted(map(str, self.value.keys() - KEYS - {"init", "check"}))
+        if unknown:
+            self._note(f"unknown keys {unknown} are not read")
+        turned = {key: self.value[key] for key in self.value if key in KEYS | {"init"}}
         turned["axes"] = self._axes(turned)
         turned["inputs"], turned["outputs"] = self._tensors(turned)
         constraints = self._constraints(turned)
@@ -352,38 +349,8 @@ class Normaliser:
                 turned["init_entry"] = entry.name
         return turned
 
-    def sol_execbench(self) -> Json:
-        """SOL-ExecBench's: expression axes become var axes under a constraint, custom inputs an `init`."""
-        turned = self._kept(set(), unread={"custom_inputs_entrypoint"}) | {"axes": {}}
-        turned.setdefault("op_type", "unnamed")
-        constraints = list(turned.get("constraints") or ())
-        for name, axis in self.value["axes"].items():
-            if _is_expression(axis):
-                constraints.append(f"{name} == ({axis['expression']})")
-                rest = {key: text for key, text in axis.items() if key == "description"}
-                axis = {"type": "var", **rest}  # noqa: PLW2901 - the same axis, in the model's form
-            turned["axes"][name] = axis
-        turned["axes"] = determined(turned["axes"], constraints, self._note)
-        if constraints:
-            turned["constraints"] = constraints
-        for group in ("inputs", "outputs"):
-            turned[group] = {name: self._spec(f"{group}.{name}", spec) for name, spec in turned[group].items()}
-        entry = self.value.get("custom_inputs_entrypoint")
-        if entry is not None:
-            if not isinstance(entry, str) or entry_of(str(turned.get("reference")), (entry,)) is None:
-                raise ValueError(f"custom_inputs_entrypoint: the reference has no function {entry!r}")
-            turned |= {"init": turned["reference"], "init_entry": entry}
-        return turned
-
     def _note(self, what: str) -> None:
         self.notes.append(what)
-
-    def _kept(self, more: set[str], *, unread: set[str]) -> Json:
-        """What the published schema and this dialect have of the file's keys, but for those that are not read."""
-        unknown = sorted(map(str, self.value.keys() - KEYS - more - unread))
-        if unknown:
-            self._note(f"unknown keys {unknown} are not read")
-        return {key: self.value[key] for key in self.value if key in KEYS | more}
 
     def _axes(self, turned: Json) -> Json:
         """All axes: a const one without a value has that of `init`'s or the reference's default, else it is var.

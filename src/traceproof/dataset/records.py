@@ -2,8 +2,7 @@
 
 A workload has concrete axes and says where each input's data comes from; a trace is one line of workloads/
 (solution and evaluation are null) or of traces/; a solution is source code that implements a definition. Sources:
-flashinfer_trace/trace.md and solution.md of the public dataset and flashinfer_bench.data 0.1.2. Neither has a key
-for a tolerance or custom inputs; SOL-ExecBench's lines do.
+flashinfer_trace/trace.md and solution.md of the public dataset and flashinfer_bench.data 0.1.2.
 """
 
 from enum import StrEnum
@@ -16,7 +15,6 @@ from traceproof.dataset.definition import LARGEST, MOST, STRICT, NonEmpty
 from traceproof.names import Identifier, Name, Plain
 
 Number = int | float  # strict: true and "1" are no numbers; 1 and 1.0 stay what they were
-Limit = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 
 
 class StrictRecord(BaseModel):
@@ -50,24 +48,7 @@ class SafetensorsInput(StrictRecord):
     tensor_key: Plain
 
 
-class CustomInput(StrictRecord):
-    """An input that the definition's own code makes (SOL-ExecBench)."""
-
-    type: Literal["custom"]
-
-
-class Tolerance(StrictRecord):
-    """How far SOL-ExecBench lets an output be off; kept, and decides no verdict."""
-
-    max_atol: Limit | None = None
-    max_rtol: Limit | None = None
-    # share of the elements that must lie within `max_atol` and `max_rtol`
-    required_matched_ratio: Limit | None = None
-    max_error_cap: Limit | None = None  # of any element
-    allow_negative_inf: bool | None = None  # whether an output may be -inf
-
-
-InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput | CustomInput, Field(discriminator="type")]
+InputData = Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]
 
 
 class Workload(StrictRecord):
@@ -76,7 +57,6 @@ class Workload(StrictRecord):
     uuid: Name
     axes: Annotated[dict[Identifier, Annotated[int, Field(ge=0, le=LARGEST)]], Field(max_length=MOST)]
     inputs: Annotated[dict[Identifier, InputData], Field(max_length=MOST)]
-    tolerance: Tolerance | None = None
 
     @property
     def blobs(self) -> tuple[str, ...]:

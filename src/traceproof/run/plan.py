@@ -445,13 +445,10 @@ def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken
 
 def skip_of(line: WorkloadLine) -> SkipNote | None:
     """Why a workload line is not run; None: it is."""
-    where = f"{line.path}:{line.line}"
-    if line.missing:
-        return SkipNote(reason=Skip.BLOB_MISSING, message=f"{where}: no {line.missing[0]} in the dataset")
-    if any(data.type == "custom" for data in line.trace.workload.inputs.values()):
-        message = f"{where}: its inputs are made by code of the definition's"
-        return SkipNote(reason=Skip.NO_INPUTS, message=message)
-    return None
+    if not line.missing:
+        return None
+    message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
+    return SkipNote(reason=Skip.BLOB_MISSING, message=message)
 
 
 def workload_case(line: WorkloadLine, seed: int) -> Case:
