@@ -38,16 +38,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no measurement after these")
     parser.add_argument("--case", nargs="*", default=[], help="these cases alone, of any size, e.g. stress-below")
     options = parser.parse_args()
-    chosen = list(_chosen(options))
+    definitions = list(chosen(options))
     found = units(
-        chosen,
+        definitions,
         seeds=options.seeds,
         wrong_seeds=options.wrong_seeds,
         ids=options.case,
         first_seed=options.first_seed,
     )
     failed = _run(found, options)
-    for op_type in sorted({definition.op_type for definition in chosen}):
+    for op_type in sorted({definition.op_type for definition in definitions}):
         rates = together(op_type, found, options.out / "units")
         if rates.definitions:
             text = json.dumps(asdict(rates), indent=1)
@@ -69,7 +69,7 @@ def _write_page(target: Path, out: Path) -> None:
     target.write_text(text, encoding="utf-8")
 
 
-def _chosen(options: argparse.Namespace) -> Iterator[Definition]:
+def chosen(options: argparse.Namespace) -> Iterator[Definition]:
     """Up to --per-kind definitions for each op_type and set of input names, those of the first dataset first."""
     kinds: dict[tuple[str, ...], int] = {}
     for dataset in options.dataset:

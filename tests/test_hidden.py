@@ -92,7 +92,7 @@ def test_right_under_a_condition_is_wrong(name: str, rows: dict[str, Rows]) -> N
 
 def test_a_right_one_passes_hidden_cases_too(rows: dict[str, Rows]) -> None:
     assert verdicts(rows["good"]) == {("pass", None)}
-    hidden = {"hidden-0", "hidden-1", "hidden-2", "hidden-nan", "hidden-inf"}
+    hidden = {f"hidden-{name}" for name in ("0", "1", "nan", "inf", "large", "small")}
     assert hidden <= {row["case"] for row in rows["good"]}
     repeat = next(row for row in rows["good"] if row["case"] == "hidden-0")["repeat"]
     assert "--hidden-seed 123456789" in repeat
@@ -103,12 +103,15 @@ def test_sizes_reach_what_fits_and_lie_at_powers_of_two() -> None:
     definition = Definition.model_validate(rmsnorm("alpha"))
     op, _ = registry.for_definition(definition)
     [base, *_] = op.cases(definition, sizes=("small",), seed=0)
-    found = [list(hidden_cases(definition, op, base, number)) for number in range(40)]
-    sizes = [[case.axes["batch_size"] for case in cases[1:3]] for cases in found]
-    near = {2**power + more for power in range(7, 11) for more in (-1, 0, 1)}
-    assert all(set(pair) & near for pair in sizes)
-    assert len({size for pair in sizes for size in pair} - near) > 10
-    assert found[7] == list(hidden_cases(definition, op, base, 7))
+    found = [{case.id: case for case in hidden_cases(definition, op, base, number)} for number in range(40)]
+    assert {cases["hidden-1"].axes["batch_size"] for cases in found} == {1023, 1024, 1025}
+    assert len({cases["hidden-2"].axes["batch_size"] for cases in found if "hidden-2" in cases}) > 20
+    several = {case.axes["batch_size"] for cases in found for name, case in cases.items() if "large" in name}
+    assert len(several) > 20
+    assert 20 < min(several) < 30
+    assert 100 < max(several) <= 128
+    assert all(cases["hidden-large"].axes == cases["hidden-small"].axes for cases in found)
+    assert found[7] == {case.id: case for case in hidden_cases(definition, op, base, 7)}
 
 
 def test_the_number_is_drawn_once_for_a_results_folder(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ class _Gate(Generic[Kind]):
     def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
         self._kind = kind
         self._dtype, self._rounding = dtype, unit_roundoff(dtype)
+        # half of the spacing of numbers that are not normal
+        self._least = torch.finfo(dtype).smallest_normal * self._rounding if self._rounding else 0.0
 
 
 class _Groups:
@@ -300,7 +302,7 @@ class BackwardGate(_Gate[Backward]):
     def hold(self, rows: Rows) -> None:
         """Hold one chunk against its limits."""
         rounding = self._rounding * rows.expected.abs().nan_to_num()
-        limit = self._kind.limit * rows.allowed + rounding + TINY
+        limit = self._kind.limit * rows.allowed + rounding.clamp_min(self._least) + TINY
         ratios = (rows.error / limit).nan_to_num(nan=0.0)  # without a finite bound, its place is what is judged
         self._margin = max(self._margin, float(ratios.max()))
 

@@ -198,10 +198,10 @@ class Op(ABC):
         more = max(0, count - min(case.axes.values(), default=0))
         return replace(case, axes={name: size + more for name, size in case.axes.items()})
 
-    def unusual(self, definition: Definition) -> Sequence[str]:
-        """Values that hidden cases put into inputs, one a case, as `unusual` of their params; none by default."""
+    def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
+        """What hidden cases put into inputs (`run.case.put_unusual`), and the inputs that it befalls."""
         del definition
-        return ()
+        return {}
 
     def no_inputs(self, definition: Definition) -> str | None:
         """Why no inputs can be drawn for a definition, whatever the case; None: they can."""

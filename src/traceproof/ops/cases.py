@@ -13,6 +13,8 @@ AFTER = "after"  # key of drawing instructions: id of the case that the same obj
 OTHER_SCALARS = (
     "other scalars"  # key of drawing instructions: scalar inputs have other values than everywhere else
 )
+# Keys of drawing instructions: what is unusual about inputs (`run.case.put_unusual`), and about which ones.
+UNUSUAL, BEFALLEN = "unusual", "befallen"
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.run.hidden

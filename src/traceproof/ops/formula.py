@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
     "offset": {"offset": 2.0},
 }
 # One order of a float32 sum says nothing of another, which a kernel is free to take; nor does one exponential.
+UNUSUAL: Mapping[str, Sequence[str]] = {"nan": (), "inf": (), "large": (), "small": ()}
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
 
 
@@ -236,8 +236,9 @@ class FormulaOp(Op):
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
         requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
         apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
-        # what hidden cases put into inputs of rows that are computed by themselves, where right ways agree on it
-        unusual: Sequence[str] = ("nan", "inf"),
+        # what hidden cases put into inputs, where right ways agree, and into which; no names: all of floating
+        # point. None: UNUSUAL, where rows are computed by themselves and judged by their numbers
+        unusual: Mapping[str, Sequence[str]] | None = None,
         summed: Sequence[str] = (),  # see `Op.summed`
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
         variants: Sequence[Variant] = (),  # equivalent ways; generic mutants are made from the first
@@ -251,7 +252,7 @@ class FormulaOp(Op):
         self.roundings, self.apart, self.adjust, self.far = roundings, apart, adjust, far
         self.wide_gate = wide_gate
         self.draws, self.requires, self.extremes = draws, requires, extremes
-        self.spread = tuple(unusual)
+        self.spread = unusual
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
@@ -320,13 +321,19 @@ class FormulaOp(Op):
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         self.adjust(tensors, case.params)
-        put_unusual(tensors.values(), case)
         return ordered(definition, {**values, **tensors})
 
-    def unusual(self, definition: Definition) -> Sequence[str]:
-        """Those of the declaration, if each output is judged by its numbers."""
+    def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
+        """Those of the declaration."""
         numeric = all(isinstance(kind, Close | Backward) for kind in self.comparisons(definition).values())
-        return self.spread if numeric and self.row_axis(definition) is not None else ()
+        usual = UNUSUAL if numeric and self.row_axis(definition) is not None else {}
+        wide = [
+            name
+            for name, spec in definition.inputs.items()
+            if spec.shape is not None and spec.dtype in {"float32", "float16", "bfloat16"}
+        ]
+        declared = usual if self.spread is None else self.spread
+        return {value: [name for name in wide if name in (names or wide)] for value, names in declared.items()}
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
@@ -410,7 +417,11 @@ class FormulaOp(Op):
                 return None
             found = self.form(definition).formula(wide.changed(**variant.inputs(wide)), **variant.changes)
             found |= variant.outputs(wide, found)
-            return {name: to_dtype(found[name], dtype_of(spec)) for name, spec in definition.outputs.items()}
+            return {
+                name: to_dtype(found[name], dtype_of(spec))
+                for name, spec in self.judged(definition).items()
+                if name in found or name in definition.outputs
+            }
 
         return Answer(variant.name, make)
 
@@ -421,14 +432,6 @@ class FormulaOp(Op):
     def known_answers(self) -> Answers | None:
         """Its variants and mutants."""
         return self._answers if self.variants else None
-
-
-def put_unusual(tensors: Iterable[torch.Tensor], case: Case) -> None:
-    """Write what a case calls unusual into inputs: the first place of one, the last of the next, and so on."""
-    value = float(case.params.get("unusual", 0.0))
-    wide = (one for one in tensors if one.is_floating_point() and one.dtype.itemsize > 1)
-    for place, one in enumerate(wide if value else ()):
-        one.view(-1)[-1 if (place + math.isnan(value)) % 2 else 0] = value
 
 
 def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -17,7 +17,7 @@ from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import answers, registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Value, Values
-from traceproof.ops.cases import OTHER_SCALARS, Case
+from traceproof.ops.cases import BEFALLEN, OTHER_SCALARS, UNUSUAL, Case
 from traceproof.ops.compare import of_reference
 from traceproof.ops.generic_inputs import draw_spec
 from traceproof.run.tensors import ALIGNMENT, raw_bytes
@@ -26,6 +26,9 @@ DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had 
 RANDOM = MappingProxyType({"type": "random"})
 COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the other way round in memory
 HARDLY = 0.01  # a scalar below it may be an epsilon, whose half is not seen
+# Powers of two that rows are multiplied by in turn: beyond what float16 and fp8 hold, where exponentials overflow.
+LARGE, SMALL = (17, 4, 9, 7, 13), (-18, -5, -12, -24, -9)
+OF_FLOAT16 = 12  # the largest and the smallest of its powers
 HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
 
 
@@ -89,6 +92,25 @@ def other(value: Value) -> Value:
     return value / 2 if abs(value) > HARDLY else 0.25
 
 
+def put_unusual(inputs: Values, value: str, names: Collection[str]) -> None:
+    """Make some inputs `large` or `small`, row by row, or write `nan` or `inf` into one place of each.
+
+    That place is the first one of an input, the last one of the next, then the second one, and so on, so that none
+    hides another's.
+    """
+    tensors = [one for name in names if isinstance(one := inputs[name], torch.Tensor) and one.numel()]
+    for place, one in enumerate(tensors):
+        if value in {"nan", "inf"}:
+            from_end = (place + (value == "nan")) % 2
+            one.view(-1)[(-1 - place // 2 if from_end else place // 2) % one.numel()] = float(value)
+            continue
+        powers: tuple[int, ...] = LARGE if value == "large" else SMALL
+        if one.dtype is torch.float16:
+            powers = tuple(min(max(power, -OF_FLOAT16), OF_FLOAT16) for power in powers)
+        for turn, power in enumerate(powers if one.dim() > 1 else powers[:1]):
+            one[turn :: len(powers) if one.dim() > 1 else 1] *= 2.0**power
+
+
 def make_inputs(
     op: Op, definition: Definition, case: Case, *, device: torch.device, dataset: Path | None = None
 ) -> Values:
@@ -105,6 +127,8 @@ def make_inputs(
     values: Values = {}
     if DESCRIBED not in case.params:
         values = op.inputs(definition, case, draw)
+        if UNUSUAL in case.params:
+            put_unusual(values, case.params[UNUSUAL], case.params[BEFALLEN])
         return {name: other(value) for name, value in values.items()} if OTHER_SCALARS in case.params else values
     for name, spec in definition.inputs.items():
         described = case.params[DESCRIBED].get(name, RANDOM)

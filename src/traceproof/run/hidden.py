@@ -15,14 +15,15 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.files import BorderError, read_regular, write_text
 from traceproof.ops.base import Op
-from traceproof.ops.cases import HIDDEN, OTHER_SCALARS, Case
+from traceproof.ops.cases import BEFALLEN, HIDDEN, OTHER_SCALARS, UNUSUAL, Case
 from traceproof.ops.generic import GenericOp
 
 FILE = "hidden_seed.txt"  # below `results`
 BITS = 48
 # Sizes: powers of two, and what a case may need beside an ordinary one. It is as large on every machine, so that a
 # number's cases are the same; a reference in Python on a CPU takes seconds for them at most.
-FEW, SEVERAL, MOST_POWER = 5, 17, 10
+FEW, MOST_POWER = 5, 10
+SEVERAL = (4.4, 7.0)  # powers between which the size of further cases is drawn: from 21 to 128
 MOST_BYTES = 128 << 20
 MOST_PRODUCTS = 1 << 33  # of the largest weight with all rows: two seconds in float64
 
@@ -39,10 +40,11 @@ def hidden_seed(results: Path) -> int:
 
 
 def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iterator[Case]:
-    """Cases like an ordinary one: with another seed, in two other sizes, with other scalars, NaN and infinity.
+    """Cases like an ordinary one: with another seed, in other sizes, with other scalars, with unusual values.
 
-    Of the sizes one is drawn evenly by its logarithm, the other lies at a large power of two, before it or behind
-    it. One is of many rows or sequences, the other of long ones, where the op tells them apart.
+    One size lies at the largest power of two that fits, before it or behind it, and so does another one of long
+    sequences, where the op tells these from many. Others are drawn evenly by their logarithms. The cases of large
+    and of small values have the same shapes, and lengths in another order.
     """
     number = int(digest_json([nonce, definition.name, base.seed]), 16)
     seed = number % (1 << 31)
@@ -50,26 +52,32 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
     if not base.axes:
         return
     random = Random(number)  # noqa: S311 - sizes
-    even = random.randrange(2)
     met = [base.axes]
+    rows, tokens = (op.of_size(definition, base, FEW, long=long).axes for long in (False, True))
     for place, long in enumerate((False, True)):
         most = _most(definition, op, base, long=long)
-        size = round(2 ** random.uniform(1, most + 1))
-        if place != even:
-            size = 2 ** random.randint(max(0, most - 3), most) + random.randint(-1, 1)
+        size = 2**most + random.randint(-1, 1)
+        if long and rows == tokens:
+            size = round(2 ** random.uniform(1, most))
         case = op.of_size(definition, base, max(1, size), long=long)
         if case.axes not in met:
             met.append(case.axes)
             yield Case(f"{HIDDEN}{place + 1}", base.size, case.axes, (seed + place + 1) % (1 << 31), case.params)
+    size = round(2 ** min(random.uniform(*SEVERAL), _most(definition, op, base, long=True)))
     scalars = any(spec.shape is None for spec in definition.inputs.values())
     if scalars and not isinstance(op, GenericOp):  # which knows nothing of what they may be
-        several = op.of_size(definition, base, SEVERAL, long=True)
+        several = op.of_size(definition, base, size, long=True)
         params = {**several.params, OTHER_SCALARS: True}
-        yield Case(f"{HIDDEN}scalars", base.size, several.axes, (seed + SEVERAL) % (1 << 31), params)
-    few = op.of_size(definition, base, FEW, long=False)
-    for value in op.unusual(definition):
-        params = {**few.params, "unusual": value}
-        yield Case(f"{HIDDEN}{value}", base.size, few.axes, (seed + FEW) % (1 << 31), params)
+        yield Case(f"{HIDDEN}scalars", base.size, several.axes, (seed + 3) % (1 << 31), params)
+    for turn, (value, names) in enumerate(op.unusual(definition).items(), 4):
+        one = op.of_size(definition, base, FEW if value in {"nan", "inf"} else size, long=False)
+        lists = {
+            key: list(reversed(found) if value == "small" else found)
+            for key, found in one.params.items()
+            if isinstance(found, list | tuple)
+        }
+        params = {**one.params, **lists, UNUSUAL: value, BEFALLEN: list(names)}
+        yield Case(f"{HIDDEN}{value}", base.size, one.axes, (seed + turn) % (1 << 31), params)
 
 
 def _most(definition: Definition, op: Op, base: Case, *, long: bool) -> int:

@@ -340,7 +340,8 @@ CASCADE_MERGE = CascadeMerge(
     Form("v[n i t d] s[n i t] -> v_merged[n t d] s_merged[n t]", cascade),
     Form("v[n t d] s[n t] v_other[n t d] s_other[n t] mask[n]? -> v_out[n t d] s_out[n t]", cascade),
     family="attention",
-    unusual=(),  # a state whose logarithm is infinite weighs all or nothing, by how the others are scaled
+    # not of logarithms: an infinite one weighs all or nothing, by how the others are scaled
+    unusual=dict.fromkeys(("nan", "large", "small"), ("v", "v_a", "v_b", "v_other")),
     sizes={"i": (3, 1, 7, 2)},
     gates={"s_merged": Close(), "s_out": Close()},
     draws={"mask": any_bits, **dict.fromkeys(("s", "s_a", "s_b", "s_other"), levels)},

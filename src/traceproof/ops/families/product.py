@@ -16,7 +16,7 @@ from traceproof.ops.compare import Backward, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, put_unusual, same
+from traceproof.ops.formula import UNUSUAL, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.quant import BLOCK, scale_blocks
 
 if TYPE_CHECKING:
@@ -161,7 +161,6 @@ class Gemm(FormulaOp):
             b = torch.zeros(shapes[names.b], dtype=dtypes[names.b], device=draw.device)
         else:
             b = draw.normal(names.b, shapes[names.b], dtypes[names.b])
-        put_unusual((a, b), case)
         return ordered(definition, {names.a: a, names.b: b})
 
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
@@ -430,6 +429,9 @@ def _pytorch_bmm(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 # bmm_fp8
 
+# Infinity times a code of 0 is NaN before the sum, and none of it behind.
+OF_CODES = {value: names for value, names in UNUSUAL.items() if value != "inf"}
+
 
 def scaled_product(
     wide: Wide, *, times: Times = matmul, powers: tuple[int, int] = (1, 1), after: bool = False
@@ -452,7 +454,7 @@ BMM_FP8 = FormulaOp(
     "bmm_fp8",
     Form("A[b m k] B[b k n] A_scale[s] B_scale[s] dtype? -> C[b m n]", scaled_product),
     family="product",
-    unusual=("nan",),  # infinity times a code of 0 is NaN before the sum, and none of it behind
+    unusual=OF_CODES,
     scalars={"dtype": 1},  # a number that only names the output's dtype
     sizes={"m": (3, 1, 17, 8), "s": (1,)},
     draws={"A_scale": of_tensor, "B_scale": of_tensor},
@@ -521,7 +523,7 @@ GEMM_FP8 = FormulaOp(
     "gemm_fp8",
     Form("a[m k] b[n k] a_scale[m x] b_scale[y x] -> out[m n]", block_product),
     family="product",
-    unusual=("nan",),
+    unusual=OF_CODES,
     draws={"a_scale": of_block, "b_scale": of_block},
     adversarial=ADVERSARIAL,
     data=("a",),

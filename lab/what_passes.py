@@ -1,0 +1,610 @@
+"""Mutants that the forms make, judged on the cases of `verify`: what is caught, and what passes by what.
+
+Nothing here names an op: mutants are made of a definition's axes, inputs, outputs and dtypes, around a right way
+that its op declares, so that a new form has its mutants at once. They are computed in this process, which says
+nothing of isolation. docs/measurements.md has the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import torch
+
+from calibrate import chosen
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.ops.answers import Answer, answers_of
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
+from traceproof.ops.cases import BEFALLEN, UNUSUAL
+from traceproof.ops.formula import FormulaOp, Variant
+from traceproof.reasons import Skip, Verdict
+from traceproof.run.case import SolvedCase, solve
+from traceproof.run.judging import CaseResult, rulings
+from traceproof.run.plan import PlanSelection, planned_alone
+
+SIZE, INPUT, OUTPUT, FAR, ROUNDING, CACHE, SAMPLER = KINDS = (
+    "wrong from a size on",
+    "an input without effect",
+    "an output not written",
+    "far values",
+    "a relative of the right one",
+    "caches",
+    "samplers",
+)
+BLOCKS = (16, 20, 64, 100, 128, 256, 512)  # sizes from which kernels take another path
+LIMITS = (8.0, 127.0, 448.0, 65504.0)  # where values are cut off: exponentials', int8's, fp8's, float16's
+WIDE = frozenset({"float32", "float16", "bfloat16"})
+NARROWER = {"float32": "bfloat16", "bfloat16": "float8_e4m3fn", "float16": "float8_e4m3fn"}
+NEVER_NEGATIVE = ("scale", "probs", "top_p")  # parts of names of inputs
+RAISED = (RuntimeError, IndexError, ValueError, AssertionError, KeyError, TypeError)  # by inputs that no case has
+# The right way of computing a case, on other inputs where some are given.
+Right = Callable[..., Tensors]
+Make = Callable[[SolvedCase, Right], Tensors]
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(slots=True)
+class Mutant:
+    """One wrong way of computing a definition, and what came of it."""
+
+    kind: str
+    name: str
+    make: Make
+    caught: str = ""  # the case, output and reason that refuse it; empty: it passes
+    differs: bool = False  # whether any bit is other than the right way's
+    equal: bool = False  # whether it is the right way in other words: no input of the form tells them apart
+    nearest: float = 0.0  # the largest ratio of a measured error to its limit, where it passes
+
+
+def on_input(name: str, change: Change) -> Make:
+    """The right way on one input that is changed; scalars and what is left out stay."""
+
+    def make(subject: SolvedCase, right: Right) -> Tensors:
+        value = subject.inputs[name]
+        return right(**{name: change(value).to(value.dtype)}) if isinstance(value, torch.Tensor) else right()
+
+    return make
+
+
+def on_output(name: str, change: Change) -> Make:
+    """The right way with one output changed, where it is given."""
+
+    def make(_: SolvedCase, right: Right) -> Tensors:
+        outputs = right()
+        return {**outputs, name: change(outputs[name]).to(outputs[name].dtype)} if name in outputs else outputs
+
+    return make
+
+
+def along(value: torch.Tensor, axis: int, source: torch.Tensor) -> torch.Tensor:
+    """Entries of an axis by their places, for all dtypes."""
+    narrow = value.dtype.itemsize == 1
+    return (value.view(torch.uint8) if narrow else value).index_select(axis, source).view(value.dtype)
+
+
+# Wrong from a size on
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A mutant whose entries along an axis are those of other places, as `source` says of their number."""
+
+    axis: str
+    source: Callable[[int], torch.Tensor]
+    outputs: bool = False  # whether of outputs rather than of inputs
+
+    def __call__(self, subject: SolvedCase, right: Right) -> Tensors:
+        """The outputs."""
+        count = subject.case.axes.get(self.axis, 0)
+        source = self.source(count)
+        if torch.equal(source, torch.arange(count)):
+            return right()
+        specs = subject.definition.outputs if self.outputs else subject.definition.inputs
+        values: Mapping[str, Value] = right() if self.outputs else subject.inputs
+        changed = dict(values)
+        for name, spec in specs.items():
+            value, shape = values.get(name), spec.shape or ()
+            if isinstance(value, torch.Tensor) and self.axis in shape:
+                at = shape.index(self.axis) + value.dim() - len(shape)  # a sampler's trials come before the shape
+                changed[name] = along(value, at, source)
+        return changed if self.outputs else right(**changed)  # type: ignore[return-value] # tensors stay so
+
+
+def last_is_first(least: int, parity: int, count: int) -> torch.Tensor:
+    """Places of which the last is the first where there are more than `least`, and so many modulo 2."""
+    source = torch.arange(count)
+    if count > least and (parity < 0 or count % 2 == parity):
+        source[-1] = 0
+    return source
+
+
+def cut_off_at(least: int, count: int) -> torch.Tensor:
+    """Places of which none lies past `least`."""
+    return torch.arange(count).clamp_max(least - 1)
+
+
+def in_chunks(block: int, count: int) -> torch.Tensor:
+    """Places of which each chunk's first is the one before."""
+    source = torch.arange(count)
+    source[block::block] -= 1
+    return source
+
+
+@dataclass(frozen=True, slots=True)
+class Segmented:
+    """A mutant that takes the first entry of a sequence for all of its entries past a number."""
+
+    axis: str
+    ends: str  # the input that cuts the axis
+    least: int
+
+    def __call__(self, subject: SolvedCase, right: Right) -> Tensors:
+        """The outputs."""
+        bounds, places = subject.tensor(self.ends).long(), torch.arange(subject.case.axes.get(self.axis, 0))
+        part = (torch.searchsorted(bounds, places, right=True) - 1).clamp(0, len(bounds) - 2)
+        far = (places - bounds[part] >= self.least) & (places < bounds[-1])
+        source = torch.where(far, bounds[part], places)
+        return Sized(self.axis, lambda _: source)(subject, right)
+
+
+def largest_sizes(definition: Definition) -> dict[str, int]:
+    """Of each var axis the largest size over the cases of several seeds: what fits here."""
+    found = dict.fromkeys(definition.var_axes, 2)
+    for seed in range(8):
+        selection = PlanSelection(sizes=("small", "medium"), hidden_seed=seed)
+        for planned in planned_alone(definition, selection).cases:
+            for axis, count in planned.case.axes.items() if planned.skip is None else ():
+                found[axis] = max(found[axis], count)
+    return found
+
+
+def from_a_size_on(definition: Definition, _: Op, random: Random) -> Iterator[Mutant]:
+    """Entries past a size that are those before it, rows that are the ones before, chunks, odd numbers."""
+    pointers = [name for name in definition.inputs if "indptr" in name or "seqlens" in name]
+    for axis, most in largest_sizes(definition).items():
+        block = random.choice([one for one in BLOCKS if one < most] or [1])
+        drawn = [round(2 ** random.uniform(0.0, math.log2(most - 0.6))) for _ in range(2)]
+        found: dict[str, Make] = {}
+        if any(axis in (spec.shape or ()) for spec in definition.outputs.values()):
+            for least in (block, drawn[0]):
+                made = Sized(axis, partial(last_is_first, least, -1), outputs=True)
+                found[f"the last of {axis} over {least} is the first"] = made
+            odd = Sized(axis, partial(last_is_first, min(3, most - 1), 1), outputs=True)
+            found[f"the last of odd {axis} is the first"] = odd
+        for least in (block, drawn[1]):
+            found[f"{axis} past {least} are the last before"] = Sized(axis, partial(cut_off_at, least))
+        found[f"{axis} in chunks of {block}, the first the one before"] = Sized(axis, partial(in_chunks, block))
+        for ends in pointers:
+            if axis not in (definition.inputs[ends].shape or ()):
+                found[f"{axis} of a part of {ends} past {block}"] = Segmented(axis, ends, block)
+        for name, make in found.items():
+            yield Mutant(SIZE, name, make)
+
+
+# Inputs without effect, outputs that are not written
+
+
+def constant(name: str, number: Value) -> Make:
+    """The right way with a scalar replaced."""
+    return lambda _, right: right(**{name: number})
+
+
+def absent(name: str) -> Make:
+    """The right way with an input left out."""
+    return lambda _, right: right(**{name: None})
+
+
+def first_for_all(value: torch.Tensor) -> torch.Tensor:
+    """Its first entry in the place of all."""
+    return along(value, 0, torch.zeros(len(value), dtype=torch.long)) if value.dim() and len(value) else value
+
+
+def without_effect(definition: Definition, op: Op, _: Random) -> Iterator[Mutant]:
+    """Each input by itself taken for a constant, for its first entries, without its sign."""
+    usual = solve(definition, next(iter(op.cases(definition, sizes=("small",), seed=0)))).inputs
+    for name, spec in definition.inputs.items():
+        if spec.shape is None:
+            yield Mutant(INPUT, f"{name} is its usual value", constant(name, usual[name]))
+            if isinstance(usual[name], float):
+                yield Mutant(INPUT, f"{name} is 1", constant(name, 1.0))
+            continue
+        changes: dict[str, Change] = {"its first for all": first_for_all}
+        if "float" in spec.dtype:
+            changes |= {"zeros": torch.zeros_like, "ones": lambda value: torch.ones_like(value.float())}
+            if not any(part in name for part in NEVER_NEGATIVE):
+                changes["without its sign"] = lambda value: value.float().abs()
+        for told, change in changes.items():
+            yield Mutant(INPUT, f"{name}: {told}", on_input(name, change))
+        if spec.optional:
+            yield Mutant(INPUT, f"{name} left out", absent(name))
+
+
+def missing(name: str) -> Make:
+    """The right way without an output."""
+    return lambda _, right: {key: value for key, value in right().items() if key != name}
+
+
+def filled(start: float, end: float, number: float, value: torch.Tensor) -> torch.Tensor:
+    """A part of a tensor filled, at least one element."""
+    copied = value.float().clone() if value.dtype.itemsize == 1 else value.clone()
+    flat = copied.view(-1)
+    first = min(int(start * len(flat)), max(len(flat) - 1, 0))
+    flat[first : max(first + 1, math.ceil(end * len(flat)))] = number
+    return copied
+
+
+def not_written(definition: Definition, op: Op, random: Random) -> Iterator[Mutant]:
+    """Each output by itself missing, unwritten in whole, in a half, at an end, in one place."""
+    place = random.random()
+    for name in op.judged(definition):
+        yield Mutant(OUTPUT, f"{name} missing", missing(name))
+        for told, (start, end, number) in {
+            "zeros": (0.0, 1.0, 0.0),
+            "rubbish": (0.0, 1.0, 7.0),
+            "its last half unwritten": (0.5, 1.0, 0.0),
+            "its last 2 % unwritten": (0.98, 1.0, 0.0),
+            "one element unwritten": (place, place, 0.0),
+            "its last element unwritten": (1.0, 1.0, 0.0),
+        }.items():
+            yield Mutant(OUTPUT, f"{name}: {told}", on_output(name, partial(filled, start, end, number)))
+
+
+# Far values
+
+
+def clamped(limit: float, value: torch.Tensor) -> torch.Tensor:
+    """Finite values cut off."""
+    return torch.where(value.isfinite(), value.clamp(-limit, limit), value)
+
+
+def no_nan(value: torch.Tensor) -> torch.Tensor:
+    """Zeros for NaN."""
+    return torch.where(value.isnan(), 0.0, value)
+
+
+def no_infinity(value: torch.Tensor) -> torch.Tensor:
+    """The largest finite values for infinities."""
+    return torch.where(value.isinf(), torch.finfo(value.dtype).max * value.sign(), value)
+
+
+def flushed(value: torch.Tensor) -> torch.Tensor:
+    """Zeros for what is small."""
+    return torch.where(value.abs() < 2.0**-14, 0.0, value)
+
+
+def wrapped(bits: int, value: torch.Tensor) -> torch.Tensor:
+    """Whole numbers in so many bits; -1 stays."""
+    return torch.where(value < 0, value, value % (1 << bits))
+
+
+def far_changes(said: set[str]) -> dict[str, Change]:
+    """What hides the unusual values that mean something."""
+    found: dict[str, Change] = {}
+    if "large" in said:
+        found |= {f"cut off at {limit:g}": partial(clamped, limit) for limit in LIMITS}
+    hidden = {"small": flushed, "nan": no_nan, "inf": no_infinity}
+    return found | {f"{value} hidden": change for value, change in hidden.items() if value in said}
+
+
+def far_values(definition: Definition, op: Op, _: Random) -> Iterator[Mutant]:
+    """Inputs that the form lets be far, and outputs: cut off, rounded away, hidden; indices that wrap."""
+    unusual = op.unusual(definition)
+    indexed = max([*definition.const_axes.values(), 1 << 10 if definition.var_axes else 0])
+    for name, spec in definition.inputs.items():
+        said = {value for value, names in unusual.items() if name in names}
+        changes = far_changes(said)
+        if "large" in said:
+            changes["through float16"] = torch.Tensor.half
+        if spec.shape is not None and spec.dtype in {"int32", "int64"}:
+            changes |= {f"in {bits} bits": partial(wrapped, bits) for bits in (7, 8, 15) if indexed > 1 << bits}
+        for told, change in changes.items():
+            yield Mutant(FAR, f"{name} {told}", on_input(name, change))
+    for name, spec in definition.outputs.items():
+        for told, change in far_changes(set(unusual)).items() if spec.dtype in WIDE else ():
+            yield Mutant(FAR, f"{name} {told}", on_output(name, change))
+
+
+# Relatives of the right one
+
+
+def truncated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded towards zero."""
+    near = value.to(dtype)
+    return torch.where(near.double().abs() > value.double().abs(), torch.nextafter(near, near * 0), near)
+
+
+def ties_away(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded to nearest, ties away from zero."""
+    near = value.to(dtype)
+    other = torch.where(near.double().abs() < value.double().abs(), torch.nextafter(near, near * math.inf), near)
+    tie = (other.double() - value.double()).abs() == (near.double() - value.double()).abs()
+    return torch.where(tie & value.isfinite() & other.isfinite(), other, near)
+
+
+def exactly(name: str, change: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Make:
+    """The right way with one output made of the oracle's value."""
+
+    def make(subject: SolvedCase, right: Right) -> Tensors:
+        outputs = right()
+        held = name in outputs and name in subject.oracle
+        return {**outputs, name: change(subject.oracle[name], outputs[name].dtype)} if held else outputs
+
+    return make
+
+
+def scaled(factor: float, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Times a number."""
+    return (value * factor).to(dtype)
+
+
+def through(kind: torch.dtype, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded to another dtype first."""
+    return value.to(kind).to(dtype)
+
+
+def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant]:
+    """Other roundings of outputs, factors near 1, inputs of fewer bits, the whole formula in half precision."""
+    for name, spec in definition.outputs.items():
+        if spec.dtype not in WIDE:
+            continue
+        step = random.uniform(0.003, 0.006) / (8 if spec.dtype == "float16" else 1)
+        changes = {"truncated": truncated, "with ties away from zero": ties_away}
+        narrower = NARROWER[spec.dtype]
+        if spec.dtype == "float32":
+            step, changes = 2.0 ** random.uniform(-12, -8), {}
+            changes["rounded to float16"] = partial(through, torch.float16)
+        changes[f"rounded to {narrower}"] = partial(through, TORCH_DTYPES[narrower])
+        changes |= {f"times {factor:.6g}": partial(scaled, factor) for factor in (1 + step, 1 - step)}
+        for told, change in changes.items():
+            yield Mutant(ROUNDING, f"{name} {told}", exactly(name, change))
+    for name, spec in definition.inputs.items():
+        if spec.shape is not None and spec.dtype in NARROWER:
+            kind = NARROWER[spec.dtype]
+            make = on_input(name, lambda value, kind=kind: value.to(TORCH_DTYPES[kind]))  # type: ignore[misc]
+            yield Mutant(ROUNDING, f"{name} rounded to {kind}", make)
+    if isinstance(op, FormulaOp):
+        for precision in ("bfloat16", "float16"):
+            answer = op.answer(Variant(precision, precision=precision))
+            yield Mutant(ROUNDING, f"all in {precision}", partial(by_answer, answer))
+
+
+def by_answer(answer: Answer, subject: SolvedCase, right: Right) -> Tensors:
+    """What an answer gives; the right way where it says nothing."""
+    return answer.make(subject) or right()
+
+
+# Caches and samplers
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A mutant that takes some inputs of the first call of the same shapes."""
+
+    names: Sequence[str]
+    least: int = 0  # size of the largest axis from which on it does
+    held: dict[object, Values] = field(default_factory=dict)
+
+    def __call__(self, subject: SolvedCase, right: Right) -> Tensors:
+        """The outputs."""
+        if self.least > max(subject.case.axes.values(), default=0):
+            return right()
+        shapes = tuple(getattr(value, "shape", ()) for value in subject.inputs.values())
+        return right(**self.held.setdefault(shapes, {name: subject.inputs[name] for name in self.names}))
+
+
+def caches(definition: Definition, _: Op, random: Random) -> Iterator[Mutant]:
+    """Each input by itself, and all together, as they were in the first call of these shapes."""
+    names = [name for name, spec in definition.inputs.items() if spec.shape is not None]
+    for name in names:
+        yield Mutant(CACHE, f"{name} of the first call of these shapes", Remembered([name]))
+    yield Mutant(CACHE, "all of the first call of these shapes", Remembered(names))
+    least = random.choice(BLOCKS[:2])
+    yield Mutant(CACHE, f"all of the first call of these shapes from {least} on", Remembered(names, least))
+
+
+def equal_rows(share: float, probs: torch.Tensor, samples: torch.Tensor) -> None:
+    """In a share of the draws, rows take the token of an equal row before."""
+    for row in range(1, samples.shape[1]):
+        alike = next((one for one in range(row) if torch.equal(probs[row], probs[one])), None)
+        if alike is not None:
+            taken = torch.rand(len(samples)) < share
+            samples[taken, row] = samples[taken, alike]
+
+
+def repeats(share: float, lag: int, _: torch.Tensor, samples: torch.Tensor) -> None:
+    """A share of the draws repeats those some draws before."""
+    for trial in (torch.rand(len(samples)) < share).nonzero().flatten().tolist():
+        samples[trial] = samples[max(trial - lag, 0)]
+
+
+def never(rank: int, probs: torch.Tensor, samples: torch.Tensor) -> None:
+    """The token of a rank is not drawn; another one in its place."""
+    order = probs.argsort(-1, descending=True)
+    for row in range(samples.shape[1]):
+        if rank < int((probs[row] > 0).sum()):
+            samples[samples[:, row] == order[row, rank], row] = order[row, 0 if rank else 1].to(samples.dtype)
+
+
+def greedy(share: float, probs: torch.Tensor, samples: torch.Tensor) -> None:
+    """A share of the draws is the likeliest token."""
+    taken = torch.rand(samples.shape[:2]) < share
+    samples.copy_(torch.where(taken, probs.argmax(-1).to(samples.dtype).expand_as(samples), samples))
+
+
+def drawn(change: Callable[[torch.Tensor, torch.Tensor], None]) -> Make:
+    """The right way with its draws changed."""
+
+    def make(subject: SolvedCase, right: Right) -> Tensors:
+        outputs = right()
+        samples = outputs["samples"].clone()
+        if samples.numel():
+            change(subject.tensor("probs"), samples)
+        return {**outputs, "samples": samples}
+
+    return make
+
+
+def samplers(definition: Definition, op: Op, random: Random) -> Iterator[Mutant]:
+    """Draws that follow others, tokens that are never drawn."""
+    if not op.trials(definition, next(iter(op.cases(definition, sizes=("small",), seed=0)))):
+        return
+    for share in (1.0, random.uniform(0.3, 0.9)):
+        yield Mutant(SAMPLER, f"equal rows draw alike in {share:.2f}", drawn(partial(equal_rows, share)))
+    for lag in (1, 2, random.randrange(3, 9)):
+        share = random.uniform(0.3, 1.0)
+        name = f"a draw repeats the one {lag} before in {share:.2f}"
+        yield Mutant(SAMPLER, name, drawn(partial(repeats, share, lag)))
+    for rank in (0, 1, random.randrange(2, 5)):
+        yield Mutant(SAMPLER, f"rank {rank} is never drawn", drawn(partial(never, rank)))
+    for share in (random.uniform(0.2, 0.5), random.uniform(0.5, 1.0)):
+        yield Mutant(SAMPLER, f"the likeliest in {share:.2f}", drawn(partial(greedy, share)))
+
+
+FAMILIES = (from_a_size_on, without_effect, not_written, far_values, relatives, caches, samplers)
+
+
+# Judging
+
+
+def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Sequence[str]) -> list[Mutant]:
+    """All mutants of a definition, each judged on the cases until one catches it."""
+    op = registry.get(definition.op_type).of_form(definition)
+    answers = answers_of(definition.op_type)
+    assert answers is not None, f"{definition.op_type} declares no variants"
+    plan = planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed))
+    random = Random(f"{seed} {definition.name}")  # noqa: S311 - sizes
+    mutants = [one for family in FAMILIES for one in family(definition, op, random) if one.kind in kinds]
+    for planned in plan.cases:
+        if planned.skip is None:
+            subject = solve(definition, planned.case, seed=seed)
+            right = partial(computed, subject, answers.right[0])
+            plain = right()
+            for mutant in mutants:
+                if not mutant.caught:
+                    hold(mutant, subject, right, plain)
+    beyond(definition, op, answers.right[0], [one for one in mutants if one.kind == FAR and not one.differs])
+    return [one for one in mutants if not one.equal]
+
+
+def computed(subject: SolvedCase, answer: Answer, **changes: Value) -> Tensors:
+    """The right way on some other inputs."""
+    torch.manual_seed(subject.seed)
+    outputs = answer.make(replace(subject, inputs={**subject.inputs, **changes}))
+    assert outputs is not None
+    return dict(outputs)
+
+
+def hold(mutant: Mutant, subject: SolvedCase, right: Right, plain: Tensors) -> None:
+    """Judge a mutant on one case, as a reference."""
+    try:
+        outputs = mutant.make(subject, right)
+    except RAISED as error:
+        mutant.caught, mutant.differs = f"{subject.case.id} raises {type(error).__name__}", True
+        return
+    if same(outputs, plain):
+        return
+    mutant.differs, result = True, CaseResult(status="ok", outputs=outputs)
+    for name, ruling in rulings(subject, result, tolerance=None, reference=True):
+        if ruling.verdict in {Verdict.FAIL, Verdict.ERROR} or ruling.reason == Skip.UNJUDGED:
+            mutant.caught = f"{subject.case.id} {name} {ruling.reason}"
+            return
+        mutant.nearest = max(mutant.nearest, (ruling.details.get("gate") or {}).get("margin") or 0.0)
+
+
+def beyond(definition: Definition, op: Op, answer: Answer, mutants: Sequence[Mutant]) -> None:
+    """Tell the mutants that give the right bits on inputs beyond those of the cases, too."""
+    base = next(iter(op.cases(definition, sizes=("medium",), seed=1)))
+    told: set[int] = set()
+    for turn, (value, names) in enumerate(op.unusual(definition).items()):
+        params = {**base.params, UNUSUAL: value, BEFALLEN: list(names)}
+        subject = solve(definition, replace(base, params=params))
+        generator = torch.Generator().manual_seed(turn)
+        for name in names:
+            one = subject.inputs[name]
+            if isinstance(one, torch.Tensor) and value in {"large", "small"}:
+                spread, most = (
+                    2.0 ** torch.randint(-6, 7, one.shape, generator=generator),
+                    torch.finfo(one.dtype).max,
+                )
+                one.copy_((one * spread).clamp(-most / 4, most / 4))
+        right = partial(computed, subject, answer)
+        plain = right()
+        for mutant in mutants:
+            with suppress(*RAISED):
+                told |= {id(mutant)} if not same(mutant.make(subject, right), plain) else set()
+    for mutant in mutants:
+        mutant.equal = id(mutant) not in told
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    """Whether outputs have the same bits."""
+    return one.keys() == other.keys() and all(
+        value.shape == other[name].shape and torch.equal(bits(value), bits(other[name]))
+        for name, value in one.items()
+    )
+
+
+def bits(value: torch.Tensor) -> torch.Tensor:
+    """A tensor as bytes."""
+    return value.contiguous().view(-1).view(torch.uint8)
+
+
+def table(found: Mapping[tuple[str, str], Sequence[Mutant]]) -> Iterator[str]:
+    """Counts per kind, then what passes, as Markdown."""
+    every = [one for mutants in found.values() for one in mutants]
+    yield "| kind | made | caught | passed | of these, with the bits of the right way in all cases |"
+    yield "|---|---:|---:|---:|---:|"
+    for kind in (*KINDS, "all"):
+        mine = [one for one in every if kind in {one.kind, "all"}]
+        passed = [one for one in mine if not one.caught]
+        share = f"{len(mine) - len(passed)} ({100 * (1 - len(passed) / max(len(mine), 1)):.1f} %)"
+        yield f"| {kind} | {len(mine)} | {share} | {len(passed)} | {sum(not one.differs for one in passed)} |"
+    yield ""
+    for (op_type, name), mutants in sorted(found.items()):
+        for one in (one for one in mutants if not one.caught):
+            told = f"{one.nearest:.2g} of the limit" if one.differs else "the same bits"
+            yield f"- {op_type}, {name}: {one.kind}: {one.name}: {told}"
+
+
+def main() -> int:
+    """Print the table; a line per definition and seed goes to stderr."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", type=Path, action="append")
+    parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
+    parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of mutants and hidden cases")
+    parser.add_argument("--sizes", nargs="+", default=["small", "medium"])
+    parser.add_argument("--kind", nargs="*", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
+    parser.add_argument("--caught", action="store_true", help="say what catches each, too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.dataset = options.dataset or [Path("tests/dataset")]
+    found: dict[tuple[str, str], list[Mutant]] = {}
+    for definition in chosen(options):
+        for seed in options.seed:
+            started = time.monotonic()
+            mutants = judged(definition, seed, options.sizes, options.kind)
+            found.setdefault((definition.op_type, definition.name), []).extend(mutants)
+            told = (
+                f"{definition.name} seed {seed}: {sum(not one.caught for one in mutants)} of {len(mutants)} pass"
+            )
+            sys.stderr.write(f"{told}, {time.monotonic() - started:.0f} s\n")
+            for one in mutants if options.caught else ():
+                sys.stderr.write(f"  {one.kind}: {one.name}: {one.caught or f'PASSES, {one.nearest:.2g}'}\n")
+    sys.stdout.write("\n".join(table(found)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
