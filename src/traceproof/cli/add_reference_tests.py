@@ -30,6 +30,10 @@ ReposConfig = Annotated[
     Path | None, typer.Option(help="A repos_config.json of clone-repos: where FlashInfer and SGLang are.")
 ]
 
+Sizes = Annotated[
+    list[str] | None, typer.Option("--test-sizes", help=f"Sizes: {' '.join(SIZES)}; small medium if left out.")
+]
+
 
 def add_reference_tests(  # noqa: PLR0913 - the specification's options
     *,
@@ -39,7 +43,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     definitions_dir: DefinitionsDir = None,
     output_dir: options.OutputDir = None,
     repos_config: ReposConfig = None,
-    test_sizes: options.Sizes = None,
+    test_sizes: Sizes = None,
     tolerance: options.Tolerance = None,
     force: options.Force = False,
     json_file: options.JsonFile = None,

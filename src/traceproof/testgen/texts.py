@@ -13,9 +13,11 @@ from traceproof.dataset.constraints import last_of
 from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.dataset.hints import Role, role_of
 from traceproof.dataset.reference_text import assigned
+from traceproof.judge.metrics import QUANTISED
 from traceproof.ops import lookup, registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import SIZES, Case
+from traceproof.ops.compare import Quantised
 from traceproof.run.case import make_inputs
 from traceproof.stacks import FIRST_TRUTHS, STACK_OF, STACKS, TRUTHS
 from traceproof.testgen.calls import Call, Unemittable, folded
@@ -157,7 +159,12 @@ def _constants(definition: Definition, settings: Settings, drawn: "Drawing") -> 
     lines += wrapped(f"CONSTANTS = {{{', '.join(pairs)}}}")
     lines.append(f"MEMORY_GB = {drawn.memory:.2g}  # that its largest ordinary case takes, about")
     floats = {s.dtype for s in definition.inputs.values() if s.shape is not None and "float" in s.dtype}
-    if floats - {"float32", "float64"} and any(spec.dtype == "float32" for spec in definition.outputs.values()):
+    quantised = [name for name, one in drawn.op.comparisons(definition).items() if isinstance(one, Quantised)]
+    if quantised:
+        row = f"({QUANTISED.atol:g}, {QUANTISED.rtol:g}, {QUANTISED.hit_ratio:g})"
+        dtypes = sorted({f"torch.{definition.outputs[name].dtype}: {row}" for name in quantised})
+        lines.append(f"TOLERANCES = {{{', '.join(dtypes)}}}  # it computes with quantised values")
+    elif floats - {"float32", "float64"} and any(spec.dtype == "float32" for spec in definition.outputs.values()):
         lines.append("TOLERANCES = {torch.float32: (1e-3, 1e-3, 1.0)}  # outputs are no more exact than inputs")
     if drawn.draws:
         lines.append("DRAWS = True  # its outputs are random draws")
