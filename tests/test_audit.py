@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ import pytest
 from definitions import GOOD, rmsnorm, write
 
 from traceproof.audit import run as process
-from traceproof.audit.reading import as_sarif, as_text
-from traceproof.audit.run import CODES, Settings, audit
-from traceproof.cli.audit_tests import _closing
+from traceproof.audit.run import Settings, audit
 from traceproof.errors import TraceproofError
+from traceproof.lint.model import as_text
 from traceproof.sandbox import Pool
 
 pytestmark = pytest.mark.slow
@@ -105,20 +103,6 @@ def test_a_copy_of_the_reference_is_told_from_one_that_differs(dataset: Path) ->
     assert codes(dataset, GOOD + test, "test_layernorm.py") == ["TA204"]
 
 
-def test_an_api_that_is_gone_is_found_and_one_that_is_there_is_not(dataset: Path) -> None:
-    package = dataset / "wheel" / "flashinfer"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("from .norm import rmsnorm\n")
-    (package / "norm.py").write_text("def rmsnorm(x): ...\n")
-    folder = dataset / "tests"
-    folder.mkdir()
-    (folder / "test_x.py").write_text("import flashinfer\nflashinfer.norm.rmsnorm(1)\nflashinfer.norm.gone(1)\n")
-    report = audit(folder, Settings(dataset=dataset, flashinfer=package.parent))
-    (gone,) = [finding for finding in report.findings if finding.code == "TA401"]
-    assert (gone.line, gone.column) == (3, 1)
-    assert "has no gone" in gone.evidence
-
-
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """What an audit runs tests in; these may read what all tests of this file wrote."""
@@ -132,36 +116,24 @@ def shared(workers: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "pool", lambda *_: nullcontext(workers))
 
 
-def test_running_shows_what_passes_without_comparing_and_which_tolerance_lets_zeros_pass(dataset: Path) -> None:
-    text = GOOD + (
-        "\nimport no_such_package\n"
-        "def generate_random_inputs(batch_size, device='cuda'):\n"
-        "    x = torch.randn(batch_size, 32, device=device) * 1e-3\n"
-        "    return x, torch.full((32,), 1e-3)\n"
-        "def test_correctness(batch_size=4, atol=1e-2, rtol=1e-2):\n"
-        "    torch.manual_seed(0)\n"
+@pytest.mark.usefixtures("shared")
+def test_running_shows_what_passes_without_comparing(dataset: Path) -> None:
+    text = (
+        "import no_such_package\nimport torch\n"
+        "def test_compares():\n"
+        "    assert torch.allclose(torch.ones(1), torch.ones(1))\n"
+        "def test_correctness(atol=1e-2):\n"
         "    if not torch.cuda.is_available():\n"
-        "        return False\n"
-        "    x = generate_random_inputs(batch_size)\n"
-        "    assert torch.allclose(run(*x), no_such_package.kernel(*x), atol=atol, rtol=rtol)\n"
+        "        return\n"
+        "    assert torch.allclose(no_such_package.kernel(1), torch.ones(1), atol=atol)\n"
     )
-    found = codes(dataset, text, "test_rmsnorm_a.py", sys.executable)
-    assert found.count("TA301") == 2
-    assert "TA107" in found
-
-
-def test_findings_have_spans_and_sarif_names_every_rule(dataset: Path) -> None:
-    (dataset / "tests").mkdir()
-    (dataset / "tests" / "test_x.py").write_text(PLANTED["TA102"])
-    report = audit(dataset / "tests", Settings(dataset=dataset))
-    finding = next(finding for finding in report.findings if finding.code == "TA102")
-    assert (finding.line, finding.column, finding.end_line, finding.end_column) == (2, 5, 2, 18)
-    log = as_sarif(report.findings, CODES)
-    assert {rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]} == set(CODES)
-    region = log["runs"][0]["results"][-1]["locations"][0]["physicalLocation"]["region"]
-    assert region["startLine"] >= 1
-    assert json.dumps(log)
-    assert "test_x.py:2:5: TA102" in as_text(report.findings, CODES)
+    folder = dataset / "tests"
+    folder.mkdir()
+    (folder / "test_x.py").write_text(text)
+    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    assert {finding.code for finding in report.findings} == {"TA105", "TA107"}, report.not_run
+    assert "test_x.py:5:1: TA107" in as_text(report.findings)
+    assert report.collected == 2
 
 
 def test_a_folder_without_tests_and_a_folder_that_is_no_dataset_are_refused(tmp_path: Path) -> None:
@@ -186,38 +158,29 @@ def test_the_command_gives_exit_codes(dataset: Path) -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_file_that_takes_too_long_is_a_finding_and_what_it_showed_counts(dataset: Path) -> None:
+def test_a_file_that_takes_too_long_is_a_finding(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
-    text = "import subprocess\n\ndef test_quick():\n    print(1)\n\ndef test_slow():\n"
-    (folder / "test_x.py").write_text(f"{text}    subprocess.run(['sleep', '600'])\n    assert f() == 1\n")
+    text = "import subprocess\n\ndef test_slow():\n    subprocess.run(['sleep', '600'])\n    assert f() == 1\n"
+    (folder / "test_x.py").write_text(text)
     said: list[str] = []
-    settings = Settings(dataset=dataset, python=sys.executable, seconds=20.0, say=said.append)
-    report = audit(folder, settings)
-    (late,) = [finding for finding in report.findings if finding.code == "TA109"]
-    assert late.evidence.startswith("after 20 s in test_slow; 1 of 2 tests in 2")
-    assert [f.evidence for f in report.findings if f.code == "TA107"] == [
-        "test_quick passed without a GPU, after 0 comparisons"
+    settings = Settings(dataset=dataset, python=sys.executable, seconds=10.0, say=said.append)
+    assert [(one.code, one.evidence) for one in audit(folder, settings).findings] == [
+        ("TA109", "not done after 10 s")
     ]
-    assert said[0] == "1/1  test_x.py  running, at most 20 s"
-    assert said[1].startswith("1/1  test_x.py  timed out: 1 of 2 tests in 2")
+    assert said == ["1/1  test_x.py  running, at most 10 s"]
 
 
 @pytest.mark.usefixtures("shared")
-def test_inherited_tests_are_counted_by_running_and_named_by_reading(dataset: Path) -> None:
+def test_inherited_tests_are_counted_by_running(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
     (folder / "suite.py").write_text("class Suite:\n    def test_a(self):\n        assert 1\n")
     (folder / "test_x.py").write_text("from suite import Suite\n\nclass TestOne(Suite):\n    pass\n")
     (folder / "test_y.py").write_text("def helper():\n    pass\n")
-    read, ran = (audit(folder, Settings(dataset=dataset, python=one)) for one in (None, sys.executable))
-    assert [(report.tests, report.collected) for report in (read, ran)] == [(0, None), (0, 1)]
-    assert read.inherited == ran.inherited == {"test_x.py": "Suite"}
-    assert [(f.path.name, f.code) for f in read.findings] == [("test_y.py", "TA108")]
-    text = "\n".join(_closing(read))
-    assert "test_x.py: no tests of its own; its classes inherit those of Suite, which were not read" in text
-    assert "leave --no-run out" in text
-    assert "0 tests written in 2 files, 1 collected by pytest" in "\n".join(_closing(ran))
+    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    assert (report.tests, report.collected) == (0, 1)
+    assert [(f.path.name, f.code) for f in report.findings] == [("test_y.py", "TA108")]
 
 
 @pytest.mark.usefixtures("shared")
@@ -240,18 +203,6 @@ def test_tests_that_pytest_does_not_get_to_say_why(dataset: Path) -> None:
     assert "give the dataset" in report.not_run["test_x.py"]
 
 
-@pytest.mark.usefixtures("shared")
-def test_tests_with_an_option_for_a_dataset_get_the_one_that_is_audited(dataset: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "generated"
-    folder.mkdir()
-    (folder / "test_x.py").write_text("def test_a():\n    assert f() == 1\n")
-    option = "import os\n\ndef pytest_addoption(parser):\n    parser.addoption('--dataset', default='.')\n\n"
-    asks = "def pytest_configure(config):\n    assert os.path.isdir(config.option.dataset + '/definitions')\n"
-    (folder / "conftest.py").write_text(option + asks)
-    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
-    assert report.collected == 1, report.not_run
-
-
 STEALS = """
 import os, pathlib, socket
 SEEN = dict(os.environ)
@@ -268,7 +219,7 @@ assert "HF_TOKEN" not in SEEN and "secret" not in SEEN, SEEN
 """
 
 
-@pytest.mark.parametrize("where", ["test", "conftest", "reference"])
+@pytest.mark.parametrize("where", ["test", "conftest"])
 def test_what_an_audit_runs_is_shut_in(
     dataset: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -281,18 +232,11 @@ def test_what_an_audit_runs_is_shut_in(
     folder = dataset / "tests"
     folder.mkdir()
     steals = steals.replace("HERE", repr(str(folder / "stolen")))
-    if where == "reference":
-        write(dataset, rmsnorm("rmsnorm_a", steals + GOOD))
     text = "def test_a():\n    assert f() == 1\n"
-    (folder / "test_x.py").write_text(
-        (steals if where == "test" else "") + (RIGHT if where == "reference" else text)
-    )
+    (folder / "test_x.py").write_text((steals if where == "test" else "") + text)
     if where == "conftest":
         (folder / "conftest.py").write_text(steals)
     report = audit(folder, Settings(dataset=dataset, python=sys.executable))
     assert sorted(path.name for path in outside.iterdir()) == ["secret"]
     assert not (folder / "stolen").exists()
-    if where == "reference":
-        assert "the definition's reference is refused: line 2" in report.not_run["test_x.py"]
-    else:
-        assert report.collected == 1, "its own assertion held: it saw no token and no secret"
+    assert report.collected == 1, "its own assertion held: it saw no token and no secret"

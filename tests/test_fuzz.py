@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from traceproof.dataset.tree import read_tree
-from traceproof.lint import lint
+from traceproof.lint.run import lint
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.sandbox.policy import check
 from traceproof.testgen.generate import Divergences, GenerateOptions, generate

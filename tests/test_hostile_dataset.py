@@ -14,7 +14,7 @@ from hostile_dataset import FILES, ODD, TEXTS
 from pipeline import Rows, Run, plans, verdicts
 
 from traceproof.dataset.tree import DatasetTree, read_tree
-from traceproof.lint import lint
+from traceproof.lint.run import lint
 from traceproof.ops.families.norm import RMSNORM as OP
 from traceproof.programs import bounded
 from traceproof.run.plan import PlanSelection

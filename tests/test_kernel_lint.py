@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from traceproof.audit.reading import as_sarif
 from traceproof.errors import TraceproofError
-from traceproof.kernel_lint import CODES, lint_kernels
-from traceproof.lint.run import write_baseline
+from traceproof.kernel_lint import lint_kernels
+from traceproof.lint.model import write_baseline
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
 SIGNATURE = "@triton.jit\ndef kernel(x, y, n, stride, H: tl.constexpr, BT: tl.constexpr):\n"
@@ -222,22 +221,14 @@ def test_a_baseline_knows_what_stood_there_and_reports_what_is_new(tmp_path: Pat
     assert "y, (n,)" in report.findings[0].evidence
 
 
-def test_spans_and_sarif(tmp_path: Path) -> None:
-    path = tmp_path / "kernels.py"
-    path.write_text(HEAD + SIGNATURE + PLANTED["KL101"]["in the address"])
-    finding = lint_kernels(path).findings[0]
-    line = path.read_text().splitlines()[finding.line - 1]
-    assert line[finding.column - 1 : finding.end_column - 1] == "tl.program_id(0) * stride"
-    region = as_sarif([finding], CODES)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["region"]
-    assert (region["startColumn"], region["endColumn"]) == (finding.column, finding.end_column)
-
-
-def test_the_command_gives_exit_codes_and_files(tmp_path: Path) -> None:
-    path, sarif = tmp_path / "kernels.py", tmp_path / "out.sarif"
+def test_the_command_gives_exit_codes_and_json(tmp_path: Path) -> None:
+    path, told = tmp_path / "kernels.py", tmp_path / "out.json"
     path.write_text(HEAD + SIGNATURE + PLANTED["KL104"]["a bare program id"])
-    command = [sys.executable, "-m", "traceproof", "lint-kernels", str(path), "--sarif", str(sarif)]
+    command = [sys.executable, "-m", "traceproof", "lint-kernels", str(path), "--json", str(told)]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 1
-    assert json.loads(sarif.read_text())["version"] == "2.1.0"
+    (finding,) = json.loads(told.read_text())["findings"]
+    line = path.read_text().splitlines()[finding["line"] - 1]
+    assert line[finding["column"] - 1 :].startswith("tl.program_id(0)")
     assert subprocess.run([*command, "--select", "KL101"], check=False, capture_output=True).returncode == 0
     absent = [*command[:4], str(tmp_path / "no")]
     assert subprocess.run(absent, check=False, capture_output=True).returncode == 2

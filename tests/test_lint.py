@@ -1,24 +1,21 @@
-"""Each rule finds its planted defect and nothing else; exit codes, the baseline, JSON, SARIF and the table."""
+"""Each rule finds its planted defect and nothing else; exit codes, the baseline, JSON and text."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
 import typer
 from lint_samples import ATTENTION, PLANTED, Edit, Sample, add_residual, attention_line
-from rich.console import Console
 from typer.testing import CliRunner
 
 from traceproof.cli.lint import lint_command
 from traceproof.dataset.definition import LARGEST
 from traceproof.errors import TraceproofError
-from traceproof.lint import lint
 from traceproof.lint.flashinfer_names import Package
-from traceproof.lint.model import codes
-from traceproof.lint.run import as_sarif, print_report, write_baseline
+from traceproof.lint.model import codes, write_baseline
+from traceproof.lint.run import lint, report_text
 
 
 @pytest.fixture(scope="module")
@@ -199,46 +196,15 @@ def test_json_holds_every_field(tmp_path: Path) -> None:
         "severity": "warning",
         "path": f"workloads/gqa_paged/{ATTENTION}.jsonl",
         "line": 3,
+        "column": 0,
         "field": "/workload/axes",
         "evidence": "a-3: total_q = 17, num_kv_indices = 4 pages of 4",
     }
 
 
-def test_sarif_has_the_structure_of_2_1_0_and_tells_new_findings_from_known_ones(tmp_path: Path) -> None:
-    baseline, root = tmp_path / "baseline.json", spoiled(tmp_path / "set")
-    write_baseline(baseline, lint(root, select=["TP4"]).findings)
-    value = json.loads(json.dumps(as_sarif(lint(root, baseline=baseline))))
-    assert set(value) == {"$schema", "version", "runs"}
-    assert value["version"] == "2.1.0"
-    (run,) = value["runs"]
-    rules = run["tool"]["driver"]["rules"]
-    assert run["tool"]["driver"]["name"] == "traceproof"
-    assert [rule["id"] for rule in rules] == [*codes("TP")]
-    for rule in rules:
-        assert rule["shortDescription"]["text"]
-        assert rule["help"]["text"]
-        assert rule["defaultConfiguration"]["level"] in {"error", "warning", "note"}
-    for result in run["results"]:
-        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
-        assert result["level"] in {"error", "warning", "note"}
-        assert result["message"]["text"]
-        (location,) = result["locations"]
-        place = location["physicalLocation"]
-        assert place["region"]["startLine"] >= 1
-        assert place["artifactLocation"]["uriBaseId"] in run["originalUriBaseIds"]
-        assert (root / place["artifactLocation"]["uri"]).is_file()
-        assert location["logicalLocations"][0]["fullyQualifiedName"].startswith("/")
-    states = {result["ruleId"]: result["baselineState"] for result in run["results"]}
-    assert states == {"TP401": "unchanged", "TP402": "unchanged", "TP508": "new"}
-    (invocation,) = run["invocations"]
-    assert "TP422" in invocation["toolExecutionNotifications"][0]["message"]["text"]
-
-
-def test_the_table_names_file_field_evidence_and_what_to_do(tmp_path: Path) -> None:
-    out = io.StringIO()
-    print_report(lint(spoiled(tmp_path)), Console(file=out, width=250))
-    text = out.getvalue()
-    assert f"workloads/gqa_paged/{ATTENTION}.jsonl\n  TP508 :3/workload/axes" in text
+def test_the_text_names_file_field_evidence_and_what_to_do(tmp_path: Path) -> None:
+    text = report_text(lint(spoiled(tmp_path)))
+    assert f"workloads/gqa_paged/{ATTENTION}.jsonl:3/workload/axes: TP508" in text
     assert "'ep:banana': ep must be a positive whole number" in text
     assert "Write '<namespace>:<value>'" in text
 
@@ -248,10 +214,9 @@ def test_markup_and_control_characters_of_a_dataset_do_not_steer_the_terminal(tm
     sample.moe["tags"].append("[bold]:[/x]")
     root = sample.write(tmp_path)
     (root / "definitions" / "moe" / "\x1b[31mred.json").write_text("{")
-    out = io.StringIO()
-    print_report(lint(root), Console(file=out, width=250))
-    assert "'[bold]:[/x]'" in out.getvalue()
-    assert "\x1b" not in out.getvalue()
+    text = report_text(lint(root))
+    assert "'[bold]:[/x]'" in text
+    assert "\x1b" not in text
 
 
 def test_the_documented_codes_are_the_rules() -> None:

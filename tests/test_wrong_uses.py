@@ -110,7 +110,7 @@ USES: list[tuple[str, str]] = [
     ("verify --json {tmp}/empty", "--json {tmp}/empty cannot be written"),
     ("verify --json {tmp}/nowhere/out.json", "--json {tmp}/nowhere/out.json cannot be written"),
     ("verify --json={tmp}/file/out.json", "--json {tmp}/file/out.json cannot be written"),
-    ("lint --sarif {tmp}/empty", "--sarif {tmp}/empty cannot be written"),
+    ("lint --json {tmp}/empty", "--json {tmp}/empty cannot be written"),
     ("diff --markdown {tmp}/nowhere/page.md", "--markdown {tmp}/nowhere/page.md cannot be written"),
     ("clone-repos --target-dir {tmp}/file", "--target-dir {tmp}/file cannot be written"),
     (

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from traceproof.audit.reading import Finding, at, dotted, last_name
+from traceproof.audit.reading import at, dotted, last_name
 from traceproof.errors import TraceproofError
 from traceproof.files import parse_quietly
-from traceproof.lint.model import Code, codes
-from traceproof.lint.run import read_baseline, split
+from traceproof.lint.model import Code, Finding, codes, read_baseline, split
 from traceproof.text import names
 
 GRID = frozenset({"program_id", "num_programs"})
@@ -533,7 +532,7 @@ CHECKS = names(
 
 
 @dataclass(slots=True)
-class Report:
+class KernelLintReport:
     """New findings, those that the baseline knows, and what was read."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -542,25 +541,25 @@ class Report:
     kernels: int = 0
 
 
-def lint_kernels(root: Path, *, baseline: Path | None = None) -> Report:
+def lint_kernels(root: Path, *, baseline: Path | None = None) -> KernelLintReport:
     """Lint a file or every Python file of a folder. Raises TraceproofError: no file, or no usable baseline."""
     paths = [root] if root.is_file() else sorted(root.rglob("*.py"))
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
     base = root.parent if root.is_file() else root
     known: Counter[str] = read_baseline(baseline) if baseline is not None else Counter()
-    report = Report(files=len(paths))
+    report = KernelLintReport(files=len(paths))
     found = (finding for path in paths for finding in _file(path, path.relative_to(base), report))
     report.findings, report.known, _ = split(found, known)
     return report
 
 
-def _file(path: Path, relative: Path, report: Report) -> Iterator[Finding]:
+def _file(path: Path, relative: Path, report: KernelLintReport) -> Iterator[Finding]:
     try:
         text = path.read_text(encoding="utf-8")
         tree = parse_quietly(text)
     except (OSError, ValueError, SyntaxError) as error:
-        yield Finding(relative, 1, 1, 1, 1, "KL000", str(error))
+        yield Finding(relative, 1, 1, "KL000", "", str(error))
         return
     lines = text.splitlines()
     report.kernels += sum(1 for _ in kernels(tree))

@@ -2,21 +2,15 @@
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from traceproof.dataset.definition import Definition
-from traceproof.digests import digest_json
 from traceproof.files import parse_quietly
-from traceproof.lint.flashinfer_names import Package
-from traceproof.lint.model import Code
-from traceproof.lint.reference import Reference
-from traceproof.lint.run import Log
+from traceproof.lint.model import Finding, Reference
 from traceproof.text import names
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -35,64 +29,11 @@ COPIES = ("run", "reference", "ref_run")
 LOADING = "definition"  # in the name of a function that is given a definition's name
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Finding:
-    """One place in a file; lines and columns count from 1, the end column is the one behind the last."""
-
-    path: Path
-    line: int
-    column: int
-    end_line: int
-    end_column: int
-    code: str
-    evidence: str  # what was found, so that a reader can check it
-    text: str = ""  # the source line, by which a finding is known again when lines move
-
-    @property
-    def fingerprint(self) -> str:
-        """Says that two findings are the same one; moving a line does not change it."""
-        return digest_json([self.code, self.path.as_posix(), self.text.strip(), self.evidence])
-
-    def as_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
-        fields = ("line", "column", "end_line", "end_column", "code", "evidence", "fingerprint")
-        return {"path": self.path.as_posix(), **{name: getattr(self, name) for name in fields}}
-
-
 def at(path: Path, node: ast.AST, code: str, evidence: str, lines: Sequence[str] = ()) -> Finding:
-    """A finding at a node's span."""
+    """A finding at the beginning of a node."""
     line = getattr(node, "lineno", 1)
-    end = getattr(node, "end_lineno", None) or line
-    columns = (getattr(node, "col_offset", 0) + 1, (getattr(node, "end_col_offset", None) or 0) + 1)
     text = lines[line - 1] if 0 < line <= len(lines) else ""
-    return Finding(path, line, columns[0], end, columns[1], code, evidence, text)
-
-
-def as_text(findings: Iterable[Finding], codes: Mapping[str, Code]) -> str:
-    """One line per finding, then a table of codes and counts."""
-    found = sorted(findings)
-    lines = [f"{f.path}:{f.line}:{f.column}: {f.code} {codes[f.code].title}: {f.evidence}" for f in found]
-    counts = Counter(finding.code for finding in found)
-    if counts:
-        lines.append("")
-    for code in sorted(counts):
-        files = len({finding.path for finding in found if finding.code == code})
-        lines.append(f"{code}  {counts[code]:4} in {files:3} files  {codes[code].title}; {codes[code].todo}")
-    return "\n".join(lines) + ("\n" if lines else "")
-
-
-def as_sarif(findings: Iterable[Finding], codes: Mapping[str, Code]) -> dict[str, Any]:
-    """A SARIF 2.1.0 log of one run."""
-    log = Log([codes[code] for code in sorted(codes)], "ROOT", "the folder that was read")
-    for finding in sorted(findings):
-        region = {
-            "startLine": finding.line,
-            "startColumn": finding.column,
-            "endLine": finding.end_line,
-            "endColumn": max(finding.end_column, 1),
-        }
-        log.add(finding, region)
-    return log.of()
+    return Finding(path, line, getattr(node, "col_offset", 0) + 1, code, "", evidence, text)
 
 
 class TestFile:
@@ -122,14 +63,6 @@ class TestFile:
     def tests(self) -> tuple[Function, ...]:
         """What pytest collects by name."""
         return tuple(node for name, node in self.functions.items() if name.startswith("test"))
-
-    @cached_property
-    def bases(self) -> tuple[str, ...]:
-        """What the file's test classes inherit from, where they inherit from anything."""
-        classes = [
-            node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
-        ]
-        return tuple(sorted({dotted(base) for node in classes for base in node.bases} - {"", "object"}))
 
     @cached_property
     def loaded(self) -> list[tuple[str, ast.Call]]:
@@ -202,6 +135,8 @@ def check(file: TestFile) -> Iterator[Finding]:
             yield from rule(file, test)
     yield from _script_status(file)
     yield from _identity_table(file)
+    if not file.tests and not any(isinstance(node, ast.ClassDef) and node.bases for node in file.tree.body):
+        yield file.finding(file.tree, "TA108", "no function is named test_*, and no class inherits any")
 
 
 def _asserts(function: Function) -> list[ast.AST]:
@@ -435,29 +370,3 @@ def _statements(function: Function) -> list[str]:
             case ast.stmt() if not hasattr(node, "body"):
                 found.append(ast.unparse(node))
     return found
-
-
-def check_api(file: TestFile, package: Package) -> Iterator[Finding]:
-    """Names of a package that the file uses and that its unpacked files do not have."""
-    imported = [
-        (node, alias, f"{node.module or ''}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name)
-        for node in ast.walk(file.tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    ]
-    aliases: dict[str, str] = {}
-    used: list[tuple[ast.AST, str]] = []
-    for statement, alias, name in imported:
-        if name.partition(".")[0] == package.name:
-            used.append((statement, name))
-            whole = isinstance(statement, ast.Import) and not alias.asname  # `import a.b` binds a
-            aliases |= {package.name: package.name} if whole else {alias.asname or alias.name: name}
-    inner = {id(node.value) for node in ast.walk(file.tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(file.tree):
-        first, dot, rest = dotted(node).partition(".") if isinstance(node, ast.Attribute) else ("", "", "")
-        if first in aliases and id(node) not in inner:
-            used.append((node, f"{aliases[first]}{dot}{rest}"))
-    for node, name in used:
-        problem = package.problem(name) if name != package.name else None
-        if problem:
-            yield file.finding(node, "TA401", f"{name}: {problem}")

@@ -4,15 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from traceproof.audit.reading import as_sarif as kernels_as_sarif
-from traceproof.audit.reading import as_text
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint import CODES, lint_kernels
-from traceproof.lint import lint
-from traceproof.lint.run import as_json, as_sarif, print_report, write_baseline
+from traceproof.lint.model import as_text, write_baseline
+from traceproof.lint.run import as_json, lint, report_text
 
 Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="Do not run codes that start so.")]
 Sources = Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")]
@@ -38,7 +35,6 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
     update_baseline: options.UpdateBaseline = False,
     flashinfer_path: options.FlashInfer = None,
     json_file: options.JsonFile = None,
-    sarif_file: options.SarifFile = None,
 ) -> None:
     """Find mistakes in a dataset's definitions and workload lines.
 
@@ -48,21 +44,19 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
     root = dataset.expanduser() if dataset is not None else run.configured_dataset()
     report = lint(root, select=_codes(select), ignore=_codes(ignore), baseline=known, flashinfer=flashinfer_path)
     run.write_result(json_file, as_json(report))
-    run.write_result(sarif_file, as_sarif(report))
-    print_report(report, Console(file=run.told(json_file, sarif_file), highlight=False))
+    run.told(json_file).write(report_text(report))
     if update_baseline and baseline is not None:
         write_baseline(baseline, report.findings)
     raise typer.Exit(run.FINDINGS if report.failed and not update_baseline else run.FINE)
 
 
-def lint_kernels_command(  # noqa: PLR0913 - one parameter per option
+def lint_kernels_command(
     path: Sources,
     *,
     select: options.Codes = None,
     baseline: options.Baseline = None,
     update_baseline: options.UpdateBaseline = False,
     json_file: options.JsonFile = None,
-    sarif_file: options.SarifFile = None,
 ) -> None:
     """Find addresses computed in 32 bits, new block pointers, unmasked last blocks, and hard-coded devices.
 
@@ -82,8 +76,7 @@ def lint_kernels_command(  # noqa: PLR0913 - one parameter per option
     findings, accepted = ([one.as_json() for one in each] for each in (report.findings, report.known))
     value = {"files": report.files, "kernels": report.kernels, "findings": findings, "known": accepted}
     run.write_result(json_file, value)
-    run.write_result(sarif_file, kernels_as_sarif(report.findings, CODES))
     counts = f"{report.kernels} kernels in {report.files} files: {len(findings)} findings"
-    text = f"{as_text(report.findings, CODES)}{counts}, {len(accepted)} known by the baseline\n"
-    run.told(json_file, sarif_file).write(text)
+    text = f"{as_text(report.findings)}{counts}, {len(accepted)} known by the baseline\n"
+    run.told(json_file).write(text)
     raise typer.Exit(run.FINDINGS if findings else run.FINE)

@@ -46,12 +46,6 @@ JsonFile = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", callback=_file, help="Write the result as JSON; - is stdout."),
 ]
-SarifFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--sarif", metavar="FILE", callback=_file, help="Write the findings as SARIF 2.1.0; - is stdout."
-    ),
-]
 MarkdownFile = Annotated[
     Path | None, typer.Option("--markdown", metavar="FILE", callback=_file, help="Write a page as Markdown.")
 ]

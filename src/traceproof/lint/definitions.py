@@ -1,4 +1,4 @@
-"""Checks of definitions: files and names, axes and constraints, dtypes, the reference, tags and ranks, the API.
+"""Checks of definitions: files and names, axes and constraints, the reference, tags and ranks, the API.
 
 Each check yields hits, by codes of codes.toml; `lint.run` puts the path of the definition in.
 """
@@ -9,16 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from traceproof.dataset import constraints
-from traceproof.dataset.definition import Dialect, DType
-from traceproof.dataset.tree import file_text, strict_json
-from traceproof.digests import digest_bytes
-from traceproof.files import parse_quietly
+from traceproof.dataset.definition import DType
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import Hit, LintedDataset, LintedDefinition, pointer
-from traceproof.lint.reference import root
 from traceproof.models import catalogue
 from traceproof.ops import registry
 from traceproof.stacks import TAGGED
@@ -27,32 +23,16 @@ from traceproof.text import names
 REFERENCE, TAGS, NAME = pointer("reference"), pointer("tags"), pointer("name")
 
 # Files and names.
-SHARED = re.compile(r"inputs and outputs share the names (\[.*?\])")
 TAKEN = re.compile(r"the name .* is already taken by ")
 
 
 def files(dataset: LintedDataset) -> Iterator[Hit]:
-    """Definition files that can not be used (TP101, TP102, TP104) or are of another dialect (TP106)."""
+    """Definition files that can not be used (TP101), or whose name is taken (TP102)."""
     for broken in dataset.tree.broken:
-        rest = SHARED.sub("", broken.what).removeprefix("Value error, ").strip("; ")
         if TAKEN.match(broken.what):
             yield Hit("TP102", NAME, broken.what, broken.path)
-        elif rest:
-            yield Hit("TP101", "", rest, broken.path)
-        try:
-            value: Any = strict_json(file_text(dataset.tree.root / broken.path, dataset.tree.root))
-        except (OSError, ValueError, RecursionError):
-            continue
-        match value:
-            case {"inputs": dict() as inputs, "outputs": dict() as outputs}:
-                for name in sorted(map(str, inputs.keys() & outputs.keys())):
-                    evidence = f"{name!r} is an input and an output"
-                    yield Hit("TP104", pointer("outputs", name), evidence, broken.path)
-    for entry in dataset.tree.definitions.values():
-        if entry.definition.dialect is not Dialect.PUBLISHED:
-            yield Hit("TP106", "", f"read as {entry.definition.dialect}", entry.path)
-        for note in entry.notes:
-            yield Hit("TP106", "", note, entry.path)
+        else:
+            yield Hit("TP101", "", broken.what.removeprefix("Value error, "), broken.path)
 
 
 def places(dataset: LintedDataset) -> Iterator[Hit]:
@@ -155,80 +135,25 @@ def sequences(subject: LintedDefinition) -> Iterator[Hit]:
             yield Hit("TP206", pointer("inputs", name, "shape"), evidence)
 
 
-# Element types.
-FP8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
-SCALED = FP8 | {DType.FLOAT4_E2M1}  # types whose few exponents need a scale beside them
-# What 4-bit weights can be declared as: the type itself, or bytes that hold two.
-FP4_STORAGE = frozenset({DType.FLOAT4_E2M1, DType.INT8})
-FORMATS = {"fp4": ("fp4", "float4"), "fp8": ("fp8", "float8")}  # how names, tags and APIs spell them
-# Inputs that index something, by their full name: kernels take 32 or 64-bit integers.
+# Inputs that index something, by their full name.
 INDICES = names(
     "kv_indptr qo_indptr kv_indices kv_last_page_len cu_seqlens seq_lens block_table sparse_indices "
     "topk_ids state_batch_indices initial_state_indices positions"
 )
 
 
-def dtypes(subject: LintedDefinition) -> Iterator[Hit]:
-    """FP4 or FP8 without such a tensor, an index that is no integer (TP221), a tensor without a scale (TP222)."""
-    inputs = subject.definition.inputs
-    claims = [*subject.words, *subject.tags("quantization"), *subject.tags("quant")]
-    claims += [word for api in subject.tags("fi_api") for word in api.replace(".", "_").split("_")]
-    formats = {kind for kind, spelt in FORMATS.items() for one in claims if any(word in one for word in spelt)}
-    stored = {spec.dtype for spec in inputs.values()}
-    if formats == {"fp8"} and not stored & {*FP8, DType.INT8}:  # packed bytes hold FP8 as well
-        yield Hit("TP221", pointer("inputs"), "the definition is for FP8 and has no FP8 tensor")
-    scales = [
-        name
-        for name, spec in inputs.items()
-        if spec.shape is not None and names("scale scales") & {*name.split("_")}
-    ]
-    for name, spec in inputs.items():
-        where = pointer("inputs", name, "dtype")
-        if "fp4" in formats and not stored & FP4_STORAGE and name.endswith("weights") and spec.shape:
-            what = "but the definition is for 4-bit weights and has no 4-bit tensor"
-            yield Hit("TP221", where, f"{name} is {spec.dtype}, {what}")
-        if name in INDICES and spec.dtype not in {DType.INT32, DType.INT64}:
-            yield Hit("TP221", where, f"{name} indexes something, but is {spec.dtype}")
-        # One of its own, or a scale after the product.
-        scaled = any(other.startswith((name, "output")) for other in scales)
-        if spec.dtype in SCALED and spec.shape is not None and not scaled:
-            evidence = f"{name} is {spec.dtype}; no input is a scale for it"
-            yield Hit("TP222", pointer("inputs", name), evidence)
-
-
-def reinterpreted(subject: LintedDefinition) -> Iterator[Hit]:
-    """An input whose bytes the reference views as another dtype (TP223)."""
-    inputs = subject.definition.inputs
-    reported = set()
-    for node in subject.reference.nodes:
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=owner, attr="view"),
-                args=[ast.Attribute(value=ast.Name(id="torch"), attr=dtype)],
-            ):
-                name = root(owner)
-                if name in inputs and name not in reported and inputs[name].dtype.value != dtype:
-                    reported.add(name)
-                    evidence = f"{name} is declared {inputs[name].dtype}; the reference views it as {dtype}"
-                    yield Hit("TP223", pointer("inputs", name, "dtype"), evidence)
-
-
 # The reference against the signature.
 def parameters(subject: LintedDefinition) -> Iterator[Hit]:
-    """Parameters that are not the inputs in order (TP301); an input whose value decides nothing (TP302)."""
+    """Parameters that are not the inputs in order (TP301)."""
     reference, inputs = subject.reference, tuple(subject.definition.inputs)
     if reference.variadic:
         yield Hit("TP301", REFERENCE, f"run takes *args or **kwargs; inputs: {', '.join(inputs)}")
     elif reference.parameters != inputs:
         yield Hit("TP301", REFERENCE, f"run({', '.join(reference.parameters)}); inputs: {', '.join(inputs)}")
-    for name in inputs:
-        if name in reference.parameters and name not in reference.value_reads:
-            what = "only its shape or dtype is read" if name in reference.reads else "it is never read"
-            yield Hit("TP302", pointer("inputs", name), f"{name}: {what}")
 
 
 def returns(subject: LintedDefinition) -> Iterator[Hit]:
-    """Returned values that are not the outputs in order (TP305), or one that is always an input's (TP304)."""
+    """Returned values that are not the outputs in order (TP305), or a fused sum that is no output (TP314)."""
     reference, outputs = subject.reference, tuple(subject.definition.outputs)
     if not reference.returns:
         yield Hit("TP305", REFERENCE, "run never returns a value")
@@ -237,59 +162,15 @@ def returns(subject: LintedDefinition) -> Iterator[Hit]:
         wrong_count = (statement.is_tuple or len(outputs) == 1) and len(row) != len(outputs)
         if wrong_count or (sorted(row) == sorted(outputs) and row != outputs):
             yield Hit("TP305", REFERENCE, f"{statement.source}; outputs: {', '.join(outputs)}")
-    if any(len(statement.values) != len(outputs) for statement in reference.returns):
-        return
-    for index, output in enumerate(outputs if reference.returns else ()):
-        sources = {reference.copied(one.values[index], one.line) for one in reference.returns}
-        if len(sources) == 1 and (source := sources.pop()) is not None:
-            evidence = f"{output} holds the values of the input {source}, unchanged"
-            yield Hit("TP304", pointer("outputs", output), evidence)
-
-
-def unreturned(subject: LintedDefinition) -> Iterator[Hit]:
-    """An input tensor that run changes and no return hands back (TP303), a fused sum that is no output (TP314)."""
-    reference, definition = subject.reference, subject.definition
-    handed = ((value, one.line) for one in reference.returns for value in one.values)
-    returned = {reference.origin(value.id, line) for value, line in handed if isinstance(value, ast.Name)}
-    for change, line, source in reference.changes:
-        name = reference.origin(change, line)
-        spec = definition.inputs.get(name or "")
-        if name is not None and spec is not None and spec.shape is not None and name not in returned:
-            returned.add(name)  # told once
-            yield Hit("TP303", pointer("inputs", name), f"line {line} of the reference writes to it: {source}")
-    residual = definition.inputs.get("residual")
+    residual = subject.definition.inputs.get("residual")
     if residual is not None and residual.shape is not None and {"add", "fused"} & set(subject.words):
-        same = [name for name, spec in definition.outputs.items() if spec.shape == residual.shape]
+        same = [name for name, spec in subject.definition.outputs.items() if spec.shape == residual.shape]
         if len(same) < 2:
             evidence = f"outputs of its shape: {', '.join(same) or 'none'}, not the sum"
             yield Hit("TP314", pointer("inputs", "residual"), evidence)
 
 
-def contradicted_axes(subject: LintedDefinition) -> Iterator[Hit]:
-    """An unpacked shape of another rank, an assert that const axes deny or a var axis may not obey (TP306)."""
-    definition, reference = subject.definition, subject.reference
-    shapes = {name: spec.shape for name, spec in definition.inputs.items() if spec.shape is not None}
-    for name, targets, source in reference.unpacks:
-        if name in shapes and len(shapes[name]) != len(targets):
-            yield Hit(
-                "TP306", REFERENCE, f"{source}: {name} has the {len(shapes[name])} axes {list(shapes[name])}"
-            )
-    for condition in reference.asserts:
-        match condition:
-            case ast.Compare(left=ast.Name(id=local), ops=[ast.Eq()], comparators=[other]):
-                name, index = reference.shape_names.get(local, ("", 0))  # the axis that the local stands for
-                shape, expected = shapes.get(name, ()), constraints.evaluate(other, {})
-                if expected is None or not -len(shape) <= index < len(shape):
-                    continue
-                axis = shape[index]
-                value = definition.const_axes.get(axis)
-                if value != expected:
-                    why = f"{axis} is a var axis" if value is None else f"{axis} = {value}"
-                    yield Hit("TP306", REFERENCE, f"asserts {ast.unparse(condition)}, but {why}")
-
-
 # What the reference computes with.
-NAMED = 8  # definitions of a cluster named in its finding; the count says the rest
 ORDINARY = frozenset({0.0, 0.5, 1.0, 2.0})  # parts of a formula, not a choice
 GUARDS = names("nan_to_num nan_to_num_ isnan isneginf isinf isfinite")
 
@@ -347,29 +228,6 @@ def nan_rows(subject: LintedDefinition) -> Iterator[Hit]:
                     evidence = f"{ast.unparse(node)} before softmax: a row is all -inf where q_len > kv_len"
                     yield Hit("TP312", REFERENCE, evidence)
                     return
-
-
-class _Skeleton(ast.NodeTransformer):
-    """Drop docstrings and replace every constant, so that what is left is the computation."""
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return ast.copy_location(ast.Constant(type(node.value).__name__), node)
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
-
-
-def clusters(dataset: LintedDataset) -> Iterator[Hit]:
-    """Definitions whose references are the same computation with other constants (TP313)."""
-    found: dict[str, list[LintedDefinition]] = {}
-    for subject in dataset.subjects:
-        skeleton = ast.dump(_Skeleton().visit(parse_quietly(subject.definition.reference)))
-        found.setdefault(digest_bytes(skeleton.encode()), []).append(subject)
-    for subjects in found.values():
-        if len(subjects) > 1:
-            listed = ", ".join(subject.definition.name for subject in subjects[:NAMED])
-            more = f", and {len(subjects) - NAMED} more" if len(subjects) > NAMED else ""
-            yield Hit("TP313", REFERENCE, f"{len(subjects)} definitions: {listed}{more}", subjects[0].path)
 
 
 # Tags by themselves and against the rest.
@@ -447,42 +305,6 @@ def contradictory_tags(subject: LintedDefinition) -> Iterator[Hit]:
     yield from (Hit("TP404", TAGS, evidence) for evidence in found)
 
 
-def model_aliases(dataset: LintedDataset) -> Iterator[Hit]:
-    """Model tags that differ only in punctuation or case, or in a size that one model of that name has (TP405)."""
-    counts = Counter(model for subject in dataset.subjects for model in subject.tags("model"))
-    plain = {model: re.sub(r"[-_. ]|instruct|chat|^meta", "", model.lower()) for model in counts}
-    preferred: dict[str, str] = {}  # the more common name
-    for model in sorted(counts, key=lambda one: (-counts[one], one)):
-        preferred.setdefault(plain[model], model)
-    better = {model: preferred[plain[model]] for model in counts if preferred[plain[model]] != model}
-    for short in counts:
-        # Without trailing sizes: qwen3-next-80b-a3b is a qwen3-next.
-        long = [one for one in counts if one != short and re.sub(r"(-a?\d+(\.\d+)?b)+$", "", one) == short]
-        if len(long) == 1:
-            rare, common = sorted((short, long[0]), key=lambda one: (counts[one], one))
-            better.setdefault(rare, common)
-    for subject in dataset.subjects:
-        for where, namespace, _, model in subject.tag_parts:
-            if namespace == "model" and model in better:
-                other = better[model]
-                evidence = f"{model!r} ({counts[model]} x) beside {other!r} ({counts[other]} x)"
-                yield Hit("TP405", where, evidence, subject.path)
-
-
-def drifting_tags(dataset: LintedDataset) -> Iterator[Hit]:
-    """A namespace or flag that most definitions of one kind have, and this one has not (TP406)."""
-    for subjects in dataset.by_family.values():
-        if len(subjects) < 3:  # of two, neither is the odd one out
-            continue
-        keys = [{key for _, key, _, _ in subject.tag_parts} for subject in subjects]
-        counts = Counter(key for found in keys for key in found)
-        for subject, found in zip(subjects, keys, strict=True):
-            for key in sorted(counts.keys() - found - {"status", "model", "stage"}):
-                if counts[key] * 3 >= len(subjects) * 2:
-                    evidence = f"{counts[key]} of {len(subjects)} definitions {subject.family} have {key}:*"
-                    yield Hit("TP406", TAGS, evidence, subject.path)
-
-
 # Tensor and expert parallelism. Axes that tensor parallelism divides, and what a model's config.json calls its
 # whole number of them. Key and value heads are not here: they never go below one per rank.
 WHOLE = {
@@ -512,24 +334,6 @@ def expert_parallel(subject: LintedDefinition) -> Iterator[Hit]:
         yield Hit("TP411", TAGS, f"ep:{', '.join(map(str, sorted(sizes)))}, but {given}")
     elif not sizes and experts != local:
         yield Hit("TP411", TAGS, f"{given}, but no ep:{experts // local}")
-
-
-def tensor_parallel(dataset: LintedDataset) -> Iterator[Hit]:
-    """Definitions of one model and op_type for which no common number of heads is possible (TP412)."""
-    groups: dict[tuple[str, str, str], list[tuple[LintedDefinition, frozenset[int]]]] = {}
-    for subject in dataset.subjects:
-        const, sizes = subject.definition.const_axes, _sizes(subject, "tp")
-        for axis, model in product(WHOLE if sizes else (), subject.tags("model")):
-            if axis in const:
-                totals = frozenset(const[axis] * size for size in sizes)
-                groups.setdefault((model, subject.definition.op_type, axis), []).append((subject, totals))
-    for (model, _, axis), members in groups.items():
-        votes = Counter(total for _, totals in members for total in totals)
-        agreed = max(votes, key=lambda total: (votes[total], -total))
-        for subject, totals in members:
-            if agreed not in totals:
-                evidence = f"{axis} times tp is {sorted(totals)}; {votes[agreed]} of {model}'s others say {agreed}"
-                yield Hit("TP412", TAGS, evidence, subject.path)
 
 
 def model_config(subject: LintedDefinition) -> Iterator[Hit]:
@@ -573,11 +377,8 @@ def unresolvable_api(dataset: LintedDataset) -> Iterator[Hit]:
                 yield Hit("TP422", where, f"{name}: {problem}", subject.path)
 
 
-OF_DATASET = (
-    files, places, hidden, clusters, model_aliases, drifting_tags, tensor_parallel, unresolvable_api,
-)  # fmt: skip
+OF_DATASET = (files, places, hidden, unresolvable_api)
 OF_DEFINITION = (
-    number_in_name, stated_constraints, axes, sequences, dtypes, reinterpreted, parameters, returns,
-    unreturned, contradicted_axes, nan_rows, tags, missing_tags, contradictory_tags, expert_parallel,
-    model_config,
+    number_in_name, stated_constraints, axes, sequences, parameters, returns, nan_rows, tags, missing_tags,
+    contradictory_tags, expert_parallel, model_config,
 )  # fmt: skip

@@ -1,23 +1,84 @@
-"""What the linter looks at (a dataset, its definitions with their references parsed), and what it finds."""
+"""What linters look at (a dataset, its definitions with their references parsed), and what they find."""
 
+import ast
+import json
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.dataset.tree import DatasetTree, Workloads
 from traceproof.digests import digest_json
-from traceproof.lint.reference import Reference
+from traceproof.errors import TraceproofError
+from traceproof.files import parse_quietly
+from traceproof.text import printable
+
+VERSION = 1  # of a baseline
 
 
 def pointer(*parts: str | int) -> str:
     """A JSON pointer (RFC 6901) of the given keys and indices."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+class ReturnStatement(NamedTuple):
+    """A return statement: its values (one, or those of a tuple) and its source."""
+
+    values: tuple[ast.expr, ...]
+    is_tuple: bool
+    source: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference's `run`, read off its syntax tree without running it."""
+
+    module: ast.Module
+    run: ast.FunctionDef
+
+    @classmethod
+    def parse(cls, text: str) -> "Reference":
+        """Parse a reference that the definition's model already accepted; the last `run` counts."""
+        module = parse_quietly(text)
+        runs = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+        return cls(module, runs[-1])
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the whole text, outer ones first."""
+        return tuple(ast.walk(self.module))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of run's parameters in call order."""
+        arguments = self.run.args
+        return tuple(one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+
+    @property
+    def variadic(self) -> bool:
+        """Whether run takes *args or **kwargs."""
+        return self.run.args.vararg is not None or self.run.args.kwarg is not None
+
+    @cached_property
+    def returns(self) -> tuple[ReturnStatement, ...]:
+        """The return statements of run itself in source order, not of functions inside it."""
+        found: list[ReturnStatement] = []
+        pending: list[ast.AST] = list(reversed(self.run.body))
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ast.Return):
+                is_tuple = isinstance(node.value, ast.Tuple)
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else filter(None, [node.value])
+                found.append(ReturnStatement(tuple(values), is_tuple, ast.unparse(node)))
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+                pending += reversed(list(ast.iter_child_nodes(node)))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -118,50 +179,94 @@ def codes(prefix: str) -> Mapping[str, Code]:
     return {code: one for code, one in found.items() if code.startswith(prefix)}
 
 
-class Stated(Protocol):
-    """A finding of any linter, as baselines and SARIF need it."""
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """One finding of any linter, in a file; lines and columns count from 1, 0 is none."""
+
+    path: Path  # relative to what was read
+    line: int
+    column: int
+    code: str
+    field: str  # JSON pointer into the file (or the line); empty for the whole, or for code
+    evidence: str  # what was found, so that a reader can check it
+    text: str = ""  # the source line, by which a finding in code is known again when lines move
 
     @property
-    def path(self) -> Path:
-        """The file, relative to what was read."""
-
-    @property
-    def code(self) -> str:
-        """The rule's code."""
-
-    @property
-    def evidence(self) -> str:
-        """What was found."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Says that two findings are the same one."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetFinding:
-    """One finding of one rule of the dataset linter."""
-
-    code: str  # the rule's code
-    title: str  # the rule's title
-    severity: Severity  # how much it matters
-    path: Path  # the file, relative to the dataset's root
-    line: int  # number of the line in a JSON lines file, from 1; 0 in other files
-    field: str  # JSON pointer into the file (or the line); empty for the whole
-    evidence: str  # what was found, so that a reader can check it against the file
-    todo: str  # what to do
+    def about(self) -> "Code":
+        """What is said of its code."""
+        return codes(self.code[:2])[self.code]
 
     @property
     def fingerprint(self) -> str:
         """Says that two findings are the same one: moving a line in its file does not change it."""
-        return digest_json([self.code, self.path.as_posix(), self.field, self.evidence])
+        return digest_json([self.code, self.path.as_posix(), self.field or self.text.strip(), self.evidence])
 
     def as_json(self) -> dict[str, Any]:
         """The finding as a JSON object."""
-        return asdict(self) | {"path": self.path.as_posix(), "fingerprint": self.fingerprint}
+        own = {
+            name: getattr(self, name) for name in ("line", "column", "code", "field", "evidence", "fingerprint")
+        }
+        about = {"title": self.about.title, "severity": self.about.severity, "todo": self.about.todo}
+        return {"path": self.path.as_posix(), **own, **about}
+
+
+def as_text(findings: Iterable[Finding]) -> str:
+    """One line per finding, then a table of codes and counts."""
+    found = sorted(findings)
+    lines = []
+    for one in found:
+        place = "".join(f":{number}" for number in (one.line, one.column) if number)
+        lines.append(f"{one.path}{place}{one.field}: {one.code} {one.about.title}: {one.evidence}")
+    counts = Counter(one.code for one in found)
+    lines += [""] * bool(counts)
+    for code, about in codes("").items():
+        if counts[code]:
+            files = len({one.path for one in found if one.code == code})
+            told = f"{about.severity:7}  {about.title}; {about.todo}"
+            lines.append(f"{code}  {counts[code]:4} in {files:3} files  {told}")
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def read_baseline(path: Path) -> Counter[str]:
+    """Fingerprints of known findings, each as often as it is known. Raises TraceproofError: it is no baseline."""
+    todo = "Write one with --update-baseline."
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+        if value["version"] != VERSION:
+            raise TraceproofError(f"{path} is a baseline of version {value['version']}, not {VERSION}", todo=todo)
+        return Counter(str(entry["fingerprint"]) for entry in value["findings"])
+    except OSError as error:
+        raise TraceproofError(f"The baseline {path} can not be read: {error.strerror}", todo=todo) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceproofError(f"{path} is no baseline: {error}", todo=todo) from error
+
+
+def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
+    """Write all findings as known, sorted for short diffs. Raises TraceproofError: the file can not be written."""
+    stated = [finding.as_json() for finding in findings]
+    entries = [
+        {key: entry[key] for key in ("code", "path", "field", "evidence", "fingerprint")} for entry in stated
+    ]
+    entries.sort(key=lambda entry: [entry[key] for key in ("path", "code", "field", "evidence")])
+    text = json.dumps({"version": VERSION, "findings": entries}, indent=1, ensure_ascii=False)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
+
+
+def split(findings: Iterable[Finding], known: Counter[str]) -> tuple[list[Finding], list[Finding], int]:
+    """Findings that are new, findings that are known, and how many known ones are gone."""
+    left = known.copy()
+    new: list[Finding] = []
+    old: list[Finding] = []
+    for finding in findings:
+        if left[finding.fingerprint] > 0:
+            left[finding.fingerprint] -= 1
+            old.append(finding)
+        else:
+            new.append(finding)
+    return new, old, left.total()
 
 
 class Hit(NamedTuple):

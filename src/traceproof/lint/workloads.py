@@ -1,13 +1,9 @@
 """Checks of workload lines (TP5xx): against their definition, each other, and what the operation can do."""
 
-import json
-import math
-import struct
-from collections import Counter
 from collections.abc import Iterator
 
 from traceproof.dataset import constraints
-from traceproof.dataset.definition import Definition, DType
+from traceproof.dataset.definition import Definition
 from traceproof.dataset.records import RandomInput, ScalarInput, Workload
 from traceproof.dataset.tree import WorkloadLine
 from traceproof.lint.definitions import INDICES
@@ -15,14 +11,12 @@ from traceproof.lint.model import Hit, LintedDataset, pointer
 
 AXES = ("workload", "axes")
 INPUTS = ("workload", "inputs")
-INTEGERS = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 Said = tuple[str, tuple[str, ...], str]  # code, place in the line, evidence
 
 
 def lines(dataset: LintedDataset) -> Iterator[Hit]:
     """Each line against its definition and the lines before it."""
     uuids: dict[str, WorkloadLine] = {}
-    contents: dict[str, WorkloadLine] = {}
     for name, workloads in dataset.workloads.items():
         for broken in workloads.broken:
             yield Hit("TP501", "", broken.what, broken.path, broken.line)
@@ -37,11 +31,6 @@ def lines(dataset: LintedDataset) -> Iterator[Hit]:
             first = uuids.setdefault(workload.uuid, line)
             if first is not line:
                 found.append(("TP505", ("workload", "uuid"), f"first used at {first.path}:{first.line}"))
-            content = json.dumps(workload.as_json() | {"uuid": name}, sort_keys=True)
-            first = contents.setdefault(content, line)
-            if first is not line:
-                same = f"the same as {first.trace.workload.uuid}, line {first.line}"
-                found.append(("TP506", ("workload",), same))
             for code, where, evidence in found:
                 yield Hit(code, pointer(*where), f"{workload.uuid}: {evidence}", line.path, line.line)
 
@@ -76,28 +65,6 @@ def inputs(definition: Definition, workload: Workload) -> Iterator[Said]:
             yield "TP503", (*INPUTS, name), f"{name} indexes something and can not be drawn at random"
 
 
-def scalars(definition: Definition, workload: Workload) -> Iterator[Said]:
-    """A scalar of another kind than declared, or out of its range (TP504)."""
-    const = definition.const_axes
-    experts, local = const.get("num_experts"), const.get("num_local_experts")
-    for name, data in workload.inputs.items():
-        spec = definition.inputs.get(name)
-        if not isinstance(data, ScalarInput) or spec is None or spec.shape is not None:
-            continue
-        value, why = data.value, ""
-        other_kind = isinstance(value, bool) != (spec.dtype is DType.BOOL)
-        if other_kind or (spec.dtype in INTEGERS and not isinstance(value, int)):
-            why = f"is {value!r}, but declared {spec.dtype}"
-        elif not math.isfinite(value):
-            why = f"is {value!r}"
-        elif name in {"sm_scale", "scale"} and value <= 0:
-            why = f"is {value!r}; a softmax or state scale is positive"
-        elif name == "local_expert_offset" and experts and local and not 0 <= value <= experts - local:
-            why = f"is {value}, but only 0..{experts - local} leaves {local} of {experts} experts"
-        if why:
-            yield "TP504", (*INPUTS, name, "value"), f"{name} {why}"
-
-
 def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
     """Sizes that break a constraint (TP507), more queries than causal keys (TP508), an empty cache (TP511)."""
     given = {**workload.axes, **definition.const_axes}
@@ -130,7 +97,7 @@ def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
                 yield "TP511", (*AXES, axis), evidence
 
 
-OF_LINE = (axes, inputs, scalars, sizes)
+OF_LINE = (axes, inputs, sizes)
 
 
 def missing_blobs(dataset: LintedDataset) -> Iterator[Hit]:
@@ -144,28 +111,4 @@ def missing_blobs(dataset: LintedDataset) -> Iterator[Hit]:
                 yield Hit("TP509", "", evidence, path)
 
 
-def drifting_scalar(dataset: LintedDataset) -> Iterator[Hit]:
-    """Different values of one scale in one workload file; whether they differ in float32 is said (TP510)."""
-
-    def single(value: float) -> float:
-        """The nearest float32; kernels take scales in it."""
-        try:
-            return float(struct.unpack("f", struct.pack("f", value))[0])
-        except OverflowError:
-            return math.copysign(math.inf, value)
-
-    for workloads in dataset.workloads.values():
-        counts: dict[str, Counter[float]] = {}
-        for line in workloads.lines:
-            for name, data in line.trace.workload.inputs.items():
-                if isinstance(data, ScalarInput) and isinstance(data.value, float) and "scale" in name:
-                    counts.setdefault(name, Counter())[data.value] += 1
-        for name, values in counts.items():
-            if len(values) > 1:
-                listed = ", ".join(f"{value!r} ({count} x)" for value, count in values.most_common())
-                said = "equal" if len({single(value) for value in values}) == 1 else "different"
-                evidence = f"{name}: {listed}; {said} in float32"
-                yield Hit("TP510", pointer(*INPUTS, name, "value"), evidence, workloads.lines[0].path)
-
-
-OF_DATASET = (lines, missing_blobs, drifting_scalar)
+OF_DATASET = (lines, missing_blobs)
