@@ -165,19 +165,6 @@ class Sample:
         path = f"definitions/{definition['op_type']}/{definition['name']}.json"
         self.more[path] = definition
 
-    def copy_of_attention(self, heads: int) -> dict[str, Any]:
-        """Another definition of the same kind, added to the dataset; a different computation, so no cluster."""
-        other = copy.deepcopy(attention())
-        other["name"] = ATTENTION.replace("h4", f"h{heads}")
-        other["axes"]["num_qo_heads"]["value"] = heads
-        other["tags"][3] = f"tp:{8 // heads}"
-        other["description"] = ""
-        extra = "    heads = " + " + ".join(["num_qo_heads"] * heads) + "\n"
-        text = other["reference"].replace("num_qo_heads == 4", f"num_qo_heads == {heads}")
-        other["reference"] = text.replace("    output =", extra + "    output =")
-        self.add(other)
-        return other
-
     def write(self, root: Path) -> Path:
         """Write the dataset below `root`; a string is written as it is."""
         files: dict[str, object] = {
@@ -287,7 +274,6 @@ TAGS, MOE_TAGS = "attention.tags", "moe.tags"
 CONSTRAINTS, LINES = "attention.constraints", "attention_lines"
 FIRST_INPUTS, MOE_INPUTS = "attention_lines.0.workload.inputs", "moe_lines.0.workload.inputs"
 BLOB = {"type": "safetensors", "path": "./blob/none.safetensors", "tensor_key": "kv_indices"}
-BFLOAT16, FLOAT32 = "bfloat16", "float32"
 # fmt: off
 PLANTED: list[tuple[str, str, *tuple[Edit, ...]]] = [
     ("TP101", "not JSON", file("definitions/moe/bad.json", "{")),
