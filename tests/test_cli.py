@@ -197,4 +197,4 @@ def test_verify_says_at_once_what_is_judged_in_another_version_than_the_lock_pin
 def test_jobs_may_take_most_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "available_memory", lambda: 100 << 30)
     monkeypatch.setattr(programs, "nvidia_smi", lambda _: [["1000"]])
-    assert programs.memory_for_jobs() == {"mem_mb": 85 << 10, "gpu_mb": 850}
+    assert programs.memory_for_jobs() == {"mem_mb": 85 << 10, "gpu_mb": 950}

@@ -470,9 +470,11 @@ class Pipeline:
         return self._listed(wildcards).parallel
 
     def job_threads(self, wildcards: Wildcards) -> int:
-        """Cores of the job: on a GPU at most two, as all wait for it; four are free only after all small jobs."""
-        parallel = self.job_parallel(wildcards)
-        return min(parallel, 2) if self.on_gpu else parallel
+        """Cores of the job: on a GPU at most two, as all wait for it; four are free only after all small jobs.
+
+        On a CPU one, also where two definitions run side by side: other jobs run beside it, and no core is idle.
+        """
+        return min(self.job_parallel(wildcards), 2) if self.on_gpu else 1
 
     def parallel_on(self, wildcards: Wildcards, threads: int) -> int:
         """How many definitions a job works on side by side that has so many cores."""

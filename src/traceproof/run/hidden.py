@@ -25,7 +25,7 @@ BITS = 48
 FEW, MOST_POWER = 5, 10
 SEVERAL = (4.4, 7.0)  # powers between which the size of further cases is drawn: from 21 to 128
 MOST_BYTES = 128 << 20
-MOST_PRODUCTS = 1 << 33  # of the largest weight with all rows: two seconds in float64
+MOST_PRODUCTS = 1 << 32  # of the largest weight with all rows: half a second of a core in float64
 
 
 def hidden_seed(results: Path) -> int:

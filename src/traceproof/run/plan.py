@@ -134,7 +134,7 @@ SLACK = 1.25  # estimates were up to a fifth below what was measured
 PARALLEL = 4  # definitions of one op_type side by side on a GPU, where references take long, or there are MANY
 FEW_PARALLEL = 2  # the same of others
 MANY = 12
-DRAWING_PARALLEL = 8  # the same of samplers' references: thousands of short calls, and little memory
+DRAWING_PARALLEL = 12  # the same of samplers' references: thousands of short calls, and little memory
 DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as references
 # Rough estimates in seconds, from benchmarks on two cores and on an H200 that 16 processes share.
 CASE_SECONDS = 0.03
@@ -237,7 +237,7 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
 
 def workers_of(parallel: int) -> int:
     """Workers of each environment of ground truths: several where many definitions draw side by side."""
-    return DRAWING_WORKERS if parallel >= DRAWING_PARALLEL else 1
+    return DRAWING_WORKERS if parallel > PARALLEL else 1
 
 
 def _with_inits(tree: DatasetTree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
