@@ -332,7 +332,8 @@ def check(  # noqa: PLR0913 - all but two have defaults
     words = [called.name, repr(of) if not isinstance(of, Definition) else "definition"]
     words += [f"{name}={value!r}" for name, value in {**axes, **options}.items()]
     repeat = f"traceproof.check({', '.join(words)}, cases=['{{case}}'])"
-    entry = planned_alone(one, PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
+    chosen = PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases), boundaries=True)
+    entry = planned_alone(one, chosen)
     return _checked(called, entry, repeat, device=device, tolerance=tolerance)
 
 
@@ -513,7 +514,8 @@ def cases(  # noqa: PLR0913 - all but one have defaults
     The arguments are those of `check`; `unavailable`: whether cases that can not be judged here are among them.
     """
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
-    planned = planned_alone(one, PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases)))
+    chosen = PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases), boundaries=True)
+    planned = planned_alone(one, chosen)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     for case in (case for case in planned.cases if not case.hidden):
         drawn = DrawnCase(one, case, planned.no_oracle, device, tolerance)

@@ -175,6 +175,14 @@ class Op(ABC):
             axes = {**plain.axes, enlarged.axis: far.ROWS}
             yield Case("stress-far", STRESS, axes, seed, {far.SIZE: enlarged.size(definition, far.ROWS, axes)})
 
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Cases, for kernels alone, in which the element at which a loop begins or ends decides the row.
+
+        The default: none. Cases of attention lean to such keys, those of experts to the first and the last.
+        """
+        del definition, seed
+        return ()
+
     def enlarged(self, definition: Definition) -> Far | None:
         """What is enlarged in cases of far addresses; None: nothing can be. The default: rows."""
         rows = self.row_axis(definition)

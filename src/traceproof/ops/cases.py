@@ -15,12 +15,23 @@ OTHER_SCALARS = (
 )
 # Keys of drawing instructions: what is unusual about inputs (`run.case.put_unusual`), and about which ones.
 UNUSUAL, BEFALLEN = "unusual", "befallen"
+BOUNDARIES = "boundaries"  # one of the first: an element at one of `boundaries` decides each row
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.run.hidden
 WORKLOADS = "workloads"  # the dataset's own workload lines
 # What a case needs, by its op's estimate, to count as large; docs/benchmarks.md has the measurement.
 LARGE_BYTES = 64 << 20
+
+
+TILES = (16, 32, 64, 128, 256, 512, 1024)  # elements that kernels take at a time
+BOUNDARY_ROWS = 2 + 4 * len(TILES)  # one for each of `boundaries`
+
+
+def boundaries(width: int) -> list[int]:
+    """Places of a row at which loops begin and end: its ends, both sides of each tile's first and last border."""
+    borders = {border for tile in TILES for border in (tile, (width - 1) // tile * tile) if border < width}
+    return sorted({0, width - 1, *borders, *(border - 1 for border in borders if border)})
 
 
 def is_hidden(case: str | None) -> bool:
@@ -53,6 +64,11 @@ class Case:
     def digest(self) -> str:
         """Digest of everything in the case."""
         return digest_json(self.as_json())
+
+
+def at_boundaries(axes: Mapping[str, int], inputs: Sequence[str], seed: int) -> Case:
+    """The case in which an element at one of the `boundaries` after the other decides a row of some inputs."""
+    return Case("adversarial-boundaries", "adversarial", axes, seed, {UNUSUAL: BOUNDARIES, BEFALLEN: list(inputs)})
 
 
 @dataclass(frozen=True, slots=True)

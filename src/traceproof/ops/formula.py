@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from traceproof.lazy import torch
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
-from traceproof.ops.cases import STRESS, Case
+from traceproof.ops.cases import BOUNDARY_ROWS, STRESS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison
 from traceproof.ops.far import Far
 
@@ -316,6 +316,20 @@ class FormulaOp(Op):
         for name, params in self.extremes.items():
             yield Case(f"stress-{name}", STRESS, plain.axes, seed, dict(params))
 
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Where rows are computed by themselves and outliers are no news."""
+        rows = self.row_axis(definition)
+        shapes = {name: spec.shape or () for name, spec in definition.inputs.items()}
+        names = [name for name in shapes if self._befallen(name, shapes[name]) and name not in self.draws]
+        outliers = any("outlier" in params for params in self.adversarial.values())
+        if rows is not None and names and outliers and type(self) is FormulaOp:
+            plain = next(case for case in self.cases(definition, sizes=("medium",), seed=seed) if not case.params)
+            yield at_boundaries({**plain.axes, rows: BOUNDARY_ROWS}, names, seed)
+
+    def _befallen(self, name: str, shape: Sequence[object]) -> bool:
+        """Whether adversarial values befall an input."""
+        return name in self.data if self.data else len(shape) > 1
+
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; see `value`."""
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
@@ -346,8 +360,7 @@ class FormulaOp(Op):
             return drawn
         dtype = dtype_of(spec)
         plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
-        befallen = name in self.data if self.data else len(shape) > 1
-        params = case.params if befallen else {}
+        params = case.params if self._befallen(name, shape) else {}
         scale = float(params.get("scale", 1.0))
         made = draw.normal(name, shape, dtype if plain else torch.float32, scale=scale)
         if "offset" in params:

@@ -17,7 +17,7 @@ from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import answers, registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Value, Values
-from traceproof.ops.cases import BEFALLEN, OTHER_SCALARS, UNUSUAL, Case
+from traceproof.ops.cases import BEFALLEN, BOUNDARIES, OTHER_SCALARS, UNUSUAL, Case, boundaries
 from traceproof.ops.compare import of_reference
 from traceproof.ops.generic_inputs import draw_spec
 from traceproof.run.tensors import ALIGNMENT, raw_bytes
@@ -28,6 +28,7 @@ COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the
 HARDLY = 0.01  # a scalar below it may be an epsilon, whose half is not seen
 # Powers of two that rows are multiplied by in turn: beyond what float16 and fp8 hold, where exponentials overflow.
 LARGE, SMALL = (17, 4, 9, 7, 13), (-18, -5, -12, -24, -9)
+BOUNDARY = 300.0  # as an outlier: its square is 22 times what 4,096 others have together
 OF_FLOAT16 = 12  # the largest and the smallest of its powers
 HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
 
@@ -100,6 +101,9 @@ def put_unusual(inputs: Values, value: str, names: Collection[str]) -> None:
     """
     tensors = [one for name in names if isinstance(one := inputs[name], torch.Tensor) and one.numel()]
     for place, one in enumerate(tensors):
+        if value == BOUNDARIES:
+            put_at_boundaries(one)
+            continue
         if value in {"nan", "inf"}:
             from_end = (place + (value == "nan")) % 2
             one.view(-1)[(-1 - place // 2 if from_end else place // 2) % one.numel()] = float(value)
@@ -109,6 +113,17 @@ def put_unusual(inputs: Values, value: str, names: Collection[str]) -> None:
             powers = tuple(min(max(power, -OF_FLOAT16), OF_FLOAT16) for power in powers)
         for turn, power in enumerate(powers if one.dim() > 1 else powers[:1]):
             one[turn :: len(powers) if one.dim() > 1 else 1] *= 2.0**power
+
+
+def put_at_boundaries(data: torch.Tensor) -> None:
+    """Let one element decide each row of the last axis: BOUNDARY, at one of `boundaries` after the other."""
+    rows = data.view(-1, data.shape[-1])
+    places = torch.tensor(boundaries(data.shape[-1]), device=data.device)
+    each = places[torch.arange(len(rows), device=data.device) % len(places), None]
+    value = torch.full(each.shape, BOUNDARY, device=data.device).to(data.dtype)
+    if data.dtype.itemsize == 1:  # nothing is written to floats of 8 bits by place
+        rows, value = rows.view(torch.uint8), value.view(torch.uint8)
+    rows.scatter_(1, each, value)
 
 
 def make_inputs(

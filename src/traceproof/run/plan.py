@@ -65,6 +65,7 @@ class PlanSelection:
     sizes: tuple[str, ...] = ("small", "medium")  # names out of ops.cases.ALL_SIZES
     seed: int = 0  # every case's seed
     hidden_seed: int = 0  # what the hidden cases' seeds and sizes follow from
+    boundaries: bool = False  # whether `Op.boundaries` are cases too: kernels are judged
     workloads: bool = False  # whether the dataset's own workload lines are cases too
     memory_limit: int = 14 << 30  # bytes; a case whose estimate is above it becomes a typed skip
     met: set[str] = field(default_factory=set)  # case ids of the selected definitions, noted while planning
@@ -361,7 +362,8 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
         selection.met.add(case.id)
         note = SkipNote(reason=Skip.NO_INPUTS, message=blocked)
         return [PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)]
-    drawn = op.planned(definition, sizes=selection.sizes, seed=selection.seed)
+    drawn = [*op.planned(definition, sizes=selection.sizes, seed=selection.seed)]
+    drawn += op.boundaries(definition, seed=selection.seed) if selection.boundaries and not unknown else ()
     cases = [replace(case, id=prefix + case.id) for case in drawn]
     skips: dict[str, SkipNote | None] = {}
     for line in lines:

@@ -108,6 +108,7 @@ def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[Planne
             seed=seed,
             hidden_seed=settings.hidden_seed,
             memory_limit=settings.memory_limit,
+            boundaries=True,
         )
         found |= {(one.id, one.case.seed): one for one in planned_alone(definition, selection, lines).cases}
     return definition, list(found.values())

@@ -11,7 +11,7 @@ from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Unsupported, Values, ordered, specified
-from traceproof.ops.cases import Case, by_size
+from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, by_size
 from traceproof.ops.compare import Backward, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
@@ -142,6 +142,11 @@ class Gemm(FormulaOp):
         rows = roles(definition).rows
         yield from by_size(sizes, SIZES, axis=rows, seed=seed)
         yield Case("adversarial-rows", "adversarial", {rows: 6}, seed, {"rows": ["tiny", "outlier", "positive"]})
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Each row of A has an element that decides it."""
+        names = roles(definition)
+        yield at_boundaries({names.rows: BOUNDARY_ROWS}, [names.a], seed)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal data; `params.rows` names what befalls the rows of A in turn (each element has its own bound)."""
