@@ -1,31 +1,38 @@
-"""SGLang's adapters with kernels that PyTorch computes: arguments, layouts, what is written where."""
+"""SGLang's adapters with kernels that PyTorch computes by the contract read off SGLang's sources."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import op_support as support
+import planted_attention as planted
 import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.environments.building import op_types
-from traceproof.ops import lookup
+from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import Adapter
 from traceproof.ops.base import Values
+from traceproof.ops.families.attention import SPLITS
+from traceproof.ops.families.expert import sglang_choice
+from traceproof.ops.families.routing import Method, choose, routing_of
 from traceproof.reasons import Skip
 from traceproof.run.implementation import Implementation
 from traceproof.run.implementations import environment_of
 from traceproof.stacks.sglang import KERNELS, stand_in_for_kernels
 
 Api = dict[str, Callable[..., Any]]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def adapter_of(definition: Definition) -> Adapter:
-    """SGLang's adapter for a definition."""
-    found = lookup.adapter("sglang", definition)
+def adapter_of(definition: Definition, truth: str = "sglang") -> Adapter:
+    """A ground truth's adapter for a definition."""
+    found = lookup.adapter(truth, definition)
     assert found is not None
     return found
 
@@ -137,10 +144,6 @@ def test_the_rotary_kernel_is_called_as_it_wants_to_be(definition: Definition) -
     assert not support.failures(definition, kernel(definition, {"rotary_embedding": rotary_embedding}))
 
 
-def test_both_pairings_of_channels_are_tried() -> None:
-    assert {one.constants.get("pairing") for one in support.definitions("rope")} == {"halves", "interleaved"}
-
-
 @pytest.fixture
 def stand_in() -> Iterator[None]:
     """SGLang's stand-in for its kernel package, as a worker that ran something else may have it."""
@@ -173,3 +176,340 @@ def test_the_native_forms_are_a_ground_truth_of_their_own_without_a_gpu(op_type:
 
 def test_a_stack_reaches_what_any_of_its_ground_truths_calls() -> None:
     assert set(op_types("sglang")) >= {"rmsnorm", "rope", "moe", "gdn", "mamba_ssu"}
+
+
+MIN_BLOCK = 32  # the decode kernel cuts rows at multiples of it
+FORMS = [name for name in planted.FORMS if name != "dsa_sparse"]
+
+
+def softmax(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, hidden: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [n, heads, width] over keys [m, key heads, width], weights rounded; log-sum-exp by e."""
+    ratio = q.shape[1] // k.shape[1]
+    wide_k, wide_v = (x.float().repeat_interleave(ratio, 1) for x in (k, v))
+    logits = torch.einsum("nhd,mhd->hnm", q.float(), wide_k) * scale
+    if hidden is not None:
+        logits = logits.masked_fill(hidden, -math.inf)
+    weights = torch.exp(logits - logits.amax(-1, keepdim=True))
+    total = weights.sum(-1, keepdim=True)
+    mixed = torch.einsum("hnm,mhd->nhd", weights.to(v.dtype).float(), wide_v) / total.permute(1, 0, 2)
+    return mixed, (logits.amax(-1) + torch.log(total[..., 0])).T
+
+
+def decode_attention(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
+    q: torch.Tensor,
+    k_buffer: torch.Tensor,
+    v_buffer: torch.Tensor,
+    o: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    attn_logits: torch.Tensor,
+    attn_lse: torch.Tensor,
+    num_kv_splits: torch.Tensor,
+    max_kv_splits: int,
+    sm_scale: float,
+    k_scale: float,
+    v_scale: float,
+    *,
+    has_mla: bool,
+) -> None:
+    """Writes what it cut a row into, leaves the rest; a row without tokens would be 0 / 0."""
+    assert max_kv_splits == attn_logits.shape[2] == SPLITS
+    assert (k_scale, v_scale) == (1.0, 1.0)
+    assert attn_lse.is_contiguous()
+    assert kv_indices.dtype == torch.int64  # its offsets are products with it
+    assert not has_mla or (k_buffer.shape[-1], v_buffer.shape[-1]) == (576, 512)
+    attn_logits.fill_(math.nan)
+    for row, (start, end) in enumerate(pairwise(kv_indptr.tolist())):
+        splits = int(num_kv_splits[row])
+        step = math.ceil(math.ceil((end - start) / splits) / MIN_BLOCK) * MIN_BLOCK
+        parts = []
+        for part in range(splits):
+            tokens = kv_indices[start + step * part : min(start + step * (part + 1), end)]
+            if len(tokens):
+                mixed, lse = softmax(q[row : row + 1], k_buffer[tokens], v_buffer[tokens], sm_scale)
+                attn_logits[row, :, part], attn_lse[row, :, part] = mixed[0], lse[0]
+                parts.append(part)
+        weights = torch.softmax(attn_lse[row, :, parts], -1)[..., None]
+        o[row] = (attn_logits[row, :, parts] * weights).sum(1) if parts else math.nan
+
+
+def extend_attention(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    k_buffer: torch.Tensor,
+    v_buffer: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    custom_mask: None,
+    is_causal: bool,  # noqa: FBT001
+    mask_indptr: None,
+    max_len_extend: int,
+    k_scale: float,
+    v_scale: float,
+    *,
+    sm_scale: float,
+    lse_extend: torch.Tensor,
+) -> None:
+    """Queries see all of their prefix, and of the new tokens those up to their own."""
+    assert custom_mask is mask_indptr is None
+    assert is_causal
+    assert (k_scale, v_scale) == (1.0, 1.0)
+    assert k.is_contiguous()
+    assert v.is_contiguous()
+    assert max_len_extend == qo_indptr.diff().max()
+    assert len(q) == len(k) == len(v) == qo_indptr[-1]
+    for (start, end), (first, last) in zip(
+        pairwise(qo_indptr.tolist()), pairwise(kv_indptr.tolist()), strict=True
+    ):
+        prefix, count = kv_indices[first:last], end - start
+        if count:
+            keys = torch.cat([k_buffer[prefix], k[start:end]])
+            values = torch.cat([v_buffer[prefix], v[start:end]])
+            seen = torch.arange(count)[:, None] + len(prefix)
+            hidden = torch.arange(len(keys))[None] > seen
+            o[start:end], lse_extend[start:end] = softmax(q[start:end], keys, values, sm_scale, hidden)
+
+
+API: dict[str, Callable[..., Any]] = {"decode_attention": decode_attention, "extend_attention": extend_attention}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_kernels_are_called_as_they_want_to_be(name: str) -> None:
+    definition = planted.form(name)
+    called = "decode_attention" if "decode" in name else "extend_attention"
+    assert adapter_of(definition).apis == (called,)
+    assert not support.failures(definition, kernel(definition, API))
+
+
+@pytest.mark.parametrize("case", ["small-1", "medium-0", "edge-empty-row", "edge-all-empty"])
+def test_latent_attention_at_its_published_widths_says_so(case: str) -> None:
+    definition = support.variant(planted.mla(prefill=False, page=16), Dc=512, Dp=64)
+    planned = support.case_named(definition, case)
+    told: list[bool] = []
+
+    def listening(*arguments: Any, has_mla: bool) -> None:  # noqa: ANN401 - handed on
+        told.append(has_mla)
+        decode_attention(*arguments, has_mla=has_mla)
+
+    inputs = support.inputs_of(definition, planned)
+    outputs = adapter_of(definition).call({"decode_attention": listening}, definition, inputs)
+    known = support.truth(definition, support.inputs_of(definition, planned))
+    rulings = support.judged(definition, planned, [outputs[name] for name in definition.outputs], known)
+    assert {ruling.verdict.value for ruling in rulings.values()} == {"pass"}
+    assert told == [True] or (case == "edge-all-empty" and not told)
+
+
+def test_queries_beyond_the_keys_see_nothing_and_are_not_handed_over() -> None:
+    definition = planted.form("gqa_ragged")
+    planned = support.case_named(definition, "edge-q-longer")
+    inputs = support.inputs_of(definition, planned)
+    handed: list[int] = []
+
+    def counting(q: torch.Tensor, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - handed on
+        handed.append(len(q))
+        extend_attention(q, *arguments, **options)
+
+    outputs = adapter_of(definition).call({"extend_attention": counting}, definition, inputs)
+    unseen = outputs["lse"].isinf().all(-1)
+    assert handed == [int((~unseen).sum())]
+    assert 0 < handed[0] < len(unseen)
+    assert not outputs["output"][unseen].any()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "served"),
+    [
+        (4, 4, False),  # its kernel rounds every product
+        (32, 8, True),
+        (128, 1, True),
+        (24, 1, True),
+        (48, 2, False),  # a tile of 16 heads would reach into the next key head's
+        (64, 2, True),
+    ],
+)
+def test_decode_is_left_to_head_counts_that_the_kernel_has_right(
+    heads: int, kv_heads: int, *, served: bool
+) -> None:
+    definition = planted.gqa(prefill=False, page=16, heads=heads, kv_heads=kv_heads)
+    assert (lookup.adapter("sglang", definition) is not None) == served
+    prefill = planted.gqa(prefill=True, page=16, heads=heads, kv_heads=kv_heads)
+    assert lookup.adapter("sglang", prefill) is not None
+
+
+def test_a_dtype_that_the_kernel_would_round_is_a_typed_skip() -> None:
+    described = planted.form("gqa_ragged").as_json()
+    for name in "qkv":
+        described["inputs"][name]["dtype"] = "float32"
+    definition = Definition.model_validate(described)
+    found = Implementation("sglang").unavailable(definition)
+    assert found is not None
+    assert found.reason is Skip.DTYPE_UNSUPPORTED
+    assert "float32" in found.message
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """[M, K] by [K, N], summed in float32."""
+    assert a.shape[1] == b.shape[0]
+    assert a.dtype == b.dtype
+    return (a.float() @ b.float()).to(out_dtype)
+
+
+def test_the_product_is_of_the_transposed_weights() -> None:
+    definition = support.load("gemm", "gemm_n96_k160")
+    assert not support.failures(definition, kernel(definition, {"matmul": matmul}))
+
+
+def top_k_renorm(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Keeps all that equal the k-th."""
+    places = (top_k.long() - 1).clamp(0, probs.shape[-1] - 1)[:, None]
+    pivots = probs.sort(-1, descending=True).values.gather(-1, places)
+    kept = probs.where(probs >= pivots, torch.zeros_like(probs))
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def top_p_renorm(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Discards the rising prefix whose mass is below 1 - p."""
+    rising = probs.sort(-1).values
+    cut = torch.searchsorted(rising.cumsum(-1), (1 - top_p)[:, None]).clamp(max=probs.shape[-1] - 1)
+    kept = probs.where(probs >= rising.gather(-1, cut), torch.zeros_like(probs))
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def filter_and_sample(  # noqa: PLR0913, PLR0917 - the function's own arguments
+    probs: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    need_min_p_sampling: bool,  # noqa: FBT001
+    sampling_seed: None,
+    positions: None,
+) -> torch.Tensor:
+    """Both filters against the probabilities as they came."""
+    assert sampling_seed is positions is None
+    assert not need_min_p_sampling
+    assert len(probs) == len(top_ks) == len(top_ps) == len(min_ps)
+    values, tokens = probs.sort(-1, descending=True)
+    before = values.cumsum(-1) - values
+    values[torch.arange(values.shape[-1])[None] >= top_ks[:, None]] = 0
+    values[before > top_ps[:, None]] = 0
+    return tokens.gather(-1, torch.multinomial(values, 1)).view(-1).to(torch.int32)
+
+
+SAMPLERS: dict[str, Api] = {
+    "sglang": {"top_k_renorm": top_k_renorm, "top_p_renorm": top_p_renorm},
+    "sglang_native": {"filter_and_sample": filter_and_sample},
+}
+
+
+def draws(truth: str, definition: Definition, inputs: Values, count: int) -> torch.Tensor:
+    """Calls one after the other, from one seed."""
+    torch.manual_seed(5)
+    call = adapter_of(definition, truth).call
+    return torch.stack([call(SAMPLERS[truth], definition, inputs)["samples"] for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("truth", "filters"), [(truth, filters) for truth in SAMPLERS for filters in ("top_k", "top_p", "top_k_top_p")]
+)
+def test_samples_have_the_distribution_of_the_filters(truth: str, filters: str) -> None:
+    definition = support.load("sampling", f"{filters}_sampling_from_probs_v1000")
+    if truth == "sglang_native" and filters == "top_k_top_p":
+        assert lookup.adapter(truth, definition) is None  # it does not renormalise between the two
+        return
+    op = registry.get("sampling")
+    for case in support.cases(definition):
+        inputs = support.inputs_of(definition, case)
+        before = {name: support.tensor(inputs, name).clone() for name in inputs}
+        if not len(support.tensor(inputs, "probs")):
+            continue  # no adapter is asked for it
+        count = op.trials(definition, case)
+        drawn, again = (draws(truth, definition, inputs, count) for _ in range(2))
+        assert torch.equal(drawn, again)
+        assert all(torch.equal(support.tensor(inputs, name), value) for name, value in before.items())
+        known = support.truth(definition, inputs)
+        ruling = support.judged(definition, case, [drawn], known)["samples"]
+        assert ruling.verdict.value == "pass", f"{case.id}: {ruling.message}"
+
+
+def router(
+    scores: torch.Tensor,
+    bias: torch.Tensor | None,
+    topk: int,
+    scoring_func: str = "sigmoid",
+    *,
+    renormalize: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Without groups."""
+    assert scores.dtype == torch.float32
+    active = torch.sigmoid(scores) if scoring_func == "sigmoid" else torch.softmax(scores, -1)
+    rank = active + bias if bias is not None else scores
+    experts = rank.sort(dim=-1, descending=True, stable=True).indices[:, :topk]
+    weights = active.gather(-1, experts)
+    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), experts.to(torch.int32)
+
+
+def grouped_topk(  # noqa: PLR0913 - the function's own arguments
+    hidden: torch.Tensor,
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    topk: int,
+    renormalize: bool,
+    num_expert_group: int,
+    topk_group: int,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """A group counts its two best."""
+    assert len(hidden) == len(logits)
+    assert renormalize
+    groups = (torch.sigmoid(logits) + bias).view(len(logits), num_expert_group, -1)
+    best = groups.topk(2, -1).values.sum(-1).sort(dim=-1, descending=True, stable=True).indices[:, :topk_group]
+    out = torch.full_like(groups, -torch.inf).scatter_(
+        1, best[..., None].expand(-1, -1, groups.shape[-1]), torch.zeros_like(groups)
+    )
+    experts = (groups + out).flatten(1).sort(dim=-1, descending=True, stable=True).indices[:, :topk]
+    weights = torch.sigmoid(logits).gather(-1, experts)
+    return weights / weights.sum(-1, keepdim=True), experts.to(torch.int32), None
+
+
+@pytest.mark.parametrize("definition", support.definitions("moe"), ids=lambda definition: definition.name)
+def test_routers_are_asked_for_what_the_definition_routes_by(definition: Definition) -> None:
+    routing = routing_of(definition)
+    for case in support.cases(definition, "small"):
+        inputs = support.inputs_of(definition, case)
+        if routing.given or not len(support.tensor(inputs, "hidden_states")):
+            continue
+        weights, experts = sglang_choice({"router": router, "grouped_topk": grouped_topk}, definition, inputs)
+        logits, bias = support.tensor(inputs, "routing_logits"), inputs.get("routing_bias")
+        assert bias is None or isinstance(bias, torch.Tensor)
+        factor = inputs.get("routed_scaling_factor") if routing.method is Method.DEEPSEEK else 1.0
+        assert isinstance(factor, float)
+        wanted = choose(routing, logits.double(), bias, factor)
+        dense = torch.zeros(logits.shape, dtype=torch.float64)
+        assert torch.allclose(
+            dense.scatter(-1, experts.long(), weights.double()),
+            dense.scatter(-1, wanted.experts, wanted.weights),
+            rtol=1e-5,
+        )
+
+
+def test_a_router_without_groups_takes_the_bias_too() -> None:
+    definition = next(one for one in support.definitions("moe") if routing_of(one).method is Method.DEEPSEEK)
+    assert routing_of(definition).groups > 1
+    ungrouped = definition.as_json()
+    assert "_ng4_kg2_" in definition.name
+    ungrouped["name"] = definition.name.replace("_ng4_kg2_", "_ng1_kg1_")
+    ungrouped["reference"] = ungrouped["reference"].replace("N_GROUP = 4", "N_GROUP = 1")
+    ungrouped["reference"] = ungrouped["reference"].replace("TOPK_GROUP = 2", "TOPK_GROUP = 1")
+    one = Definition.model_validate(ungrouped)
+    routing = routing_of(one)
+    assert routing.groups == 1
+    inputs = support.inputs_of(definition, support.case_named(definition, "small-1"))
+    _, experts = sglang_choice({"router": router}, one, inputs)
+    bias = support.tensor(inputs, "routing_bias")
+    wanted = choose(routing, support.tensor(inputs, "routing_logits").double(), bias)
+    assert torch.equal(experts.long().sort(-1).values, wanted.experts.sort(-1).values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,33 +24,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DATASET = Path(__file__).parent / "dataset"
 NAME = "rmsnorm_h96"
 # Sizes of the axes that a form has no default for, or whose default makes cases that take long.
-AXES: dict[str, int] = {
-    "hidden_size": 256,
-    "num_heads": 3,
-    "head_dim": 64,
-    "vocab_size": 500,
-    "channels": 48,
-    "width": 4,
-    "N": 256,
-    "K": 128,
-    "num_blocks": 2,
-    "head_size": 64,
-    "rotary_dim": 32,
-    "num_qo_heads": 4,
-    "num_kv_heads": 2,
-    "num_q_heads": 2,
-    "num_v_heads": 4,
-    "head_dim_ckv": 64,
-    "head_dim_kpe": 32,
-    "topk": 64,
-    "nheads": 4,
-    "dstate": 16,
-    "ngroups": 2,
-    "top_k": 2,
-    "num_local_experts": 4,
-    "intermediate_size": 128,
-    "num_experts": 32,
+# fmt: off
+AXES = {
+    "hidden_size": 256, "num_heads": 3, "head_dim": 64, "vocab_size": 500, "channels": 48, "width": 4, "N": 256,
+    "K": 128, "num_blocks": 2, "head_size": 64, "rotary_dim": 32, "num_qo_heads": 4, "num_kv_heads": 2,
+    "num_q_heads": 2, "num_v_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 32, "topk": 64, "nheads": 4,
+    "dstate": 16, "ngroups": 2, "top_k": 2, "num_local_experts": 4, "intermediate_size": 128, "num_experts": 32,
 }
+# fmt: on
 
 
 def axes_of(form: api.NamedForm) -> dict[str, int]:
@@ -168,14 +150,6 @@ def test_what_a_function_does_beside_is_refused_and_an_exception_is_told() -> No
     assert found["remembers"]
 
 
-def test_bits_that_vary_are_told_and_no_failure() -> None:
-    def noisy(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return norm(hidden_states, weight, eps=1e-6 * (1 + float(torch.rand(()))) if len(weight) > 1 else 1e-6)
-
-    report = traceproof.check(noisy, "rmsnorm", sizes=("small",), cases=["small-0"], hidden_size=96)
-    assert report or {str(row.reason) for row in report.failures} == {"numerics"}
-
-
 def test_cases_have_inputs_and_what_is_expected_and_judge_outputs_and_functions() -> None:
     seen = []
     for case in traceproof.cases("rmsnorm", hidden_size=96, sizes=("small",), device="cpu"):
@@ -191,31 +165,32 @@ def test_cases_have_inputs_and_what_is_expected_and_judge_outputs_and_functions(
     assert "adversarial-tiny" in seen
 
 
-@pytest.mark.parametrize("definition", sorted(read_tree(DATASET).definitions))
-def test_known_bugs_are_refused_as_outputs_as_the_command_refuses_them(definition: str) -> None:
+FIRST = {
+    one.definition.op_type: one.definition
+    for _, one in sorted(read_tree(DATASET).definitions.items(), reverse=True)
+}
+
+
+@pytest.mark.parametrize("found", FIRST.values(), ids=FIRST)
+def test_known_bugs_are_refused_as_outputs_as_the_command_refuses_them(found: Definition) -> None:
     """A known bug fails the same outputs by `assert_right` as by the judge that calibration and mutants use."""
-    found = read_tree(DATASET).definitions[definition].definition
-    _, unknown = registry.for_definition(found)
     known = answers_of(found.op_type)
+    assert known is not None
     cases = [
         case
         for case in traceproof.cases(found, sizes=("small",), device="cpu")
         if not case.draws and case.axes and not case.planned.large
     ]
-    if unknown is not None or known is None or not cases:
-        pytest.skip(f"nothing to compare: {unknown or 'no known bugs, or a sampler'}")
-    case = cases[0]
-    subject = solve(found, case.planned.case)
-    for answer in known.wrong[:4]:
+    if not cases:
+        pytest.skip("nothing to compare: a sampler")
+    subject = solve(found, cases[0].planned.case)
+    for answer in known.wrong[:3]:
         outputs = answer.make(subject)
         if outputs is None:
             continue
         bad = any(subject.ruling(name, outputs.get(name)).verdict != "pass" for name in found.outputs)
-        if bad:
-            with pytest.raises(AssertionError):
-                traceproof.assert_right(found, case.inputs, outputs)
-        else:
-            traceproof.assert_right(found, case.inputs, outputs)
+        with pytest.raises(AssertionError) if bad else nullcontext():
+            traceproof.assert_right(found, cases[0].inputs, outputs)
 
 
 def test_outputs_that_somebody_else_computed_need_no_axes() -> None:

@@ -111,18 +111,6 @@ def verdicts(folder: Path, *rows: Mapping[str, Any]) -> list[Path]:
     return [path]
 
 
-def test_a_state_is_kept_under_what_it_stands_on(tmp_path: Path) -> None:
-    history = tmp_path / "history"
-    digest = keep(history, verdicts(tmp_path, row()), STACKS, PINS)
-    assert keep(history, verdicts(tmp_path, row("fail"), row(definition="b")), STACKS, PINS) == digest
-    assert [one["verdict"] for one in find(history, digest[:8]).rows] == ["fail", "pass"]
-    keep(history, verdicts(tmp_path, row(definition="c")), STACKS, PINS)  # another selection of the same state
-    assert [one["definition"] for one in find(history, "latest").rows] == ["a", "b", "c"]
-    other = keep(history, verdicts(tmp_path, row()), [{**STACKS[0], "digest": "e"}], PINS)
-    assert other != digest
-    assert find(history, digest).about["pins"]["fla"]["commit"] == "1" * 40
-
-
 def test_runs_of_other_op_types_in_one_state_are_one_state(tmp_path: Path) -> None:
     """A run has the environments of its own op_types alone; without a bump there is nothing to compare."""
     history = tmp_path / "history"

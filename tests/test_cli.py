@@ -14,7 +14,6 @@ from pipeline import typed
 from traceproof import programs
 from traceproof.cli import main, results, run, spread
 from traceproof.cli.verify import folder_of
-from traceproof.config import merged
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,15 +57,6 @@ def test_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 fine, 1 findings, 2 bad use" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_shell_completes_commands() -> None:
-    source = "import sys, traceproof.cli; sys.argv = ['traceproof']; traceproof.cli.main()"
-    asked = {"_TRACEPROOF_COMPLETE": "complete_bash", "COMP_WORDS": "traceproof si", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", source], env=os.environ | asked, check=True, capture_output=True, text=True
-    )
-    assert done.stdout.split() == ["site"]
-
-
 def test_commands_of_the_driver_import_no_torch() -> None:
     source = "import sys, traceproof.cli, traceproof.run.flow; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], check=False, cwd=ROOT).returncode == 0
@@ -88,11 +78,6 @@ def test_only_another_selection_gets_a_folder_of_its_own(changes: dict[str, Any]
     found = folder_of(run.config_of(ROOT, {}), run.config_of(ROOT, changes), changes)
     assert found.startswith(folder)
     assert bool(found) == bool(folder)
-
-
-def test_overrides_merge_as_snakemake_does_it() -> None:
-    base = {"a": {"b": 1, "c": [1]}, "d": 1}
-    assert merged(base, {"a": {"c": [2]}, "d": {"e": 1}}) == {"a": {"b": 1, "c": [2]}, "d": {"e": 1}}
 
 
 def row(**changes: object) -> dict[str, Any]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from solution_judge import SolutionJudge, solution_judge
+from solution_judge import SolutionJudge, candidate, solution_judge
 
-from traceproof.reasons import Error
+from traceproof.ops.cases import Case
+from traceproof.reasons import Error, Failure, Verdict
+from traceproof.run import runner
 from traceproof.run.runner import FOLDER
-from traceproof.run.untrusted import CompiledFiles
+from traceproof.run.untrusted import CallError, CompiledFiles, untrusted_pool
+from traceproof.sandbox import Reply, Status
+from traceproof.solutions.properties import CHANNELS
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.trial import SolutionRun
+from traceproof.solutions.trial import SolutionRun, left_behind
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = "rmsnorm_h96"
@@ -126,3 +131,85 @@ def test_compiled_files_that_can_not_be_copied_are_compiled_again() -> None:
 
 def _listed(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+PACKAGE = "SOME_PACKAGE_WORKSPACE_BASE"
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "shared"
+    whole, partial = folder / "WHOLE", folder / "PARTIAL"
+    for kernel in (whole, partial):
+        kernel.mkdir(parents=True)
+        (kernel / "kernel.cubin").write_bytes(b"machine code")
+    (whole / "__grp__kernel.json").write_text("{}")
+    monkeypatch.setenv(runner.TRITON, str(folder))
+    monkeypatch.setenv(INDUCTOR, str(tmp_path / "inductor"))
+    monkeypatch.setenv(PACKAGE, str(tmp_path / "package"))
+    return folder
+
+
+def test_a_worker_compiles_below_its_scratch_folder(shared: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    runner.use_own(scratch)
+    for name in (runner.TRITON, INDUCTOR, PACKAGE):
+        own = Path(os.environ[name])
+        assert own.is_relative_to(scratch)
+        (own / "NEW").mkdir()
+    assert sorted(path.name for path in shared.iterdir()) == ["PARTIAL", "WHOLE"]
+
+
+def test_whole_kernels_of_trusted_code_are_found_and_partial_ones_are_not(shared: Path, tmp_path: Path) -> None:
+    runner.use_own(tmp_path / "scratch")
+    own = Path(os.environ[runner.TRITON])
+    assert (own / "WHOLE" / "kernel.cubin").read_bytes() == b"machine code"
+    assert not (own / "PARTIAL").exists()
+    assert [*untrusted_pool(environment={runner.TRITON: str(shared)}).readable] == [shared]
+
+
+def test_a_worker_without_compilers_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in filter(runner.PLACES.search, list(os.environ)):
+        monkeypatch.delenv(name)
+    runner.use_own(tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert [*untrusted_pool().readable] == []
+
+
+CASE = Case(id="small-1", size="small", axes={"batch_size": 7}, seed=0)
+
+
+SOURCE = """
+import os
+
+
+def run(hidden_states, weight):
+    return hidden_states * 0 + float(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "0"))
+"""
+
+
+@pytest.mark.parametrize("channels", [None, CHANNELS])
+def test_a_process_may_have_more_channels_to_a_gpu(channels: int | None, tmp_path: Path) -> None:
+    with solution_judge(tmp_path) as judge:
+        definition, cases = judge.planned("rmsnorm_h96")
+        evaluation = SolutionRun.of(definition, candidate("one", SOURCE), judge.settings, judge.pool)
+        subject = evaluation.subject(next(case.case for case in cases if case.id == "small-0"))
+        with evaluation.source(channels=channels) as source:
+            (output,) = evaluation.call(source, subject).outputs.values()
+    assert isinstance(output, torch.Tensor)
+    assert bool((output == (channels or 0)).all())
+
+
+@pytest.mark.parametrize(
+    ("message", "left"),
+    [
+        ("torch.AcceleratorError: CUDA error: capturing stream has unjoined work\nCompile with ...", True),
+        ("torch.AcceleratorError: CUDA error: operation not permitted when stream is capturing", False),
+    ],
+)
+def test_a_capture_tells_work_that_is_left_from_what_can_not_be_captured(message: str, *, left: bool) -> None:
+    row = left_behind(CASE, CallError(Reply(status=Status.ERROR, message=message)), "graph")
+    assert (row is not None) is left
+    if row is not None:
+        assert (row.verdict, row.reason, row.variant) == (Verdict.FAIL, Failure.LATE, "graph")

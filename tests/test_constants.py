@@ -210,42 +210,39 @@ def _function(name: str) -> Any:  # noqa: ANN401 - a foreign function
     return getattr(importlib.import_module(f"flashinfer.{module}"), function)
 
 
-@pytest.mark.parametrize(
-    ("changes", "outcome"),
-    [
-        ({"description": "Epsilon 1e-6."}, "right"),
-        ({}, "unconfirmed"),
-        (
-            {"description": "Epsilon 1e-5.", "reference": definitions.GOOD.replace("EPS = 1e-6", "EPS = 1e-2")},
-            "wrong",
-        ),
-        ({"description": "Epsilon 1e-5."}, "wrong"),
-        (
-            {
-                "name": "rmsnorm_h3072",
-                "description": "Epsilon 1e-6.",
-                "reference": definitions.GOOD.replace("weight.float()", "(1 + weight.float())"),
-            },
-            "wrong",
-        ),
-    ],
-)
-def test_a_verdict_is_right_only_where_a_second_source_agrees(
-    tmp_path: Path, changes: dict[str, Any], outcome: str
-) -> None:
-    definition = norm(**changes)
-    definitions.write(tmp_path / "dataset", definition.as_json())
-    rows = Run(tmp_path / "dataset", tmp_path / "run", limits=LIMITS).verify("torch")[definition.name]
-    summary = summarise(rows, Known())
-    assert summary["conclusions"] == {definition.name: outcome}
-    assert summary["verified"] == (outcome == "right")
-    faults = {row["message"] for row in rows if row["reason"] == "constants_disagree"}
-    assert faults == set(definition.constants.conflicts)
-    told = {row.get("constants", "") for row in rows}
-    assert told == ({"epsilon 1e-06 by the reference alone"} if outcome == "unconfirmed" else {""})
-    if outcome == "unconfirmed":
-        assert summary["proof"]["grades"] == {definition.name: "consistent"}
-        assert summary["proof"]["proved"] == summary["proof"]["alone"] == 0
+STATED: dict[str, tuple[dict[str, Any], str]] = {
+    "confirmed": ({"description": "Epsilon 1e-6."}, "right"),
+    "alone": ({}, "unconfirmed"),
+    "far_off": (
+        {"description": "Epsilon 1e-5.", "reference": definitions.GOOD.replace("EPS = 1e-6", "EPS = 1e-2")},
+        "wrong",
+    ),
+    "disagrees": ({"description": "Epsilon 1e-5."}, "wrong"),
+    "rmsnorm_h3072": (
+        {
+            "description": "Epsilon 1e-6.",
+            "reference": definitions.GOOD.replace("weight.float()", "(1 + weight.float())"),
+        },
+        "wrong",
+    ),
+}
+
+
+def test_a_verdict_is_right_only_where_a_second_source_agrees(tmp_path: Path) -> None:
+    given = {name: norm(name=name, **changes) for name, (changes, _) in STATED.items()}
+    for definition in given.values():
+        definitions.write(tmp_path / "dataset", definition.as_json())
+    found = Run(tmp_path / "dataset", tmp_path / "run", limits=LIMITS).verify("torch")
+    for name, (_, outcome) in STATED.items():
+        summary = summarise(found[name], Known())
+        assert summary["conclusions"] == {name: outcome}
+        assert summary["verified"] == (outcome == "right")
+        faults = {row["message"] for row in found[name] if row["reason"] == "constants_disagree"}
+        assert faults == set(given[name].constants.conflicts)
+        told = {row.get("constants", "") for row in found[name]}
+        assert told == ({"epsilon 1e-06 by the reference alone"} if outcome == "unconfirmed" else {""})
+    proof = summarise(found["alone"], Known())["proof"]
+    assert (proof["grades"], proof["proved"], proof["alone"]) == ({"alone": "consistent"}, 0, 0)
 
 
 def test_a_constant_by_the_reference_alone_earns_no_tag() -> None:

@@ -89,11 +89,6 @@ def test_adding_the_smallest_cases_closes_every_gap() -> None:
     )
 
 
-def test_the_smallest_case_takes_the_first_value_of_what_is_open() -> None:
-    assert smallest(TOY, {"c": "q"}) == {"a": "1", "b": "x", "c": "q"}
-    assert smallest(TOY, {"a": "2", "b": "y"}) is None
-
-
 def test_what_a_definition_fixes_no_case_can_change() -> None:
     space = space_of("rmsnorm")
     assert space is not None

@@ -20,20 +20,12 @@ from traceproof.ops import registry
 from traceproof.run.plan import PlanSelection
 from traceproof.sandbox import policy
 
-VAR_AXIS = {"type": "var"}
-
 
 def called(definition: Definition, *values: object) -> object:
     """What the reference's `run` gives; for the references of this file, which are ours."""
     module: dict[str, Any] = {}
     exec(definition.reference, module)  # noqa: S102 - written above
     return module["run"](*values)
-
-
-def test_a_definition_of_the_schema_is_read_as_published_without_a_note() -> None:
-    reading = read(rmsnorm("x"))
-    assert (reading.definition.dialect, reading.notes) == (Dialect.PUBLISHED, ())
-    assert reading.definition.as_json() == rmsnorm("x")
 
 
 def test_a_dumped_trace_is_read_and_says_so() -> None:
@@ -45,13 +37,6 @@ def test_a_dumped_trace_is_read_and_says_so() -> None:
     assert registry.for_definition(reading.definition)[1] is None  # its op knows it like a published one
     without = read(changed(GATED, reference=None)).definition
     assert (without.reference, list(without.outputs)) == ("", ["output"])
-
-
-def test_a_reference_of_another_name_is_called_by_position() -> None:
-    torch = pytest.importorskip("torch")
-    value = torch.randn(3, 64)
-    expected = torch.nn.functional.silu(value[:, :32]) * value[:, 32:]
-    assert torch.equal(called(read(GATED).definition, value), expected)
 
 
 def test_what_the_model_gets_crosses_a_process_border_unchanged() -> None:

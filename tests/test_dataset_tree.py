@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 from repository import own_dataset
 
-from traceproof.dataset.tree import (
-    DatasetTree,
-    Selected,
-    Workloads,
-    find,
-    is_dataset,
-    read_tree,
-    strict_json,
-    wanted,
-)
+from traceproof.dataset.tree import DatasetTree, Selected, Workloads, find, is_dataset, read_tree, wanted
 from traceproof.errors import TraceproofError
 
 REFERENCE = "import torch\n\ndef run(x):\n    return x * 2\n"
@@ -60,15 +51,6 @@ def only_broken(tree: DatasetTree) -> str:
     assert list(tree.definitions) == ["twice_h8"]
     (broken,) = tree.broken
     return broken.message
-
-
-def test_definitions_are_found_by_name(tmp_path: Path) -> None:
-    put(tmp_path, definition())
-    tree = read_tree(tmp_path)
-    entry = tree.definitions["twice_h8"]
-    assert entry.path == Path("definitions/twice/twice_h8.json")
-    assert entry.digest == entry.definition.digest
-    assert (tree.broken, tree.notes) == ((), ())
 
 
 def test_a_changed_copy_of_a_definition_has_a_digest_of_its_own(tmp_path: Path) -> None:
@@ -176,12 +158,6 @@ def test_a_missing_blob_is_known(tmp_path: Path) -> None:
     put_lines(root, LINE | {"workload": LINE["workload"] | {"inputs": sources}})
     (line,) = read_tree(root).workloads("twice_h8").lines
     assert line.missing == missing
-
-
-def test_strict_json_refuses_a_repeated_key_at_any_depth() -> None:
-    with pytest.raises(ValueError, match="more than once"):
-        strict_json('{"a": [{"b": 1, "b": 2}]}')
-    assert strict_json('{"a": [{"b": 1}]}') == {"a": [{"b": 1}]}
 
 
 NORM, GEMM = "rmsnorm_h96", "gemm_n96_k160"

@@ -125,12 +125,6 @@ def test_an_absent_package_says_where_it_was_looked_for(index: Path, tmp_path: P
     assert left_in(tmp_path / "out") == []
 
 
-def test_a_package_without_definitions_leaves_nothing(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(TraceproofError, match="holds no definitions"):
-        fetch(pypi(sdist(index, {"trace/readme.md": "empty"})), root=tmp_path / "out")
-    assert left_in(tmp_path / "out") == []
-
-
 def test_members_that_lead_elsewhere_are_left_out(tmp_path: Path) -> None:
     sdist(tmp_path, {"trace/definitions/x/a.json": DEFINITION, "trace/../../escaped.txt": "out"})
     unpack(tmp_path / "tiny_bench-1.0.tar.gz", tmp_path / "out", folder="trace")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from packaging.version import Version
 from ruamel.yaml import YAML
 
 from history import catalogue
-from history.catalogue import Bug, Cases, Found, Kind, Why, bugs, judged, parsed
-from history.replay import NoReleaseError, Releases, Replays
+from history.catalogue import Bug, Found, Kind, Why, bugs, judged, parsed
+from history.replay import NoReleaseError, Releases
 from replay_history import main
-from traceproof.config import Config
-from traceproof.dataset.fetch import Dataset
 from traceproof.errors import TraceproofError
 from traceproof.reasons import Skip
 from traceproof.run.schema import VerdictRow
@@ -80,40 +77,9 @@ def test_a_file_that_describes_no_bug_says_why(old: str, new: str, problem: str)
     assert "bugs.yaml: planted" in str(caught.value)
 
 
-def test_bugs_of_far_addresses_are_run_on_the_stress_cases_too(tmp_path: Path) -> None:
-    config = Config(dataset=Dataset(path=ROOT / "tests" / "dataset"), test_sizes=("small",))
-    replays = Replays(ROOT, config, tmp_path, Releases(tmp_path), print)
-    planned = {
-        cases: replays._trial([bug(cases=cases)], ROOT / "tests" / "dataset").flow.config.test_sizes
-        for cases in (Cases.REGULAR, Cases.FAR_ADDRESSES)
-    }
-    assert planned == {Cases.REGULAR: ("small",), Cases.FAR_ADDRESSES: ("small", "stress")}
-
-
 def row(case: str, verdict: str, **more: Any) -> VerdictRow:  # noqa: ANN401 - fields
     values = {"definition": "d", "op_type": "rmsnorm", "case": case, "implementation": "x", "output": "output"}
     return VerdictRow.model_validate({**values, "verdict": verdict, **more})
-
-
-def test_bugs_that_share_runs_run_the_cases_of_all_of_them(tmp_path: Path) -> None:
-    config = Config(dataset=Dataset(path=ROOT / "tests" / "dataset"), test_sizes=("small",))
-    replays = Replays(ROOT, config, tmp_path, Releases(tmp_path), print)
-    named = [bug(shown_by=("small-0", "small-1")), bug(shown_by=("small-1", "edge-empty"))]
-    trial = replays._trial(named, ROOT / "tests" / "dataset")
-    assert trial.flow.config.selection.case == ("edge-empty", "small-0", "small-1")
-    assert replays._trial([*named, bug()], ROOT / "tests" / "dataset").flow.config.selection.case == ()
-
-
-def test_other_dtypes_run_after_the_definitions_own_where_a_bug_asks_for_it(tmp_path: Path) -> None:
-    config = Config(dataset=Dataset(path=ROOT / "tests" / "dataset"), test_sizes=("small",))
-    replays = Replays(ROOT, config, tmp_path, Releases(tmp_path), print)
-    asked = bug(definitions=("rmsnorm_h96",), axes={"hidden_size": 64}, dtypes={"weight": "float32"}, in_turn=True)
-    trial = replays._trial([asked], ROOT / "tests" / "dataset")
-    assert trial.definitions == ("rmsnorm_h96", "rmsnorm_h96_later")
-    folder = trial.work / "dataset" / "definitions" / "rmsnorm"
-    own, later = (json.loads((folder / f"{name}.json").read_text()) for name in trial.definitions)
-    assert (own["inputs"]["weight"]["dtype"], later["inputs"]["weight"]["dtype"]) == ("bfloat16", "float32")
-    assert own["axes"]["hidden_size"]["value"] == later["axes"]["hidden_size"]["value"] == 64
 
 
 CRASH = row("a", "error", reason="crash", output="*")
@@ -178,18 +144,6 @@ def test_the_releases_nearest_the_fix_are_taken_from_a_folder(tmp_path: Path) ->
         releases.pair(bug(last_bad="1.3", first_good="1.4"), "1.3")
     with pytest.raises(NoReleaseError, match="pip download"):
         releases.pair(bug(last_bad="0.8", first_good="0.9"), None)
-
-
-def test_trials_side_by_side_take_the_same_release(tmp_path: Path) -> None:
-    (tmp_path / "wheels").mkdir()
-    with zipfile.ZipFile(tmp_path / "wheels" / "sglang-1.0-py3-none-any.whl", "w") as archive:
-        for number in range(300):
-            archive.writestr(f"sglang/part_{number}.py", "")
-    releases = Releases(tmp_path / "releases", tmp_path / "wheels")
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: releases.bring("sglang", "1.0"), range(8)))
-    assert len(set(found)) == 1
-    assert len(list((found[0] / "sglang").iterdir())) == 300
 
 
 @pytest.fixture

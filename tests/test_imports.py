@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,13 @@ import pytest
 import stacks as script
 from stacks import Imports, check
 
+from traceproof.checkouts.pins import Pin, write_lock
+from traceproof.checkouts.tree import FolderTree
+from traceproof.cli import run
 from traceproof.environments import building as environments
+from traceproof.environments.building import Installation, importable, record_stack, stack_of
+from traceproof.errors import TraceproofError
+from traceproof.run.flow import LOCKED, pins_of, scan, source_state
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,3 +97,113 @@ def test_the_command_fails_with_what_is_absent(
     assert f"library ({script.DRIVER}) alone:\n    recurrent" in said
     assert ("chunk: No module named 'undeclared'" in said) is bool(status)
     assert told == {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def test_a_stack_is_known_by_its_package(tmp_path: Path) -> None:
+    assert stack_of(FolderTree(write(tmp_path / "a", {"python/sglang/__init__.py": ""}))) == "sglang"
+    assert stack_of(FolderTree(write(tmp_path / "b", {"numpy/__init__.py": ""}))) is None
+
+
+def test_a_checkout_is_imported_with_its_kernels(tmp_path: Path) -> None:
+    checkout = write(
+        tmp_path / "checkout", {"flashinfer/__init__.py": "x = 1\n", "csrc/norm.cu": "//\n", "include/a.h": "//\n"}
+    )
+    linked = importable(checkout, "flashinfer", tmp_path / "linked")
+    assert (linked / "flashinfer" / "__init__.py").read_text() == "x = 1\n"
+    assert (linked / "flashinfer" / "data" / "csrc" / "norm.cu").is_file()
+    assert (linked / "traceproof" / "errors.py").is_file()
+    assert "Version: 0+edited" in (linked / "flashinfer_python-0+edited.dist-info" / "METADATA").read_text()
+    with pytest.raises(TraceproofError, match="holds no package fla"):
+        importable(checkout, "fla", tmp_path / "other")
+
+
+def test_a_locked_source_needs_a_pin(tmp_path: Path) -> None:
+    taken = {"fla": LOCKED, "sglang": None}
+    with pytest.raises(TraceproofError, match="no pin of fla"):
+        pins_of(taken, root=tmp_path)
+    write_lock(tmp_path / "sources.lock", {"fla": Pin(url="x", commit="1" * 40, ref="refs/heads/main")})
+    assert pins_of(taken, root=tmp_path) == {"fla": {"url": "x", "commit": "1" * 40}}
+
+
+def test_an_edit_of_what_was_cloned_is_seen(tmp_path: Path) -> None:
+    folder = write(tmp_path / "sources" / "fla", {"fla/__init__.py": "1"})
+    cloned = tmp_path / "sources.json"
+    cloned.write_text(json.dumps({"scans": {"fla": scan(folder)}}))
+    assert source_state("fla", LOCKED, root=tmp_path, cloned=cloned) == "as cloned"
+    write(folder, {"fla/__init__.py": "12"})
+    assert source_state("fla", LOCKED, root=tmp_path, cloned=cloned) == scan(folder) != "as cloned"
+
+
+def test_the_record_goes_by_what_the_package_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = write(
+        tmp_path / "checkout", {"sglang/__init__.py": "", "sglang/srt/norm.py": "EPS = 1\n", "README.md": "a"}
+    )
+    stack = Installation.at("sglang", sys.executable)
+    monkeypatch.chdir(ROOT)
+
+    def digest(**files: str) -> str:
+        write(checkout, files)
+        record_stack(stack, checkout, linked=tmp_path / "linked", out=tmp_path / "sglang.json")
+        record = json.loads((tmp_path / "sglang.json").read_text())
+        assert record["versions"]["sglang"] == "0+edited"
+        return str(record["digest"])
+
+    first = digest()
+    assert digest(**{"README.md": "b"}) == first
+    assert digest(**{"sglang/srt/norm.py": "EPS = 2\n"}) != first
+
+
+def found(given: Path | None, *needs: str, stack: str = "torch") -> str:
+    return run.interpreter(given, stack=stack, needs=needs or ("json",), option="--torch-python")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Installation]:
+    """Stacks that were made ready, each by this interpreter; the machine has no driver."""
+    stacks_made: list[Installation] = []
+
+    def ready(stack: Installation, **_: object) -> Path:
+        stacks_made.append(stack)
+        return Path(sys.executable)
+
+    monkeypatch.setattr(run, "ready", ready)
+    monkeypatch.setattr(environments, "CUDA_DRIVER", ())
+    return stacks_made
+
+
+@pytest.mark.parametrize("stack", ["torch", "fla"])
+def test_a_machine_without_a_gpu_takes_its_cpu_environment(made: list[Installation], stack: str) -> None:
+    assert found(None, stack=stack) == sys.executable
+    assert made == [Installation(stack, "cpu", ".venvs/cpu/bin/python")]
+
+
+def test_a_given_interpreter_may_be_a_path_or_a_program(made: list[Installation]) -> None:
+    assert found(Path(sys.executable)) == sys.executable
+    assert Path(found(Path(Path(sys.executable).name))).name == Path(sys.executable).name
+    assert not made
+
+
+@pytest.mark.parametrize(
+    ("given", "needs", "said", "todo"),
+    [
+        (Path("/nowhere/python"), "json", "there is no interpreter /nowhere/python", "--torch-python"),
+        (Path("/bin/false"), "json", "/bin/false is no interpreter that can be used", "--torch-python"),
+        (Path(sys.executable), "no_such_package", "has no no_such_package", "--torch-python"),
+        (None, "no_such_package", "has no no_such_package", "stacks.torch.python"),
+    ],
+)
+@pytest.mark.usefixtures("made")
+def test_an_interpreter_that_will_not_do_says_so_before_anything_runs(
+    given: Path | None, needs: str, said: str, todo: str
+) -> None:
+    with pytest.raises(TraceproofError, match=said) as caught:
+        found(given, needs)
+    assert todo in caught.value.todo

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from dialect_samples import GATED, changed
-from pipeline import Rows, Run, verdicts
+from dialect_samples import changed
+from pipeline import Rows, Run, borrowed, verdicts
 
 from traceproof.dataset.dialects import read
 from traceproof.ops.generic import GenericOp
@@ -116,11 +116,18 @@ def test_what_is_not_of_the_definition_is_refused_and_said(pool: Pool, what: dic
         made(pool, **what)
 
 
+def inits(folder: Path, **options: Any) -> Inits:  # noqa: ANN401 - its fields
+    """Calls of `init` in the workers that all tests share."""
+    found = Inits(folder, **options)
+    vars(found)["_pool"] = borrowed(conceal=[folder])
+    return found
+
+
 def planned(tmp_path: Path, **changes: Any) -> dict[str, PlannedCase]:  # noqa: ANN401 - JSON
     (tmp_path / "dump").mkdir(exist_ok=True)
     (tmp_path / "dump" / "ordered.json").write_text(json.dumps(changed(SAMPLE, **changes)))
-    with Inits(tmp_path / "results") as inits:
-        (op_type,) = plan(tmp_path / "dump", tmp_path / "cases", PlanSelection(sizes=("small",)), inits).op_types
+    calls = inits(tmp_path / "results")
+    (op_type,) = plan(tmp_path / "dump", tmp_path / "cases", PlanSelection(sizes=("small",)), calls).op_types
     found = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json")
     return {entry.id: entry for entry in found.definitions["ordered"].cases}
 
@@ -150,8 +157,8 @@ def test_inits_of_several_definitions_run_side_by_side(tmp_path: Path) -> None:
         (dump / f"{name}.json").write_text(json.dumps(changed(SAMPLE, name=name)))
     found = []
     for parallel in (1, 3):
-        with Inits(tmp_path / f"results-{parallel}", parallel=parallel) as inits:
-            (op_type,) = plan(dump, tmp_path / "cases", PlanSelection(sizes=("small",)), inits).op_types
+        calls = inits(tmp_path / f"results-{parallel}", parallel=parallel)
+        (op_type,) = plan(dump, tmp_path / "cases", PlanSelection(sizes=("small",)), calls).op_types
         definitions = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions
         found.append({name: [case.digest for case in entry.cases] for name, entry in definitions.items()})
     assert found[0] == found[1]
@@ -167,8 +174,8 @@ def test_where_init_can_not_run_inputs_are_drawn_by_role_and_say_why(tmp_path: P
 def verified(tmp_path: Path, **changes: Any) -> Rows:  # noqa: ANN401 - JSON
     planned(tmp_path, **changes)
     run = Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS)
-    with Inits(tmp_path / "results") as run.inits:
-        return run.verify()["ordered"]
+    run.inits = inits(tmp_path / "results")
+    return run.verify()["ordered"]
 
 
 def test_a_reference_that_needs_the_inputs_of_its_init_is_judged_on_them(tmp_path: Path) -> None:
@@ -183,11 +190,3 @@ def test_a_reference_that_remembers_the_inputs_of_its_init_fails(tmp_path: Path)
         "    if not KEPT:\n        KEPT.append(values[order.long()] * (gain / 10))\n    return KEPT[0]\n"
     )
     assert any(verdict in {"fail", "error"} for verdict, _ in verdicts(verified(tmp_path, reference=remembers)))
-
-
-def test_an_upstream_gated_activation_keeps_its_own_inputs(tmp_path: Path) -> None:
-    (tmp_path / "one.json").write_text(json.dumps(GATED))
-    with Inits(tmp_path / "results") as inits:
-        (op_type,) = plan(tmp_path, tmp_path / "cases", PlanSelection(sizes=("small",)), inits).op_types
-    cases = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions["silu_and_mul_h64"].cases
-    assert not [entry for entry in cases if "drawn" in entry.case.params]

@@ -8,8 +8,6 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from traceproof.judge import sampling
 from traceproof.judge.sampling import judge_samples, log_tail
@@ -60,11 +58,6 @@ def test_right_samplers_fail_no_more_often_than_promised(known: Oracle, trials: 
     promised, repeats = 0.05, 500
     alarms = sum(not judge_samples(draws(known, trials, seed), *known, promised)[0] for seed in range(repeats))
     assert alarms <= promised * repeats
-
-
-def test_a_right_sampler_passes_at_one_in_a_million() -> None:
-    known = oracle(STEEP, (0.9, 0.1), (0.2,) * 5)
-    assert all(judge_samples(draws(known, 50, seed), *known, 1e-6)[0] for seed in range(150))
 
 
 @pytest.mark.parametrize(
@@ -125,13 +118,6 @@ def test_a_draw_outside_the_support_fails_at_once(wrong: int) -> None:
     assert fields["first_outside"] == {"trial": 17, "row": 1, "token": wrong}
 
 
-def test_padding_is_no_token() -> None:
-    known = oracle((1.0,), (0.5, 0.5))
-    samples = draws(known, 4, 1)
-    samples[2, 0] = -1
-    assert judge_samples(samples, *known, 1e-6)[1]["outside"] == 1
-
-
 @pytest.mark.parametrize("kept", [2, 3, 4])
 def test_optional_tokens_may_be_left_out_or_taken(kept: int) -> None:
     known = oracle(*[(0.4, 0.3, 0.15, 0.15)] * 4, optional=(2,) * 4)
@@ -167,25 +153,6 @@ def test_no_rows_and_rows_of_one_token_pass() -> None:
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="want"):
         judge_samples(torch.zeros(shape, dtype=torch.int64), *oracle((1.0,), (1.0,)), 1e-6)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    weights=st.lists(st.integers(1, 20), min_size=1, max_size=6),
-    trials=st.integers(1, 30),
-    seed=st.integers(0, 1000),
-)
-def test_the_order_of_trials_matters_to_what_follows_each_other_alone(
-    weights: list[int], trials: int, seed: int
-) -> None:
-    total = sum(weights)
-    known = oracle(tuple(sorted((weight / total for weight in weights), reverse=True)))
-    samples = draws(known, trials, seed)
-    shuffle = torch.randperm(trials, generator=torch.Generator().manual_seed(seed))
-    found = [judge_samples(each, *known, 0.01)[1] for each in (samples, samples[shuffle])]
-    if not any("before" in each["detail"] for each in found):
-        assert found[0] == found[1]
-    assert 0.0 <= found[0]["p_bound"] <= 1.0
 
 
 @pytest.mark.parametrize("trials", [1, 2, 7, 60])
