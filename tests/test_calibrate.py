@@ -12,20 +12,7 @@ import torch
 
 import judge_of_judges
 from calibration.evaluators import EVALUATORS, drawn, valid
-from calibration.measure import (
-    OURS,
-    RIVALS,
-    SIZES,
-    Rates,
-    Tally,
-    Unit,
-    counts,
-    judge,
-    measure,
-    run,
-    together,
-    units,
-)
+from calibration.measure import OURS, RIVALS, SIZES, Rates, Tally, Unit, judge, measure, run, together, units
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.draw import Draw
@@ -179,18 +166,6 @@ def test_units_put_together_are_one_measurement_and_one_that_raises_is_told_and_
     assert not list(run(found, folder, jobs=1))  # all are kept
     whole = measure([NORM], seeds=3, wrong_seeds=2, sizes=SIZES)
     assert together("rmsnorm", found, folder) == whole
-
-
-@pytest.mark.slow
-def test_a_run_goes_seed_by_seed_from_the_first_that_is_asked_for(tmp_path: Path) -> None:
-    other = ops.load("gemm", "gemm_n96_k160")
-    found = units([NORM, other], seeds=4, wrong_seeds=0, first_seed=2)
-    assert [unit.seed for unit in found] == [2, 2, 3, 3]
-    assert not list(run(found, tmp_path, jobs=1, seconds=0))  # no time, and so nothing
-    assert [error for _, error in run(found[:2], tmp_path, jobs=1)] == [None, None]
-    table = counts(found, tmp_path)
-    assert "| gemm | 1 | 1 (2 to 2) | 3 | 0 | 0 | 0 |" in table
-    assert "| rmsnorm | 1 | 1 (2 to 2) | 3 | 0 | 0 | 0 |" in table
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -44,15 +44,12 @@ def draws(known: Oracle, trials: int, seed: int, *, power: float = 1.0) -> torch
 @pytest.mark.parametrize(
     ("known", "trials"),
     [
-        (oracle((0.7, 0.3)), 3),
-        (oracle((0.7, 0.3)), 40),
-        (oracle(STEEP, STEEP, STEEP), 10),
         (oracle((0.9, 0.1), STEEP, (1.0,), (0.25,) * 4), 24),
         (oracle((0.4, 0.3, 0.2, 0.1), (0.5, 0.5), optional=(2, 0)), 24),
         (oracle((0.001,) * 100 + (0.9,)), 30),
         (oracle((0.5, *(0.005,) * 100), (0.5, *(0.005,) * 100)), 30),
     ],
-    ids=["3 draws", "40 draws", "rows alike", "rows of many kinds", "optional tokens", "rare tokens", "peaks"],
+    ids=["rows of many kinds", "optional tokens", "rare tokens", "peaks"],
 )
 def test_right_samplers_fail_no_more_often_than_promised(known: Oracle, trials: int) -> None:
     promised, repeats = 0.05, 500
