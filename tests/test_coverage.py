@@ -126,17 +126,17 @@ def test_recorded_cases_are_read_once_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_library_suite_is_collected_or_run(tmp_path: Path) -> None:
+def test_a_library_suite_is_collected(tmp_path: Path) -> None:
     path = tmp_path / "test_delta.py"
     path.write_text(FLA_SUITE)
-    collected = of_suite(path, python=sys.executable, run=False)
-    ran = of_suite(path, python=sys.executable, run=True)
-    assert (collected.cases, ran.cases) == (10, 6)
-    assert not any(gap.missing == {"layout": "variable"} for gap in collected.gaps)
-    assert any(gap.missing == {"layout": "variable"} for gap in ran.gaps)
+    found = of_suite(path, python=sys.executable)
+    missing = [gap.missing for gap in found.gaps]
+    assert found.cases == 10
+    assert {"layout": "variable"} not in missing
+    assert {"safe_gate": "yes"} in missing
     path.write_text("")
     with pytest.raises(TraceproofError, match="no test was collected"):
-        of_suite(path, python=sys.executable, run=False)
+        of_suite(path, python=sys.executable)
 
 
 def test_parameters_of_a_linear_attention_test_say_its_axes() -> None:
@@ -158,54 +158,6 @@ def test_the_gate_s_and_the_step_s_forms_and_what_verifies_are_axes() -> None:
     assert read("test_kda", {}, ("naive_kda", "assert_close"))["verifier"] == {"reference"}
     assert read("test_kda", {}, ("isfinite", "chunk_kda"))["verifier"] == {"sanity"}
     assert read("test_kda", {"verifier": "sanity"}, ("naive_kda",))["verifier"] == {"sanity"}
-
-
-def test_a_gap_says_beside_which_test_its_case_belongs(tmp_path: Path) -> None:
-    path = tmp_path / "test_delta.py"
-    path.write_text(FLA_SUITE)
-    found = of_suite(path, python=sys.executable, run=False)
-    (gap,) = [gap for gap in found.gaps if gap.missing == {"safe_gate": "yes"}]
-    assert gap.place.endswith(("test_delta.py::test_chunk", "test_delta.py::test_chunk_bwd"))
-    assert gap.changes.items() >= {"safe_gate": "yes", "gate": "yes"}.items()
-    assert f"  belongs beside {gap.place}, with " in as_text([found], gaps=0)
-    assert gap.as_json()["place"] == gap.place
-
-
-LIBRARY = """
-import torch
-
-def delta_rule(q, k, v, beta, initial_state=None, output_final_state=False, cu_seqlens=None):
-    return q.sum(-1, keepdim=True) * v
-"""
-LIBRARY_TESTS = """
-import torch
-from toylibrary import delta_rule
-FUNCTIONS = {"delta": delta_rule}
-
-def inputs(heads, **options):
-    return [torch.ones(1, 4, h, d, **options) for h, d in ((2, 8), (2, 8), (heads, 16))]
-
-def test_one():
-    delta_rule(*inputs(2), torch.ones(1, 4, 2), initial_state=torch.ones(1))
-
-def test_two():
-    q, k, v = inputs(2, requires_grad=True)
-    FUNCTIONS["delta"](q, k, v, beta=torch.ones(1, 4, 2, 16), cu_seqlens=torch.tensor([0, 1, 4])).sum().backward()
-"""
-
-
-@pytest.mark.slow
-def test_a_suite_that_runs_is_read_by_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "toylibrary.py").write_text(LIBRARY)
-    (tmp_path / "test_toy.py").write_text(LIBRARY_TESTS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    found = of_suite(tmp_path / "test_toy.py", python=sys.executable, run=True, library="toylibrary")
-    assert found.cases == 3  # a call forward, and one forward and backward
-    missing = {(name, value) for gap in found.gaps for name, value in gap.missing.items()}
-    reached = {("layout", "variable"), ("direction", "backward"), ("beta", "vector"), ("initial_state", "yes")}
-    assert not missing & (reached | {("layout", "dense"), ("head_dims", "different"), ("dtype", "float32")})
-    assert ("value_heads", "grouped") in missing
 
 
 def test_an_op_type_without_cases_says_so_in_one_line() -> None:

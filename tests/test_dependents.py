@@ -42,7 +42,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 def reached(root: Path, *changed: str) -> tuple[set[str], Reached]:
     """The tests that a change reaches."""
-    graph = Graph.of(FolderTree(root))
+    graph = Graph(FolderTree(root))
     found = graph.reach(changed)
     return {path for path in graph.tests if found.everything or path in found.chains}, found
 

@@ -27,17 +27,6 @@ class FileTree(ABC):
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
         """Contents of files that are there."""
 
-    @cached_property
-    def folders(self) -> frozenset[str]:
-        """All folders with a file somewhere below them; the root is `""`."""
-        found = {""}
-        for name in self.files:
-            parent = name.rpartition("/")[0]
-            while parent not in found:
-                found.add(parent)
-                parent = parent.rpartition("/")[0]
-        return frozenset(found)
-
 
 class FolderTree(FileTree):
     """The files of a folder as they are now."""

@@ -10,15 +10,13 @@ from traceproof.coverage.model import as_text
 from traceproof.coverage.suite import LIBRARY, of_suite
 
 
-def coverage(  # noqa: PLR0913 - one parameter per option
+def coverage(
     *,
     tests: Annotated[Path, typer.Option(help="A kernel library's tests of linear attention, file or folder.")],
     python: Annotated[
         Path | None,
         typer.Option(help="Interpreter with what --tests imports and pytest; that of its stack if left out."),
     ] = None,
-    run_tests: Annotated[bool, typer.Option("--run", help="Run --tests, not only collect them.")] = False,
-    library: Annotated[str, typer.Option(help="Package whose calls --run notes.")] = LIBRARY.package,
     gaps: Annotated[int, typer.Option(min=0, help="Pairs shown.")] = 10,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -27,7 +25,7 @@ def coverage(  # noqa: PLR0913 - one parameter per option
     Exit codes: 0 reported, 2 bad use or input.
     """
     chosen = run.interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
-    run.say(f"{tests}: {'running' if run_tests else 'collecting'} its tests with {chosen}")
-    found = [of_suite(tests, python=chosen, run=run_tests, library=library)]
+    run.say(f"{tests}: collecting its tests with {chosen}")
+    found = [of_suite(tests, python=chosen)]
     run.write_result(json_file, {"op_types": [one.as_json() for one in found]})
     run.told(json_file).write(as_text(found, gaps=gaps))

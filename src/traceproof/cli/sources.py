@@ -275,7 +275,7 @@ def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
     stack = stack_of(tree)
     if not names:
         return {"stack": stack, "op_types": {}, "tests": {}, "everything": None}
-    graph = Graph.of(tree)
+    graph = Graph(tree)
     reached = graph.reach(names)
     tests = {
         path: [str(step) for step in reached.chains.get(path, ())]

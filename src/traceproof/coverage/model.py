@@ -41,13 +41,10 @@ class Gap:
 
     missing: Chosen
     smallest: Chosen
-    place: str = ""  # the test that comes nearest to that case, where one would add it; empty: not known
-    changes: Chosen = field(default_factory=dict)  # the values that the test would have to take for it
 
     def as_json(self) -> dict[str, Any]:
         """The gap as a JSON object."""
-        said = {"missing": dict(self.missing), "smallest": dict(self.smallest)}
-        return said | ({"place": self.place, "changes": dict(self.changes)} if self.place else {})
+        return {"missing": dict(self.missing), "smallest": dict(self.smallest)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +98,6 @@ def _pairs_of(record: Values) -> Iterator[frozenset[tuple[str, str]]]:
     """Pairs of values, each of another axis, that one case exercises."""
     for one, other in combinations(sorted(record), 2):
         yield from (frozenset({(one, a), (other, b)}) for a, b in product(record[one], record[other]))
-
-
-def placed(coverage: Coverage, records: Sequence[Values], places: Sequence[str]) -> Coverage:
-    """The coverage with a place for the case of each gap: the test of the record that comes nearest to it."""
-
-    def near(gap: Gap) -> Gap:
-        def differs(record: Values) -> dict[str, str]:
-            return {name: value for name, value in gap.smallest.items() if value not in record.get(name, ())}
-
-        found = [
-            (len(differs(record)), place, record) for record, place in zip(records, places, strict=True) if place
-        ]
-        if not found:
-            return gap
-        _, place, record = min(found, key=lambda item: item[:2])
-        return replace(gap, place=place, changes=differs(record))
-
-    gaps, pairs = tuple(map(near, coverage.gaps)), tuple(map(near, coverage.pair_gaps))
-    return replace(coverage, gaps=gaps, pair_gaps=pairs)
 
 
 def _within(space: Space, records: Sequence[Values]) -> Space:
@@ -181,8 +159,6 @@ def as_text(coverages: Iterable[Coverage], *, gaps: int) -> str:
             lines.append(
                 f"{one.op_type}: not exercised: {_said(gap.missing)}; smallest case: {_said(gap.smallest)}"
             )
-            if gap.place:
-                lines.append(f"  belongs beside {gap.place}, with {_said(gap.changes)}")
         if len(one.pair_gaps) > gaps:
             lines.append(f"{one.op_type}: and {len(one.pair_gaps) - gaps} more pairs")
         lines += [f"{one.op_type}: {text} is not declared" for text in one.unknown]

@@ -1,4 +1,4 @@
-"""A kernel library's tests of linear attention: which axes they cover, by their parameters or by their calls."""
+"""A kernel library's tests of linear attention: which axes their parameters cover."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from traceproof.coverage.model import Axis, Chosen, Coverage, Space, Values, cover, placed
+from traceproof.coverage.model import Axis, Chosen, Coverage, Space, Values, cover
 from traceproof.errors import TraceproofError
 from traceproof.programs import for_untrusted, telling
 from traceproof.stacks import STACKS
 
-LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # whose tests are read by default
-SECONDS = 3600.0  # of a library's whole suite
+LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # in whose environment tests are read
+SECONDS = 600.0  # to collect a library's whole suite
 Parameters = Mapping[str, Any]
 VERIFIERS = ("reference", "gradcheck", "sanity")
 
@@ -25,12 +25,11 @@ def _number(parameters: Parameters, *names: str) -> float | None:
 
 def _layout(test: str, parameters: Parameters) -> str:
     named = "varlen" in test or "cu_seqlens" in parameters
-    return "variable" if named or parameters.get("varlen") or parameters.get("layout") == "varlen" else "dense"
+    return "variable" if named or parameters.get("varlen") else "dense"
 
 
-def _direction(test: str, parameters: Parameters) -> str:
-    text = f"{test} {parameters.get('direction', '')}"
-    return "backward" if "bwd" in text or "backward" in text else "forward"
+def _direction(test: str, _: Parameters) -> str:
+    return "backward" if "bwd" in test or "backward" in test else "forward"
 
 
 def _yes(parameters: Parameters, *names: str) -> str:
@@ -126,27 +125,25 @@ SPACE = Space(
 )
 
 
-def of_suite(path: Path, *, python: str, run: bool, library: str = LIBRARY.package) -> Coverage:
-    """Coverage of a kernel library's tests of linear attention: by their calls if run, else by their parameters.
+def of_suite(path: Path, *, python: str) -> Coverage:
+    """Coverage of a kernel library's tests of linear attention, by their parameters.
 
-    Raises TraceproofError: no test could be collected, or the suite takes longer than SECONDS.
+    Raises TraceproofError: no test could be collected, or that takes longer than SECONDS.
     """
-    order = json.dumps({"path": str(path.resolve()), "run": run, "library": library})
     source = str(Path(__file__).resolve().parents[2])
     known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
     environment = for_untrusted() | {"PYTHONPATH": os.pathsep.join(known)}
-    command = [python, "-m", "traceproof.coverage.collect", order]
+    command = [python, "-m", "traceproof.coverage.collect", str(path.resolve())]
     try:
-        with telling(f"{'running' if run else 'collecting'} the tests of {path}"):
+        with telling(f"collecting the tests of {path}"):
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
             )
     except subprocess.TimeoutExpired as error:
-        todo = "Give fewer files as --tests, or leave --run out."
-        raise TraceproofError(f"{path}: its tests were not done after {SECONDS:g} s", todo=todo) from error
+        todo = "Give fewer files as --tests."
+        raise TraceproofError(f"{path}: its tests were not collected in {SECONDS:g} s", todo=todo) from error
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     if not rows:
         problems = done.stderr.strip().splitlines()[-5:]
-        raise TraceproofError(f"{path}: no test was {'run' if run else 'collected'}", problems=problems)
-    records = [read(row["test"], row["parameters"], row.get("names", ())) for row in rows]
-    return placed(cover(SPACE, records), records, [str(row.get("place", "")) for row in rows])
+        raise TraceproofError(f"{path}: no test was collected", problems=problems)
+    return cover(SPACE, [read(row["test"], row["parameters"], row["names"]) for row in rows])
