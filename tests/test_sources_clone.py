@@ -27,7 +27,7 @@ def upstream(tmp_path: Path) -> Upstream:
 
 def bring(folder: Path, *names: str, **options: list[str]) -> dict[str, dict[str, str]]:
     """`traceproof clone-repos`; the records by source."""
-    clone_repos(list(names), target_dir=folder / "sources", lock=folder / "sources.lock", stall=5, **options)  # type: ignore[arg-type]
+    clone_repos(list(names), target_dir=folder / "sources", lock=folder / "sources.lock", **options)  # type: ignore[arg-type]
     config = json.loads((folder / "sources" / "repos_config.json").read_text())
     assert config["target_dir"] == str(folder / "sources")
     records: dict[str, dict[str, str]] = config["repositories"]

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from traceproof.checkouts.checkout import WantedCheckout, bring, tree_digest
-from traceproof.checkouts.gitrun import Git, GitError, Patience
+from traceproof.checkouts.gitrun import Git, Patience
 from traceproof.checkouts.packages import bring_package, package_digest
-from traceproof.checkouts.pins import ORIGINS, Pin
+from traceproof.checkouts.pins import ORIGINS, Pin, State, resolve
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json
 from traceproof.programs import ProgressLine
@@ -17,82 +18,86 @@ from traceproof.stacks import SourceOrigin
 
 CONFIG = "repos_config.json"
 FAILED = "failed"
+AT_ONCE = 4  # sources
 
 
-def clone_all(  # noqa: PLR0913 - what to bring, where, and how
-    pins: Mapping[str, Pin],
-    target_dir: Path,
-    *,
-    jobs: int,
-    lfs: Collection[str],
-    patience: Patience,
-    unpinned: Mapping[str, str],
+def clone_all(
+    pins: Mapping[str, Pin], target_dir: Path, *, lfs: Collection[str], tagged: Collection[str], patience: Patience
 ) -> tuple[dict[str, Any], dict[str, Pin]]:
     """Bring every source to a folder of its name in `target_dir`; one that fails does not keep the others.
+
+    A release comes from git where its pin has a commit, else from the package index; so does one that git can not
+    bring.
 
     Args:
         pins: by source name.
         target_dir: gets repos_config.json, too.
-        jobs: how many at once.
         lfs: names of sources whose LFS files are fetched too.
+        tagged: releases that come from git at the commit of their tag, unless they are there already.
         patience: with remotes.
-        unpinned: sources for which no commit could be found, and why.
 
     Returns:
-        What was written to repos_config.json, and the pins with the digests that are known now.
+        What was written to repos_config.json, and the pins with the digests and commits that are known now.
 
     Raises:
         TraceproofError: the disk is full.
     """
     progress = ProgressLine()
 
-    def by_git(name: str, target: Path, pin: Pin) -> dict[str, Any]:
-        assert pin.url is not None
-        assert pin.commit is not None
-        origin = ORIGINS.get(name, SourceOrigin(url=pin.url))
-        parts = {"folders": origin.folders, "submodules": origin.submodules}
-        wanted = WantedCheckout(url=pin.url, commit=pin.commit, lfs=name in lfs, **parts)
+    def by_git(name: str, target: Path, pin: Pin) -> tuple[Pin, State]:
+        """Raises TraceproofError: git can not bring it, or has no such tag."""
+        origin = ORIGINS.get(name, SourceOrigin(url=str(pin.url)))
         git = Git(target, patience, lambda said: progress.show(f"{name:11} {said}", of=name), name in lfs)
-        return {"status": bring(target, wanted, git), "digest": tree_digest(target)}
+        if pin.commit is None:
+            ref, once = f"refs/tags/v{pin.version}", replace(patience, attempts=1)
+            commit = resolve(origin.url, ref, git=replace(git, folder=target_dir, patience=once))
+            pin = pin.model_copy(update={"url": origin.url, "commit": commit, "ref": ref})
+        wanted = WantedCheckout(
+            url=str(pin.url),
+            commit=str(pin.commit),
+            folders=origin.folders,
+            submodules=origin.submodules,
+            lfs=name in lfs,
+        )
+        return pin, bring(target, wanted, git)
 
     def one(name: str) -> tuple[dict[str, Any], Pin]:
         pin, target = pins[name], target_dir / name
         unpacked = pin.package is not None and target.exists() and not (target / ".git").exists()
-        record = _record(target, pin.as_release if unpacked else pin)
+        from_git = not unpacked and (pin.commit is not None or (name in tagged and not target.exists()))
+        taken = pin if from_git else pin.as_release
+        about: dict[str, Any] = {"status": FAILED}
         try:
-            if pin.commit is not None and not unpacked:
+            if from_git:
                 try:
-                    record |= by_git(name, target, pin)
-                except GitError as error:
+                    pin, status = by_git(name, target, pin)
+                    taken, about = pin, {"status": status, "digest": tree_digest(target)}
+                except TraceproofError as error:
                     if pin.package is None or target.exists():
                         raise
-                    record = _record(target, pin.as_release)
-                    progress.show(f"{name:11} {fallback(pin, str(pin.url), error)}", of=name, done=True)
-            if record["commit"] is None:
+                    taken, from_git = pin.as_release, False
+                    what = (
+                        f"{name}: {pin.package} {pin.version} from the package index, since git could not bring it"
+                    )
+                    url = pin.url or ORIGINS[name].url
+                    why = error.problems[-1] if error.problems else error.what
+                    progress.show(f"{what} from {url}: {why}", of=name, done=True)
+            if not from_git:
                 progress.show(f"{name:11} {pin.package} {pin.version}", of=name)
-                record["status"], found = bring_package(target, pin.as_release)
-                record["digest"] = package_digest(target)
+                status, found = bring_package(target, taken)
+                about = {"status": status, "digest": package_digest(target)}
                 pin = pin if pin.digests else pin.model_copy(update={"sha256": found.sha256})
         except TraceproofError as error:
-            record |= {"status": FAILED, "error": str(error)}
+            about["error"] = str(error)
+        record = record_of(target, taken) | about
         place = record["commit"] or record["version"]
         progress.show(f"{name:11} {record['status']}  {place}  {target}", of=name, done=True)
         return record, pin
 
-    with ThreadPoolExecutor(max_workers=jobs) as threads:
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
         results = dict(zip(pins, threads.map(one, pins), strict=True))
-    repositories = {name: record for name, (record, _) in results.items()}
-    for name, error in unpinned.items():
-        repositories[name] = _record(target_dir / name, None) | {"error": error}
-        progress.show(f"{name:11} {FAILED}  no commit found", of=name, done=True)
-    value = write_records(target_dir, repositories)
+    value = write_records(target_dir, {name: record for name, (record, _) in results.items()})
     return value, {name: pin for name, (_, pin) in results.items()}
-
-
-def fallback(pin: Pin, url: str, error: TraceproofError) -> str:
-    """Say in a line that a release is taken from the package index, and why git could not bring it."""
-    last = error.problems[-1] if error.problems else error.what
-    return f"{pin.package} {pin.version} from the package index, since git could not bring it from {url}: {last}"
 
 
 def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,8 +113,8 @@ def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str
     return value
 
 
-def _record(target: Path, pin: Pin | None) -> dict[str, Any]:
-    """What is known of a source before it is brought."""
+def record_of(target: Path, pin: Pin | None) -> dict[str, Any]:
+    """What is known of a source before it is brought; None: no pin could be found."""
     return {
         "path": str(target),
         "status": FAILED,

@@ -2,17 +2,15 @@
 
 import contextlib
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TextIO
-from urllib.parse import urlsplit
 
 import typer
 
 from traceproof.bumps.bisect import Bisection, GroundTruthTrial, Verdict, worst
-from traceproof.checkouts.clone import FAILED, clone_all, fallback
+from traceproof.checkouts.clone import clone_all, record_of, write_records
 from traceproof.checkouts.gitrun import Git, GitError, Patience, available
 from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, read_lock, resolve, write_lock
 from traceproof.checkouts.tree import CommitTree, FileTree, FolderTree, changed_between
@@ -48,8 +46,6 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     pinned: Annotated[
         bool, typer.Option("--pinned", help="Take releases as pinned; look for no commits of their tags.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Sources at once.")] = 4,
-    stall: Annotated[float, typer.Option(min=1, help="Seconds of silence until a remote is given up.")] = 60.0,
     json_file: options.JsonFile = None,
 ) -> None:
     """Clone or update the sources. What sources.lock names is what is taken; options change it, branches never do.
@@ -68,18 +64,34 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     place = lock or home / NAME
     folder = (target_dir or home / "sources").expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = {"branch": branch, "tag": tag, "commit": commit, "release": release, "url": url}
-    changes = {name: _pairs(f"--{name}", given) for name, given in chosen.items()}
-    git = Git(Path.cwd(), Patience(stall=stall))
-    found, unpinned = _pinned(names, changes, lfs or [], read_lock(place), git)
-    if not pinned:
-        found = _with_commits(found, {name for given in changes.values() for name in given}, folder, git)
-    value, known = clone_all(found, folder, jobs=jobs, lfs=lfs or [], patience=git.patience, unpinned=unpinned)
-    wanted, records = names or sorted({*found, *unpinned}), value["repositories"]
-    failed = [name for name in wanted if records[name]["status"] == FAILED]
-    before = read_lock(place)  # it only names what was there once
-    after = before | {name: pin for name, pin in known.items() if name not in failed}
-    if after != before:
+    urls, before = _pairs("url", url), read_lock(place)
+    given = {"branch": branch, "tag": tag, "commit": commit, "release": release}
+    chosen = _chosen({option: _pairs(option, values) for option, values in given.items()}, urls)
+    wanted = names or sorted({*ORIGINS, *before, *urls})
+    unknown = sorted({*wanted, *(lfs or []), *chosen} - {*ORIGINS, *before, *urls})
+    if unknown:
+        known = ", ".join(sorted({*ORIGINS, *before, *urls}))
+        todo = "Give the repository of a new one with --url NAME=URL."
+        raise TraceproofError(f"unknown sources: {', '.join(unknown)}; known: {known}", todo=todo)
+    pins: dict[str, Pin] = {}
+    failed: dict[str, str] = {}
+    for name in wanted:
+        try:
+            pins[name] = _pin(name, before.get(name), chosen.get(name), urls.get(name))
+        except TraceproofError as error:
+            failed[name] = str(error)
+    tagged = {name for name in pins if name in ORIGINS and name not in chosen and name not in urls and not pinned}
+    value, found = clone_all(pins, folder, lfs=lfs or [], tagged=tagged, patience=Patience())
+    failed |= {
+        name: value["repositories"][name]["error"] for name in pins if "error" in value["repositories"][name]
+    }
+    records = {
+        name: record_of(folder / name, None) | {"error": failed[name]} for name in failed.keys() - pins.keys()
+    }
+    value = write_records(folder, records)
+    now = read_lock(place)  # it only names what was there once
+    after = now | {name: pin for name, pin in found.items() if name not in failed}
+    if after != now:
         write_lock(place, after)
     run.write_result(json_file, value)
     if lock is None:
@@ -90,7 +102,7 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
                     run.say(f"note: {line}")
     if failed:
         what = f"{len(failed)} of {len(wanted)} sources could not be brought to {folder}"
-        raise TraceproofError(what, problems=[f"{name}: {_one_line(records[name]['error'])}" for name in failed])
+        raise TraceproofError(what, problems=[f"{name}: {_one_line(text)}" for name, text in failed.items()])
 
 
 def _one_line(text: str) -> str:
@@ -103,101 +115,46 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     for text in given or []:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise TraceproofError(f"{option} {text!r}: expected NAME=VALUE, e.g. {option} flashinfer=...")
+            raise TraceproofError(f"--{option} {text!r}: expected NAME=VALUE, e.g. --{option} flashinfer=...")
         pairs[name] = value
     return pairs
 
 
-def _pinned(
-    names: Sequence[str] | None,
-    changes: dict[str, dict[str, str]],
-    lfs: Sequence[str],
-    pins: dict[str, Pin],
-    git: Git,
-) -> tuple[dict[str, Pin], dict[str, str]]:
-    """The pin of each source that is meant, all where none is named, and why others have none.
-
-    Raises TraceproofError: a name, an address or a commit is none, or options contradict each other.
-    """
-    urls = changes.pop("url")
+def _chosen(given: Mapping[str, Mapping[str, str]], urls: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """By source, the option that chooses its version, and its value. Raises TraceproofError: options contradict."""
     for name, address in urls.items():
         if has_credentials(address):
             raise TraceproofError(
                 f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
                 todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
             )
-    for name, digits in changes["commit"].items():
-        if not FULL_COMMIT.fullmatch(digits):
-            raise TraceproofError(f"--commit {name}={digits}: expected all 40 hexadecimal digits")
-    known = {*ORIGINS, *pins, *urls}
-    chosen = names or sorted(known)
-    unknown = sorted({*chosen, *lfs, *chain.from_iterable(changes.values())} - known)
-    if unknown:
-        raise TraceproofError(
-            f"unknown sources: {', '.join(unknown)}; known: {', '.join(sorted(known))}",
-            todo="Give the repository of a new one with --url NAME=URL.",
-        )
-    given = {name: _given(name, changes) for name in chosen}
-    found: dict[str, Pin] = {}
-    unpinned: dict[str, str] = {}
-    for name, choice in given.items():
-        try:
-            found[name] = _pin(name, pins.get(name), choice, urls.get(name), git)
-        except TraceproofError as error:
-            unpinned[name] = str(error)
-    return found, unpinned
-
-
-def _with_commits(pins: Mapping[str, Pin], chosen: Collection[str], folder: Path, git: Git) -> dict[str, Pin]:
-    """The pins, releases that are not there yet with the commits of their tags, as far as git reaches them.
-
-    Those that were `chosen` by an option stay as they are.
-    """
-    found = dict(pins)
-    once = replace(git, patience=replace(git.patience, attempts=1))
-    unreachable: dict[str, TraceproofError] = {}  # by host: asked once
-    for name, pin in pins.items():
-        if pin.commit is not None or name in chosen or name not in ORIGINS or (folder / name).exists():
-            continue
-        url, ref = ORIGINS[name].url, f"refs/tags/v{pin.version}"
-        host = urlsplit(url).netloc
-        try:
-            if host in unreachable:
-                raise unreachable[host]
-            found[name] = pin.model_copy(update={"url": url, "commit": resolve(url, ref, git=once), "ref": ref})
-        except TraceproofError as error:
-            if isinstance(error, GitError):
-                unreachable[host] = error
-            run.say(f"{name}: {fallback(pin, url, error)}")
+    found: dict[str, tuple[str, str]] = {}
+    for option, values in given.items():
+        for name, value in values.items():
+            if name in found:
+                raise TraceproofError(f"{name}: give one of --{found[name][0]}, --{option}")
+            if option == "commit" and not FULL_COMMIT.fullmatch(value):
+                raise TraceproofError(f"--commit {name}={value}: expected all 40 hexadecimal digits")
+            if option == "release" and (name not in ORIGINS or not ORIGINS[name].package):
+                raise TraceproofError(f"--release {name}: it is not known under which name it is released")
+            found[name] = (option, value)
     return found
 
 
-def _given(name: str, changes: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """What the options say of a source, by option. Raises TraceproofError: they contradict each other."""
-    given = {kind: values[name] for kind, values in changes.items() if name in values}
-    if len(given) > 1:
-        raise TraceproofError(f"{name}: give one of {', '.join('--' + kind for kind in given)}")
-    if "release" in given and (name not in ORIGINS or not ORIGINS[name].package):
-        raise TraceproofError(f"--release {name}: it is not known under which name it is released")
-    return given
-
-
-def _pin(name: str, old: Pin | None, given: Mapping[str, str], url: str | None, git: Git) -> Pin:
+def _pin(name: str, old: Pin | None, chosen: tuple[str, str] | None, url: str | None) -> Pin:
     """What a source is pinned at: by an option, else as before, else where its repository stands now."""
-    if "release" in given:
+    option, value = chosen or ("", "")
+    if option == "release":
         origin = ORIGINS[name]
-        return Pin(package=origin.package, version=given["release"], folder=origin.inside or None)
-    if not given and url is None and old is not None:
+        return Pin(package=origin.package, version=value, folder=origin.inside or None)
+    if not option and url is None and old is not None:
         return old
     address = url or (old.url if old and old.url else None) or ORIGINS[name].url
-    ref = given.get("commit", "HEAD")
-    if "branch" in given:
-        ref = f"refs/heads/{given['branch'].removeprefix('refs/heads/')}"
-    elif "tag" in given:
-        ref = f"refs/tags/{given['tag'].removeprefix('refs/tags/')}"
-    commit = resolve(address, ref, git=git)
-    tagged = ref.startswith("refs/tags/")
-    if old is not None and tagged and (old.url, old.ref) == (address, ref) and old.commit != commit:
+    refs = {"branch": f"refs/heads/{value.removeprefix('refs/heads/')}", "commit": value}
+    refs |= {"tag": f"refs/tags/{value.removeprefix('refs/tags/')}", "": "HEAD"}
+    ref = refs[option]
+    commit = resolve(address, ref, git=Git(Path.cwd()))
+    if old is not None and option == "tag" and (old.url, old.ref) == (address, ref) and old.commit != commit:
         raise TraceproofError(
             f"{name}: the tag {ref.removeprefix('refs/tags/')} of {address} was moved",
             problems=[f"sources.lock has {old.commit}", f"the remote has   {commit}"],
