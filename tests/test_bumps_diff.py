@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from traceproof.checkouts.pins import Pin
 from traceproof.cli import main, run
 from traceproof.cli.results import difference
 from traceproof.errors import TraceproofError
-from traceproof.run.schema import VerdictRow, each_row
 
 PINS = {"fla": Pin(url="https://example.org/x", commit="1" * 40)}
 STACKS = [{"stack": "fla", "digest": "d", "versions": {"fla-core": "0.5.0"}}]
@@ -220,44 +219,3 @@ def test_the_same_text_is_the_same_definition_in_any_dataset_and_an_edited_one_i
     )
     assert [one["verdict"] for one in edited.rows] == ["fail"]
     assert len(diff(before, edited).failing) == 1
-
-
-def of_op_type(folder: Path, op_type: str, *rows: Mapping[str, Any]) -> Path:
-    path = folder / f"{op_type}.jsonl"
-    path.write_text("".join(json.dumps({**one, "op_type": op_type}) + "\n" for one in rows))
-    return path
-
-
-def test_rows_of_an_op_type_whose_verdicts_stay_are_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history, read = tmp_path / "history", list[str]()
-
-    def noted(path: Path) -> Iterator[VerdictRow]:
-        read.append(path.stem)
-        return each_row(path)
-
-    monkeypatch.setattr("traceproof.bumps.history.each_row", noted)
-    text: dict[str, Any] = {"digests": {"definition": "1"}, "size": "small", "seed": 0}
-    alpha, beta = row(**text), row(**text, definition="b")
-    files = [of_op_type(tmp_path, "gdn", alpha), of_op_type(tmp_path, "moe", beta)]
-    digest = keep(history, files, STACKS, PINS, FULL)
-
-    def found(key: str) -> list[tuple[str, str]]:
-        return [(one["definition"], one[key]) for one in find(history, digest).rows]
-
-    assert read == ["gdn", "moe"]
-    of_op_type(tmp_path, "moe", {**beta, "verdict": "fail"})
-    keep(history, files, STACKS, PINS, FULL)
-    assert read == ["gdn", "moe", "moe"]
-    assert found("verdict") == [("a", "pass"), ("b", "fail")]
-    of_op_type(tmp_path, "moe", alpha)  # it has another op_type now
-    keep(history, files[1:], STACKS, PINS, FULL)
-    assert found("op_type") == [("a", "moe"), ("b", "moe")]
-    keep(history, files, STACKS, PINS, OTHER)
-    assert found("op_type") == [("a", "gdn"), ("a", "moe"), ("a", "moe"), ("b", "moe")]
-    path = history / f"{digest}.json"
-    path.write_text(path.read_text(encoding="utf-8").replace('"small"', '"large"', 1), encoding="utf-8")
-    keep(history, files, STACKS, PINS, OTHER)
-    assert "were changed after they were written" in capsys.readouterr().err
-    assert found("size") == [("a", "small"), ("a", "small")]

@@ -3,16 +3,15 @@
 import json
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from filelock import FileLock
 
 from traceproof.checkouts.pins import Pin, lock_digest
-from traceproof.digests import digest_bytes, digest_file, digest_json
+from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.run.schema import VerdictRow, each_row
@@ -24,7 +23,6 @@ KEPT = (
 )
 Rows = list[dict[str, Any]]
 NEWEST = {"latest": 0, "previous": 1}
-ROWS = ', "rows": ['  # the end of a file's first line
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,59 +44,6 @@ class Scope:
     whole: bool = True  # whether all cases of the planned sizes were run, or only some that were named
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Kept rows of one op_type, which stay as they are while its verdicts do."""
-
-    lines: str  # the rows
-    # what the file's first line says of them: `covers`, the digest of the verdicts and the scope of the run that
-    # was kept last, `run`, that run's definitions, `names`, those of all rows, `size` and `digest` of `lines`
-    about: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, rows: Rows, covers: str = "", run: Iterable[str] = ()) -> Self:
-        """From rows, in any order."""
-        ordered = sorted(rows, key=lambda row: [str(row.get(key)) for key in (*KEPT[:5], "dataset", "seed")])
-        lines = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in ordered)
-        about = {"covers": covers, "run": sorted(run), "names": sorted({row["definition"] for row in rows})}
-        return cls(lines, about | _measured(lines))
-
-    @classmethod
-    def read(cls, about: Mapping[str, Any], lines: str) -> Self:
-        """From a file, as `about` says. Raises ValueError: it is not what was written."""
-        if dict(about) != {**about, **_measured(lines)}:
-            raise ValueError("rows were changed after they were written")
-        return cls(lines, about)
-
-    @property
-    def rows(self) -> Rows:
-        """The rows."""
-        found: Rows = json.loads(f"[{self.lines}]")
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdicts:
-    """A run's verdict files of one op_type; not read where they were kept already."""
-
-    covers: str
-    run: Sequence[str]
-    rows: Rows | None
-
-    @classmethod
-    def read(cls, paths: Sequence[Path], scope: Scope, before: _Part | None) -> Self:
-        """From the files, unless `before` holds them."""
-        covers = digest_json([[digest_file(path) for path in paths], asdict(scope)])
-        if before is not None and before.about["covers"] == covers:
-            return cls(covers, before.about["run"], None)
-        rows = [_cut(row, scope) for path in paths for row in each_row(path)]
-        return cls(covers, sorted({row["definition"] for row in rows}), rows)
-
-
-def _measured(lines: str) -> dict[str, Any]:
-    return {"size": len(lines), "digest": digest_bytes(lines.encode())}
-
-
 def keep(
     folder: Path,
     verdicts: Iterable[Path],
@@ -109,96 +54,46 @@ def keep(
     """Keep a run's verdicts under the digest of what they stand on; gives the digest.
 
     A second run in the same state, of another selection say, adds to the first: its rows replace those of what it
-    covered, and of texts of a definition that are not the dataset's any more. Rows of an op_type with the verdicts
-    of the run before are copied as they are. Raises TraceproofError: the disk is full.
+    covered, and of texts of a definition that are not the dataset's any more. Raises TraceproofError: the disk is
+    full.
     """
     pinned = {name: pin.model_dump(mode="json", exclude_none=True) for name, pin in pins.items()}
     environments = {str(one["stack"]): str(one["digest"]) for one in stacks}
+    new = [_cut(row, scope) for path in sorted(verdicts) for row in each_row(path)]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # runs of other selections keep theirs in the same file
         before = _same(folder, pinned, environments)
         digest = before.get("digest") or digest_json([lock_digest(pins), sorted(map(list, environments.items()))])
-        path = folder / f"{digest}.json"
-        parts = _joined(_parts(path), verdicts, scope)
+        rows = [*new, *_untouched(before.get("rows", []), new, scope)]
+        rows.sort(key=lambda row: [str(row.get(key)) for key in (*KEPT[:5], "dataset", "seed")])
         value = {
             "digest": digest,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "pins": pinned,
             "environments": before.get("environments", {}) | environments,
             "stacks": before.get("stacks", {}) | {one["stack"]: one["versions"] for one in stacks},
-            "parts": {op_type: dict(part.about) for op_type, part in parts.items()},
         }
         head = json.dumps(value, ensure_ascii=False, allow_nan=False).removesuffix("}")
-        lines = ",\n".join(part.lines for part in parts.values())
-        write_text(path, f"{head}{ROWS}\n{lines}\n]}}\n")
+        lines = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+        write_text(folder / f"{digest}.json", f'{head}, "rows": [\n{lines}\n]}}\n')
     return digest
 
 
 def _same(folder: Path, pins: Mapping[str, Any], environments: Mapping[str, str]) -> dict[str, Any]:
-    """What the newest file of the same state says of itself; empty: the state is new.
+    """The newest kept state that is the same; empty: the state is new. One that can not be read is lost, and said.
 
     A run has the environments of its own op_types alone: no environment that two runs share differs in one state.
     """
     for path in states(folder):
-        about = _head(path)
-        known = about.get("environments")
-        if known is None or about.get("pins") != pins:
+        try:
+            about = dict(load(path).about)
+        except TraceproofError as error:
+            sys.stderr.write(f"what was kept of earlier runs in {path} is lost: {error}\n")
             continue
-        if all(known.get(name, digest) == digest for name, digest in environments.items()):
+        known = about.get("environments", {})
+        if about.get("pins") == pins and all(known.get(name, one) == one for name, one in environments.items()):
             return about
     return {}
-
-
-def _head(path: Path) -> dict[str, Any]:
-    """The first line of a state's file; empty: it can not be read, or an earlier version wrote it."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            head = file.readline().rstrip("\n")
-        found = json.loads(f"{head}]}}") if head.endswith(ROWS) else {}
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.get("digest") == path.stem else {}
-
-
-def _parts(path: Path) -> dict[str, _Part]:
-    """What a state's file holds, by op_type; what is not as it was written is lost, and said."""
-    found: dict[str, _Part] = {}
-    try:
-        head, _, text = path.read_text(encoding="utf-8").partition("\n")
-        start = 0
-        for op_type, about in json.loads(f"{head}]}}")["parts"].items():
-            end = start + about["size"]
-            found[op_type] = _Part.read(about, text[start:end])
-            start = end + len(",\n")
-    except FileNotFoundError:
-        return found
-    except (OSError, ValueError, KeyError, TypeError, TraceproofError) as error:
-        sys.stderr.write(f"what was kept of earlier runs in {path} is lost: {error}\n")
-    return found
-
-
-def _joined(old: Mapping[str, _Part], verdicts: Iterable[Path], scope: Scope) -> dict[str, _Part]:
-    """The parts of a state after a run."""
-    files: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(verdicts):
-        files[path.name.partition(".")[0]].append(path)  # a large op_type has several
-    run = {op_type: _Verdicts.read(paths, scope, old.get(op_type)) for op_type, paths in files.items()}
-    places: dict[str, set[str]] = defaultdict(set)  # the op_types of each definition of the run
-    for op_type, now in run.items():
-        for name in now.run:
-            places[name].add(op_type)
-    joined = {}
-    for op_type in sorted(old.keys() | run.keys()):
-        before, now = old.get(op_type, _Part.of([])), run.get(op_type, _Verdicts("", (), None))
-        names = before.about["names"]
-        moved = {(scope.dataset, name) for name in names if name in places and op_type not in places[name]}
-        if now.rows is None and not moved:
-            joined[op_type] = before
-            continue
-        rows = now.rows or []
-        others = [row for row in before.rows if (row.get("dataset"), row["definition"]) not in moved]
-        joined[op_type] = _Part.of([*rows, *_untouched(others, rows, scope)], now.covers, now.run)
-    return {op_type: part for op_type, part in joined.items() if part.lines}
 
 
 def _cut(row: VerdictRow, scope: Scope) -> dict[str, Any]:

@@ -76,12 +76,9 @@ def clone_all(
                     if pin.package is None or target.exists():
                         raise
                     taken, from_git = pin.as_release, False
-                    what = (
-                        f"{name}: {pin.package} {pin.version} from the package index, since git could not bring it"
-                    )
-                    url = pin.url or ORIGINS[name].url
+                    what = f"{name}: {pin.package} {pin.version} from the package index, since git could not bring"
                     why = error.problems[-1] if error.problems else error.what
-                    progress.show(f"{what} from {url}: {why}", of=name, done=True)
+                    progress.show(f"{what} it from {pin.url or ORIGINS[name].url}: {why}", of=name, done=True)
             if not from_git:
                 progress.show(f"{name:11} {pin.package} {pin.version}", of=name)
                 status, found = bring_package(target, taken)

@@ -82,13 +82,10 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
             failed[name] = str(error)
     tagged = {name for name in pins if name in ORIGINS and name not in chosen and name not in urls and not pinned}
     value, found = clone_all(pins, folder, lfs=lfs or [], tagged=tagged, patience=Patience())
-    failed |= {
-        name: value["repositories"][name]["error"] for name in pins if "error" in value["repositories"][name]
-    }
-    records = {
-        name: record_of(folder / name, None) | {"error": failed[name]} for name in failed.keys() - pins.keys()
-    }
-    value = write_records(folder, records)
+    unpinned = {name: record_of(folder / name, None) | {"error": text} for name, text in failed.items()}
+    value = write_records(folder, unpinned)
+    brought = {name: value["repositories"][name] for name in pins}
+    failed |= {name: record["error"] for name, record in brought.items() if "error" in record}
     now = read_lock(place)  # it only names what was there once
     after = now | {name: pin for name, pin in found.items() if name not in failed}
     if after != now:
@@ -121,7 +118,7 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _chosen(given: Mapping[str, Mapping[str, str]], urls: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """By source, the option that chooses its version, and its value. Raises TraceproofError: options contradict."""
+    """By source, the option that chooses its version, and its value. Raises TraceproofError: they contradict."""
     for name, address in urls.items():
         if has_credentials(address):
             raise TraceproofError(
