@@ -127,10 +127,11 @@ def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(workers: Workers) -
 
 def test_the_files_that_it_is_given_do_not_count_as_its_memory(workers: Workers) -> None:
     limits = Limits(seconds=20, memory_bytes=32 * MIB)
+    taken = {Status.MEMORY, Status.ERROR}  # counted, or refused by the kernel
     begun = workers.pool.session(setup="worker_misdeeds:setup", payload=None, limits=limits)
     with begun as session, Shared(64 * MIB) as given:
         assert session.ask({"do": "touch"}, files=[given.fd]).value == 64 * MIB
-        assert session.ask({"do": "share", "count": 128 * MIB}, files=[given.fd]).status is Status.MEMORY
+        assert session.ask({"do": "share", "count": 128 * MIB}, files=[given.fd]).status in taken
 
 
 @pytest.mark.parametrize("size", [0, 32 * MIB, 128 * MIB])

@@ -30,6 +30,8 @@ def verdict(code: bytes, machine: str, number: int, arguments: Mapping[int, int]
         match kind:
             case kernel.LOAD:
                 (accumulator,) = struct.unpack_from("<I", data, value)
+            case kernel.AND:
+                accumulator &= value
             case kernel.JUMP_EQUAL:
                 at += if_true if accumulator == value else if_false
             case kernel.JUMP_GREATER_EQUAL:
@@ -79,6 +81,11 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bo
         (kernel.IOCTL, 1, kernel.TIOCSTI, EPERM),
         (kernel.PRCTL, 0, 15, ALLOWED),  # PR_SET_NAME
         (kernel.PRCTL, 0, 1, EPERM),  # PR_SET_PDEATHSIG
+        (kernel.MMAP, 3, 0x22, ALLOWED),  # private
+        (kernel.MMAP, 3, 0x01, ALLOWED),  # of a file
+        (kernel.MMAP, 3, 0x4021, EPERM),
+        (kernel.SETSOCKOPT, 2, 8, ALLOWED),  # SO_RCVBUF
+        (kernel.SETSOCKOPT, 2, kernel.SO_SNDBUF, EPERM),
     ],
 )
 def test_the_filter_looks_at_arguments(

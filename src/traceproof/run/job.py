@@ -191,10 +191,14 @@ class _Asked:
             ]
 
     def _computed(self, engine: "Engine") -> Rows:
-        """Rows of what lacks; once more where a process died, which may have been killed from outside."""
+        """Rows of what lacks; once more where a process died, which may have been killed from outside.
+
+        Not where others ran into the limit: that would take as long again.
+        """
         names = sorted(self.lacking - {PAIR})
         rows = engine.rows(self.entry, names)
-        return engine.rows(self.entry, names) if any(row.reason == Error.CRASH for row in rows) else rows
+        reasons = {row.reason for row in rows}
+        return engine.rows(self.entry, names) if Error.CRASH in reasons and Error.TIMEOUT not in reasons else rows
 
     def to_keep(self) -> dict[str, Any]:
         """What the cache is to have of what was computed, by key."""

@@ -20,12 +20,12 @@ SYSTEM = tuple(_SYSTEM.split())
 # Of /etc, only what loading a library or naming a time zone or a user needs: the rest may hold keys.
 _ETC = "alternatives group ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf passwd"
 ETC = tuple(_ETC.split())
-DEVICES = ("null", "zero", "full", "random", "urandom")  # below /dev
-GPU_DEVICES = ("nvidia*", "dxg")
+DEVICES = ("null", "full", "random", "urandom")  # below /dev
+GPU_DEVICES = ("nvidia*", "dxg", "zero")  # the last is memory that counts for nobody, once it is mapped
 # Of /proc, what changes the machine: the owner of these files, root, needs no capability to write to them.
 MACHINE_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 SHARED = "/dev/shm"  # noqa: S108 - a small one of the worker's own
-SHARED_MEMORY = "size=64m,mode=1777"  # what CUDA and semaphores put into /dev/shm is small
+SHARED_MEMORY = "size=64m,nr_inodes=4096,mode=1777"  # what CUDA and semaphores put into /dev/shm is small
 # CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
 CUDA_REFUSES = ("landlock",)
 HOLDS = "holds"

@@ -207,7 +207,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 X32_BIT = 0x40000000  # x86_64's second table of the same calls: refused whole
-LOAD, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, AND, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_SET, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER_AT, ARCH_AT, ARGUMENTS_AT = 0, 4, 16  # struct seccomp_data
 FILTER_FLAG_SPEC_ALLOW = 1 << 2  # without it, kernels before 5.16 slow all memory access of the process
@@ -257,7 +257,9 @@ REFUSED = {
     ),
 }
 CLONE, CLONE3, FORK, VFORK = (56, 220), (435, 435), (57, None), (58, None)
-MEMFD_CREATE = (319, 279)
+MEMFD_CREATE, MMAP = (319, 279), (9, 222)
+SHARED_ANONYMOUS = 0x21  # MAP_SHARED and MAP_ANONYMOUS
+SETSOCKOPT, SO_SNDBUF = (54, 208), 7
 SOCKET, IOCTL, PRCTL = (41, 198), (16, 29), (157, 167)
 KILL_CALL, TGKILL, TKILL = (62, 129), (234, 131), (200, 130)
 SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
@@ -295,6 +297,17 @@ class FilterProgram:
                 (LOAD, 0, 0, NUMBER_AT),
             ]
 
+    def refuse_flags(self, numbers: Numbers, argument: int, flags: int) -> None:
+        """Refuse a call whose argument has all of some flags."""
+        self._code += [
+            (JUMP_EQUAL, 0, 5, numbers[self._column] or 0),
+            (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),
+            (AND, 0, 0, flags),
+            (JUMP_EQUAL, 0, 1, flags),
+            (RETURN, 0, 0, ERRNO | EPERM),
+            (LOAD, 0, 0, NUMBER_AT),
+        ]
+
     def assemble(self) -> bytes:
         """The program as an array of struct sock_filter."""
         return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, (RETURN, 0, 0, ALLOW)])
@@ -304,11 +317,12 @@ def filter_program(machine: str, *, processes: bool, only_signal: int | None, gp
     """The filter of a machine (x86_64 or aarch64).
 
     Threads may always be started, processes where it is said. `only_signal` is the one process that may be sent
-    signals; None: any that can be seen. A GPU's driver makes files in memory, which others may not.
+    signals; None: any that can be seen. A GPU's driver makes files and maps shared memory, which others may not.
     """
     built = FilterProgram(machine)
-    if not gpu:
+    if not gpu:  # what is written there and then let go is resident for nobody
         built.refuse(MEMFD_CREATE)
+        built.refuse_flags(MMAP, 3, SHARED_ANONYMOUS)
     for numbers in REFUSED.values():
         built.refuse(numbers)
     built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, out of a filter's sight; libc falls back to clone
@@ -318,6 +332,7 @@ def filter_program(machine: str, *, processes: bool, only_signal: int | None, gp
         built.refuse(FORK)
         built.refuse(VFORK)
     built.refuse_argument(SOCKET, 0, JUMP_EQUAL, AF_UNIX, when=False)
+    built.refuse_argument(SETSOCKOPT, 2, JUMP_EQUAL, SO_SNDBUF, when=True)  # what a guard takes each to hold
     built.refuse_argument(IOCTL, 1, JUMP_EQUAL, TIOCSTI, when=True)
     built.refuse_argument(IOCTL, 1, JUMP_EQUAL, TIOCLINUX, when=True)
     built.refuse_argument(PRCTL, 0, JUMP_EQUAL, PR_SET_PDEATHSIG, when=True)
@@ -403,6 +418,21 @@ def status_bytes(pid: int, *fields: bytes) -> int:
             if line.startswith(fields):
                 total += int(line.split()[1]) * 1024
     return total
+
+
+FEW_FILES = 32  # of a process, open at once: nobody asks what they are
+BUFFER_BYTES = 212_992  # of a socket at most: net.core.wmem_default
+
+
+def buffer_bytes(pid: int) -> int:
+    """What sockets and pipes of a process hold at most; 0 if it has few open files, or is gone."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder)  # noqa: PTH208 - called many times a second
+        if len(names) > FEW_FILES:
+            kinds = (os.readlink(f"{folder}/{name}") for name in names)  # noqa: PTH115
+            return BUFFER_BYTES * sum(kind.startswith(("socket:", "pipe:")) for kind in kinds)
+    return 0
 
 
 def private_bytes(pid: int) -> int:

@@ -209,7 +209,7 @@ def guard(spec: WorkerSpec, data: socket.socket, supervisor: socket.socket) -> N
     try:
         leave(spec.plan, spec.seen, spec.stage)
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        baseline = kernel.status_bytes(os.getpid(), b"RssAnon:")
+        baseline = kernel.status_bytes(os.getpid(), b"RssAnon:", b"VmPTE:")
         worker = os.fork()
     except OSError as error:
         report(supervisor, {"reason": "failed", "message": str(error)})
@@ -281,7 +281,10 @@ class Guard:
             below = [pid for pid in kernel.numbers_in("/proc") if pid != os.getpid()]
         else:
             below = kernel.descendants(os.getpid())
-        used = sum(max(0, kernel.status_bytes(pid, b"RssAnon:") - self.baseline) for pid in below)
+        used = sum(
+            max(0, kernel.status_bytes(pid, b"RssAnon:", b"VmPTE:") - self.baseline) + kernel.buffer_bytes(pid)
+            for pid in below
+        )
         shared = sum(kernel.status_bytes(pid, b"RssShmem:") for pid in below)
         self._used = used + max(0, shared - self._given)
         if limits.memory_bytes is not None and self._used > limits.memory_bytes:
