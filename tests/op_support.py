@@ -105,7 +105,7 @@ def failures(definition: Definition, kernel: Kernel, *sizes: str) -> dict[str, s
 
 
 def assert_inputs_fit(definition: Definition, case: Case, *, again: bool = True) -> None:
-    """Inputs have the schema's order, shapes and dtypes; drawn `again` they are the same, and depend on the seed."""
+    """Inputs have the schema's order, shapes and dtypes; drawn `again` they are the same; a seed matters."""
     values = inputs_of(definition, case)
     assert list(values) == list(definition.inputs)
     for name, spec in definition.inputs.items():

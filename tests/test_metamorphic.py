@@ -8,11 +8,10 @@ from typing import Any
 import definitions as small
 import op_support as ops
 import pytest
-import torch
 
 from relations.building import Relation
 from relations.op_types import RELATIONS, relations_of
-from relations.trial import Agreement, Finding, agree, cases_of, tables, try_relation, try_relations
+from relations.trial import Finding, cases_of, tables, try_relation, try_relations
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.run.case import SolvedCase, solve
@@ -139,15 +138,6 @@ def test_what_fails_on_its_own_inputs_is_named_and_left_to_the_judge() -> None:
     [row] = tried(failing, relations_of(failing)[:1], subjects(failing))
     assert row["cases"] == 0
     assert "ValueError: no" in row["failing"][0]
-
-
-def test_two_samples_are_told_apart_by_more_than_chance() -> None:
-    sampler = ops.load("sampling", "top_k_sampling_from_probs_v1000")
-    subject = subjects(sampler, "small-1")[0]
-    generator = torch.Generator().manual_seed(0)
-    one, other = (torch.randint(0, 4, (500, 2), generator=generator) for _ in range(2))
-    assert agree(subject, "samples", one, other, None)[0] == Agreement.ROUNDING
-    assert agree(subject, "samples", one, other // 2, None)[0] == Agreement.NONE
 
 
 @pytest.mark.slow

@@ -69,10 +69,3 @@ def test_a_wrong_configuration_is_bad_use_of_snakemake_too(repository: Repositor
     ran = repository.run("snakemake", "--cores", "1", "chain", "--config", "seed=none")
     assert ran.code == 2, ran.out
     assert ran.out.splitlines()[-1].startswith("  - seed: 'none'"), ran.out
-
-
-def test_a_wrong_option_of_snakemake_is_told_under_its_name(repository: Repository) -> None:
-    ran = repository.verify("--", "--no-such-option")
-    assert ran.code == 2
-    assert "snakemake: error: " in ran.out
-    assert "engine.py" not in ran.out

@@ -15,20 +15,9 @@ from planted_fp4 import requantise_fp4, to_fp4
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Values, tensor
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, mixture, mixture_of
-from traceproof.ops.families.routing import (
-    FAVOURED,
-    ChosenExperts,
-    Method,
-    Routing,
-    choice_of,
-    choose,
-    margins,
-    pack,
-    read,
-    routing_of,
-)
+from traceproof.ops.families.routing import FAVOURED, ChosenExperts, Method, choice_of, margins, routing_of
 from traceproof.ops.formula import Variant, Wide
-from traceproof.ops.quant import FP4_VALUES, FP8_BITS_RMS, requantise_fp8, scale_blocks, to_bf16, to_fp8
+from traceproof.ops.quant import FP4_VALUES, FP8_BITS_RMS, requantise_fp8, to_bf16, to_fp8
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solved
 
@@ -133,41 +122,6 @@ def test_choices_are_clear_and_as_the_case_says(definition: Definition) -> None:
             assert pattern not in FAVOURED or FAVOURED[pattern](routing.local) in row, case.id
 
 
-def silu(x: float) -> float:
-    return x / (1 + float(torch.exp(torch.tensor(-x, dtype=torch.float64))))
-
-
-def test_the_oracle_by_hand() -> None:
-    tiny = ops.variant(FP4, num_experts=2, hidden_size=2, intermediate_size=1, gemm1_out_size=2, top_k=2)
-    logits = torch.tensor([[0.0, 1.0986122886681098]])  # ln 3: the weights are 1/4 and 3/4
-    values: Values = {
-        "routing_logits": logits.to(torch.float64),
-        "hidden_states": torch.tensor([[1.0, 2.0]]),
-        "gemm1_weights": torch.tensor([[[3.0, 0.0], [0.0, 0.5]], [[0.0, 1.0], [1.0, 1.0]]]),
-        "gemm2_weights": torch.tensor([[[1.0], [0.0]], [[0.0], [4.0]]]),
-    }
-    # expert 0: up 3, gate 1; expert 1: up 2, gate 3
-    expected = torch.tensor([[3 * silu(1) / 4, 4 * 2 * silu(3) * 3 / 4]], dtype=torch.float64)
-    torch.testing.assert_close(MOE.oracle(tiny, values)["output"], expected, rtol=1e-6, atol=0)
-
-
-def test_the_per_tensor_oracle_by_hand() -> None:
-    tiny = ops.variant(PER_TENSOR, num_experts=2, hidden_size=1, intermediate_size=1, gemm1_out_size=2)
-    values: Values = {
-        "routing_logits": torch.tensor([[0.0, -1.0]]),  # sigmoid 1/2
-        "hidden_states": torch.tensor([[4.0]]),
-        "gemm1_weights": torch.tensor([[[5.0], [3.0]], [[0.0], [0.0]]]),
-        "output1_scales_scalar": torch.tensor([0.5, 0.0]),
-        "output1_scales_gate_scalar": torch.tensor([0.25, 0.0]),
-        "gemm2_weights": torch.tensor([[[2.0]], [[0.0]]]),
-        "output2_scales_scalar": torch.tensor([8.0, 0.0]),
-        "routing_bias": torch.tensor([-9.0, 9.0]),
-    }
-    # the token is 4 / 2 = 2; up 10 * 0.5, gate 6 * 0.25
-    expected = torch.tensor([[5 * silu(1.5) * 2 * 8]], dtype=torch.float64)
-    torch.testing.assert_close(MOE.oracle(tiny, values)["output"], expected)
-
-
 def test_a_heavy_definition_has_few_cases_and_a_true_estimate() -> None:
     heavy = ops.variant(
         DEEPSEEK,
@@ -217,41 +171,7 @@ def test_tied_experts_can_stand_in_for_each_other(definition: Definition) -> Non
     torch.testing.assert_close(again, first, rtol=1e-12, atol=1e-12)
 
 
-def test_deepseek_routing_by_hand() -> None:
-    routing = Routing(method=Method.DEEPSEEK, top_k=2, experts=6, local=6, groups=3, top_groups=2)
-    scores = torch.tensor([[0.9, 0.1, 0.6, 0.6, 0.5, 0.3]], dtype=torch.float64)
-    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.25])
-    # groups count 1.0, 1.2, 1.05 with the bias: the first is out, though it has the best expert
-    choice = choose(routing, torch.logit(scores), bias, factor=2.0)
-    assert choice.experts.tolist() == [[2, 3]]
-    assert choice.weights.tolist() == [[1.0, 1.0]]
-    bias[5] = 0.5  # now expert 5 is chosen, and weighs what its sigmoid weighs
-    choice = choose(routing, torch.logit(scores), bias, factor=2.0)
-    assert choice.experts.tolist() == [[5, 2]]
-    torch.testing.assert_close(choice.weights, torch.tensor([[2 / 3, 4 / 3]], dtype=torch.float64))
-
-
-def test_packed_choices_come_back() -> None:
-    ids, weights = torch.tensor([[3, 70_00]]), torch.tensor([[0.25, 0.5]], dtype=torch.bfloat16)
-    choice = read(
-        Routing(method=Method.PACKED, top_k=2, experts=8000, local=8000), pack(ids, weights), torch.float64
-    )
-    assert choice.experts.tolist() == [[3, 7000]]
-    assert choice.weights.tolist() == [[0.25, 0.5]]
-
-
 # Number formats: what they hold exactly and how they round.
-
-
-def test_a_block_scale_reaches_its_block_and_no_other() -> None:
-    scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    scaled = scale_blocks(torch.ones(4, 256), scales, height=2)
-    assert torch.equal(scaled, scales.repeat_interleave(2, 0).repeat_interleave(128, 1))
-
-
-def test_fp8_saturates_and_rounds_to_even() -> None:
-    values = torch.tensor([1e9, -1e9, 17.0, 19.0, 0.3])
-    assert to_fp8(values).tolist() == [448.0, -448.0, 16.0, 20.0, 0.3125]
 
 
 def test_fp4_rounds_to_the_nearest_and_ties_to_the_even_code() -> None:
@@ -279,3 +199,18 @@ def test_the_rms_of_fp8_bit_patterns_is_as_stated() -> None:
     codes[codes & 0x7F == 0x7F] -= 1
     values = codes.view(torch.float8_e4m3fn).to(torch.float64)
     assert abs(float(values.square().mean().sqrt()) - FP8_BITS_RMS) < 0.01
+
+
+def plain_ids() -> Definition:
+    """The routed form whose reference takes `topk_ids` as they are."""
+    changed = PACKED.as_json()
+    changed["reference"] = "def run(*inputs):\n    return inputs\n"
+    return Definition.model_validate(changed)
+
+
+def test_plain_choices_weigh_the_same() -> None:
+    definition = plain_ids()
+    values = ops.inputs_of(definition, ops.case_named(definition, "small-1"))
+    ids = tensor(values, "topk_ids")
+    assert 0 <= int(ids.min()) <= int(ids.max()) < routing_of(definition).experts
+    assert bool((chosen(definition, values).weights == 0.25).all())

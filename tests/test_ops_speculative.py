@@ -135,7 +135,7 @@ def ruled(kernel: Kernel, *sizes: str, seed: int = 0) -> dict[str, Ruling]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", RIGHT)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_right_kernel_passes(kernel: str, seed: int) -> None:
     found = ruled(RIGHT[kernel], "small", "medium", seed=seed)
     assert {name: one.message for name, one in found.items() if one.verdict != "pass"} == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -103,7 +104,7 @@ def test_the_code_of_one_op_concerns_its_op_type_alone(repository: Repository) -
 def test_a_failed_job_never_shows_the_table_of_the_run_before(repository: Repository) -> None:
     file = dataset_of(repository) / "definitions" / f"{NORM}.json"
     definition = json.loads(file.read_text())
-    definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 2\n"
+    definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 1.01\n"
     file.write_text(json.dumps(definition))
     repository.edit("scripts/stack_job.py", PLANS, KILLS)
     ran = repository.verify()
@@ -134,6 +135,13 @@ def test_a_wrong_reference_is_a_finding_of_that_definition_alone_and_its_verdict
     assert shown.code == 1
     assert "FAIL" in shown.out
     assert "max_abs" in shown.out
+    printed = next(line.partition("repeat  ")[2] for line in ran.out.splitlines() if "repeat  " in line)
+    again = repository.run(*shlex.split(printed))
+    assert again.code == 1, again.out
+    assert printed in again.out
+    accepted = repository.run(*shlex.split(printed), "--tolerance", "0.1")
+    assert accepted.code == 0, accepted.out
+    assert "VERIFIED: 1 definition, 1 accepted by your tolerance, not proved" in accepted.out
 
 
 def test_a_reference_put_right_is_verified_again_whatever_the_dates_of_files(repository: Repository) -> None:
@@ -150,8 +158,7 @@ def test_a_reference_put_right_is_verified_again_whatever_the_dates_of_files(rep
 def test_known_findings_do_not_fail_a_run_and_a_selection_has_its_own_folder(repository: Repository) -> None:
     ran = repository.verify(*SELECTED, "--", "--quiet")
     assert ran.code == 0, ran.out
-    (folder,) = (repository.root / "results" / "selections").iterdir()
-    assert folder.name.startswith("gemm-")
+    (folder,) = (repository.root / "results" / "selections").glob("gemm-*")
     assert list(repository.summary(f"results/selections/{folder.name}")["definitions"]) == ["gemm_n96_k160"]
 
 
@@ -168,11 +175,23 @@ def test_a_dry_run_with_force_shows_all_and_leaves_nothing_to_do(repository: Rep
     assert repository.verify(*SELECTED).jobs == []  # nor has the run that was forced
 
 
-def test_a_name_that_the_dataset_lacks_is_bad_use(repository: Repository) -> None:
-    ran = repository.verify("--definition-name", "rmsnorm_h97")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--definition-name", "rmsnorm_h97"),
+            "definition_name 'rmsnorm_h97' is not in the dataset; close to it: rms",
+        ),
+        (("--case", "smal-0"), "case 'smal-0' is in none of the selected definitions; close to it: small-0"),
+        (("--", "--no-such-option"), "snakemake: error: "),
+    ],
+)
+def test_what_does_not_exist_is_bad_use(repository: Repository, options: tuple[str, ...], said: str) -> None:
+    ran = repository.verify(*options)
     assert ran.code == 2
-    assert "definition_name 'rmsnorm_h97' is not in the dataset; close to it: rmsnorm_h96" in ran.out
+    assert said in ran.out
     assert "Traceback" not in ran.out
+    assert "engine.py" not in ran.out
 
 
 def test_a_definition_that_can_not_be_used_says_what_is_wrong_with_its_file(repository: Repository) -> None:

@@ -98,10 +98,5 @@ def test_the_reason_that_is_told_is_the_one_nearest_to_a_verdict(rows: list[dict
     assert unmet["reason"] == reason
 
 
-def test_a_reference_and_a_ground_truth_have_to_meet_in_one_case() -> None:
-    rows = [row("a_a", "reference"), row("a_a", "fla") | {"case": "small-1"}]
-    assert summarise(rows, Known(), STACKS)["proof"]["proved"] == 0
-
-
 def test_every_reason_to_skip_has_words() -> None:
     assert set(Skip) <= proof.WHY.keys()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import Rows, summarise
+from pipeline import Rows, summarise, typed
 
+from traceproof.config import config_of, repeat_options
 from traceproof.digests import digest_file
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
@@ -47,13 +49,6 @@ def known(**changes: Any) -> Known:  # noqa: ANN401 - JSON
         "why": WHY,
     }
     return Known.model_validate({"findings": [entry | changes]})
-
-
-def test_a_known_finding_that_this_machine_skips_is_no_news() -> None:
-    entry = known(implementation="flashinfer", outputs=["*"])
-    assert not summarise([row(implementation="flashinfer", output="*", verdict="skip", reason="no_cuda")], entry)[
-        "findings"
-    ]["unexpected"]
 
 
 def test_a_known_error_of_a_whole_case_that_is_gone_is_said() -> None:
@@ -103,46 +98,20 @@ def test_each_definition_with_findings_has_a_line_before_any_is_told_in_full() -
     assert "  ... and 42 more in summary.json" in told[1]
 
 
-def test_a_definition_alone_has_its_findings_in_full_and_no_line_before() -> None:
-    rows = [row(case=f"small-{case}", verdict="fail", reason="nan") for case in range(21)]
-    text = table(summarise(rows, Known()))
-    assert text.count("FAIL  nan") == 20
-    assert "21 new:\n  rmsnorm_h8, case small-0, reference\n" in text
-    assert "... and 1 more in summary.json" in text
-
-
-def test_findings_of_very_many_definitions_stay_readable() -> None:
-    rows = [row(definition=f"rmsnorm_h{number}", verdict="fail", reason="nan") for number in range(300)]
-    text = table(summarise(rows, Known()))
-    assert text.count(": 1, first case") == 100
-    assert "... and 200 more definitions in summary.json" in text
-    assert text.count("FAIL  nan") == 20
-    assert "... and 280 more in summary.json" in text
-
-
-def test_a_known_finding_does_not_fail_but_stays_visible() -> None:
-    summary = summarise([row(verdict="fail", reason="nan")], known())
-    assert not failed(summary)
-    assert summary["definitions"] == {"rmsnorm_h8": "fail"}
-    assert "VERIFIED: 1 definition, 1 with known findings" in table(summary)
-
-
-def test_a_known_finding_that_passes_fails_the_run() -> None:
-    summary = summarise([row()], known())
-    assert failed(summary)
-    assert "not as known.yaml says" in table(summary)
-
-
-def test_a_known_finding_with_another_reason_fails_the_run() -> None:
-    assert failed(summarise([row(verdict="fail", reason="shape")], known()))
-
-
-def test_a_known_finding_of_another_actor_does_not_cover() -> None:
-    assert failed(summarise([row(verdict="fail", reason="nan", implementation="flashinfer")], known()))
-
-
-def test_a_known_finding_that_was_not_run_is_no_news() -> None:
-    assert not failed(summarise([row(case="small-1")], known()))
+@pytest.mark.parametrize(
+    ("changes", "fails", "said"),
+    [
+        ({"verdict": "fail", "reason": "nan"}, False, "VERIFIED: 1 definition, 1 with known findings"),
+        ({}, True, "not as known.yaml says"),
+        ({"verdict": "fail", "reason": "shape"}, True, "NOT VERIFIED"),
+        ({"verdict": "fail", "reason": "nan", "implementation": "flashinfer"}, True, "NOT VERIFIED"),
+        ({"case": "small-1"}, False, "VERIFIED"),  # the known one was not run
+    ],
+)
+def test_a_known_finding_is_that_row_with_that_reason(changes: dict[str, Any], said: str, *, fails: bool) -> None:
+    summary = summarise([row(**changes)], known())
+    assert failed(summary) is fails
+    assert said in table(summary)
 
 
 def test_a_finding_with_a_digest_means_that_definition_alone() -> None:
@@ -322,26 +291,6 @@ def test_op_types_are_summarised_once_and_together_as_at_once(
     assert reported()["findings"]["known"] == []
 
 
-def test_skips_are_counted_by_reason() -> None:
-    rows = [
-        row(),
-        row(case="a", verdict="skip", reason="blob_missing"),
-        row(case="b", verdict="skip", reason="no_cuda"),
-    ]
-    assert "blob_missing 1, no_cuda 1" in table(summarise(rows, Known()))
-
-
-def test_an_actor_without_an_adapter_gets_no_line() -> None:
-    rows = [
-        row(),
-        row(implementation="fla", verdict="skip", reason="no_adapter"),
-        row(implementation="sglang", verdict="skip", reason="no_cuda"),
-    ]
-    text = table(summarise(rows, Known()))
-    assert "fla" not in text
-    assert "sglang" in text
-
-
 def test_known_yaml_reports_all_problems_at_once(tmp_path: Path) -> None:
     path = tmp_path / "known.yaml"
     path.write_text("findings:\n- {definitions: [a], colour: red, verdict: pass}\n", encoding="utf-8")
@@ -350,11 +299,6 @@ def test_known_yaml_reports_all_problems_at_once(tmp_path: Path) -> None:
     text = str(caught.value)
     for part in ("findings.0.cases", "findings.0.colour", "findings.0.verdict", "findings.0.why"):
         assert part in text
-
-
-def test_a_missing_known_yaml_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TraceproofError, match="known"):
-        read_known(tmp_path / "absent.yaml")
 
 
 def test_the_last_line_reads_right_to_a_stranger() -> None:
@@ -394,3 +338,45 @@ def test_what_a_users_tolerance_accepts_is_neither_right_nor_proved_nor_known() 
     refused = summarise([row(tolerance=0.1, verdict="fail", reason="nan")], known())
     assert failed(refused)
     assert len(refused["findings"]["new"]) == 1
+
+
+DATASET = str(ROOT / "tests" / "dataset")
+
+
+def test_a_row_names_its_definition_case_and_seed() -> None:
+    start = "traceproof verify --definition-name rmsnorm_h8 --case small-0 --seed 7"
+    (one,) = typed([row(repeat="--seed 7")])
+    assert one.command("") == start
+    assert one.command("--tolerance 0.1") == f"{start} --tolerance 0.1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"selection": {"op_type": ["gemm"]}, "seed": 3, "force": True}, []),
+        ({"test_sizes": ["large", "small"]}, ["--test-sizes", "small", "large"]),
+        ({"tolerance": 0.1}, ["--tolerance", "0.1"]),
+        ({"dataset": {"path": DATASET, "pypi": None}}, ["--dataset", DATASET]),
+        ({"known": None, "workloads": True}, ["--", "--config", "workloads=true", "known=null"]),
+        ({"limits": {"wall_s": 5}}, ["--", "--config", 'limits={"wall_s": 5.0']),
+    ],
+)
+def test_what_config_yaml_says_otherwise_is_an_option(changes: dict[str, Any], expected: list[str]) -> None:
+    given = shlex.split(repeat_options(config_of(ROOT, changes), ROOT))
+    assert len(given) == len(expected)
+    assert all(one.startswith(other) for one, other in zip(given, expected, strict=True))
+
+
+def test_findings_of_very_many_definitions_stay_readable() -> None:
+    rows = [row(definition=f"rmsnorm_h{number}", verdict="fail", reason="nan") for number in range(300)]
+    text = table(summarise(rows, Known()))
+    assert text.count(": 1, first case") == 100
+    assert "... and 200 more definitions in summary.json" in text
+    assert text.count("FAIL  nan") == 20
+    assert "... and 280 more in summary.json" in text
+
+
+def test_a_missing_known_yaml_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(TraceproofError, match="known"):
+        read_known(tmp_path / "absent.yaml")

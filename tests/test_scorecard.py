@@ -80,20 +80,20 @@ def test_our_suite_kills_and_what_there_was_no_time_for_is_said_and_completed(tm
             suite, entry.path, entry.definition, seeds=seeds, most=MOST, known=KNOWN, until=until, earlier=earlier
         )
 
-    begun = go_on(3, 0.0, None)
+    begun = go_on(2, 0.0, None)
     assert (begun.seeds, begun.total, begun.left) == (1, 0, MOST)
-    assert not complete(begun, seeds=3, most=MOST)
-    done = go_on(3, float("inf"), begun)
-    assert (done.seeds, done.alarms, done.left) == (3, [], 0)
+    assert not complete(begun, seeds=2, most=MOST)
+    done = go_on(2, float("inf"), begun)
+    assert (done.seeds, done.alarms, done.left) == (2, [], 0)
     assert done.killed == done.total > 0
     fates = next(iter(KNOWN.values()))
     assert len(fates) == done.total + done.equivalent
     assert "100.0%" in table([done])
-    assert complete(done, seeds=3, most=MOST)
-    assert not complete(done, seeds=3, most=MOST + 1)
-    assert not complete(done, seeds=4, most=MOST)
+    assert complete(done, seeds=2, most=MOST)
+    assert not complete(done, seeds=2, most=MOST + 1)
+    assert not complete(done, seeds=3, most=MOST)
     runs = done.total
-    assert go_on(4, float("inf"), done).total == runs  # mutants are not run again
+    assert go_on(3, float("inf"), done).total == runs  # mutants are not run again
 
 
 def test_a_reference_that_is_wrong_on_some_seed_alone_raises_a_false_alarm(tmp_path: Path) -> None:

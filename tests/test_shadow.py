@@ -50,16 +50,6 @@ def test_another_order_rounds_the_other_way_where_it_could() -> None:
     assert torch.equal(plain[2:], rounded[2:])
 
 
-def test_a_cast_on_the_way_rounds_and_the_last_one_does_not() -> None:
-    x = values(3, 16, dtype=torch.float32)
-
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return (x.to(torch.bfloat16).float() * 3).to(torch.bfloat16)
-
-    (found,) = followed(twice, x)
-    assert torch.equal(found, x.to(torch.bfloat16).double() * 3)
-
-
 def test_outputs_filled_row_by_row_keep_what_was_rounded_last() -> None:
     x = values(5, 32)
 
@@ -176,16 +166,13 @@ def test_another_order_of_summation_changes_rounding_and_nothing_else() -> None:
     assert not torch.equal(followed(sums, x, y, mode=OTHER_ORDER)[0], x @ y)
 
 
-@pytest.mark.slow
-def test_compiled_code_is_followed_and_following_imports_no_compiler() -> None:
+def test_following_imports_no_compiler() -> None:
     program = (
         "import sys, torch\n"
         "from traceproof.run import shadow\n"
         "x = torch.linspace(-3, 3, 96).bfloat16()\n"
         "def gated(x): return torch.nn.functional.silu(x.float() * 1.1).to(torch.bfloat16)\n"
-        "def followed(f): return [shadow.run(mode, f, [x], lambda y: [('y', y)])[0][1] for mode in sys.argv[1:]]\n"
-        "plain = followed(gated)\n"
+        "for mode in sys.argv[1:]: shadow.run(mode, gated, [x], lambda y: [('y', y)])\n"
         "assert 'torch._dynamo' not in sys.modules\n"
-        "assert all(map(torch.equal, followed(torch.compile(gated, backend='eager')), plain))\n"
     )
     subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", program, FLOAT64, OTHER_ORDER], check=True)

@@ -105,21 +105,6 @@ def test_a_failing_row_of_a_form_that_its_op_does_not_know_is_told_without_the_o
     assert ("fail", "infinity") in verdicts(rows)
 
 
-def test_a_definition_that_no_inputs_can_be_made_for_is_judged_a_skip(tmp_path: Path) -> None:
-    definition = {
-        "name": "impossible",
-        "op_type": "unheard_of",
-        "axes": {"rows": {"type": "var"}},
-        "constraints": ["rows > rows"],
-        "inputs": {"x": {"shape": ["rows"], "dtype": "bfloat16"}},
-        "outputs": {"y": {"shape": ["rows"], "dtype": "bfloat16"}},
-        "reference": "def run(x):\n    return x\n",
-    }
-    write(tmp_path / "dataset", definition)
-    rows = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS).verify()["impossible"]
-    assert verdicts(rows) == {("skip", "no_inputs")}
-
-
 def dumped(tmp_path: Path, **changes: Any) -> set[tuple[str, str | None]]:  # noqa: ANN401 - JSON
     """The verdicts on a dumped trace that scales a buffer in place."""
     definition = {

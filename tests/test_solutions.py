@@ -67,15 +67,6 @@ def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(judged_by: Solu
     assert re.search(r"; worst at \[\d+, \d+\]: expected -?\d\S*, solution -?\d\S*; max_abs \d", told), told
 
 
-def test_a_trial_that_need_not_be_whole_ends_at_the_first_bad_row(judged_by: SolutionJudge) -> None:
-    doubled = candidate("doubled", RETURNS.replace("(y *", "(2 * y *"))
-    whole, short = (judged_by.trial(doubled, NAME, whole=whole) for whole in (True, False))
-    assert [row.bad for row in short.rows] == [True]
-    assert sum(row.bad for row in whole.rows) == len(whole.rows) > 1
-    right = judged_by.trial(candidate("right", RETURNS), NAME, whole=False)
-    assert right.properties
-
-
 def test_a_kernel_that_can_not_be_launched_on_none_is_reported_and_no_refusal(judged_by: SolutionJudge) -> None:
     source = RETURNS.replace("    return norm", "    assert len(hidden_states)\n    return norm")
     assert judged_by.reasons(candidate("empty", source), NAME) == []

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from traceproof.config import Config
 from traceproof.environments import building as environments
 from traceproof.environments.building import Installation, build, probe, ready, resolve
 from traceproof.errors import TraceproofError
+from traceproof.programs import telling
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKED = ("uv.lock", *(f"envs/{path.name}" for path in sorted((ROOT / "envs").glob("*.txt"))))
@@ -166,3 +168,14 @@ def test_every_pin_has_a_hash(name: str) -> None:
 
 def test_no_environment_of_the_driver_holds_torch() -> None:
     assert not re.search(r"^torch==", (ROOT / "envs" / "driver.txt").read_text(), re.MULTILINE)
+
+
+def test_a_long_wait_is_told_ever_more_rarely(capsys: pytest.CaptureFixture[str]) -> None:
+    with telling("building x", first=0.05):
+        time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 4  # after 0.05, 0.1, 0.2 and 0.4 s
+    assert all(line.startswith("building x: ") and line.endswith(" s") for line in lines)
+    with telling("building x", first=5.0):
+        pass
+    assert not capsys.readouterr().err

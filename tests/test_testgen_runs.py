@@ -133,25 +133,26 @@ def test_alone_they_draw_and_compare_themselves(written: Path) -> None:
     assert run_pytest(written, "--tolerance=0.5", "-k", "not own", alone=True).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "test"),
-    [
-        ("EPS = 1e-6", "EPS = 1e-6\n    weight[-1] += 1", "test_determinism"),
-        ("return (y *", "return (torch.seed() % 1000003 * y *", "test_determinism"),
-        ("return (y *", "return (1 + 0 * y *", "test_determinism"),
-        (".to(torch.bfloat16)", ".to(torch.float16)", "test_output_dtype"),
-        ("return (y", "return (y[:0]", "test_output_shape"),
-    ],
-)
+# What is planted in a right reference, and the test that is for it.
+PLANTED = {
+    "writes": ("EPS = 1e-6", "EPS = 1e-6\n    weight[-1] += 1", "test_determinism"),
+    "seeds": ("return (y *", "return (torch.seed() % 1000003 * y *", "test_determinism"),
+    "constant": ("return (y *", "return (1 + 0 * y *", "test_determinism"),
+    "dtype": (".to(torch.bfloat16)", ".to(torch.float16)", "test_output_dtype"),
+    "shape": ("return (y", "return (y[:0]", "test_output_shape"),
+}
+
+
 @pytest.mark.parametrize("alone", [True, False])
-def test_each_test_finds_what_it_is_for(dataset: Path, old: str, new: str, test: str, *, alone: bool) -> None:
-    reference = GOOD.replace(old, new)
-    assert reference != GOOD
-    write(dataset, rmsnorm("rmsnorm_a", reference=reference))
-    generate(GenerateOptions(root=dataset, definitions=("rmsnorm_a",)), NOTHING_KNOWN)
-    done = run_pytest(dataset, "-k", test, alone=alone)
-    assert f"::{test}[" in done.stdout, done.stdout
-    assert done.returncode == 1
+def test_each_test_finds_what_it_is_for(tmp_path: Path, *, alone: bool) -> None:
+    for name, (old, new, _) in PLANTED.items():
+        assert old in GOOD
+        write(tmp_path, rmsnorm(f"rmsnorm_{name}", reference=GOOD.replace(old, new)))
+    everything(tmp_path)
+    done = run_pytest(tmp_path, "-k", "determinism or output_dtype or output_shape", alone=alone)
+    failed = "\n".join(line for line in done.stdout.splitlines() if line.startswith("FAILED"))
+    for name, (*_, test) in PLANTED.items():
+        assert f"test_rmsnorm_{name}.py::{test}[" in failed, done.stdout
 
 
 def test_the_definition_s_own_reference_and_constants_are_what_is_tested(dataset: Path) -> None:

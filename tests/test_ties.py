@@ -106,15 +106,6 @@ def test_equal_values_are_taken_in_the_other_order_and_unlike_ones_as_before() -
     assert found == [[[4, 2, 0, 3, 1]], [[1, 3, 4, 2, 0]], [[4, 2]], [[1, 3]], [[1, 3, 0, 2, 4]]]
 
 
-def test_values_are_sorted_all_the_same() -> None:
-    x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
-    both = [
-        followed(lambda x: (x.sort(0).values, x.topk(3, 1, largest=False).values), x, mode=mode)
-        for mode in (FLOAT64, OTHER_TIES)
-    ]
-    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
-
-
 RIGHT: list[Kernel] = [top_p, by_threshold, other_equals]
 
 

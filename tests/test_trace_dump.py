@@ -75,23 +75,6 @@ def test_what_needs_more_than_torch_stays_as_it_is(templates: Any) -> None:  # n
     assert "init stays as it is: it needs ctypes" in told
 
 
-def test_an_import_that_may_not_be_reached_raises_if_it_is(templates: Any) -> None:  # noqa: ANN401 - a module
-    source = "from __future__ import annotations\n\n" + FILES["templates.py"].split("\n\n")[4]
-    template = SimpleNamespace(reference=templates._choosing, init=None)
-    found, told = completed({"reference": source}, template, "made_up", {})
-    assert told == ["reference: 1 added"]
-    assert ran(found["reference"], "_choosing", 3.0) == 4.0
-    with pytest.raises(NotImplementedError, match="kernel: it needs ctypes"):
-        ran(found["reference"], "_choosing", 10.0)
-
-
-def test_what_functions_read_as_they_run_may_stand_behind_them(templates: Any) -> None:  # noqa: ANN401 - a module
-    source = "from __future__ import annotations\n\n" + FILES["templates.py"].split("\n\n")[5]
-    template = SimpleNamespace(reference=templates._moded, init=None)
-    found, _ = completed({"reference": source}, template, "made_up", {})
-    assert ran(found["reference"], "_moded", 3.0) is True
-
-
 def test_a_kernel_that_has_a_template_is_its_template_s_reference(templates: Any) -> None:  # noqa: ANN401 - a module
     made, template = dumped(templates)
     helpers = importlib.import_module("made_up.helpers")

@@ -93,10 +93,10 @@ def test_one_that_died_is_replaced_by_an_interpreter_of_its_own() -> None:
 @pytest.mark.slow
 def test_the_end_of_one_that_started_beside_others_is_seen() -> None:
     payload = {"device": "cpu", "threads": 1, "dataset": None}
-    made = [Worker(Environment(name="torch", python=sys.executable), SETUP, payload, LIMITS) for _ in range(4)]
+    made = [Worker(Environment(name="torch", python=sys.executable), SETUP, payload, LIMITS) for _ in range(2)]
     asked = {"implementation": "none", "digest": ""}
     try:
-        with ThreadPoolExecutor(4) as threads:
+        with ThreadPoolExecutor(2) as threads:
             found = [*threads.map(lambda one: one.ask(asked), made)]
         assert {one.status for one in found} == {Status.ERROR}
         for one in made:

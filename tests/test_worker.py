@@ -33,10 +33,6 @@ def test_items_run_in_order_in_one_worker_that_knows_its_payload(workers: Worker
     assert statuses(replies) == [Status.OK, Status.OK]
 
 
-def test_no_items_start_nothing(workers: Workers) -> None:
-    assert workers.run() == []
-
-
 def test_an_item_may_have_a_time_of_its_own(workers: Workers) -> None:
     limits = Limits(seconds=0.5)
     setup = "worker_misdeeds:setup"
@@ -74,54 +70,29 @@ def test_a_failure_costs_its_own_item_and_says_why(
     assert failed.value is None
 
 
-def test_a_traceback_names_the_handlers_line_and_none_of_the_worker(workers: Workers) -> None:
-    (reply,) = workers.run({"do": "raise_error", "text": "boo"})
-    assert "worker_misdeeds.py" in reply.message
-    assert "traceproof/worker" not in reply.message
-
-
-def test_an_endless_loop_ends_at_its_limit(workers: Workers) -> None:
-    looped, after = workers.run({"do": "loop"}, {"do": "echo", "value": 1}, limits=Limits(seconds=1))
-    assert looped.status is Status.TIMEOUT
-    assert "1 s" in looped.message
-    assert looped.seconds >= 1
-    assert after.value == 1
-
-
-def test_messages_larger_than_a_pipe_pass_both_ways(workers: Workers) -> None:
-    text = "y" * (3 * MIB)
-    there, back = workers.run({"do": "echo", "value": text}, {"do": "fill", "count": 2 * MIB})
-    assert there.value == text
-    assert len(back.value) == 2 * MIB
-
-
-def test_memory_taken_slowly_meets_the_limit(workers: Workers) -> None:
-    limits = Limits(seconds=20, memory_bytes=128 * MIB)
-    eager, after = workers.run({"do": "allocate_slowly"}, {"do": "echo", "value": 1}, limits=limits)
-    assert eager.status is Status.MEMORY
-    assert after.value == 1
-
-
-def test_memory_that_no_machine_has_is_refused(workers: Workers) -> None:
-    reply, after = workers.run({"do": "allocate", "count": 100 << 40}, {"do": "echo", "value": 1})
-    assert reply.status is Status.MEMORY
-    assert after.value == 1
-
-
-def test_processes_without_end_meet_the_limit(workers: Workers) -> None:
-    limits = Limits(seconds=30, processes=8)
-    reply, after = workers.run({"do": "fork", "limit": 200}, {"do": "echo", "value": 1}, limits=limits)
-    assert reply.status is Status.PROCESSES
-    assert "8 processes" in reply.message
-    assert after.value == 1
-
-
-def test_a_file_larger_than_the_limit_is_an_error_or_a_flood(workers: Workers) -> None:
-    limits = Limits(seconds=20, file_bytes=4 * MIB)
-    reply, after = workers.run(
-        {"do": "write_here", "name": "large", "count": 16 * MIB}, {"do": "echo", "value": 1}, limits=limits
-    )
-    assert reply.status in {Status.ERROR, Status.OUTPUT}  # EFBIG from the kernel, or the guard's look
+@pytest.mark.parametrize(
+    ("limits", "deed", "statuses", "said"),
+    [
+        ({"seconds": 1}, {"do": "loop"}, {Status.TIMEOUT}, "1 s"),
+        ({"memory_bytes": 128 * MIB}, {"do": "allocate_slowly"}, {Status.MEMORY}, ""),
+        ({}, {"do": "allocate", "count": 100 << 40}, {Status.MEMORY}, ""),  # as much as no machine has
+        ({"processes": 8}, {"do": "fork", "limit": 200}, {Status.PROCESSES}, "8 processes"),
+        # EFBIG from the kernel, or the guard's look
+        (
+            {"file_bytes": 4 * MIB},
+            {"do": "write_here", "name": "large", "count": 16 * MIB},
+            {Status.ERROR, Status.OUTPUT},
+            "",
+        ),
+    ],
+    ids=["time", "memory", "all memory", "processes", "files"],
+)
+def test_a_limit_ends_its_item_alone(
+    workers: Workers, limits: dict[str, int], deed: dict[str, object], statuses: set[Status], said: str
+) -> None:
+    reply, after = workers.run(deed, {"do": "echo", "value": 1}, limits=Limits(**{"seconds": 20, **limits}))
+    assert reply.status in statuses, reply
+    assert said in reply.message
     assert after.value == 1
 
 
@@ -144,11 +115,7 @@ def test_the_size_of_what_it_is_given_stays(workers: Workers, size: int) -> None
 
 @pytest.mark.parametrize(
     ("setup", "status", "said"),
-    [
-        ("fail", Status.ERROR, "setup: "),
-        ("hang", Status.TIMEOUT, "0.5 s"),
-        ("absent", Status.ERROR, "absent"),
-    ],
+    [("fail", Status.ERROR, "setup: "), ("hang", Status.TIMEOUT, "0.5 s"), ("absent", Status.ERROR, "absent")],
 )
 def test_a_failing_setup_costs_all_items(workers: Workers, setup: str, status: Status, said: str) -> None:
     items = [{"do": "echo", "value": index} for index in range(3)]
@@ -172,17 +139,6 @@ def test_several_threads_share_a_pool(workers: Workers) -> None:
         runs = [threads.submit(workers.run, {"do": "echo", "value": index}, {"do": "given"}) for index in range(6)]
         values = [[reply.value for reply in run.result()] for run in runs]
     assert values == [[index, None] for index in range(6)]
-
-
-def test_a_session_that_ends_early_leaves_the_pool_usable(workers: Workers) -> None:
-    with workers.pool.session(setup="worker_misdeeds:setup", payload=None) as session:
-        session.start()
-    assert statuses(workers.run({"do": "given"})) == [Status.OK]
-
-
-def test_an_item_that_is_not_json_is_the_callers_error(workers: Workers) -> None:
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        workers.run({"do": "echo", "value": object()})
 
 
 def test_an_interpreter_that_is_not_there_is_named() -> None:
