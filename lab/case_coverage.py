@@ -1,8 +1,6 @@
 """Which combinations of each op_type's axes its cases exercise, and the smallest case for every gap.
 
-python lab/case_coverage.py                         # of the cases that the last run planned
-pytest tests/references --record ran.jsonl          # then: of those that generated tests ran
-python lab/case_coverage.py --recorded ran.jsonl --dataset DATASET
+python lab/case_coverage.py    # of the cases that the last run planned
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import Any
 
 from axes import space_of
 from traceproof.coverage.model import Coverage, Space, Values, as_text, cover
-from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.run.schema import INDEX
 
@@ -50,38 +47,14 @@ def _planned(planned: Mapping[str, Any]) -> tuple[Space | None, list[Values]]:
     return space, [space.read(definition, case) for definition, case in cases]
 
 
-def of_recorded(file: Path, dataset: Path) -> list[Coverage]:
-    """Coverage of what generated tests recorded with `--record`.
-
-    Raises TraceproofError: the file can not be used, or the dataset is none.
-    """
-    tree = read_tree(dataset)
-    records: dict[Space, list[Values]] = {}
-    try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        for line in {json.dumps(line, sort_keys=True): line for line in lines}.values():
-            space = space_of(line["op_type"])
-            entry = tree.definitions.get(line["definition"])
-            if space is not None and entry is not None:
-                records.setdefault(space, []).append(space.read(entry.definition.as_json(), line["case"]))
-    except (OSError, ValueError, KeyError) as error:
-        todo = "Write one with `pytest tests/references --record FILE`."
-        raise TraceproofError(f"{file} holds no records: {error}", todo=todo) from error
-    return [cover(space, found) for space, found in sorted(records.items(), key=lambda item: item[0].op_type)]
-
-
 def main() -> int:
     """Print a table and the gaps; 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, default=Path("results/cases"), help="folder of planned cases")
-    parser.add_argument("--recorded", type=Path, help="what generated tests wrote with --record; needs --dataset")
-    parser.add_argument("--dataset", type=Path, help="the dataset of --recorded")
     parser.add_argument("--gaps", type=int, default=10, help="pairs shown of each op_type")
     options = parser.parse_args()
-    if options.recorded and not options.dataset:
-        parser.error("--recorded needs --dataset: the definitions tell what a case means")
     try:
-        found = of_recorded(options.recorded, options.dataset) if options.recorded else of_plan(options.cases)
+        found = of_plan(options.cases)
     except TraceproofError as error:
         parser.error(str(error))
     sys.stdout.write(as_text(found, gaps=options.gaps))

@@ -24,8 +24,7 @@ rule run_tests_of:
         cases=ancient(planned(FLOW.plan)),
         stack=by_stack(FLOW.record),
     output:
-        rows=f"{FLOW.run}/tests/{{op_type}}-{{stack}}.jsonl",
-        junit=f"{FLOW.run}/tests/{{op_type}}-{{stack}}.xml",
+        f"{FLOW.run}/tests/{{op_type}}-{{stack}}.jsonl",
     log:
         f"{FLOW.run}/logs/tests/{{op_type}}-{{stack}}.log",
     threads: FLOW.job_parallel
@@ -44,7 +43,7 @@ rule run_tests_of:
     shell:
         "env PYTHONPATH={params.path:q} {params.python:q} -P scripts/stack_job.py run_tests --cases {input.cases:q}"
         " --stack {input.stack:q} {params.written:q} {params.options:q} --parallel {threads:q}"
-        " --rows {output.rows:q} --junit-file {output.junit:q} --log {log:q}"
+        " --rows {output:q} --log {log:q}"
 
 
 rule tests_report:

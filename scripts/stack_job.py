@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Json
 
-from traceproof.files import own_folder, read_sealed, write_text
+from traceproof.files import own_folder, read_sealed
 from traceproof.programs import choose_gpu
 from traceproof.run import entry
 from traceproof.run.job import Job, Progress
@@ -127,7 +127,6 @@ def run_tests(
     options: Json[list[str]],
     parallel: int,
     rows: Path,
-    junit_file: Path,
 ) -> None:
     """Generate an op_type's tests and run them; a failing one is a row: the report decides what is a finding.
 
@@ -164,7 +163,6 @@ def run_tests(
     sys.stderr.write(f"tests      {plan.op_type} in {name}: {len(found)} run, {len(failed)} not passed\n")
     sys.stderr.write("".join(f"  {printable(running.failure_line(row))}\n" for row in failed[: running.SHOWN]))
     running.write_rows(found, rows)
-    write_text(junit_file, running.junit(found))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import re
 import zipfile
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 from repository import ROOT, Ran, Repository, own_dataset
@@ -90,14 +89,12 @@ def test_publishing_takes_the_generated_tests(repository: Repository) -> None:
     assert "rmsnorm_h96 in torch: " in said
 
 
-def test_tests_run_per_op_type_and_each_test_is_a_row_and_a_junit_case(repository: Repository) -> None:
+def test_tests_run_per_op_type_and_each_test_is_a_row(repository: Repository) -> None:
     found = rows(repository)
     assert {row["definition"] for row in found} == {"rmsnorm_h96", "gemm_n96_k160"}
     correct = [row for row in found if row["test"] == "test_numerical_correctness"]
     assert {row["outcome"] for row in correct} == {"passed"}
     assert {row["case"] for row in correct} >= {"small-0"}
-    suite = ET.parse(repository.root / f"{RESULTS}/tests/rmsnorm-torch.xml").getroot()[0]  # noqa: S314 - our own
-    assert int(suite.attrib["tests"]) == len(suite) == sum(row["op_type"] == "rmsnorm" for row in found)
 
 
 def test_the_chain_goes_from_the_sources_to_what_a_push_would_send(repository: Repository) -> None:

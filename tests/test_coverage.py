@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import product
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from op_support import cases, definitions
 
 from axes import space_of
-from case_coverage import of_plan, of_recorded
+from case_coverage import of_plan
 from traceproof.coverage.model import Axis, Space, as_text, cover, smallest
 from traceproof.coverage.suite import SPACE, of_suite, read
 from traceproof.errors import TraceproofError
@@ -112,17 +111,6 @@ def test_planned_cases_are_read(tmp_path: Path) -> None:
     assert "rmsnorm" in as_text(found, gaps=1)
     with pytest.raises(TraceproofError, match="holds no planned cases"):
         of_plan(tmp_path / "none")
-
-
-def test_recorded_cases_are_read_once_each(tmp_path: Path) -> None:
-    definition = definitions("gemm")[0]
-    line = {"definition": definition.name, "op_type": "gemm", "case": cases(definition)[0].as_json()}
-    record = tmp_path / "record.jsonl"
-    record.write_text(f"{json.dumps(line)}\n" * 3)
-    assert of_recorded(record, ROOT)[0].cases == 1
-    record.write_text("{")
-    with pytest.raises(TraceproofError, match="holds no records"):
-        of_recorded(record, ROOT)
 
 
 @pytest.mark.slow

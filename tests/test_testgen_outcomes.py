@@ -1,11 +1,10 @@
-"""What generated tests came to: known failures, counts, and files that other programs read."""
+"""What generated tests came to: known failures and counts."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 from definitions import rmsnorm, write
@@ -17,7 +16,7 @@ from traceproof.sandbox import Limits
 from traceproof.stacks import MAIN
 from traceproof.testgen.generate import PLACE, Divergences, generate
 from traceproof.testgen.generate import GenerateOptions as Wanted
-from traceproof.testgen.running import Row, Run, junit, run_tests
+from traceproof.testgen.running import Row, Run, run_tests
 from traceproof.testgen.summary import described, judged, table
 
 
@@ -73,15 +72,6 @@ def test_no_test_at_all_is_a_finding() -> None:
 def test_what_failed_is_listed_with_what_it_said() -> None:
     report = judged([row(outcome="failed", message="gemm_a, case small-0\nmore"), row()], Known(), {})
     assert "FAILED gemm_a test_correctness[small-0] in torch: gemm_a, case small-0" in table(report)
-
-
-def test_a_junit_file_holds_every_row_and_any_message() -> None:
-    text = junit(
-        [row(), row(outcome="failed", message="<\x00\x1b[31m&>\nline"), row(outcome="skipped", message="x")]
-    )
-    (suite,) = ET.fromstring(text)  # noqa: S314 - our own
-    assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["skipped"]) == ("3", "1", "1")
-    assert [child.tag for case in suite for child in case] == ["failure", "skipped"]
 
 
 def test_a_description_counts_rows_of_this_state_of_a_definition_only() -> None:

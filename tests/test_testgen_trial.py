@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def config(root: Path, **changes: Any) -> Any:  # noqa: ANN401 - what stands in for pytest's
     known = {"dataset": root, "seed": 0, "device": torch.device("cpu"), "workloads": "no", "tolerance": None}
-    known |= {"memory_gb": None, "record": None} | changes
+    known |= {"memory_gb": None} | changes
     return SimpleNamespace(getoption=known.__getitem__)
 
 

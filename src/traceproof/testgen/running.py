@@ -4,14 +4,12 @@ import io
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
-from xml.etree import ElementTree as ET  # written here, never read
 
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, write_text
@@ -111,8 +109,6 @@ SETUP = "traceproof.testgen.running:setup"
 BAD = frozenset({"failed", "error"})
 SHOWN = 20  # failures listed under a table or in a log; the file of rows has all
 WHOLE = "(the whole file)"  # stands in the place of a test where the worker's end says what came of all of them
-# XML 1.0 has no other control characters, and a test's message may hold any.
-PRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in {9, 10, 13}}
 
 
 class Row(TestRow):
@@ -213,33 +209,3 @@ def read_rows(paths: Iterable[Path]) -> list[Row]:
     """The rows of some files."""
     lines = (line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
     return [json.loads(line) for line in lines]
-
-
-def junit(rows: Sequence[Row]) -> str:
-    """The rows as a JUnit file."""
-    counts = Counter(row["outcome"] for row in rows)
-    head = {
-        "tests": len(rows),
-        "failures": counts["failed"],
-        "errors": counts["error"],
-        "skipped": counts["skipped"],
-    }
-    suites = ET.Element("testsuites")
-    suite = ET.SubElement(suites, "testsuite", {key: str(value) for key, value in head.items()})
-    if rows:
-        suite.set("name", f"{rows[0]['op_type']} in {rows[0]['stack']}")
-    tags: Mapping[str, Literal["failure", "error", "skipped"]] = {
-        "failed": "failure",
-        "error": "error",
-        "skipped": "skipped",
-    }
-    for row in rows:
-        name = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
-        made = ET.SubElement(
-            suite, "testcase", classname=row["definition"], name=name, time=f"{row['seconds']:.3f}"
-        )
-        if row["outcome"] in tags:
-            message = row["message"].translate(PRINTABLE)
-            told = ET.SubElement(made, tags[row["outcome"]], message=message.partition("\n")[0])
-            told.text = message
-    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

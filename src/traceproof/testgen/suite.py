@@ -52,7 +52,6 @@ def add_options(group: Any) -> None:  # noqa: ANN401 - pytest's own type is priv
     """Options of the tests that only this package can serve."""
     group.addoption("--workloads", choices=("auto", "yes", "no"), default="auto", help="auto: on a GPU")
     group.addoption("--memory-gb", type=float, help="skip cases that need more than that many GiB")
-    group.addoption("--record", metavar="FILE", help="append each case that is run, as a line of JSON")
 
 
 def cases(module: ModuleType, config: pytest.Config, sizes: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -144,7 +143,6 @@ class SuiteCase:
         given = config.getoption("tolerance")
         self.tolerance: float | None = given if given is not None else getattr(module, "TOLERANCE", None)
         self.memory: float | None = config.getoption("memory_gb")
-        self.record: str | None = config.getoption("record")
         self.op, self.no_oracle = registry.for_definition(definition)
         self.known: dict[str, Any] = {}
 
@@ -166,10 +164,6 @@ class SuiteCase:
         if need > free:
             return f"{Skip.DOES_NOT_FIT}: needs about {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
         torch.set_num_threads(threads(need))
-        if self.record is not None:
-            about = {"definition": self.definition.name, "op_type": self.definition.op_type}
-            with Path(self.record).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(about | {"case": self.case.as_json()}) + "\n")
         return ""
 
     def _once(self, key: str, compute: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the key names
