@@ -13,7 +13,7 @@ import pytest
 from hub_repository import Repository
 from hub_server import READER, TOKENS, HubServer, serving
 
-from traceproof.cli.extract import listing_json, told_listing
+from traceproof.cli.extract import listing, told_listing
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json
 from traceproof.extract.config_json import pairs, requested
@@ -146,25 +146,22 @@ def test_what_the_bootstrap_refuses_reaches_the_user(
         environment.read({"architectures": ["X"]}, Parallel(1, 1))
 
 
-def test_the_list_tells_which_architectures_have_a_second_reading() -> None:
-    listing = Listing(
-        "1.2",
-        ("ALM", "Encoder"),
-        {"a": {"architectures": ["ALM"]}, "b": {"architectures": ["BLM"]}},
-        {"c": "CLM: TypeError: no default"},
-    )
-    text = told_listing(listing)
-    assert "1 causal language models that transformers has too" in text
-    assert text.index("ALM") < text.index("1 other classes of SGLang 1.2") < text.index("Encoder")
-    assert "BLM" not in text
-    assert "no default config: c: CLM: TypeError: no default" in text
-    data = listing_json(listing)
+def test_the_list_tells_which_architectures_have_a_second_reading(tmp_path: Path) -> None:
+    answer: dict[str, object] = {
+        "sglang": "1.2",
+        "architectures": ["ALM", "Encoder"],
+        "defaults": {"a": {"architectures": ["ALM"]}, "b": {"architectures": ["BLM"]}},
+        "without_defaults": {},
+    }
+    data = listing(fake_interpreter(tmp_path, answer, 0), None)
     assert data["architectures"] == [
         {"name": "ALM", "transformers_model_type": "a"},
         {"name": "Encoder", "transformers_model_type": None},
     ]
-    assert data["without_defaults"] == {"c": "CLM: TypeError: no default"}
     assert {entry["name"] for entry in data["bundled"]} == set(catalogue.entries())
+    text = told_listing(data)
+    assert text.index("ALM") < text.index("1 other classes of SGLang 1.2") < text.index("Encoder")
+    assert "BLM" not in text
 
 
 def test_a_listing_names_the_models_that_have_no_default_config(tmp_path: Path) -> None:

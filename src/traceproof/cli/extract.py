@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,7 @@ from traceproof.extract.pipeline import (
     publish,
     told,
 )
-from traceproof.extract.reading import Listing, ReaderEnvironment
+from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.reading import KernelCall, ModelModule, Reading
 from traceproof.ops.drafts import Draft
@@ -92,13 +93,10 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     Exit codes: 0 written or nothing new, 1 a conflict with the dataset is to be reviewed, 2 bad use or input.
     """
     if list_models:
-        out = run.told(json_file)
-        out.write(told_bundled())
-        out.flush()
         with telling("asking SGLang"):
-            listing = _listing(extract_python, sglang_path)
-        out.write(UNREAD if listing is None else told_listing(listing))
-        run.write_result(json_file, listing_json(listing))
+            listed = listing(extract_python, sglang_path)
+        run.told(json_file).write(told_listing(listed))
+        run.write_result(json_file, listed)
         return
     names: list[str | None] = [*(model_name or [])] or [None]
     if len(names) > 1 and (config is not None or hf_repo_id is not None):
@@ -148,45 +146,8 @@ def _summary(extraction: ExtractionResult, root: Path, json_file: Path | None) -
 # What can be extracted.
 
 
-def _listing(python: Path | None, sglang_path: Path | None) -> Listing | None:
-    """What SGLang can read; None where no interpreter is given and its environment is not built yet."""
-    if python is None:
-        root, config = run.configured()
-        reader = resolve(config, READER)
-        if reader.environment is not None and not built(reader.environment, root=root):
-            return None
-    return ReaderEnvironment(run.stack_interpreter(READER, python), sglang_path).listing()
-
-
-def told_bundled() -> str:
-    """Each bundled model in a line."""
-    lines = []
-    for entry in catalogue.entries().values():
-        usual = ", ".join(f"tp {item.tp} ep {item.ep}" for item in entry.parallel)
-        lines.append(f"{entry.slug:22} {entry.title:22} {usual:22} {entry.repository}\n")
-    return "".join(lines)
-
-
-def told_listing(listing: Listing) -> str:
-    """Architectures of SGLang, apart those that have a second reading as language models.
-
-    What became of each of these, by its default config, is in docs/measurements.md.
-    """
-    second = {str(config["architectures"][0]) for config in listing.defaults.values()}
-    both = [name for name in listing.architectures if name in second]
-    others = [name for name in listing.architectures if name not in second]
-    return (
-        f"\n{len(both)} causal language models that transformers has too "
-        "(docs/measurements.md tells how many were read):\n"
-        f"{', '.join(both)}\n"
-        f"\n{len(others)} other classes of SGLang {listing.version}, encoders and drafts among them; most "
-        f"of these have no second reading, so that they need --single-reading:\n{', '.join(others)}\n"
-        + "".join(f"\nno default config: {kind}: {why}\n" for kind, why in listing.without_defaults.items())
-    )
-
-
-def listing_json(listing: Listing | None) -> dict[str, Any]:
-    """What `--list` says, for machines; without a listing the bundled models alone."""
+def listing(python: Path | None, sglang_path: Path | None) -> dict[str, Any]:
+    """The bundled models, and the architectures that SGLang can read; none before its environment is built."""
     bundled = [
         {
             "name": entry.slug,
@@ -196,16 +157,30 @@ def listing_json(listing: Listing | None) -> dict[str, Any]:
         }
         for entry in catalogue.entries().values()
     ]
-    if listing is None:
-        return {"bundled": bundled, "version": None, "architectures": [], "without_defaults": {}}
-    kinds = {str(config["architectures"][0]): kind for kind, config in listing.defaults.items()}
-    architectures = [{"name": name, "transformers_model_type": kinds.get(name)} for name in listing.architectures]
-    return {
-        "bundled": bundled,
-        "version": listing.version,
-        "architectures": architectures,
-        "without_defaults": dict(listing.without_defaults),
-    }
+    if python is None:
+        root, config = run.configured()
+        reader = resolve(config, READER)
+        if reader.environment is not None and not built(reader.environment, root=root):
+            return {"bundled": bundled, "version": None, "architectures": []}
+    found = ReaderEnvironment(run.stack_interpreter(READER, python), sglang_path).listing()
+    kinds = {str(config["architectures"][0]): kind for kind, config in found.defaults.items()}
+    architectures = [{"name": name, "transformers_model_type": kinds.get(name)} for name in found.architectures]
+    return {"bundled": bundled, "version": found.version, "architectures": architectures}
+
+
+def told_listing(listed: Mapping[str, Any]) -> str:
+    """The same for people: first the architectures that have a second reading as language models."""
+    text = ""
+    for entry in listed["bundled"]:
+        usual = ", ".join(f"tp {at['tp']} ep {at['ep']}" for at in entry["parallel"])
+        text += f"{entry['name']:22} {entry['title']:22} {usual:22} {entry['repository']}\n"
+    if listed["version"] is None:
+        return text + UNREAD
+    both = [one["name"] for one in listed["architectures"] if one["transformers_model_type"]]
+    others = [one["name"] for one in listed["architectures"] if not one["transformers_model_type"]]
+    text += f"\n{len(both)} causal language models that transformers has too (docs/measurements.md tells how many "
+    text += f"were read):\n{', '.join(both)}\n\n{len(others)} other classes of SGLang {listed['version']}, "
+    return f"{text}encoders and drafts among them; most need --single-reading:\n{', '.join(others)}\n"
 
 
 # The web interface's hierarchy of modules.
