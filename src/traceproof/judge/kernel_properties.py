@@ -20,6 +20,7 @@ PROPERTIES: Mapping[str, Property] = {
     "order": Property("the same call after calls in other sizes", demanded=True),
     "memory": Property("other values in memory that nobody has written", demanded=True),
     "surroundings": Property("other values around the inputs, as reads out of bounds see them", demanded=True),
+    "bounds": Property("inputs and new memory between pages that nothing may touch", demanded=True),
     "addresses": Property("inputs at other addresses of the same alignment", demanded=True),
     "contents": Property(
         "other inputs in the memory of the last ones, with the same sums and ends", demanded=True

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import mmap
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ from random import Random
 from typing import Any
 
 import torch
+
+from traceproof.run.tensors import aligned
 
 SLEEPING = 4  # CU_CTX_SCHED_BLOCKING_SYNC of CUDA's driver API
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
@@ -146,9 +149,57 @@ def _filling(allocate: Callable[..., torch.Tensor], fill: float) -> Callable[...
     def filled(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
         value = allocate(*args, **kwargs)
         with torch.no_grad():
-            return value.fill_(filler(value.dtype, fill))
+            value.fill_(filler(value.dtype, fill))
+            return FENCES[-1].around(value) if FENCES else value
 
     return filled
+
+
+FENCE, FENCE_BYTE = 1 << 16, 0xA5  # bytes on each side of a tensor on a GPU, and what they hold
+MOST_FENCED = 4096  # tensors of a call: a process may have so many mappings
+
+
+class Fences:
+    """Tensors of one call on memory of their own, beside which nothing may be read or written.
+
+    On a CPU each lies between two pages that end the process that touches them. It ends at the second one, but for
+    the rest of ALIGNMENT bytes, or begins at the first one. On a GPU it lies between bytes that must not change.
+    """
+
+    def __init__(self, *, at_end: bool) -> None:
+        self._at_end, self._count = at_end, 0
+        self._rooms: list[tuple[torch.Tensor, int]] = []
+
+    def around(self, value: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor there; the tensor itself where it has holes or is one too many."""
+        size = value.numel() * value.element_size()
+        if not size or value.layout != torch.strided or not value.is_contiguous() or self._count == MOST_FENCED:
+            return value
+        self._count += 1
+        if value.is_cuda:
+            room = torch.full((2 * FENCE + size,), FENCE_BYTE, dtype=torch.uint8, device=value.device)
+            self._rooms.append((room, size))
+            place = room[FENCE : FENCE + size]
+        else:
+            page = mmap.PAGESIZE
+            between = -(-size // page) * page
+            held = mmap.mmap(-1, between + 2 * page)
+            start = torch.frombuffer(held, dtype=torch.uint8).data_ptr()
+            for fence in (start, start + page + between):
+                if ctypes.CDLL(None).mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0):
+                    raise OSError("a page can not be protected")
+            offset = page + (between - aligned(size) if self._at_end else 0)
+            place = torch.frombuffer(held, dtype=torch.uint8, count=size, offset=offset)
+        return place.view(value.dtype).reshape(value.shape).copy_(value)
+
+    @property
+    def crossed(self) -> bool:
+        """Whether something was written beside a tensor on a GPU."""
+        ends = (torch.cat([room[:FENCE], room[FENCE + size :]]) for room, size in self._rooms)
+        return any(bool((end != FENCE_BYTE).any()) for end in ends)
+
+
+FENCES: list[Fences] = []  # of the call that is being made, if it has any: `poisoned` memory lies there
 
 
 def filler(dtype: torch.dtype, fill: float) -> float | int | bool:

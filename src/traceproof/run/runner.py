@@ -22,7 +22,9 @@ import torch
 
 from traceproof.run import shadow
 from traceproof.run.calls import (
+    FENCES,
     GOLDEN,
+    Fences,
     Stopwatch,
     ending_if_lost,
     further_draws,
@@ -50,7 +52,9 @@ SAME_MEMORY = "same memory"  # with its inputs where those of the call before la
 STREAM = "stream"  # on another CUDA stream, on which the inputs are still being written
 STRIDED = "strided"  # with inputs whose rows do not lie side by side
 GRAPH = "graph"  # captured as a CUDA graph, and replayed
-OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED})  # whose inputs do not lie as they do in shared memory
+FENCED_BEFORE, FENCED_BEHIND = "fenced before", "fenced behind"  # see `calls.Fences`
+FENCED = frozenset({FENCED_BEFORE, FENCED_BEHIND})
+OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED, *FENCED})  # whose inputs do not lie as they do in shared memory
 COPIED_BYTES = 2 << 30  # of inputs that are copied on a GPU rather than read back from it after each call
 NAME_CHARACTERS = 200
 SLEEP = 600_000_000  # a GPU's cycles by which inputs come late: some 0.3 s, since others have the GPU in between
@@ -134,6 +138,7 @@ class _Caller:
             os.close(descriptor)
         mapped = values_in(given, item["inputs"])
         on_gpu = self._device.type == "cuda"
+        FENCES[:] = [Fences(at_end=item["how"] == FENCED_BEHIND)] if item["how"] in FENCED else []
         inputs, before = self._at_once(item, given) or (self._placed(item, given, mapped), None)
         if item["timing"] is not None:
             return self._timed(item, inputs, out)
@@ -163,7 +168,15 @@ class _Caller:
         if not item["mode"]:
             self._held = values
             self._inputs = inputs
-        conduct = {"aliased": aliased, "subclassed": sorted(odd), "written": written, "late": late}
+        crossed = any(fences.crossed for fences in FENCES)
+        FENCES.clear()
+        conduct = {
+            "crossed": crossed,
+            "aliased": aliased,
+            "subclassed": sorted(odd),
+            "written": written,
+            "late": late,
+        }
         return {"outputs": outputs, **conduct}
 
     def _timed(self, item: dict[str, Any], inputs: Sequence[Any], out: mmap.mmap) -> dict[str, Any]:
@@ -217,6 +230,11 @@ class _Caller:
                 for place, value in zip(self._inputs, mapped, strict=True)
             ]
         tensors = [value for value in mapped if isinstance(value, torch.Tensor)]
+        if FENCES:
+            return [
+                FENCES[0].around(value.to(self._device)) if isinstance(value, torch.Tensor) else value
+                for value in mapped
+            ]
         if item["how"] == STRIDED:
             count = len(mapped) - item["destinations"]
             return [

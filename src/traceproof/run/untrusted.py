@@ -163,8 +163,8 @@ class Returned(BaseModel):
 class CallAnswer(BaseModel):
     """All that a worker which runs untrusted code may say of a call.
 
-    `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back) and `late`
-    (outputs that changed after the call's stream was done) can be seen in its process only: what is said there
+    `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back), `late` (outputs that changed
+    after the call's stream was done) and `crossed` (a GPU's memory beside tensors was written) can be seen in its process only: what is said there
     counts against it, and what is not said proves nothing. `times` are held against a clock of ours.
     """
 
@@ -174,6 +174,7 @@ class CallAnswer(BaseModel):
     subclassed: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)]
     written: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
     late: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
+    crossed: bool = False
     times: Annotated[list[Pair], Field(max_length=MOST_REPETITIONS)] = []
 
 
@@ -308,6 +309,7 @@ class CallMemory:
                 mutated.append(name)
         around = self.gaps if self.layout.room else ()
         overrun = {name for name, start, end in around if bool((now[start:end] != self.layout.byte).any())}
+        overrun |= {"memory of its own"} if answer.crossed else set()
 
         def named(places: Sequence[int]) -> list[str]:
             return [names.get(place, f"extra-{place}") for place in places]

@@ -18,7 +18,7 @@ from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.run.case import SolvedCase
-from traceproof.run.runner import GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
+from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
 from traceproof.run.schema import PlannedCase
 from traceproof.run.tensors import same_bits
 from traceproof.run.untrusted import CallError, Taken, UntrustedSource
@@ -127,6 +127,10 @@ def measure(
         found.same("strides", found.call(source, "strides", how=STRIDED))
         _after_others(found, source, cases)
         _empty(found, source, cases)
+        for how in (FENCED_BEFORE, FENCED_BEHIND):  # last: what touches a fence ends its process
+            if found.call(source, "bounds", how=how) is None:
+                break
+            found.states["bounds"] = HOLDS, "nothing beside its tensors is touched"
     with evaluation.source(channels=CHANNELS) as another:
         found.same("process", found.call(another, "process"))
         _on_gpu(found, another, "stream", ORDINARY, STREAM)
