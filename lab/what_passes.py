@@ -26,18 +26,20 @@ from traceproof.ops import registry
 from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
 from traceproof.ops.cases import BEFALLEN, UNUSUAL
+from traceproof.ops.compare import Backward, Exact
 from traceproof.ops.formula import FormulaOp, Variant
 from traceproof.reasons import Skip, Verdict
 from traceproof.run.case import SolvedCase, solve
 from traceproof.run.judging import CaseResult, rulings
 from traceproof.run.plan import PlanSelection, planned_alone
 
-SIZE, INPUT, OUTPUT, FAR, ROUNDING, CACHE, SAMPLER = KINDS = (
+SIZE, INPUT, OUTPUT, FAR, ROUNDING, TIES, CACHE, SAMPLER = KINDS = (
     "wrong from a size on",
     "an input without effect",
     "an output not written",
     "far values",
     "a relative of the right one",
+    "ties away from zero",
     "caches",
     "samplers",
 )
@@ -163,16 +165,16 @@ def largest_sizes(definition: Definition) -> dict[str, int]:
     for seed in range(8):
         selection = PlanSelection(sizes=("small", "medium"), hidden_seed=seed)
         for planned in planned_alone(definition, selection).cases:
-            for axis, count in planned.case.axes.items() if planned.skip is None else ():
-                found[axis] = max(found[axis], count)
+            for axis in found if planned.skip is None else ():
+                found[axis] = max(found[axis], planned.case.axes.get(axis, 0))
     return found
 
 
-def from_a_size_on(definition: Definition, _: Op, random: Random) -> Iterator[Mutant]:
+def from_a_size_on(definition: Definition, op: Op, random: Random) -> Iterator[Mutant]:
     """Entries past a size that are those before it, rows that are the ones before, chunks, odd numbers."""
-    pointers = [name for name in definition.inputs if "indptr" in name or "seqlens" in name]
+    medium = solve(definition, next(iter(op.cases(definition, sizes=("medium",), seed=0))))
     for axis, most in largest_sizes(definition).items():
-        block = random.choice([one for one in BLOCKS if one < most] or [1])
+        block = random.choice([one for one in BLOCKS if one < most - 2] or [1])
         drawn = [round(2 ** random.uniform(0.0, math.log2(most - 0.6))) for _ in range(2)]
         found: dict[str, Make] = {}
         if any(axis in (spec.shape or ()) for spec in definition.outputs.values()):
@@ -184,8 +186,11 @@ def from_a_size_on(definition: Definition, _: Op, random: Random) -> Iterator[Mu
         for least in (block, drawn[1]):
             found[f"{axis} past {least} are the last before"] = Sized(axis, partial(cut_off_at, least))
         found[f"{axis} in chunks of {block}, the first the one before"] = Sized(axis, partial(in_chunks, block))
-        for ends in pointers:
-            if axis not in (definition.inputs[ends].shape or ()):
+        for ends, value in medium.inputs.items():
+            if isinstance(value, torch.Tensor) and value.dtype in {torch.int32, torch.int64} and value.dim() == 1:
+                cuts = len(value) > 2 and int(value[0]) == 0 and int(value[-1]) == medium.case.axes[axis]
+                if not cuts or axis in (definition.inputs[ends].shape or ()):
+                    continue
                 found[f"{axis} of a part of {ends} past {block}"] = Segmented(axis, ends, block)
         for name, make in found.items():
             yield Mutant(SIZE, name, make)
@@ -218,7 +223,9 @@ def without_effect(definition: Definition, op: Op, _: Random) -> Iterator[Mutant
             if isinstance(usual[name], float):
                 yield Mutant(INPUT, f"{name} is 1", constant(name, 1.0))
             continue
-        changes: dict[str, Change] = {"its first for all": first_for_all}
+        given = usual[name]
+        several = not isinstance(given, torch.Tensor) or given.numel() != 1
+        changes: dict[str, Change] = {"its first for all": first_for_all} if several else {}
         if "float" in spec.dtype:
             changes |= {"zeros": torch.zeros_like, "ones": lambda value: torch.ones_like(value.float())}
             if not any(part in name for part in NEVER_NEGATIVE):
@@ -247,7 +254,8 @@ def not_written(definition: Definition, op: Op, random: Random) -> Iterator[Muta
     """Each output by itself missing, unwritten in whole, in a half, at an end, in one place."""
     place = random.random()
     for name in op.judged(definition):
-        yield Mutant(OUTPUT, f"{name} missing", missing(name))
+        if name in definition.outputs:  # an input that is written to is always there
+            yield Mutant(OUTPUT, f"{name} missing", missing(name))
         for told, (start, end, number) in {
             "zeros": (0.0, 1.0, 0.0),
             "rubbish": (0.0, 1.0, 7.0),
@@ -354,15 +362,17 @@ def through(kind: torch.dtype, value: torch.Tensor, dtype: torch.dtype) -> torch
 
 def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant]:
     """Other roundings of outputs, factors near 1, inputs of fewer bits, the whole formula in half precision."""
+    kinds = op.comparisons(definition)
     for name, spec in definition.outputs.items():
-        if spec.dtype not in WIDE:
+        if spec.dtype not in WIDE or isinstance(kinds[name], Exact):
             continue
         step = random.uniform(0.003, 0.006) / (8 if spec.dtype == "float16" else 1)
-        changes = {"truncated": truncated, "with ties away from zero": ties_away}
+        changes: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {"truncated": truncated}
         narrower = NARROWER[spec.dtype]
         if spec.dtype == "float32":
-            step, changes = 2.0 ** random.uniform(-12, -8), {}
-            changes["rounded to float16"] = partial(through, torch.float16)
+            step, changes = 2.0 ** random.uniform(-9, -7), {"rounded to float16": partial(through, torch.float16)}
+        else:
+            yield Mutant(TIES, f"{name} with ties away from zero", exactly(name, ties_away))
         changes[f"rounded to {narrower}"] = partial(through, TORCH_DTYPES[narrower])
         changes |= {f"times {factor:.6g}": partial(scaled, factor) for factor in (1 + step, 1 - step)}
         for told, change in changes.items():
@@ -372,7 +382,8 @@ def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant
             kind = NARROWER[spec.dtype]
             make = on_input(name, lambda value, kind=kind: value.to(TORCH_DTYPES[kind]))  # type: ignore[misc]
             yield Mutant(ROUNDING, f"{name} rounded to {kind}", make)
-    if isinstance(op, FormulaOp):
+    # PyTorch sums products in float32 whatever it is given, and copies are as they were.
+    if isinstance(op, FormulaOp) and not any(isinstance(kind, Backward | Exact) for kind in kinds.values()):
         for precision in ("bfloat16", "float16"):
             answer = op.answer(Variant(precision, precision=precision))
             yield Mutant(ROUNDING, f"all in {precision}", partial(by_answer, answer))

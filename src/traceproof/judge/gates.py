@@ -93,6 +93,8 @@ SIGMAS = 5.0  # one slope in 1.7 million lies farther off by luck
 # references reach 0.08 where the baseline has no slope of its own, and TF32 that is cut off on both sides of a
 # product 0.18; an output that is cut off instead of rounded has 0.7.
 SLOPE = 0.25
+# The same of float32 outputs, absolute: TF32 that is cut off on both sides of a product has 2^-11.
+WIDE_SLOPE = 2.0**-10
 GROUPS = 12.0  # of like energy, that say how far a slope is off by luck
 CLOSE_FACTOR = 2.0  # of `Close`, and more
 FEW = 0.05  # share of elements that lie apart; where it is more, the oracle is as cheap
@@ -166,7 +168,9 @@ class Slope:
     """
 
     def __init__(self, dtype: torch.dtype, *, factor: float) -> None:
-        self._dtype, self._systematic = dtype, SLOPE * unit_roundoff(dtype) * factor / 2
+        self._dtype = dtype
+        wide = dtype is torch.float32
+        self._systematic = WIDE_SLOPE if wide else SLOPE * unit_roundoff(dtype) * factor / 2
         self._rows, self._slices = _Groups(), _Groups()
         self._baseline = 0.0  # the sum of the baseline's products
         # sums of products and of energy
@@ -185,7 +189,8 @@ class Slope:
             self._slices.add(*by_row.view(2, rows.first, -1).sum(-1))
         columns = torch.stack([one.sum(0) for one in each])
         self._columns = columns if self._columns is None else self._columns + columns
-        group = nearest.view(torch.int16).to(torch.int64).flatten() & (VALUES - 1)
+        narrow = nearest if nearest.dtype.itemsize == 2 else nearest.to(torch.bfloat16)
+        group = narrow.view(torch.int16).to(torch.int64).flatten() & (VALUES - 1)
         values = torch.stack([torch.bincount(group, one.flatten(), minlength=VALUES) for one in each])
         self._values = values if self._values is None else self._values + values
 
@@ -212,8 +217,7 @@ class CloseGate(_Gate[Close]):
     A row's own baseline may be small by luck, so a row is also allowed what the whole output's baseline loses in
     proportion to its magnitude. That is why every chunk is pooled before the first one is held. Where few elements
     decide a row, all rows may be small by the same luck, so a row that is over its limit is held against what one
-    rounding of the oracle's values may lose (`gates.rounding_rms`), if that is more. Of 16-bit outputs the slope
-    is held, too (`Slope`).
+    rounding of the oracle's values may lose (`gates.rounding_rms`), if that is more. The slope is held, too.
     """
 
     two_passes = True
@@ -223,8 +227,8 @@ class CloseGate(_Gate[Close]):
         self._lost_squares = self._error_energy = self._energy = 0.0
         self._scaled_rows = self._elements = 0
         self._ratios = {"largest error": 0.0, "row RMS": 0.0}
-        narrow = dtype in {torch.bfloat16, torch.float16} and kind.rms is None
-        self._slope = Slope(dtype, factor=kind.factor) if narrow else None
+        floats = {torch.bfloat16, torch.float16, torch.float32}
+        self._slope = Slope(dtype, factor=kind.factor) if dtype in floats and kind.rms is None else None
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk; its rows are those of the whole output."""

@@ -13,7 +13,7 @@ from traceproof.lazy import torch
 from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
 from traceproof.ops.cases import BOUNDARY_ROWS, STRESS, Case, at_boundaries
-from traceproof.ops.compare import Backward, Close, Comparison
+from traceproof.ops.compare import Backward, Close, Comparison, Exact
 from traceproof.ops.far import Far
 
 if TYPE_CHECKING:
@@ -339,8 +339,11 @@ class FormulaOp(Op):
 
     def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
         """Those of the declaration."""
-        numeric = all(isinstance(kind, Close | Backward) for kind in self.comparisons(definition).values())
+        kinds = self.comparisons(definition).values()
+        numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds)
         usual = UNUSUAL if numeric and self.row_axis(definition) is not None else {}
+        if any(isinstance(kind, Exact) for kind in kinds):  # bits say nothing of NaN
+            usual = {value: names for value, names in usual.items() if value in {"large", "small"}}
         wide = [
             name
             for name, spec in definition.inputs.items()

@@ -44,7 +44,7 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
 
     One size lies at the largest power of two that fits, before it or behind it, and so does another one of long
     sequences, where the op tells these from many. Others are drawn evenly by their logarithms. The cases of large
-    and of small values have the same shapes, and lengths in another order.
+    and of small values, or two ordinary ones, have the same shapes, and lengths in another order.
     """
     number = int(digest_json([nonce, definition.name, base.seed]), 16)
     seed = number % (1 << 31)
@@ -69,14 +69,18 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
         several = op.of_size(definition, base, size, long=True)
         params = {**several.params, OTHER_SCALARS: True}
         yield Case(f"{HIDDEN}scalars", base.size, several.axes, (seed + 3) % (1 << 31), params)
-    for turn, (value, names) in enumerate(op.unusual(definition).items(), 4):
+    unusual = op.unusual(definition)
+    again = ("again-0", "again-1") if "large" not in unusual and rows != base.axes else ()
+    for turn, value in enumerate([*unusual, *again], 4):
         one = op.of_size(definition, base, FEW if value in {"nan", "inf"} else size, long=False)
         lists = {
-            key: list(reversed(found) if value == "small" else found)
+            key: list(reversed(found) if value in {"small", "again-1"} else found)
             for key, found in one.params.items()
             if isinstance(found, list | tuple)
         }
-        params = {**one.params, **lists, UNUSUAL: value, BEFALLEN: list(names)}
+        params = {**one.params, **lists}
+        if value in unusual:
+            params |= {UNUSUAL: value, BEFALLEN: list(unusual[value])}
         yield Case(f"{HIDDEN}{value}", base.size, one.axes, (seed + turn) % (1 << 31), params)
 
 

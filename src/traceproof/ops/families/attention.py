@@ -200,6 +200,11 @@ SHARED: Any = {
     "gates": GATES,
     "variants": VARIANTS,
     "mutants": MUTANTS,
+    # Of keys and values a row would have to be told that all queries see: masks multiply others by zero.
+    "unusual": {
+        "nan": ("q", "q_nope", "q_pe"),
+        **dict.fromkeys(("large", "small"), ("v", "v_cache")),
+    },
 }
 TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale"
 GQA_PAGED = Attention(

@@ -328,7 +328,7 @@ class GatedDeltaRule(FormulaOp):
             slots = host.shuffled("slots", range(shapes[source][0]))[: len(lengths)]
             drawn["initial_state_indices"] = torch.tensor(slots, dtype=torch.int64, device=draw.device)
             if params.get("buffer"):
-                drawn[BUFFER] = torch.zeros(shapes[BUFFER], device=draw.device)
+                drawn[BUFFER] = draw.normal(BUFFER, shapes[BUFFER])
         scale = float(params.get("scale", shapes["k"][-1] ** -0.5))
         values: Values = {source: None, BUFFER: None, "scale": scale}
         values |= {name: tensor.to(dtypes[name]).contiguous() for name, tensor in drawn.items()}
@@ -397,6 +397,11 @@ GDN = GatedDeltaRule(
     requires=unshared,
     sizes=dict.fromkeys("nspi", ()),  # as the cases have it; the others' rows are the outputs'
     apart=False,
+    # Not tokens of a prefill: a chunk's products multiply those that come later by zero.
+    unusual={
+        **dict.fromkeys(("nan", "large"), ("state", "initial_state")),
+        "small": ("state", "initial_state", "v"),
+    },
     variants=(
         Variant("the recurrence at the kernel's precision"),
         Variant("the recurrence in float64", precision="float64"),

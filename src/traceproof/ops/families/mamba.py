@@ -152,6 +152,7 @@ MAMBA_SSU = MambaSsu(
     # Products in float32, one rounding when stored; a float32 state feels hardware exponentials.
     wide_gate=Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP),
     apart=False,
+    unusual=dict.fromkeys(("nan", "large", "small"), ("state", "x")),
     variants=(
         Variant("the recurrence at the kernel's precision"),
         Variant("the recurrence in float64", precision="float64"),

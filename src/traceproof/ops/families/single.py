@@ -152,6 +152,7 @@ SHARED: Any = {
     "data": ("q", "k"),
     "apart": False,
     "variants": VARIANTS,
+    "unusual": {"nan": ("q",), "large": ("v",), "small": ("v",)},
 }
 SINGLE_PREFILL = FormulaOp(
     "single_prefill",
