@@ -126,6 +126,11 @@ def summarise(
     return summary_of(typed(rows), known, stacks)
 
 
+def told(summary: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What a summary says of each definition: its `verdict`, `conclusion`, `grade` or other field."""
+    return {name: one[key] for name, one in summary["definitions"].items()}
+
+
 def verdicts(rows: Rows) -> set[tuple[str, str | None]]:
     """The distinct (verdict, reason) pairs."""
     return {(row["verdict"], row["reason"]) for row in rows}

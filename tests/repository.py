@@ -106,6 +106,10 @@ class Repository:
         value: dict[str, Any] = json.loads((self.root / folder / "summary.json").read_text())
         return value
 
+    def verdicts(self, folder: str = "results") -> dict[str, str]:
+        """The worst verdict of each definition."""
+        return {name: one["verdict"] for name, one in self.summary(folder)["definitions"].items()}
+
     def edit(self, path: str, old: str, new: str) -> None:
         """Replace text that must be there."""
         file = self.root / path

@@ -138,7 +138,7 @@ def test_a_model_is_extracted_verified_and_not_extracted_again(repository: Repos
     first = repository.run("snakemake", "--cores", "1", "verify_all")
     assert first.code == 0, first.out
     assert first.jobs.index("extract") < first.jobs.index("cases")
-    assert repository.summary()["definitions"] == {NORM: "pass", OWN: "pass"}
+    assert repository.verdicts() == {NORM: "pass", OWN: "pass"}
     assert repository.dry("verify_all").jobs == ["verify_all"]  # which prints the table
 
 

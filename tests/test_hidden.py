@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from definitions import HIDDEN, rmsnorm, write
-from pipeline import Rows, Run, plans, summarise, verdicts
+from pipeline import Rows, Run, plans, summarise, told, verdicts
 from safetensors.torch import save_file
 from test_hostile import RIGHT, reference
 
@@ -158,7 +158,7 @@ def test_no_oracle_is_no_pass() -> None:
     ]
     summary = summarise(rows, Known())
     assert failed(summary)
-    assert summary["definitions"] == {"mystery": "no_oracle"}
+    assert told(summary, "verdict") == {"mystery": "no_oracle"}
     text = table(summary)
     assert "no oracle" in text
     assert "NOT VERIFIED: 1 definition, 1 not verified: no oracle" in text

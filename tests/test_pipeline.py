@@ -81,7 +81,7 @@ def test_a_bad_configuration_is_told_in_full_without_a_traceback(fresh: Reposito
 def test_a_run_gives_every_definition_a_verdict(repository: Repository) -> None:
     summary = repository.summary()
     assert summary["verified"]
-    assert summary["definitions"] == dict.fromkeys(
+    assert repository.verdicts() == dict.fromkeys(
         ["fused_add_rmsnorm_h96", "gemm_n96_k160", "rmsnorm_h96"], "pass"
     )
 
@@ -125,7 +125,7 @@ def test_a_wrong_reference_is_a_finding_of_that_definition_alone_and_its_verdict
     assert "NOT VERIFIED" in ran.out
     assert "RuleException" not in ran.out
     assert json.loads((repository.root / "out.json").read_text())["exit_code"] == 1
-    assert repository.summary()["definitions"] == {
+    assert repository.verdicts() == {
         "fused_add_rmsnorm_h96": "pass",
         "gemm_n96_k160": "pass",
         "rmsnorm_h96": "fail",

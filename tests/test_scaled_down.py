@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from definitions import GOOD, rmsnorm
 from pipeline import Rows, Run, summarise
+from pipeline import told as told_of
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
@@ -113,9 +114,9 @@ def test_a_scaled_down_definition_that_passes_leaves_its_definition_unproved(tmp
     rows = verified(tmp_path, wide(), rmsnorm("narrow"))
     summary = summarise(rows, Known())
     assert summary["verified"]
-    assert summary["conclusions"] == {"narrow": "right", "wide": "scaled_down"}
-    assert summary["definitions"] == {"narrow": "pass", "wide": "scaled_down"}
-    assert summary["proof"]["grades"] == {"narrow": "checked", "wide": "scaled_down"}
+    assert told_of(summary, "conclusion") == {"narrow": "right", "wide": "scaled_down"}
+    assert told_of(summary, "verdict") == {"narrow": "pass", "wide": "scaled_down"}
+    assert told_of(summary, "grade") == {"narrow": "checked", "wide": "scaled_down"}
     text = table(summary)
     assert "1 too large here, judged by a scaled-down definition alone" in text
     assert "1 by scaled-down definitions alone" in text
@@ -135,7 +136,7 @@ def test_what_was_scaled_down_verifies_nothing(tmp_path: Path) -> None:
 
 def test_a_twin_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(reference=GOOD.replace("* weight.float()", "")))
-    assert summarise(rows, Known())["conclusions"] == {"wide": "wrong"}
+    assert told_of(summarise(rows, Known()), "conclusion") == {"wide": "wrong"}
 
 
 def test_a_reference_that_refuses_the_twins_sizes_leaves_the_skip_with_what_it_raised(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_a_reference_that_refuses_the_twins_sizes_leaves_the_skip_with_what_it_r
     assert (refused["verdict"], refused["reason"]) == ("skip", "does_not_fit")
     told = "it does not take the sizes of a scaled-down definition (hidden_size 16384 -> 256): AssertionError"
     assert refused["message"].startswith(told)
-    assert summarise(rows, Known())["conclusions"] == {"wide": "not_run"}
+    assert told_of(summarise(rows, Known()), "conclusion") == {"wide": "not_run"}
 
 
 def test_a_definition_without_a_twin_says_why_it_has_none(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_definition_without_a_twin_says_why_it_has_none(tmp_path: Path) -> Non
         "no scaled-down definition: the reference's text states hidden_size 16384" in row["message"]
         for row in rows
     )
-    assert summarise(rows, Known())["conclusions"] == {"wide": "not_run"}
+    assert told_of(summarise(rows, Known()), "conclusion") == {"wide": "not_run"}
 
 
 def test_one_case_of_a_twin_can_be_repeated(tmp_path: Path) -> None:

@@ -1,15 +1,14 @@
 """What a run's rows come to: grades of passing rows, what came of each definition, and what the run proved."""
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, TypedDict
 
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.run.schema import REFERENCE, SHADOW, WHOLE, VerdictRow
-from traceproof.stacks import STACK_OF, TRUTHS, distribution
+from traceproof.stacks import TRUTHS
 
 
 def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
@@ -73,35 +72,6 @@ OF_GRADE = {
 }
 
 
-class Conclusions:
-    """Notes rows one by one what comes of their definitions."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, set[Conclusion]] = defaultdict(set)
-
-    def note(self, row: VerdictRow, finding: str | None) -> None:
-        """Note a row and the kind of finding that it is: `new`, `known`, `unexpected`, or None."""
-        marks = self._marks[row.definition]
-        if finding is not None:
-            news = Conclusion.UNVERIFIED if row.unjudged else Conclusion.WRONG
-            marks.add(Conclusion.KNOWN if finding == "known" else news)
-        elif row.implementation != REFERENCE:
-            return
-        elif row.grade in OF_GRADE:
-            marks.add(Conclusion.UNCONFIRMED if row.constants else OF_GRADE[row.grade])
-        elif row.verdict == Verdict.PASS and not row.scaled_down:
-            marks.add(Conclusion.RIGHT if row.tolerance is None else Conclusion.RELAXED)
-        elif row.verdict == Verdict.SKIP:
-            marks.add(Conclusion.NOT_RUN)
-
-    def by_definition(self) -> dict[str, str]:
-        """What came of each definition."""
-        return {
-            name: str(next((one for one in Conclusion if one in marks), Conclusion.NOT_RUN))
-            for name, marks in sorted(self._marks.items())
-        }
-
-
 def compared(conclusions: Iterable[str]) -> bool:
     """Whether anything was compared at all."""
     return not COMPARED.isdisjoint(conclusions)
@@ -114,24 +84,24 @@ def proved(conclusions: Collection[str]) -> bool:
 
 def sentence(summary: Mapping[str, Any]) -> str:
     """`VERIFIED: 48 definitions, 41 right, 6 with known findings, 1 not runnable here`."""
-    conclusions: Mapping[str, str] = summary["conclusions"]
-    counts = Counter(conclusions.values())
+    conclusions = [one["conclusion"] for one in summary["definitions"].values()]
+    counts = Counter(conclusions)
     parts = [f"{counts[one]} {words}" for one, words in WORDS.items() if counts[one]]
     definitions = f"{len(conclusions)} definition{'' if len(conclusions) == 1 else 's'}"
     verdict = "VERIFIED" if summary["verified"] else "NOT VERIFIED"
-    return f"{verdict}: {', '.join([definitions, *parts])}{_idle(summary)}"
+    return f"{verdict}: {', '.join([definitions, *parts])}{_idle(summary, conclusions)}"
 
 
-def _idle(summary: Mapping[str, Any]) -> str:
+def _idle(summary: Mapping[str, Any], conclusions: Collection[str]) -> str:
     """Why nothing was compared, where nothing was."""
-    if compared(summary["conclusions"].values()):
+    if compared(conclusions):
         return ""
     skips: Counter[str] = Counter()
     for group in summary["groups"]:
         if group["implementation"] == REFERENCE:
             skips.update(group["skips"])
     why = ", ".join(f"{reason} {count}" for reason, count in skips.items()) or "the selection has no case"
-    where = " in its own size" if Conclusion.SCALED_DOWN in summary["conclusions"].values() else ""
+    where = " in its own size" if Conclusion.SCALED_DOWN in conclusions else ""
     return f"; nothing was compared{where}: {why}"
 
 
@@ -158,212 +128,165 @@ WHY: Mapping[str, str] = {
 NAMED = 2  # definitions of an op_type that are named one by one; more are counted
 
 
-class Unmet(BaseModel):
-    """A definition that met no ground truth."""
+# Of a definition's rows, the worst; skip only if nothing passed, scaled_down if that one did.
+WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Skip.NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    definition: str
+
+class DefinitionResult(TypedDict):
+    """What a definition's rows come to."""
+
     op_type: str
-    reason: str  # a key of WHY
-    judged: bool  # whether the oracle judged its reference
+    verdict: str  # one of WORST_FIRST
+    conclusion: str  # a Conclusion
+    grade: str | None  # how strong its proof is; None: it has none
+    wrong: bool  # whether its reference failed
+    truths: list[str]  # ground truths that were compared
+    unmet: str  # why it met no ground truth, a key of WHY; empty: it met one
+    scaled_down: str  # which axes were smaller in what was judged; empty: it was judged in its own size
+    unconfirmed: str  # constants that the reference alone states, where its grade is by them
 
 
-class Proof(BaseModel):
-    """What one run proved."""
+@dataclass
+class DefinitionRows:
+    """Notes of the rows of one definition what it comes to."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    # device, capability: the GPU and its compute capability; None without one
-    device: str | None
-    capability: str | None
-    truths: dict[str, str | None]  # versions of the ground truths that were compared, by implementation
-    op_types: dict[str, int]  # definitions by op_type
-    proved: int  # how many were proved against a ground truth
-    alone: int  # how many were proved against the oracle alone
-    grades: dict[str, Grade] = {}  # how strong the proof of each definition is, that has one
-    # which axes were smaller in what was judged, of those that are too large themselves
-    scaled_down: dict[str, str] = {}
-    unconfirmed: dict[str, str] = {}  # constants that the reference alone states, of those graded by them
-    wrong: list[str]  # those whose reference has a finding
-    unmet: list[Unmet]  # those that met no ground truth
+    op_type: str
+    _counts: Counter[str] = field(default_factory=Counter)  # rows by verdict, or what they show in its place
+    _marks: set[Conclusion] = field(default_factory=set)
+    _cases: dict[str, set[str]] = field(default_factory=dict)  # of what was compared, by implementation
+    _reasons: set[str] = field(default_factory=set)  # why a ground truth was not
+    _wrong: bool = False
+    _open: bool = False  # an output of which nobody judged
+    _shadowed: set[Grade] = field(default_factory=set)
+    _scaled_down: str = ""
+    _unconfirmed: str = ""
 
-
-class Collector:
-    """Notes of verdict rows what a proof is made of."""
-
-    def __init__(self) -> None:
-        self._op_types: dict[str, str] = {}
-        self._cases: dict[tuple[str, str], set[str]] = defaultdict(set)  # of what was compared
-        self._reasons: dict[str, set[str]] = defaultdict(set)
-        self._wrong: set[str] = set()
-        self._open: set[str] = set()  # an output of which nobody judged
-        self._shadowed: dict[str, set[Grade]] = defaultdict(set)
-        self._scaled_down: dict[str, str] = {}
-        self._unconfirmed: dict[str, str] = {}
-
-    def note(self, row: VerdictRow) -> None:
-        """Note a row."""
-        name = row.definition
-        self._op_types[name] = row.op_type
+    def note(self, row: VerdictRow, finding: str | None) -> None:
+        """Note a row and the kind of finding that it is: `new`, `known`, `unexpected`, or None."""
+        small = row.grade is Grade.SCALED_DOWN
+        self._counts[Skip.NO_ORACLE if row.unjudged else Grade.SCALED_DOWN if small else row.verdict] += 1
+        self._conclude(row, finding)
         if row.implementation == REFERENCE and row.bad:
-            self._wrong.add(name)
+            self._wrong = True
         if row.scaled_down:
-            if row.grade is Grade.SCALED_DOWN:
-                self._scaled_down[name] = row.scaled_down
+            self._scaled_down = row.scaled_down if small else self._scaled_down
             return  # it says nothing of the definition in its own size
-        if row.unjudged:
-            self._open.add(name)
+        self._open = self._open or row.unjudged
         if row.grade is Grade.CONSISTENT and row.constants:
-            self._unconfirmed[name] = row.constants
+            self._unconfirmed = row.constants
         if row.grade is not None and row.against == SHADOW:
-            self._shadowed[name].add(row.grade)
-        self._compare(row)
-
-    def _compare(self, row: VerdictRow) -> None:
-        """Note that an implementation's output was compared, or why it was not."""
-        name, implementation, verdict = row.definition, row.implementation, row.verdict
+            self._shadowed.add(row.grade)
         if row.tolerance is not None:
-            self._reasons[name].add(RELAXED)
-        elif verdict in {Verdict.PASS, Verdict.FAIL} and row.output != WHOLE:  # conduct alone is no comparison
-            self._cases[name, implementation].add(str(row.case))
-        elif implementation == REFERENCE and row.unjudged:
-            self._reasons[name].add(str(row.reason))
+            self._reasons.add(RELAXED)
+        elif row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != WHOLE:  # conduct alone is no comparison
+            self._cases.setdefault(row.implementation, set()).add(str(row.case))
+        elif row.implementation == REFERENCE and row.unjudged:
+            self._reasons.add(str(row.reason))
         elif row.case is None:
-            self._reasons[name].add(UNREADABLE)
-        elif implementation in TRUTHS or verdict == Verdict.ERROR:
-            self._reasons[name].add(str(row.reason) if verdict == Verdict.SKIP else ERROR)
+            self._reasons.add(UNREADABLE)
+        elif row.implementation in TRUTHS or row.verdict == Verdict.ERROR:
+            self._reasons.add(str(row.reason) if row.verdict == Verdict.SKIP else ERROR)
 
-    def proof(self, stacks: Iterable[Mapping[str, Any]]) -> Proof:
-        """What the rows show; `stacks` are the records of the stacks that they come from."""
-        records = {str(record["stack"]): record for record in stacks}
-        gpu = next((one for one in records.values() if one.get("device_type") == "cuda"), {})
-        compared = {implementation for (_, implementation), cases in self._cases.items() if cases}
-        unmet = [one for one in map(self._unmet, sorted(self._op_types)) if one is not None]
-        grades = dict(self._grades({one.definition: one for one in unmet}))
-        counts = Counter(grades.values())
-        return Proof(
-            device=gpu.get("device"),
-            capability=gpu.get("capability"),
-            truths={
-                implementation: _version(implementation, records)
-                for implementation in TRUTHS
-                if implementation in compared
-            },
-            op_types=dict(sorted(Counter(self._op_types.values()).items())),
-            proved=counts[Grade.PROVED],
-            alone=counts[Grade.CHECKED],
-            grades=grades,
-            scaled_down={name: told for name, told in sorted(self._scaled_down.items()) if name in grades},
-            unconfirmed={
-                name: told
-                for name, told in sorted(self._unconfirmed.items())
-                if grades.get(name) is Grade.CONSISTENT
-            },
-            wrong=sorted(self._wrong),
-            unmet=unmet,
+    def _conclude(self, row: VerdictRow, finding: str | None) -> None:
+        if finding is not None:
+            news = Conclusion.UNVERIFIED if row.unjudged else Conclusion.WRONG
+            self._marks.add(Conclusion.KNOWN if finding == "known" else news)
+        elif row.implementation != REFERENCE:
+            return
+        elif row.grade in OF_GRADE:
+            self._marks.add(Conclusion.UNCONFIRMED if row.constants else OF_GRADE[row.grade])
+        elif row.verdict == Verdict.PASS and not row.scaled_down:
+            self._marks.add(Conclusion.RIGHT if row.tolerance is None else Conclusion.RELAXED)
+        elif row.verdict == Verdict.SKIP:
+            self._marks.add(Conclusion.NOT_RUN)
+
+    def result(self) -> DefinitionResult:
+        """What all of them come to."""
+        judged = self._cases.get(REFERENCE, set())
+        met = any(judged & self._cases.get(name, set()) for name in TRUTHS)
+        grade = self._grade(met=met, judged=bool(judged))
+        return DefinitionResult(
+            op_type=self.op_type,
+            verdict=str(next(one for one in WORST_FIRST if self._counts[one])),
+            conclusion=str(next((one for one in Conclusion if one in self._marks), Conclusion.NOT_RUN)),
+            grade=None if grade is None else str(grade),
+            wrong=self._wrong,
+            truths=[name for name in TRUTHS if self._cases.get(name)],
+            unmet="" if met else str(next((one for one in WHY if one in self._reasons), NO_TRUTH)),
+            scaled_down=self._scaled_down if grade is not None else "",
+            unconfirmed=self._unconfirmed if grade is Grade.CONSISTENT else "",
         )
 
-    def _grades(self, unmet: Mapping[str, Unmet]) -> Iterator[tuple[str, Grade]]:
-        """The grade of each definition that has one."""
-        for name in sorted(self._op_types.keys() - self._wrong):
-            if name in self._scaled_down:  # in its own size, none but empty cases and the like were judged
-                yield name, Grade.SCALED_DOWN
-            elif name in self._unconfirmed:
-                yield name, Grade.CONSISTENT
-            elif name in self._shadowed:
-                if name not in self._open:
-                    found = self._shadowed[name]  # of its rows; the best one counts
-                    yield name, Grade.AGREED if Grade.AGREED in found else Grade.CONSISTENT
-            elif name in self._open:
-                continue  # of an output that nobody judged, nothing is proved
-            elif name not in unmet:
-                yield name, Grade.PROVED
-            elif unmet[name].judged:
-                yield name, Grade.CHECKED
-
-    def _unmet(self, name: str) -> Unmet | None:
-        judged = self._cases.get((name, REFERENCE), set())
-        if any(judged & self._cases.get((name, implementation), set()) for implementation in TRUTHS):
+    def _grade(self, *, met: bool, judged: bool) -> Grade | None:
+        """How strong the proof is, if there is one."""
+        if self._wrong:
             return None
-        reasons = self._reasons.get(name, set())
-        reason = next((one for one in WHY if one in reasons), NO_TRUTH)
-        return Unmet(definition=name, op_type=self._op_types[name], reason=reason, judged=bool(judged))
+        if self._scaled_down:  # in its own size, none but empty cases and the like were judged
+            return Grade.SCALED_DOWN
+        if self._unconfirmed:
+            return Grade.CONSISTENT
+        if self._open:  # of an output that nobody judged, nothing is proved
+            return None
+        if self._shadowed:  # of its rows; the best one counts
+            return Grade.AGREED if Grade.AGREED in self._shadowed else Grade.CONSISTENT
+        return Grade.PROVED if met else Grade.CHECKED if judged else None
 
 
-def joined(proofs: Sequence[Proof]) -> Proof:
-    """What the proofs of several verdict files show together, which have no definition in common."""
-    grades = dict(sorted(item for proof in proofs for item in proof.grades.items()))
-    op_types: Counter[str] = Counter()
-    for one in proofs:
-        op_types.update(one.op_types)
-    return Proof(
-        device=proofs[0].device,  # they state the same stacks
-        capability=proofs[0].capability,
-        truths={name: one.truths[name] for name in TRUTHS for one in proofs if name in one.truths},
-        op_types=dict(sorted(op_types.items())),
-        proved=sum(proof.proved for proof in proofs),
-        alone=sum(proof.alone for proof in proofs),
-        grades=grades,
-        scaled_down=dict(sorted(item for proof in proofs for item in proof.scaled_down.items())),
-        unconfirmed=dict(sorted(item for proof in proofs for item in proof.unconfirmed.items())),
-        wrong=sorted(name for proof in proofs for name in proof.wrong),
-        unmet=sorted((one for proof in proofs for one in proof.unmet), key=lambda one: one.definition),
-    )
-
-
-def _version(implementation: str, records: Mapping[str, Mapping[str, Any]]) -> str | None:
-    stack = STACK_OF[implementation]
-    version = records.get(stack, {}).get("versions", {}).get(distribution(stack))
-    return None if version is None else str(version)
-
-
-def sentences(proof: Proof) -> Iterator[str]:
+def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a run ends with: on what and against what it proved how much, and what could not be reached."""
-    total = sum(proof.op_types.values())
-    if not total:
+    definitions: Mapping[str, DefinitionResult] = summary["definitions"]
+    if not definitions:
         return
-    named = (
-        f"{TRUTHS[implementation].label} {version or ''}".strip()
-        for implementation, version in proof.truths.items()
-    )
+    total, every = len(definitions), list(definitions.values())
+    named = (f"{TRUTHS[name].label} {version or ''}".strip() for name, version in summary["truths"].items())
     truths = ", ".join(named)
-    where = "on the CPU" if proof.capability is None else f"on SM {proof.capability} ({proof.device})"
-    counts = [f"{proof.proved} of {total} definitions against a ground truth"]
-    if proof.alone:
-        counts.append(f"{proof.alone} against the float64 oracle alone")
-    graded = Counter(grade for name, grade in proof.grades.items() if name not in proof.unconfirmed)
-    words = {Grade.AGREED: "agreed without an oracle", Grade.CONSISTENT: "consistent with float64 alone"}
-    counts += [f"{graded[grade]} {told}" for grade, told in words.items() if graded[grade]]
-    if proof.unconfirmed:
-        counts.append(f"{len(proof.unconfirmed)} but for a constant that the reference alone states")
-    if proof.scaled_down:
-        counts.append(f"{len(proof.scaled_down)} by scaled-down definitions alone")
-    relaxed = sum(
-        one.reason == RELAXED and one.definition not in {*proof.grades, *proof.wrong} for one in proof.unmet
+    where = f"on SM {summary['capability']} ({summary['device']})" if summary["capability"] else "on the CPU"
+    grades = Counter(one["grade"] for one in every if not one["unconfirmed"])
+    counts = [f"{grades[Grade.PROVED]} of {total} definitions against a ground truth"]
+    words = {
+        Grade.CHECKED: "against the float64 oracle alone",
+        Grade.AGREED: "agreed without an oracle",
+        Grade.CONSISTENT: "consistent with float64 alone",
+    }
+    counts += [f"{grades[grade]} {told}" for grade, told in words.items() if grades[grade]]
+    unconfirmed = {name: one["unconfirmed"] for name, one in definitions.items() if one["unconfirmed"]}
+    if unconfirmed:
+        counts.append(f"{len(unconfirmed)} but for a constant that the reference alone states")
+    scaled_down = {name: one["scaled_down"] for name, one in definitions.items() if one["scaled_down"]}
+    if scaled_down:
+        counts.append(f"{len(scaled_down)} by scaled-down definitions alone")
+    wrong = sum(one["wrong"] for one in every)
+    without = [one for one in every if one["grade"] is None and not one["wrong"]]
+    relaxed = sum(one["unmet"] == RELAXED for one in without)
+    reasons = (
+        (wrong, "with findings"),
+        (relaxed, "accepted by your tolerance"),
+        (len(without) - relaxed, "not run"),
     )
-    idle = total - len(proof.grades) - len(proof.wrong) - relaxed
-    reasons = ((len(proof.wrong), "with findings"), (relaxed, "accepted by your tolerance"), (idle, "not run"))
     short = [f"{count} {why}" for count, why in reasons if count]
     rest = f"; not proved: {', '.join(short)}" if short else ""
     yield f"Proved {where}{f' with {truths}' if truths else ''}: {', '.join(counts)}{rest}."
-    if proof.unmet:
-        yield f"Without a ground truth here: {'; '.join(_unreached(proof))}."
-    for name, told in proof.scaled_down.items():
+    if any(one["unmet"] for one in every):
+        yield f"Without a ground truth here: {'; '.join(_unreached(definitions))}."
+    for name, told in scaled_down.items():
         yield f"Scaled down, {name}: {told}."
-    for name, told in proof.unconfirmed.items():
+    for name, told in unconfirmed.items():
         yield f"Not proved: {name}, {told}; its description should state it."
 
 
-def _unreached(proof: Proof) -> Iterator[str]:
+def _unreached(definitions: Mapping[str, DefinitionResult]) -> Iterator[str]:
     """By reason, which op_types, or which definitions where it is not the whole op_type."""
+    totals = Counter(one["op_type"] for one in definitions.values())
     by_words: dict[str, dict[str, list[str]]] = {}
-    for one in sorted(proof.unmet, key=lambda one: list(WHY).index(one.reason)):
-        by_words.setdefault(WHY[one.reason], {}).setdefault(one.op_type, []).append(one.definition)
+    for reason, words in WHY.items():
+        for name, one in definitions.items():
+            if one["unmet"] == reason:
+                by_words.setdefault(words, {}).setdefault(one["op_type"], []).append(name)
+
+    def told(op_type: str, names: list[str]) -> str:
+        if len(names) == totals[op_type] > NAMED:
+            return f"all {len(names)} of {op_type}"
+        return ", ".join(names) if len(names) <= NAMED else f"{len(names)} of {totals[op_type]} of {op_type}"
+
     for words, members in by_words.items():
-        yield f"{', '.join(_named(proof, *item) for item in members.items())} ({words})"
-
-
-def _named(proof: Proof, op_type: str, names: list[str]) -> str:
-    total = proof.op_types[op_type]
-    if len(names) == total > NAMED:
-        return f"all {total} of {op_type}"
-    return ", ".join(names) if len(names) <= NAMED else f"{len(names)} of {total} of {op_type}"
+        yield f"{', '.join(told(*item) for item in members.items())} ({words})"

@@ -17,12 +17,12 @@ from traceproof.digests import code_digest, digest_file, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import read_sealed, sealed, write_text
 from traceproof.reasons import Grade, Skip, Verdict
-from traceproof.run import proof
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.known import Known, read_known
-from traceproof.run.proof import Conclusions, proved, sentence
+from traceproof.run.proof import DefinitionResult, DefinitionRows, proved, sentence, sentences
 from traceproof.run.schema import AGAIN, REFERENCE, VerdictRow, each_row
+from traceproof.stacks import STACK_OF, TRUTHS, distribution
 from traceproof.text import printable
 
 WIDTH = 118
@@ -90,7 +90,7 @@ def report(
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary of several verdict files, out of the summary of each."""
+    """The summary of several verdict files, out of the summary of each; they have no definition in common."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for group in (group for part in parts for group in part["groups"]):
         names = group["op_type"], group["implementation"]
@@ -98,30 +98,29 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if one is not group:
             counts = {key: one[key] + value for key, value in group.items() if not isinstance(value, str | dict)}
             skips = dict(sorted((Counter(one["skips"]) + Counter(group["skips"])).items()))
-            groups[names] = {**one, **counts, "members": sorted(counts["members"]), "skips": skips}
+            groups[names] = {**one, **counts, "skips": skips}
     findings = {kind: [found for part in parts for found in part["findings"][kind]] for kind in KINDS}
-    reached = proof.joined([proof.Proof.model_validate(part["proof"]) for part in parts])
-    conclusions, definitions = (
-        dict(sorted(item for part in parts for item in part[key].items()))
-        for key in ("conclusions", "definitions")
-    )
-    return _summary(conclusions, definitions, [groups[names] for names in sorted(groups)], findings, reached)
+    definitions = dict(sorted(item for part in parts for item in part["definitions"].items()))
+    truths = {name: version for part in parts for name, version in part["truths"].items()}
+    machine = {"device": parts[0]["device"], "capability": parts[0]["capability"]}  # they state the same stacks
+    return _summary(definitions, [groups[names] for names in sorted(groups)], findings, machine, truths)
 
 
 def _summary(
-    conclusions: Mapping[str, str],
-    definitions: Mapping[str, str],
+    definitions: Mapping[str, DefinitionResult],
     groups: Sequence[Mapping[str, Any]],
     findings: Mapping[str, Sequence[Mapping[str, Any]]],
-    reached: proof.Proof,
+    machine: Mapping[str, Any],
+    truths: Mapping[str, str | None],
 ) -> dict[str, Any]:
+    conclusions = [one["conclusion"] for one in definitions.values()]
     return {
-        "verified": proved(conclusions.values()) and not findings["new"] and not findings["unexpected"],
-        "conclusions": conclusions,
+        "verified": proved(conclusions) and not findings["new"] and not findings["unexpected"],
+        **machine,
+        "truths": {name: truths[name] for name in TRUTHS if name in truths},
         "definitions": definitions,
         "groups": groups,
         "findings": findings,
-        "proof": reached.model_dump(mode="json"),
     }
 
 
@@ -158,25 +157,28 @@ def summarise(
     Raises TraceproofError: known.yaml limits versions of a package that an implementation's stack does not hold.
     """
     versions = {str(record["stack"]): record["versions"] for record in stacks}
-    collector, conclusions = proof.Collector(), Conclusions()
     groups: dict[tuple[str, str], _Group] = {}
-    definitions: dict[str, Counter[str]] = {}
+    definitions: dict[str, DefinitionRows] = {}
     findings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for row in rows:
-        collector.note(row)
-        small = row.grade is Grade.SCALED_DOWN
-        shown = NO_ORACLE if row.unjudged else str(row.grade if small else row.verdict)
-        definitions.setdefault(row.definition, Counter())[shown] += 1
         kind = _kind(row, known, versions)
-        conclusions.note(row, kind)
+        definitions.setdefault(row.definition, DefinitionRows(row.op_type)).note(row, kind)
         groups.setdefault((row.op_type, row.implementation), _Group()).note(row, kind)
         if kind is not None:
             findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
-    # The worst of a definition's rows; skip only if nothing passed, scaled_down if that one did.
-    order = (Verdict.ERROR, Verdict.FAIL, NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
-    overall = {name: str(next(one for one in order if definitions[name][one])) for name in sorted(definitions)}
+    results = {name: definitions[name].result() for name in sorted(definitions)}
     told = [group.as_json(*names) for names, group in sorted(groups.items(), key=lambda item: item[0])]
-    return _summary(conclusions.by_definition(), overall, told, findings, collector.proof(stacks))
+    records = {str(record["stack"]): record for record in stacks}
+    gpu = next((one for one in records.values() if one.get("device_type") == "cuda"), {})
+    machine = {"device": gpu.get("device"), "capability": gpu.get("capability")}
+    truths = {name: _version(name, versions) for one in results.values() for name in one["truths"]}
+    return _summary(results, told, findings, machine, truths)
+
+
+def _version(truth: str, versions: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Version of the package that a ground truth is of."""
+    stack = STACK_OF[truth]
+    return versions.get(stack, {}).get(distribution(stack))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,6 @@ class _Group:
             "op_type": op_type,
             "implementation": implementation,
             "definitions": len(self.members),
-            "members": sorted(self.members) if implementation == REFERENCE else [],
             "cases": sum(map(len, self.members.values())),
             **{name: self.counts[name] for name in (*Verdict, "known", NO_ORACLE)},
             "skips": dict(sorted(self.skips.items())),
@@ -257,26 +258,23 @@ def table(summary: Mapping[str, Any]) -> str:
     for name, skips in sorted(idle.items()):
         why = ", ".join(f"{reason} {count}" for reason, count in sorted(skips.items()))
         console.print(f"Not run here: {name} ({why})", markup=False, highlight=False, soft_wrap=True)
-    reached = proof.Proof.model_validate(summary["proof"])
-    if not {Grade.PROVED, Grade.CHECKED}.issuperset(reached.grades.values()):
-        console.print(_grades(summary, reached))
-    ending = proof.sentences(reached)
+    if any(one["grade"] not in {Grade.PROVED, Grade.CHECKED, None} for one in summary["definitions"].values()):
+        console.print(_grades(summary))
+    ending = sentences(summary)
     for text in (*_closing(summary), *ending):
         safe = "\n".join(map(printable, text.split("\n")))  # the lines are ours, what stands in them is anybody's
         console.print(safe, markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
 
 
-def _grades(summary: Mapping[str, Any], reached: proof.Proof) -> Table:
+def _grades(summary: Mapping[str, Any]) -> Table:
     """How many definitions of each op_type have which grade of proof, where some have one that says less."""
-    op_types = {name: group["op_type"] for group in summary["groups"] for name in group["members"]}
+    by_op_type: dict[str, Counter[str]] = {}
+    for one in summary["definitions"].values():
+        by_op_type.setdefault(one["op_type"], Counter())["wrong" if one["wrong"] else str(one["grade"])] += 1
     grid = headed("Grades of proof, definitions", ["op_type"], (*Grade, "findings", "not verified"))
-    for op_type in sorted(reached.op_types):
-        own = [name for name, of in op_types.items() if of == op_type]
-        counts = Counter(reached.grades[name] for name in own if name in reached.grades)
-        wrong = sum(name in reached.wrong for name in own)
-        rest = reached.op_types[op_type] - sum(counts.values()) - wrong
-        grid.add_row(op_type, *(str(counts[grade]) for grade in Grade), str(wrong), str(rest))
+    for op_type, counts in sorted(by_op_type.items()):
+        grid.add_row(op_type, *(str(counts[one]) for one in (*Grade, "wrong", str(None))))
     return grid
 
 

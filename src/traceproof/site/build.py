@@ -24,9 +24,8 @@ from traceproof.errors import TraceproofError
 from traceproof.names import fresh_folder, path_part
 from traceproof.publish.verified import ModelRow, implementation_verdicts, model_rows
 from traceproof.reasons import Skip, Verdict
-from traceproof.run import proof
 from traceproof.run.implementations import IMPLEMENTATIONS
-from traceproof.run.proof import WORDS, Conclusion, sentence
+from traceproof.run.proof import WORDS, Conclusion, sentence, sentences
 from traceproof.run.report import read_summary
 from traceproof.run.schema import OpTypePlan, VerdictRow, each_row
 from traceproof.site.view import View, plot
@@ -241,14 +240,13 @@ def build(finished: Finished, folder: Path) -> Built:
     Raises TraceproofError: files of the run are missing or torn, or the folder is not ours.
     """
     summary = finished.summary
-    reached = proof.Proof.model_validate(summary["proof"])
     pages, overview = SiteFolder(folder, sentence(summary)), Overview()
     op_types: list[OpType] = []
     findings: list[list[Any]] = []
     models: dict[str, list[ModelRow]] = {}
     for name in finished.op_types:
         op = OpType(name)
-        for view in _views(finished, name, reached):
+        for view in _views(finished, name):
             op.lines.append(OpLine(view.name, view.outcome, view.grade, view.compared, view.worst_margins))
             overview.add(view)
             if view.definition is not None and view.verification is not None:
@@ -262,7 +260,7 @@ def build(finished: Finished, folder: Path) -> Built:
             pages.write(f"definitions/{path_part(view.name)}.html", "definition", view=view, **shown)
         op_types.append(op)
         pages.write(f"op_types/{path_part(name)}.html", "op_type", op=op)
-    _index(finished, pages, reached, op_types, overview)
+    _index(finished, pages, op_types, overview)
     columns = ["definition", "kind", "implementation", "case", "output", "verdict", "reason", "message"]
     pages.write("findings.html", "findings", data={"columns": columns, "facets": [1, 2, 5, 6], "rows": findings})
     told = [(name, own, sum(not row.reason for row in own)) for name, own in sorted(models.items())]
@@ -273,7 +271,7 @@ def build(finished: Finished, folder: Path) -> Built:
     return pages.built
 
 
-def _views(finished: Finished, op_type: str, reached: proof.Proof) -> Iterator[View]:
+def _views(finished: Finished, op_type: str) -> Iterator[View]:
     """The definitions that have verdicts, then those that were planned and have none."""
     plan = finished.plan(op_type)
     seen = set()
@@ -281,12 +279,13 @@ def _views(finished: Finished, op_type: str, reached: proof.Proof) -> Iterator[V
         if name in seen:
             continue
         seen.add(name)
+        result = finished.summary["definitions"].get(name)
         keys = ((row.case, row.implementation, row.output) for row in rows)
         yield View(
             name=name,
             op_type=op_type,
-            outcome=finished.summary["conclusions"].get(name, str(Conclusion.NOT_RUN)),
-            grade=str(reached.grades.get(name, "")),
+            outcome=result["conclusion"] if result else str(Conclusion.NOT_RUN),
+            grade=(result["grade"] or "") if result else "",
             rows=rows,
             kinds={key: kind for key in keys if (kind := finished.findings.get((name, *key)))},
             planned=plan.definitions.get(name),
@@ -294,15 +293,13 @@ def _views(finished: Finished, op_type: str, reached: proof.Proof) -> Iterator[V
         )
 
 
-def _index(
-    finished: Finished, pages: SiteFolder, reached: proof.Proof, op_types: Sequence[OpType], overview: Overview
-) -> None:
-    counts = Counter(finished.summary["conclusions"].values())
+def _index(finished: Finished, pages: SiteFolder, op_types: Sequence[OpType], overview: Overview) -> None:
+    counts = Counter(one["conclusion"] for one in finished.summary["definitions"].values())
     words = [one for one in WORDS if counts[one]]
     pages.write(
         "index.html",
         "index",
-        proof=list(proof.sentences(reached)),
+        proof=list(sentences(finished.summary)),
         outcomes=[(counts[one], WORDS[one], str(one)) for one in words],
         words=[str(one) for one in words],
         op_types=op_types,
