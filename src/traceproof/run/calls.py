@@ -183,7 +183,7 @@ class Fences:
         else:
             page = mmap.PAGESIZE
             between = -(-size // page) * page
-            held = mmap.mmap(-1, between + 2 * page)
+            held = mmap.mmap(-1, between + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             start = torch.frombuffer(held, dtype=torch.uint8).data_ptr()
             for fence in (start, start + page + between):
                 if ctypes.CDLL(None).mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0):
