@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -51,3 +52,13 @@ def test_every_column_of_a_verdict_row_has_a_type_and_a_meaning(pages: dict[str,
     said = {name.strip() for line in meanings for name in line.removeprefix("- ").split(",")}
     assert said == set(VerdictRow.model_fields)
     assert all(f"| `{field.alias or name}` | `" in text for name, field in VerdictRow.model_fields.items())
+
+
+def test_every_known_finding_and_every_repeat_stands_on_the_page_of_findings() -> None:
+    root = SCRIPT.parents[1]
+    text = (root / "docs" / "findings.md").read_text(encoding="utf-8")
+    whys = re.findall(r'why: "([A-Z]\d+)\b', (root / "known.yaml").read_text(encoding="utf-8"))
+    assert len(set(whys)) > 10
+    assert {name for name in whys if not re.search(rf"\b{name}\b", text)} == set()
+    repeats = {path.name for path in (root / "docs" / "repeats").glob("*.py")}
+    assert {name for name in repeats if name not in text and not name.startswith("flashinfer-mla_")} == set()

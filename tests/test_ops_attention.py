@@ -73,7 +73,7 @@ def test_a_log_sum_exp_may_lose_what_hopper_cuts_off_logits_of_60000_and_not_fou
 
 
 def on_hopper(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Products of queries [H, D] and keys [L, D] as docs/findings-gpu.md, G4, says that tensor cores sum them."""
+    """Products of queries [H, D] and keys [L, D] as docs/findings.md, G4, says that tensor cores sum them."""
     products, size = queries.double()[:, None] * keys.double(), exponent(queries)[:, None] + exponent(keys)
     total = torch.zeros(products.shape[:2], dtype=torch.float64)
     for first in range(0, queries.shape[-1], 16):

@@ -1,4 +1,4 @@
-"""docs/tutorial.md's commands, word for word; its first one is what a submission is checked by, and is not run here."""
+"""docs/tutorial.md's commands, word for word, but for the first: a submission is checked by that one."""
 
 from __future__ import annotations
 

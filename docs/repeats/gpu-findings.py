@@ -1,4 +1,4 @@
-"""Findings of docs/findings-gpu.md that the newest releases show, each in a few lines: `python gpu-findings.py G6 G8 ...`.
+"""Findings of docs/findings.md that the newest releases show, each in a few lines: `python gpu-findings.py G6 G8 ...`.
 
 Needs torch, a GPU of compute capability 9.0, and FlashInfer (G6, G7, G8, G10, G11; nvcc too), SGLang (G5) or sglang-kernel (G9).
 Each prints what it got and what is right. G7 never returns: it is stopped after 60 seconds.

@@ -182,6 +182,19 @@ def download_sdist(package: str, version: str, folder: Path, *, sha256: str | No
     )
 
 
+def newest(package: str) -> str:
+    """The newest version of a package that pip's indexes offer here; no pre-release.
+
+    Raises TraceproofError: they offer none.
+    """
+    done = programs.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", package])
+    found = re.match(r"\S+ \((\S+)\)", done.stdout)
+    if done.returncode or found is None:
+        what = f"pip's indexes tell no newest version of {package}"
+        raise TraceproofError(what, problems=done.stderr.splitlines()[-3:], todo=TODO)
+    return found[1]
+
+
 def _is_sdist(name: str, package: str, version: str) -> bool:
     try:
         found = parse_sdist_filename(name)

@@ -12,6 +12,7 @@ import typer
 from traceproof.bumps.bisect import Bisection, GroundTruthTrial, Verdict, worst
 from traceproof.checkouts.clone import clone_all, record_of, write_records
 from traceproof.checkouts.gitrun import Git, GitError, Patience, available
+from traceproof.checkouts.packages import newest
 from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, read_lock, resolve, write_lock
 from traceproof.checkouts.tree import CommitTree, FileTree, FolderTree, changed_between
 from traceproof.cli import options, run
@@ -39,7 +40,9 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     branch: Annotated[list[str] | None, typer.Option(help="NAME=BRANCH: pin its newest commit.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="NAME=TAG: pin the tag's commit.")] = None,
     commit: Annotated[list[str] | None, typer.Option(help="NAME=COMMIT, all 40 digits.")] = None,
-    release: Annotated[list[str] | None, typer.Option(help="NAME=VERSION: a released package instead.")] = None,
+    release: Annotated[
+        list[str] | None, typer.Option(help="NAME=VERSION, or NAME=newest: a released package instead.")
+    ] = None,
     url: Annotated[list[str] | None, typer.Option(help="NAME=URL of a fork or a new source.")] = None,
     lfs: Annotated[list[str] | None, typer.Option(help="Sources whose LFS files are wanted too.")] = None,
     lock: Annotated[Path | None, typer.Option(help="Where the pins stand; sources.lock if left out.")] = None,
@@ -143,7 +146,8 @@ def _pin(name: str, old: Pin | None, chosen: tuple[str, str] | None, url: str | 
     option, value = chosen or ("", "")
     if option == "release":
         origin = ORIGINS[name]
-        return Pin(package=origin.package, version=value, folder=origin.inside or None)
+        version = newest(str(origin.package)) if value == "newest" else value
+        return Pin(package=origin.package, version=version, folder=origin.inside or None)
     if not option and url is None and old is not None:
         return old
     address = url or (old.url if old and old.url else None) or ORIGINS[name].url
