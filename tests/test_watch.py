@@ -49,7 +49,7 @@ def test_what_a_release_broke_and_what_the_next_one_mended_is_said_once(tmp_path
     program = repository.root / "bin" / "traceproof"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m traceproof "$@"\n')
     program.chmod(0o755)
-    take, found = ("traceproof", "clone-repos", "sglang", "--branch", "sglang=main"), []
+    take, found, told = ("traceproof", "clone-repos", "sglang", "--branch", "sglang=main"), [], ""
     for scale in (None, REGRESSION, SCALE):
         if scale is not None:
             upstream.commit({"python/sglang/srt/scale.py": scale})
@@ -58,9 +58,11 @@ def test_what_a_release_broke_and_what_the_next_one_mended_is_said_once(tmp_path
         page = (repository.root / "watch" / "verdicts.md").read_text()
         assert ran.code == difference["exit_code"], ran.out
         found.append((ran.code, bool(difference["failing"]), bool(difference["passing"])))
+        told += f"{ran.out}\n{page}\n"
         assert ("rmsnorm_h96 small-0 sglang_native output: pass" in page) == (ran.code == 1), page
-    assert found == [(0, False, False), (1, True, False), (0, False, True)]
-    assert watch(repository, "false").code == 2  # what takes the newest ones could not
+    assert found == [(0, False, False), (1, True, False), (0, False, True)], told
+    ran = watch(repository, "false")
+    assert ran.code == 2, ran.out  # what takes the newest ones could not
 
 
 def test_the_newest_release_is_what_pips_indexes_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
