@@ -148,7 +148,7 @@ def run_tests(
             root=dataset, out=scratch, definitions=tuple(plan.whole), sizes=tuple(sizes), tolerance=tolerance
         )
         generate.generate_planned(wanted, generate.Divergences())
-        order = running.Run(
+        order = running.OpTypeTests(
             folder=wanted.place,
             op_type=plan.op_type,
             stack=name,

@@ -12,7 +12,7 @@ import pytest
 from definitions import GOOD, rmsnorm, write
 
 from traceproof.audit import run as process
-from traceproof.audit.run import Settings, audit
+from traceproof.audit.run import AuditSettings, audit
 from traceproof.errors import TraceproofError
 from traceproof.lint.model import as_text
 from traceproof.sandbox import Pool
@@ -58,7 +58,7 @@ def codes(dataset: Path, text: str, name: str = "test_x.py", python: str | None 
     folder = dataset / "tests"
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(text)
-    report = audit(folder, Settings(dataset=dataset, python=python))
+    report = audit(folder, AuditSettings(dataset=dataset, python=python))
     return [finding.code for finding in report.findings]
 
 
@@ -130,7 +130,7 @@ def test_running_shows_what_passes_without_comparing(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
     (folder / "test_x.py").write_text(text)
-    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    report = audit(folder, AuditSettings(dataset=dataset, python=sys.executable))
     assert {finding.code for finding in report.findings} == {"TA105", "TA107"}, report.not_run
     assert "test_x.py:5:1: TA107" in as_text(report.findings)
     assert report.collected == 2
@@ -138,10 +138,10 @@ def test_running_shows_what_passes_without_comparing(dataset: Path) -> None:
 
 def test_a_folder_without_tests_and_a_folder_that_is_no_dataset_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceproofError, match=r"holds no test_\*.py"):
-        audit(tmp_path, Settings(dataset=tmp_path))
+        audit(tmp_path, AuditSettings(dataset=tmp_path))
     (tmp_path / "test_x.py").write_text("")
     with pytest.raises(TraceproofError, match="is not a dataset"):
-        audit(tmp_path, Settings(dataset=tmp_path))
+        audit(tmp_path, AuditSettings(dataset=tmp_path))
 
 
 def test_the_command_gives_exit_codes(dataset: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_file_that_takes_too_long_is_a_finding(dataset: Path) -> None:
     text = "import subprocess\n\ndef test_slow():\n    subprocess.run(['sleep', '600'])\n    assert f() == 1\n"
     (folder / "test_x.py").write_text(text)
     said: list[str] = []
-    settings = Settings(dataset=dataset, python=sys.executable, seconds=10.0, say=said.append)
+    settings = AuditSettings(dataset=dataset, python=sys.executable, seconds=10.0, say=said.append)
     assert [(one.code, one.evidence) for one in audit(folder, settings).findings] == [
         ("TA109", "not done after 10 s")
     ]
@@ -178,7 +178,7 @@ def test_inherited_tests_are_counted_by_running(dataset: Path) -> None:
     (folder / "suite.py").write_text("class Suite:\n    def test_a(self):\n        assert 1\n")
     (folder / "test_x.py").write_text("from suite import Suite\n\nclass TestOne(Suite):\n    pass\n")
     (folder / "test_y.py").write_text("def helper():\n    pass\n")
-    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    report = audit(folder, AuditSettings(dataset=dataset, python=sys.executable))
     assert (report.tests, report.collected) == (0, 1)
     assert [(f.path.name, f.code) for f in report.findings] == [("test_y.py", "TA108")]
 
@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_collected_says_why(dataset: Path) -> None:
     folder = dataset / "tests"
     folder.mkdir()
     (folder / "test_x.py").write_text("import torch.no_such_module\n\ndef test_a():\n    assert f() == 1\n")
-    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    report = audit(folder, AuditSettings(dataset=dataset, python=sys.executable))
     assert "No module named 'torch.no_such_module'" in report.not_run["test_x.py"]
 
 
@@ -199,7 +199,7 @@ def test_tests_that_pytest_does_not_get_to_say_why(dataset: Path) -> None:
     (folder / "test_x.py").write_text("def test_a():\n    assert f() == 1\n")
     hook = "import pytest\n\ndef pytest_configure():\n    raise pytest.UsageError('give the dataset')\n"
     (folder / "conftest.py").write_text(hook)
-    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    report = audit(folder, AuditSettings(dataset=dataset, python=sys.executable))
     assert "give the dataset" in report.not_run["test_x.py"]
 
 
@@ -236,7 +236,7 @@ def test_what_an_audit_runs_is_shut_in(
     (folder / "test_x.py").write_text((steals if where == "test" else "") + text)
     if where == "conftest":
         (folder / "conftest.py").write_text(steals)
-    report = audit(folder, Settings(dataset=dataset, python=sys.executable))
+    report = audit(folder, AuditSettings(dataset=dataset, python=sys.executable))
     assert sorted(path.name for path in outside.iterdir()) == ["secret"]
     assert not (folder / "stolen").exists()
     assert report.collected == 1, "its own assertion held: it saw no token and no secret"

@@ -20,7 +20,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.publish.pull_request import base_of, dry_run
 from traceproof.testgen.calls import Call
-from traceproof.testgen.texts import Settings, render
+from traceproof.testgen.texts import FileSettings, render
 from traceproof.text import literal, markdown, printable, redacted
 
 
@@ -59,7 +59,7 @@ def test_what_is_generated_holds_names_as_strings() -> None:
     inputs = {INJECTED: definition.inputs["hidden_states"], "lambda": definition.inputs["weight"]}
     divergences = ('case """\nOWNED = True\n"""', "case \\", 'ends with "')
     for one in (definition, definition.model_copy(update={"inputs": inputs})):
-        text = render(one, divergences, Settings(tolerance=float("inf")))
+        text = render(one, divergences, FileSettings(tolerance=float("inf")))
         found: dict[str, Any] = {"__name__": "test_x", "GroundTruth": None, "ground_truth_or_skip": None}
         found["GroundTruth"] = lambda *_, **__: None
         exec(compile(re.sub(r"(?m)^from conftest .*$", "", text), "test_x.py", "exec"), found)  # noqa: S102 - its point

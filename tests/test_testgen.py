@@ -30,7 +30,7 @@ from traceproof.testgen.generate import (
     headed,
     state,
 )
-from traceproof.testgen.texts import Settings, render, served
+from traceproof.testgen.texts import FileSettings, render, served
 
 __all__ = ["dataset"]
 SAMPLES = Path(__file__).parent / "dataset"
@@ -48,7 +48,7 @@ def loaded(definition: Definition) -> dict[str, Any]:
     """The names of a definition's test file, and of the conftest."""
     conftest: dict[str, Any] = {"__name__": "conftest", "__file__": str(SAMPLES / PLACE / "conftest.py")}
     exec(compile(CONFTEST.read_text(), "conftest.py", "exec"), conftest)  # noqa: S102 - ours
-    text = render(definition, (), Settings())
+    text = render(definition, (), FileSettings())
     body = "\n".join(line for line in text.splitlines() if not line.startswith("from conftest import"))
     found = conftest | {"__name__": "test_x"}
     exec(compile(body, "test_x.py", "exec", dont_inherit=True), found)  # noqa: S102 - ours
@@ -67,7 +67,7 @@ def test_own_inputs_fit_the_definition_and_every_call_is_written_or_left_to_trac
             Call.of(definition, source).module()
         except Unemittable:
             assert module["GROUND_TRUTHS"][source].load is None
-    if "no_inputs: " in render(definition, (), Settings()):
+    if "no_inputs: " in render(definition, (), FileSettings()):
         with pytest.raises(pytest.skip.Exception, match="no_inputs: "):
             module["generate_random_inputs"]()
         return

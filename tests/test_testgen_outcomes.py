@@ -16,11 +16,11 @@ from traceproof.sandbox import Limits
 from traceproof.stacks import MAIN
 from traceproof.testgen.generate import PLACE, Divergences, generate
 from traceproof.testgen.generate import GenerateOptions as Wanted
-from traceproof.testgen.running import Row, Run, run_tests
+from traceproof.testgen.running import DefinitionTestRow, OpTypeTests, run_tests
 from traceproof.testgen.summary import described, judged, table
 
 
-def row(**changes: Any) -> Row:  # noqa: ANN401 - values of a row
+def row(**changes: Any) -> DefinitionTestRow:  # noqa: ANN401 - values of a row
     plain: dict[str, Any] = {
         "op_type": "gemm",
         "stack": "torch",
@@ -32,7 +32,7 @@ def row(**changes: Any) -> Row:  # noqa: ANN401 - values of a row
         "message": "",
         "seconds": 0.5,
     }
-    found: Row = plain | changes  # type: ignore[assignment]
+    found: DefinitionTestRow = plain | changes  # type: ignore[assignment]
     return found
 
 
@@ -86,7 +86,7 @@ def test_definitions_side_by_side_give_their_rows_in_order(tmp_path: Path) -> No
         write(tmp_path, rmsnorm(name))
     wanted = Wanted(root=tmp_path, everything=True, sizes=("small",))
     generate(wanted, Divergences())
-    order = Run(
+    order = OpTypeTests(
         folder=tmp_path / PLACE,
         op_type="rmsnorm",
         stack="torch",

@@ -20,7 +20,7 @@ STDERR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class AuditSettings:
     """How a folder is audited."""
 
     dataset: Path  # the definitions that the tests are of
@@ -41,7 +41,7 @@ class AuditReport:
     not_run: dict[str, str] = field(default_factory=dict)  # why a file could not be run, or not whole
 
 
-def audit(folder: Path, settings: Settings) -> AuditReport:
+def audit(folder: Path, settings: AuditSettings) -> AuditReport:
     """Audit every test_*.py below a folder. Raises TraceproofError: no tests, or no dataset."""
     paths = sorted(folder.rglob("test_*.py"))
     if not paths:

@@ -19,7 +19,7 @@ import torch
 from traceproof.lazy import StandIns
 
 
-class Watch:
+class ComparisonCounter:
     """A pytest plugin that counts tests, and the comparisons that each makes."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def setup(_payload: None, _scratch: Path) -> Callable[[str], dict[str, Any]]:
         torch.set_num_threads(1)
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what a machine without a GPU sees is the question
         stand_in(path.read_text(encoding="utf-8"))
-        watch = Watch()
+        watch = ComparisonCounter()
         arguments = [name, "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
             code = pytest.main(arguments, plugins=[watch])

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from traceproof.audit.run import SECONDS, Settings, audit
+from traceproof.audit.run import SECONDS, AuditSettings, audit
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.lint.model import as_text
@@ -29,7 +29,7 @@ def audit_tests(  # noqa: PLR0913 - one parameter per option
     """
     if not folder.is_dir():
         raise TraceproofError(f"{folder} is no folder", todo="Give the folder of the tests.")
-    settings = Settings(
+    settings = AuditSettings(
         dataset=dataset.expanduser() if dataset is not None else _above(folder),
         python=None if no_run else _python(torch_python),
         seconds=seconds,

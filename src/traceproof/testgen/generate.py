@@ -253,9 +253,9 @@ def _texts(request: TextRequest, python: str | None) -> Texts:
 
 def texts(request: TextRequest) -> Texts:
     """The texts of test files; needs PyTorch."""
-    from traceproof.testgen.texts import Settings, render
+    from traceproof.testgen.texts import FileSettings, render
 
-    settings = Settings(sizes=tuple(request.sizes) if request.sizes else None, tolerance=request.tolerance)
+    settings = FileSettings(sizes=tuple(request.sizes) if request.sizes else None, tolerance=request.tolerance)
     found = read_tree(Path(request.root)).definitions
     answer = Texts(texts={}, problems={})
     for name, lines in request.divergences.items():

@@ -45,21 +45,21 @@ class RunRequest(TypedDict):
     variables: dict[str, str]
 
 
-class Answer(TypedDict):
+class FileResult(TypedDict):
     """One definition's rows; `problem` is what pytest said where it could not run them."""
 
     rows: list[TestRow]
     problem: str
 
 
-def setup(payload: RunRequest) -> Callable[[str], Answer]:
+def setup(payload: RunRequest) -> Callable[[str], FileResult]:
     """Called once in a worker; the result runs one definition's test file per call."""
     scratch = Path(payload["scratch"])
     os.chdir(scratch)
     os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     sys.dont_write_bytecode = True  # the tests' folder can not be written from here
 
-    def run(name: str) -> Answer:
+    def run(name: str) -> FileResult:
         import pytest
 
         plugin = _Collector()
@@ -111,7 +111,7 @@ SHOWN = 20  # failures listed under a table or in a log; the file of rows has al
 WHOLE = "(the whole file)"  # stands in the place of a test where the worker's end says what came of all of them
 
 
-class Row(TestRow):
+class DefinitionTestRow(TestRow):
     """A test's row: the definition it is of, that definition's digest, and the stack whose environment ran it."""
 
     op_type: str
@@ -121,7 +121,7 @@ class Row(TestRow):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class OpTypeTests:
     """One op_type's tests in one stack."""
 
     folder: Path  # of the generated test files
@@ -136,8 +136,8 @@ class Run:
 
 
 def run_tests(
-    order: Run, environment: Environment, *, caches: Path | None = None, parallel: int = 1
-) -> Iterator[Row]:
+    order: OpTypeTests, environment: Environment, *, caches: Path | None = None, parallel: int = 1
+) -> Iterator[DefinitionTestRow]:
     """Run the tests of the planned definitions that have a file, so many side by side; a row per test.
 
     The tests are ours, written a moment before; the references that they run are shut in by themselves. `caches`
@@ -167,7 +167,9 @@ def run_tests(
         rows = {name: found for one in threads.map(share, range(parallel)) for name, found in one.items()}
     for name in names:
         for row in rows[name]:
-            yield Row(**row, op_type=order.op_type, stack=order.stack, definition=name, digest=order.digests[name])
+            yield DefinitionTestRow(
+                **row, op_type=order.op_type, stack=order.stack, definition=name, digest=order.digests[name]
+            )
 
 
 def _selected(stack: str) -> list[str]:
@@ -190,7 +192,7 @@ def _broken(outcome: Reply, message: str) -> TestRow:
     return {"test": WHOLE, "case": "", "outcome": "error", "message": message, "seconds": outcome.seconds}
 
 
-def failure_line(row: Row) -> str:
+def failure_line(row: DefinitionTestRow) -> str:
     """What failed, where, and the line of its message that says why."""
     where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
     said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
@@ -200,12 +202,12 @@ def failure_line(row: Row) -> str:
     return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {told}"
 
 
-def write_rows(rows: Iterable[Row], path: Path) -> None:
+def write_rows(rows: Iterable[DefinitionTestRow], path: Path) -> None:
     """Write rows, one JSON object per line."""
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def read_rows(paths: Iterable[Path]) -> list[Row]:
+def read_rows(paths: Iterable[Path]) -> list[DefinitionTestRow]:
     """The rows of some files."""
     lines = (line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
     return [json.loads(line) for line in lines]

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from traceproof.run.known import Known, KnownFinding
 from traceproof.run.report import headed
-from traceproof.testgen.running import BAD, SHOWN, Row, failure_line
+from traceproof.testgen.running import BAD, SHOWN, DefinitionTestRow, failure_line
 
 WIDTH = 118
 Versions = Mapping[str, Mapping[str, str]]  # package versions by stack
 
 
-class Judged(Row):
+class Judged(DefinitionTestRow):
     """A row, and whether its failure is about a case that is known to diverge."""
 
     known: bool
@@ -28,7 +28,7 @@ class TestsReport(TypedDict):
     rows: list[Judged]
 
 
-def judged(rows: Iterable[Row], known: Known, versions: Versions) -> TestsReport:
+def judged(rows: Iterable[DefinitionTestRow], known: Known, versions: Versions) -> TestsReport:
     """Mark known failures. Raises TraceproofError: known.yaml limits versions of a package that no stack holds."""
     found: list[Judged] = [
         {**row, "known": row["outcome"] in BAD and _is_known(row, known, versions)} for row in rows
@@ -36,11 +36,11 @@ def judged(rows: Iterable[Row], known: Known, versions: Versions) -> TestsReport
     return {"passed": bool(found) and not any(map(_is_new, found)), "rows": found}
 
 
-def _is_known(row: Row, known: Known, versions: Versions) -> bool:
+def _is_known(row: DefinitionTestRow, known: Known, versions: Versions) -> bool:
     return any(_speaks_of(entry, row, versions) for entry in known.findings)
 
 
-def _speaks_of(entry: KnownFinding, row: Row, versions: Versions) -> bool:
+def _speaks_of(entry: KnownFinding, row: DefinitionTestRow, versions: Versions) -> bool:
     """Whether an entry is about the test's case, and about the reference or the ground truth that it runs."""
     return (
         entry.implementation in {"reference", row["stack"]}

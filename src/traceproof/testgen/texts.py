@@ -112,14 +112,14 @@ def generate_random_inputs(device="cpu", seed=0):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class FileSettings:
     """What a file's tests take where the command line says nothing; None: the general default."""
 
     sizes: tuple[str, ...] | None = None
     tolerance: float | None = None
 
 
-def render(definition: Definition, divergences: Sequence[str], settings: Settings) -> str:
+def render(definition: Definition, divergences: Sequence[str], settings: FileSettings) -> str:
     """A definition's test file."""
     name = unquoted(definition.name)
     about = [f'"""Tests of the reference of {name}.', "", f"Run: pytest tests/references/test_{name}.py -v -s"]
@@ -148,7 +148,7 @@ def constants(definition: Definition) -> dict[str, int | float]:
     return {**definition.const_axes, **assigned(definition.reference)}
 
 
-def _constants(definition: Definition, settings: Settings, drawn: "Drawing") -> list[str]:
+def _constants(definition: Definition, settings: FileSettings, drawn: "Drawing") -> list[str]:
     lines = [f"DEFINITION = {literal(definition.name)}", f"OP_TYPE = {literal(definition.op_type)}"]
     values = constants(definition)
     upper = {name: name.upper() for name in values}
