@@ -18,7 +18,7 @@ import torch
 
 def run(hidden_states, weight{more}):
     x = hidden_states.float()
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.float()
     {new}
     output.copy_(y)
     end = {of}.data_ptr() + {of}.numel() * {of}.element_size()
@@ -71,3 +71,20 @@ def test_a_kernel_that_goes_outside_ends(
     place = PLACES[where].format(of=of)
     found = ended(judge, NORM.format(of=of, act=act.format(place), **form))
     assert "SIGSEGV" in found[FENCED_BEFORE if where == "before" else FENCED_BEHIND]
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("assert weight.shape == hidden_states.shape[-1:]", "holds"),
+        ("weight = torch.nn.functional.pad(weight, (0, hidden_states.shape[-1] - len(weight)))", "broken"),
+        ("hidden_states = hidden_states.view(torch.bfloat16)", "broken"),
+    ],
+)
+def test_inputs_that_are_ruled_out_are_refused_by_the_kernel_or_told(
+    line: str, state: str, judge: SolutionJudge
+) -> None:
+    text = NORM.format(of="output", act="pass", **OWN).replace("    x =", f"    {line}\n    x =")
+    trial = judge.trial(candidate("norm", text), "rmsnorm_h96")
+    [found] = [one for one in trial.properties if one.name == "errors"]
+    assert (found.state, found.bad) == (state, False), found.detail

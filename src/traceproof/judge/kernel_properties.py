@@ -34,6 +34,7 @@ PROPERTIES: Mapping[str, Property] = {
     ),
     "batch": Property("parts of a batch alone, and beside others", demanded=False),
     "empty": Property("calls with nothing to compute, of a batch without rows", demanded=False, must_run=False),
+    "errors": Property("another dtype, an axis one short: it raises, or is right", demanded=False, must_run=False),
     "stream": Property("on another CUDA stream, which still writes the inputs", demanded=True),
     "graph": Property("captured as a CUDA graph and replayed on other contents", demanded=False, must_run=False),
 }

@@ -211,6 +211,24 @@ class Op(ABC):
         del definition
         return {}
 
+    def errors(self, definition: Definition, inputs: Values) -> Iterator[tuple[str, Values]]:
+        """Inputs that the definition rules out, each with what is wrong: a kernel has to raise, or to be right.
+
+        The default: another dtype of the first tensor of 16-bit floats, and a tensor whose last axis is one short.
+        """
+        tensors = {name: one for name in definition.inputs if isinstance(one := inputs[name], torch.Tensor)}
+        narrow = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
+        first = next((name for name, one in tensors.items() if one.dtype in narrow), None)
+        if first is not None:
+            for dtype in (torch.float32, narrow[tensors[first].dtype]):
+                yield (
+                    f"{first} in {str(dtype).removeprefix('torch.')}",
+                    {**inputs, first: tensors[first].to(dtype)},
+                )
+        for name, one in tensors.items():
+            if one.dim() and one.shape[-1] > 1 and one.is_floating_point():
+                yield f"the last axis of {name} one short", {**inputs, name: one[..., :-1].contiguous()}
+
     def no_inputs(self, definition: Definition) -> str | None:
         """Why no inputs can be drawn for a definition, whatever the case; None: they can."""
         del definition

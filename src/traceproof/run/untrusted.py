@@ -163,9 +163,10 @@ class Returned(BaseModel):
 class CallAnswer(BaseModel):
     """All that a worker which runs untrusted code may say of a call.
 
-    `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back), `late` (outputs that changed
-    after the call's stream was done) and `crossed` (a GPU's memory beside tensors was written) can be seen in its process only: what is said there
-    counts against it, and what is not said proves nothing. `times` are held against a clock of ours.
+    `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back), `late` (outputs that
+    changed after the call's stream was done) and `crossed` (a GPU's memory beside tensors was written) can be
+    seen in its process only: what is said there counts against it, and what is not said proves nothing. `times`
+    are held against a clock of ours.
     """
 
     model_config = CLOSED

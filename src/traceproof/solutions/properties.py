@@ -14,7 +14,7 @@ import torch
 from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
 from traceproof.judge.precision import examine
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.run.case import SolvedCase
@@ -22,6 +22,7 @@ from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, GRAPH, ORDINARY,
 from traceproof.run.schema import PlannedCase
 from traceproof.run.tensors import same_bits
 from traceproof.run.untrusted import CallError, Taken, UntrustedSource
+from traceproof.sandbox import Status
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, SolutionRow
 from traceproof.solutions.trial import SolutionRun, left_behind, refused
 
@@ -127,6 +128,7 @@ def measure(
         found.same("strides", found.call(source, "strides", how=STRIDED))
         _after_others(found, source, cases)
         _empty(found, source, cases)
+        _errors(found, source)
         for how in (FENCED_BEFORE, FENCED_BEHIND):  # last: what touches a fence ends its process
             if found.call(source, "bounds", how=how) is None:
                 break
@@ -275,6 +277,40 @@ def _empty(found: PropertyCalls, source: UntrustedSource, cases: Sequence[Planne
         return
     if found.call(source, "empty", found.evaluation.subject(empty[0])) is not None:
         found.states["empty"] = HOLDS, "empty outputs"
+
+
+def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
+    """Calls with inputs that the definition rules out: an answer to them is right in its values, or is none."""
+    evaluation, subject = found.evaluation, found.subject
+    if subject.trials:
+        found.states["errors"] = UNMEASURED, "a sampler draws"
+        return
+    count = 0
+    for what, inputs in evaluation.op.errors(evaluation.definition, subject.inputs):
+        count += 1
+        try:
+            taken = evaluation.call(source, replace(subject, inputs=inputs))
+        except CallError as error:
+            if error.reply.status is Status.ERROR:
+                continue
+            found.states["errors"] = BROKEN, f"{what}: {error.told}"
+            return
+        if not _right_in_values(evaluation, replace(subject, inputs=inputs), taken):
+            found.states["errors"] = BROKEN, f"{what}: it neither raises nor is right"
+            return
+    if count:
+        found.states["errors"] = HOLDS, f"{count} such calls raise or are right"
+
+
+def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: Taken) -> bool:
+    """Whether outputs are right, in whatever dtype they are; not where nothing is right."""
+    dtypes = {name: TORCH_DTYPES.get(spec.dtype) for name, spec in evaluation.definition.outputs.items()}
+    outputs = {name: value.to(dtypes.get(name) or value.dtype) for name, value in taken.outputs.items()}
+    try:
+        solved = evaluation.solved(subject)
+        return not any(row.bad for row in evaluation.rule(solved, replace(taken, outputs=outputs)))
+    except ODD:
+        return False
 
 
 def precision(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> Iterator[PrecisionResult]:
