@@ -19,6 +19,7 @@ from traceproof.testgen.generate import whose
 
 FOLDERS = ("definitions", "tests", "solutions", "traces", "workloads", "blob")  # of a dataset
 SHOWN = 40  # lines of a file's difference
+NAMED = 4  # of these in a line that says that a file would change
 LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at
 SECRET = re.compile(rb"hf_[A-Za-z0-9]{20,}|HF_TOKEN\s*=\s*\S|-----BEGIN [A-Z ]*PRIVATE KEY")
 
@@ -111,9 +112,12 @@ def _resolve(path: str, data: bytes, old: bytes | None, change: Change, *, allow
         change.kept.append(path)
     else:
         change.files[path] = new
-        found = [f"{path}:", *differences(old, new)]
-        change.differs += found
-        change.problems += [] if allow_changes else [f"{path} exists and would change", *found[1:]]
+        found = differences(old, new)
+        change.differs += [f"{path}:", *found]
+        if not allow_changes:
+            lines = [" ".join(line.split()) for line in found if line.startswith(("+", "-"))] or found
+            more = f" and {len(lines) - NAMED} lines more" if len(lines) > NAMED else ""
+            change.problems.append(f"{path} exists and would change: {', '.join(lines[:NAMED])}{more}")
 
 
 def joined(old: bytes, new: bytes) -> bytes:
