@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 from stacks import READS_MODELS, check
 
-from traceproof.environments.building import FOLDER, built
 from traceproof.stacks import KERNELS, READER, STACKS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,31 +118,6 @@ def test_what_runs_in_an_environment_needs_only_its_pins(environment: str) -> No
 )
 def test_a_package_of_the_driver_alone_is_missing_there(module: str, package: str) -> None:
     assert [line for line in missing(module, "cpu") if f"imports {package}," in line]
-
-
-PROGRAM = """
-import importlib, json, sys, traceback
-sys.path[:0] = ["src", "scripts"]
-found = {}
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except BaseException:
-        found[name] = traceback.format_exc()
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("environment", RUN)
-def test_what_runs_in_an_environment_is_imported_by_its_interpreter(environment: str) -> None:
-    if not built(environment, root=ROOT):
-        pytest.skip(f"{FOLDER / environment} is not built: nox -s stacks -- --stack {environment}")
-    python = ROOT / FOLDER / environment / "bin" / "python"
-    command = [str(python), "-c", PROGRAM, *(module for module in RUN[environment])]
-    done = subprocess.run(command, cwd=ROOT, check=True, text=True, capture_output=True)
-    problems: dict[str, str] = json.loads(done.stdout)
-    assert not problems, "\n".join(problems.values())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""An op_type is named in its own file alone, a stack in its own file, its ground truths and its pins."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from traceproof.ops import registry
+from traceproof.stacks import ENVIRONMENTS, STACKS, TRUTHS
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "traceproof"
+KNOWN = frozenset(registry.known())
+# Keywords of other people's functions that are called as an op_type is: of transformers' attention.
+FOREIGN = {(SOURCE / "extract/bootstrap/transformers_model.py", "softcap")}
+QUOTED = re.compile(r"""["']([a-z_]+)["']""")
+# Names of other things too (a package, a device, a command), which count where a stack is asked for.
+AMBIGUOUS = {"torch", "cpu", "extract"}
+NAMES = {*STACKS, *TRUTHS, *ENVIRONMENTS} - AMBIGUOUS
+# The bootstrap is what runs inside the stack that reads models.
+OF_STACKS = ("src/traceproof/stacks/", "src/traceproof/ops/", "src/traceproof/extract/bootstrap/")
+WORD = re.compile(rf"(?<![\w-])({'|'.join(sorted(NAMES, key=len, reverse=True))})(?![\w-])")
+ASKED = re.compile(r"""\b(python|environment|record|resolve|interpreter|stacks)[\[(]["'](torch|cpu|extract)["']""")
+RULES = [ROOT / "Snakefile", *sorted((ROOT / "rules").glob("*.smk"))]
+PYTHON = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "scripts").glob("*.py"), ROOT / "noxfile.py"])
+
+
+def words(path: Path) -> Iterator[tuple[int, str]]:
+    """Texts, and names of modules of ops, with their lines; not what comments and docstrings say."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        for number, line in enumerate(text.splitlines(), 1):
+            yield from ((number, word) for word in QUOTED.findall(line.partition("#")[0]))
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("traceproof.ops"):
+            parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            yield from ((node.lineno, part) for part in parts)
+
+
+def test_no_place_names_an_op_type_outside_its_own() -> None:
+    # A package's function may be called as an op_type is: its name is a key of the stack's table.
+    functions = {key for stack in STACKS.values() for key in stack.apis}
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {word}"
+        for path in (*RULES, *PYTHON)
+        for line, word in words(path)
+        if word in KNOWN and path != registry.file_of(word)
+        if not (word in functions and path.is_relative_to(SOURCE / "stacks")) and (path, word) not in FOREIGN
+    ]
+    assert not found, "\n".join(found)
+
+
+def stacks_in(path: Path) -> Iterator[str]:
+    """Texts that are a stack's name, or a dotted path or an option that begins with one; docstrings aside."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        code = (line.partition("#")[0] for line in text.splitlines())
+        yield from (line for line in code if WORD.search(line) or ASKED.search(line))
+        return
+    yield from (found[0] for found in ASKED.finditer(text))
+    tree = ast.parse(text)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            if " " not in node.value and WORD.search(node.value):
+                yield f"line {node.lineno}: {node.value!r}"
+        elif (
+            isinstance(node, ast.Attribute) and node.attr in STACKS and ast.unparse(node.value).endswith("stacks")
+        ):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_place_names_a_stack_outside_its_own() -> None:
+    paths = [path for path in PYTHON if not path.relative_to(ROOT).as_posix().startswith(OF_STACKS)]
+    found = [f"{path.relative_to(ROOT)}: {said}" for path in (*RULES, *paths) for said in stacks_in(path)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "op_types", "stacks"),
+    [
+        (
+            "a.py",
+            '"""Rope."""\nfrom traceproof.ops.gdn import x\nT = {"moe": 1, "flashinfer": 2}\n',
+            {"gdn", "moe"},
+            1,
+        ),
+        ("b.smk", "rule a:\n    params:\n        op_type='gemm', stack='sglang', # moe fla\n", {"gemm"}, 1),
+    ],
+)
+def test_the_scan_sees_what_is_named(
+    name: str, text: str, op_types: set[str], stacks: int, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert {word for _, word in words(tmp_path / name)} & KNOWN == op_types
+    assert len(list(stacks_in(tmp_path / name))) == stacks
