@@ -51,14 +51,6 @@ def known(**changes: Any) -> Known:  # noqa: ANN401 - JSON
     return Known.model_validate({"findings": [entry | changes]})
 
 
-def test_a_known_error_of_a_whole_case_that_is_gone_is_said() -> None:
-    entry = known(outputs=["*"], verdict="error", reason="exception")
-    assert not failed(summarise([row(output="*", verdict="error", reason="exception")], entry))
-    gone = summarise([row()], entry)
-    assert failed(gone)
-    assert [found["output"] for found in gone["findings"]["unexpected"]] == ["output"]
-
-
 def test_all_passing_is_verified() -> None:
     summary = summarise([row(), row(output="lse")], Known())
     assert not failed(summary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,26 +90,30 @@ def test_noise_is_reported_as_such_and_nothing_else_is_said_of_bits(judged_by: S
     assert found["process"] == "not measured"
 
 
-def test_several_files_and_a_named_function(judged_by: SolutionJudge, tmp_path: Path) -> None:
-    record = {
-        "name": "two_files",
-        "definition": NAME,
-        "author": "somebody",
-        "spec": {
-            "language": "python",
-            "target_hardware": ["cpu"],
-            "entry_point": "kernels/main.py::entry",
-            "destination_passing_style": False,
-        },
-        "sources": [
-            {
-                "path": "kernels/main.py",
-                "content": "from inner import norm\n\n\ndef entry(x, weight):\n    return norm(x, weight)\n",
-            },
-            {"path": "inner.py", "content": NORM},
-        ],
+def _solution(
+    name: str,
+    definition: str,
+    sources: Mapping[str, str],
+    *,
+    entry: str = "main.py::run",
+    language: str = "python",
+) -> str:
+    """A solution as a dataset has it."""
+    spec = {
+        "language": language,
+        "target_hardware": ["cpu"],
+        "entry_point": entry,
+        "destination_passing_style": False,
     }
-    (tmp_path / "two.json").write_text(json.dumps(record), encoding="utf-8")
+    files = [{"path": path, "content": text} for path, text in sources.items()]
+    record = {"name": name, "definition": definition, "author": "a", "spec": spec, "sources": files}
+    return json.dumps(record, indent=1)
+
+
+def test_several_files_and_a_named_function(judged_by: SolutionJudge, tmp_path: Path) -> None:
+    main = "from inner import norm\n\n\ndef entry(x, weight):\n    return norm(x, weight)\n"
+    text = _solution("two", NAME, {"kernels/main.py": main, "inner.py": NORM}, entry="kernels/main.py::entry")
+    (tmp_path / "two.json").write_text(text, encoding="utf-8")
     [found] = read(tmp_path)
     assert found.definition == NAME
     assert not found.refusals
@@ -247,29 +251,17 @@ def test_what_nobody_can_judge_is_not_accepted(without_oracle: SolutionJudge) ->
     assert reason.startswith("not judged: not verified: no oracle")
 
 
-def _solution(name: str, definition: str, source: str, language: str = "python") -> str:
-    spec = {
-        "language": language,
-        "target_hardware": ["cpu"],
-        "entry_point": "main.py::run",
-        "destination_passing_style": False,
-    }
-    sources = [{"path": "main.py", "content": source}]
-    return json.dumps(
-        {"name": name, "definition": definition, "author": "a", "spec": spec, "sources": sources}, indent=1
-    )
-
-
 def test_the_solutions_of_a_dataset_are_judged_and_summed_up(tmp_path: Path) -> None:
     root = tmp_path / "dataset"
     write(root, rmsnorm("alpha"))
     write(root, rmsnorm("beta"))
     right = RETURNS.replace("1e-5", "1e-6").replace(".to(hidden_states.dtype)", ".bfloat16()")
+    main = {"main.py": right}
     files = {
-        "right": _solution("right", "alpha", right),
-        "wrong": _solution("wrong", "alpha", RETURNS.replace("mean", "sum")),
-        "triton": _solution("on_a_gpu", "alpha", right, "triton"),
-        "beta": _solution("other", "beta", right),
+        "right": _solution("right", "alpha", main),
+        "wrong": _solution("wrong", "alpha", {"main.py": RETURNS.replace("mean", "sum")}),
+        "triton": _solution("on_a_gpu", "alpha", main, language="triton"),
+        "beta": _solution("other", "beta", main),
     }
     (root / "solutions").mkdir()
     for name, text in files.items():
