@@ -69,7 +69,9 @@ def is_whole(hub: HubServer, made: PullRequest, *, pull_requests: int = 1, numbe
         assert store(hub).read(f"refs/pr/{number}", path) == data
 
 
-def test_a_pull_request_holds_its_files_byte_for_byte_and_main_stays(hub: HubServer, made: PullRequest) -> None:
+def test_a_pull_request_holds_its_files_byte_for_byte_and_is_opened_once(
+    hub: HubServer, made: PullRequest
+) -> None:
     main = store(hub).head("main")
     outcome = push(hub, made)
     assert outcome.committed
@@ -78,15 +80,9 @@ def test_a_pull_request_holds_its_files_byte_for_byte_and_main_stays(hub: HubSer
     assert store(hub).head("main") == main
     described = store(hub).discussions()[0]["events"][0]["data"]["latest"]["raw"]
     assert "| `alpha` | reference | passed |" in described
-
-
-def test_a_second_run_opens_nothing_and_commits_nothing(hub: HubServer, made: PullRequest) -> None:
-    first = push(hub, made)
     hub.log.clear()
     second = push(hub, made)
-    assert not second.committed
-    assert second.where == first.where
-    assert writes(hub) == []
+    assert (second.committed, second.where, writes(hub)) == (False, outcome.where, [])
     is_whole(hub, made)
 
 
@@ -226,14 +222,6 @@ def test_a_base_that_moved_into_a_conflict_is_refused(hub: HubServer, made: Pull
     assert push(hub, made, allow_changes=True).committed
 
 
-def test_a_name_that_is_taken_is_a_conflict(hub: HubServer, made: PullRequest) -> None:
-    leaf = path_of(made, "solutions/").rpartition("/")[2]
-    store(hub).commit_files("refs/heads/main", {f"solutions/x/rmsnorm/beta/{leaf}": b"{}"}, "Take the name")
-    with pytest.raises(TraceproofError, match="its name is taken by solutions/x"):
-        push(hub, made)
-    assert store(hub).discussions() == []
-
-
 def test_a_push_that_is_killed_is_taken_up_where_it_was(hub: HubServer, made: PullRequest, tmp_path: Path) -> None:
     for hook in (hub.before_commit, hub.after_commit):
         child = start_push(made, hub, tmp_path, WRITER)
@@ -280,11 +268,6 @@ def test_the_command_tells_what_it_pushed(
     is_whole(hub, made)
 
 
-def test_a_dry_run_asks_no_server(hub: HubServer, made: PullRequest, source: Source, tmp_path: Path) -> None:
-    dry_run(made, base_of(source), tmp_path / "dry")
-    assert hub.log == []
-
-
 @pytest.mark.parametrize("place", [r"GET /api/whoami", r"GET .*/discussions", r"GET .*/revision/"])
 @pytest.mark.parametrize("text", [b"", b"<html>", b"[]", b"{}"], ids=range(4))
 def test_what_is_no_answer_is_one_message(hub: HubServer, made: PullRequest, place: str, text: bytes) -> None:
@@ -306,13 +289,7 @@ def test_a_hub_that_can_not_be_reached_is_given_up_on(made: PullRequest, monkeyp
 
 @pytest.mark.parametrize(
     "endpoint",
-    [
-        "https://me:s3cret@example.org",
-        "https://s3cret@example.org",
-        "https://x/?token=s3cret",
-        "ftp://x",
-        "x",
-    ],
+    ["https://me:s3cret@example.org", "https://s3cret@example.org", "https://x/?token=s3cret", "ftp://x", "x"],
 )
 def test_an_endpoint_with_a_token_in_it_is_refused_and_not_printed(endpoint: str) -> None:
     with pytest.raises(TraceproofError, match="no address of a hub") as caught:
