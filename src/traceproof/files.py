@@ -168,7 +168,7 @@ def read_resolved(target: Path, *, most: int) -> bytes:
     """The content of a regular file at a resolved path; raises as `read_bytes` does."""
     # Looked at before it is opened, since opening a device may do something, and after, since it may be another.
     _expect_plain(target.stat(), most)
-    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
         _expect_plain(os.fstat(file.fileno()), most)
         content = file.read(most + 1)
@@ -211,24 +211,12 @@ def read_regular(path: Path, *, most: int) -> bytes:
 
     Raises BorderError: it is absent, something else, larger, or can not be read.
     """
-    fd = -1
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise BorderError(f"{path.name} is no regular file")
-        if found.st_size > most:
-            raise BorderError(f"{path.name} holds {found.st_size} bytes, not at most {most}")
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            data = file.read(most + 1)
+        return read_resolved(path, most=most)
+    except NotPlainError as error:
+        raise BorderError(f"{path.name} {error}") from error
     except (OSError, ValueError) as error:
         raise BorderError(f"{path.name} can not be read: {error}") from error
-    finally:
-        if fd >= 0:
-            os.close(fd)
-    if len(data) > most:
-        raise BorderError(f"{path.name} grew while it was read")
-    return data
 
 
 def remove_tree(folder: Path) -> None:

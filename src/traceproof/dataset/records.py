@@ -225,8 +225,3 @@ class Solution(StrictRecord):
     def entry_file(self) -> str:
         """The path, among the sources, of the file that holds the function to call."""
         return self.spec.entry_point.partition("::")[0]
-
-    @property
-    def entry_function(self) -> str:
-        """The name of the function to call."""
-        return self.spec.entry_point.partition("::")[2]
