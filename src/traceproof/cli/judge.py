@@ -2,12 +2,16 @@
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from traceproof.cli import options, run
+from traceproof.config import Solutions
+from traceproof.errors import TraceproofError
 from traceproof.programs import telling
 from traceproof.solutions.judging import new_hidden_seed
 from traceproof.solutions.reading import read
@@ -26,6 +30,11 @@ StackName = Annotated[
 ]
 Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
 Whole = Annotated[bool, typer.Option("--all", help="Go on after a wrong answer: all cases, and its precision.")]
+Demand = Annotated[list[str] | None, typer.Option(help="A property without which it is refused, beside others.")]
+Sign = Annotated[
+    Path | None, typer.Option(metavar="KEY.pem", help="Sign certificates: an Ed25519 key (beside it, .json.sig).")
+]
+Key = Annotated[Path | None, typer.Option(metavar="KEY.pub", help="The public key that must have signed it.")]
 
 
 def judge_command(  # noqa: PLR0913 - one parameter per option
@@ -41,6 +50,8 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     allow_weak_isolation: options.WeakIsolation = False,
     timed: Timed = False,
     whole: Whole = False,
+    demand: Demand = None,
+    sign: Sign = None,
     out: options.Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -52,6 +63,9 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     root, config = run.configured(
         dataset=run.dataset_in(dataset), test_sizes=test_sizes, allow_weak_isolation=weak, **given
     )
+    if demand:
+        demanded = Solutions(demanded=(*dict.fromkeys((*config.solutions.demanded, *demand)),))
+        config = config.model_copy(update={"solutions": demanded})
     session = Session(
         root=root,
         config=config,
@@ -63,13 +77,39 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         stack=stack,
         timed=timed,
         whole=whole,
+        sign=None if sign is None else partial(_signatures().sign, key=_signatures().private_key(sign)),
     )
     given = run.given(definition=definition, dataset=dataset, **given)
     repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
+    repeats += [word for name in demand or () for word in ("--demand", name)]
     certificates = _judged(session, path, repeats, json_file)
     run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
     raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
+
+
+def check_certificate(
+    certificate: Annotated[Path, typer.Argument(help="A certificate's JSON file, with its .sig beside it.")],
+    *,
+    key: Key = None,
+) -> None:
+    """Check that a certificate is as it was signed, by the key given or by the one that the signature names.
+
+    Exit codes: 0 it is, 2 it was changed, is signed by another key, or not at all.
+    """
+    fingerprint = _signatures().check(certificate, key)
+    run.say(f"{certificate} is as it was signed, by the key sha256:{fingerprint}")
+
+
+def _signatures() -> ModuleType:
+    """What signs and checks. Raises TraceproofError: its package is not installed."""
+    try:
+        from traceproof.solutions import signature
+    except ImportError:
+        raise TraceproofError(
+            "signatures need the package cryptography", todo="pip install cryptography"
+        ) from None
+    return signature
 
 
 def _judged(session: Session, path: str, given: Sequence[str], json_file: Path | None) -> list[Certificate]:

@@ -43,6 +43,7 @@ class Session:
     stack: str | None = None  # the environment that all run in; None: that of the package that one imports
     timed: bool = False  # whether what passes is timed
     whole: bool = False  # whether a wrong answer does not end it
+    sign: Callable[[Path], object] | None = None  # signs a certificate's file
 
     def judge(self, candidate: Candidate, repeat: str) -> Certificate:
         """Judge one solution, and write its certificate. Raises TraceproofError: why it can not be judged here."""
@@ -59,6 +60,8 @@ class Session:
             certificate = judge(candidate, target, environment, repeat=repeat)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
             write_text(self.place(certificate).with_suffix(suffix), text)
+        if self.sign is not None:
+            self.sign(self.place(certificate).with_suffix(".json"))
         if certificate.accepted and certificate.speed:
             write_text(self.place(certificate).with_suffix(TRACES), "".join(trace_lines(certificate)))
         return certificate
