@@ -349,3 +349,21 @@ def test_chunks_fall_on_the_same_side_of_a_gate(kind: str, outwards: float) -> N
         gate.hold(gate.prepare(actual[row : row + 1], part))
     assert gate.gate().margin == pytest.approx(outwards, rel=1e-6)
     assert gate.gate().ok == (outwards < 1)
+
+
+@pytest.mark.parametrize(
+    ("exact", "verdict"), [(65503.0, Verdict.PASS), (65000.0, Verdict.FAIL), (60000.0, Verdict.FAIL)]
+)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("comparison", [Close(), Backward(), Quantised(rms=1e-4)], ids=lambda kind: type(kind).__name__)
+def test_an_infinity_is_an_error_like_any_other_where_rounding_may_overflow(
+    comparison: Comparison, sign: float, exact: float, verdict: Verdict
+) -> None:
+    value = torch.full((4, 8), 64000.0, dtype=torch.float64)
+    value[1, 2] = sign * exact
+    actual = value.to(torch.float16)
+    actual[1, 2] = sign * float("inf")
+    bound = torch.full_like(value, 8.0)
+    entries = {"": value, "baseline": value + 30.0, "bound": bound}
+    expected = Expected(shape=(4, 8), dtype=torch.float16, oracle=entries, comparison=comparison)
+    assert judge_output(actual, expected, tolerance=None).verdict == verdict

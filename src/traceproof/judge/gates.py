@@ -17,6 +17,7 @@ from traceproof.ops.compare import Backward, Close, Exact, Quantised
 
 EXPONENT = 0x7FF0000000000000  # the bits of a float64 that give the power of two at or below it
 SMALLEST = 1e-300
+NEAR_LARGEST = 0.98  # of a dtype's largest value: from there on an allowed error may make it overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,20 @@ class Gate:
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Largest relative error of rounding to `dtype`; 0 for integers."""
     return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+
+
+def landed(actual: torch.Tensor, oracle: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An output in float64; infinities beside finite values just below the dtype's largest, as what rounds to them.
+
+    There an allowed error decides whether a value overflows. It counts as the least value that does, so that the
+    gate says whether the error is allowed. Both are float64 of one shape, `dtype` is the output's own.
+    """
+    if not dtype.is_floating_point or dtype == torch.float64:
+        return actual
+    limits = torch.finfo(dtype)
+    least = limits.max + math.ldexp(limits.eps, math.frexp(limits.max)[1] - 2)
+    near = torch.isinf(actual) & (oracle.abs() > NEAR_LARGEST * limits.max) & (oracle.abs() <= limits.max)
+    return torch.where(near & (actual.sign() == oracle.sign()), least * oracle.sign(), actual)
 
 
 def rounding_rms(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -236,6 +251,8 @@ class CloseGate(_Gate[Close]):
         a, e, f = (_rows(t.to(torch.float64), self._kind.row_axes) for t in tensors)
         error, lost = a - e, f - e
         if not bool(torch.isfinite(error.sum() + lost.sum())):
+            a = landed(a, e, actual.dtype)
+            error = a - e
             finite = torch.isfinite(a) & torch.isfinite(e) & torch.isfinite(f)
             error, lost, e = (t.masked_fill(~finite, 0.0) for t in (error, lost, e))
         return Rows(a, e, error, lost, first=len(actual) if actual.dim() > 1 else 1)
@@ -345,7 +362,8 @@ class BackwardGate(_Gate[Backward]):
         a, e = actual.to(torch.float64), entries[""]
         error = (a - e).abs()
         if not (all_finite(a) and all_finite(e)):
-            error = error.masked_fill(~(torch.isfinite(a) & torch.isfinite(e)), 0.0)
+            a = landed(a, e, actual.dtype)
+            error = (a - e).abs().masked_fill(~(torch.isfinite(a) & torch.isfinite(e)), 0.0)
         return Rows(a, e, error, entries["bound"])
 
     def pool(self, rows: Rows) -> None:
@@ -383,7 +401,8 @@ class QuantisedGate(_Gate[Quantised]):
         """
         if "roundings" in entries:
             self._roundings = float(entries["roundings"].sum())
-        a, e = _rows(actual.to(torch.float64)), _rows(entries[""])
+        e = _rows(entries[""])
+        a = landed(_rows(actual.to(torch.float64)), e, actual.dtype)
         finite = torch.isfinite(a) & torch.isfinite(e)
         a, e = a.masked_fill(~finite, 0.0), e.masked_fill(~finite, 0.0)
         return Rows(a, e, a - e, e)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from traceproof.judge.gates import Gate, Rows, numeric_gate
+from traceproof.judge.gates import Gate, Rows, landed, numeric_gate
 from traceproof.judge.metrics import Figures, Row, all_finite
 from traceproof.ops.compare import Backward, Close, Exact, Quantised
 from traceproof.reasons import Failure
@@ -26,7 +26,8 @@ class Misplaced:
         self._elements += actual.numel()
         if not actual.dtype.is_floating_point or (all_finite(actual) and all_finite(oracle)):
             return
-        x, e = actual.to(torch.float64), oracle.to(torch.float64)
+        e = oracle.to(torch.float64)
+        x = landed(actual.to(torch.float64), e, actual.dtype)
         overflow = (e.abs() > torch.finfo(actual.dtype).max) & torch.isfinite(e) & (x.sign() == e.sign())
         self._count(Failure.NAN, torch.isnan(x) != torch.isnan(e), start)
         self._count(Failure.INFINITY, (torch.isinf(x) | torch.isinf(e)) & (x != e) & ~overflow, start)

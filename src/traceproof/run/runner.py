@@ -159,7 +159,8 @@ class _Caller:
         outputs = write_outputs(out, taken)
         as_given = on_gpu and item["how"] not in OF_OTHER_MEMORY
         written = write_back(mapped, inputs, before) if as_given else []
-        held = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
+        # An empty tensor lies in no buffer.
+        held = next((value for value in inputs if isinstance(value, torch.Tensor) and value.numel()), None)
         if (
             as_given and item["surrounded"] and held is not None
         ):  # a GPU's buffer of inputs with their surroundings
