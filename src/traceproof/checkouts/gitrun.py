@@ -22,7 +22,6 @@ from traceproof.text import redacted
 
 TAIL = 6  # lines of git's output that an error shows; the cause stands last
 STALLED = r"Operation too slow|Timeout, server .* not responding"  # of curl, and of ssh
-MOVED = r"non-fast-forward|fetch first|stale info|cannot lock ref|incorrect old value"  # of a push
 # What no second attempt changes: (pattern in git's output, what it means, what to do).
 FINAL: tuple[tuple[str, str, str], ...] = (
     (
@@ -45,7 +44,6 @@ FINAL: tuple[tuple[str, str, str], ...] = (
         "there is no repository at this address",
         "Check the address (git ls-remote URL).",
     ),
-    (MOVED, "the branch moved meanwhile", "Run the same command again."),
     ("remote rejected", "the remote refuses it", "See what it says."),
     (r"dubious ownership", "git does not trust the folder's owner", "See `git help config`, safe.directory."),
 )
@@ -80,9 +78,9 @@ class Git:
     report: Callable[[str], None] = field(default=lambda _: None)
     lfs: bool = False
 
-    def local(self, *arguments: str, data: bytes = b"", index: Path | None = None) -> str:
-        """Output of a command that needs no network, on the index given, if any. Raises GitError: it failed."""
-        return self._once(arguments, network=False, data=data, index=index).decode(errors="surrogateescape")
+    def local(self, *arguments: str) -> str:
+        """Output of a command that needs no network. Raises GitError: it failed."""
+        return self._once(arguments, network=False).decode(errors="surrogateescape")
 
     def commit(self, name: str) -> str:
         """The full commit that a name means. Raises GitError: it means none."""
@@ -90,10 +88,6 @@ class Git:
 
     def network(self, *arguments: str) -> str:
         """Output of a command to a remote: watched, tried again if that may help. Raises GitError: it did not."""
-        return self.content(*arguments).decode(errors="replace")
-
-    def content(self, *arguments: str) -> bytes:
-        """Like `network`, with the output's bytes."""
         pause = self.patience.pause
         retrying = Retrying(
             retry=tenacity.retry_if_exception(lambda error: isinstance(error, GitError) and not error.final),
@@ -102,7 +96,7 @@ class Git:
             before_sleep=self._again,
             reraise=True,
         )
-        return retrying(self._once, arguments, network=True)
+        return retrying(self._once, arguments, network=True).decode(errors="replace")
 
     def _again(self, state: RetryCallState) -> None:
         assert state.outcome is not None
@@ -110,20 +104,15 @@ class Git:
         cause = error.problems[-1] if isinstance(error, GitError) and error.problems else str(error)
         self.report(f"attempt {state.attempt_number} failed ({cause}); again in {pause:.0f} s")
 
-    def _once(
-        self, arguments: tuple[str, ...], *, network: bool, data: bytes = b"", index: Path | None = None
-    ) -> bytes:
+    def _once(self, arguments: tuple[str, ...], *, network: bool) -> bytes:
         # Hooks are off: a template folder of the user's may hold some, and they are no part of what is fetched.
         command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", *arguments]
-        own = {} if index is None else {"GIT_INDEX_FILE": str(index)}
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
-            given.write(data)
-            given.seek(0)
+        with tempfile.TemporaryFile() as output:
             with subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env={**self._environment(network=network), **own},
-                stdin=given,
+                env=self._environment(network=network),
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",

@@ -115,9 +115,9 @@ def _resolve(path: str, data: bytes, old: bytes | None, change: Change, *, allow
         found = differences(old, new)
         change.differs += [f"{path}:", *found]
         if not allow_changes:
-            lines = [" ".join(line.split()) for line in found if line.startswith(("+", "-"))] or found
-            more = f" and {len(lines) - NAMED} lines more" if len(lines) > NAMED else ""
-            change.problems.append(f"{path} exists and would change: {', '.join(lines[:NAMED])}{more}")
+            changed = [" ".join(line.split()) for line in found if line.startswith(("+", "-"))] or found
+            rest = f" and {len(changed) - NAMED} lines more" if len(changed) > NAMED else ""
+            change.problems.append(f"{path} exists and would change: {', '.join(changed[:NAMED])}{rest}")
 
 
 def joined(old: bytes, new: bytes) -> bytes:
