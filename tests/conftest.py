@@ -14,10 +14,10 @@ from traceproof.sandbox import Pool
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
-    *("chain", "pipeline", "exploits", "interrupts", "repeat", "history", "publish_hub"),
-    *("testgen_runs", "audit", "ops_sampling", "solutions", "imports", "stages", "scorecard", "doctor"),
+    *("chain", "pipeline", "exploits", "interrupts", "repeat", "history"),
+    *("testgen_runs", "audit", "ops_sampling", "solutions", "imports", "scorecard", "doctor"),
     *("sources_faults", "bumps_bisect", "shadow_judged", "metamorphic", "border"),
-    *("publish_answers", "extract_definitions", "nox", "judge_sampling", "ops_attention", "calibrate"),
+    *("extract_definitions", "nox", "judge_sampling", "ops_attention", "calibrate"),
     *("hostile", "wheels", "ops_moe"),
 )
 

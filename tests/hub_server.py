@@ -13,7 +13,6 @@ import json
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,11 +40,10 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     after: bool = False
     body: bytes | None = None  # None: an error's
-    seconds: float = 0.0  # until it answers
 
 
 class HubServer(ThreadingHTTPServer):
-    """The hub. `faults`, `lies` and `before_commit` are for tests; `log` holds one record a request."""
+    """The hub. `faults` and `before_commit` are for tests; `log` holds one record a request."""
 
     daemon_threads = True
 
@@ -55,8 +53,6 @@ class HubServer(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.log: list[dict[str, Any]] = []
         self.faults: list[Fault] = []
-        self.lies: set[str] = set()  # `lfs`: it keeps another object than it was sent
-        self.claims: dict[str, str] = {}  # digests of files that it says to hold
         self.before_commit: list[Callable[[], None]] = []
         self.after_commit: list[Callable[[], None]] = []
 
@@ -78,7 +74,6 @@ class HubServer(ThreadingHTTPServer):
             for fault in self.faults:
                 if fault.times and fault.after == after and re.search(fault.pattern, line):
                     fault.times -= 1
-                    time.sleep(fault.seconds)
                     raise Refusal(fault.status, "told to fail", dict(fault.headers), fault.body)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's signature
@@ -180,8 +175,6 @@ class Handler(BaseHTTPRequestHandler):
             known = present.get(item["path"])
             if known is not None:
                 entry["oid"] = known.get("lfs", known)["oid"]
-            if item["path"] in self.server.claims:
-                entry["oid"] = self.server.claims[item["path"]]
             files.append(entry)
         return {"files": files}
 
@@ -249,8 +242,7 @@ class Handler(BaseHTTPRequestHandler):
                 case "lfsFile":
                     if not (repository.lfs / value["oid"]).exists():
                         raise Refusal(400, f"no LFS object {value['oid']}")
-                    oid = "0" * 64 if "lfs" in self.server.lies else value["oid"]
-                    files[value["path"]] = POINTER.format(oid, value["size"]).encode()
+                    files[value["path"]] = POINTER.format(value["oid"], value["size"]).encode()
                 case "deletedFile":
                     files[value["path"]] = None
         with self.server.lock:

@@ -22,7 +22,6 @@ from traceproof.run.untrusted import CallAnswer, answer_of
 from traceproof.sandbox import Limits, policy
 from traceproof.text import plain_text
 
-pytestmark = pytest.mark.slow
 HEAD = """
 import errno, fcntl, os, pathlib, socket, struct, json, signal, threading, time
 import torch
@@ -204,6 +203,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, out: Path) -> dict[str, Rows]
         return Run(root, out, selection=selection, limits=limits).verify()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_it_costs_its_own_case_and_is_no_pass(name: str, rows: dict[str, Rows]) -> None:
     _, expected = EXPECTED[name]
@@ -217,11 +217,13 @@ def test_it_costs_its_own_case_and_is_no_pass(name: str, rows: dict[str, Rows]) 
     assert ("skip", "no_cuda") not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a_good_one", "z_good_one"])
 def test_the_others_are_judged_as_ever(name: str, rows: dict[str, Rows]) -> None:
     assert verdicts(rows[name]) == {PASS}
 
 
+@pytest.mark.slow
 def test_no_tensor_and_no_scratch_folder_is_left(rows: dict[str, Rows], out: Path) -> None:
     assert rows
     assert {path.suffix for path in out.rglob("*") if path.is_file()} <= {".json", ".jsonl", ".txt", ".sqlite"}

@@ -33,6 +33,11 @@ def norm(**changes: Any) -> Definition:  # noqa: ANN401 - JSON
     return Definition.model_validate(definitions.rmsnorm("norm") | PLAIN | changes)
 
 
+def edited(old: str, new: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """Changes by which the reference says something else."""
+    return {"reference": definitions.GOOD.replace(old, new), **changes}
+
+
 def stated(definition: Definition, name: str) -> dict[str, Any]:
     return {one.source: one.value for one in definition.constants.entries[name].stated}
 
@@ -76,17 +81,11 @@ def test_a_reference_with_a_number_that_is_not_finite_states_nothing(number: str
         ({"tags": ["model:qwen3-30b-a3b"]}, ()),
         ({"tags": ["fi_api:flashinfer.norm.rmsnorm"]}, ()),
         (
-            {
-                "tags": ["fi_api:flashinfer.norm.rmsnorm"],
-                "reference": definitions.GOOD.replace("EPS = 1e-6", "EPS = 1e-5"),
-            },
+            edited("EPS = 1e-6", "EPS = 1e-5", tags=["fi_api:flashinfer.norm.rmsnorm"]),
             ("epsilon 1e-05 by the reference alone",),
         ),
         (
-            {
-                "description": "Epsilon 1e-6.",
-                "reference": definitions.GOOD.replace("weight.float()", "(weight.float() + 1)"),
-            },
+            edited("weight.float()", "(weight.float() + 1)", description="Epsilon 1e-6."),
             ("weight offset 1 by the reference alone",),
         ),
     ],
@@ -106,10 +105,7 @@ def test_what_the_reference_alone_states_is_said(changes: dict[str, Any], alone:
             "epsilon is 1e-06 by description, reference and 1e-05 by model config llama-3.1-8b",
         ),
         (
-            {
-                "name": "rmsnorm_h3072",
-                "reference": definitions.GOOD.replace("weight.float()", "(1 + weight.float())"),
-            },
+            edited("weight.float()", "(1 + weight.float())", name="rmsnorm_h3072"),
             "weight offset is 0 by name and 1 by reference",
         ),
         (
@@ -214,18 +210,9 @@ def _function(name: str) -> Any:  # noqa: ANN401 - a foreign function
 STATED: dict[str, tuple[dict[str, Any], str]] = {
     "confirmed": ({"description": "Epsilon 1e-6."}, "right"),
     "alone": ({}, "unconfirmed"),
-    "far_off": (
-        {"description": "Epsilon 1e-5.", "reference": definitions.GOOD.replace("EPS = 1e-6", "EPS = 1e-2")},
-        "wrong",
-    ),
+    "far_off": (edited("EPS = 1e-6", "EPS = 1e-2", description="Epsilon 1e-5."), "wrong"),
     "disagrees": ({"description": "Epsilon 1e-5."}, "wrong"),
-    "rmsnorm_h3072": (
-        {
-            "description": "Epsilon 1e-6.",
-            "reference": definitions.GOOD.replace("weight.float()", "(1 + weight.float())"),
-        },
-        "wrong",
-    ),
+    "rmsnorm_h3072": (edited("weight.float()", "(1 + weight.float())", description="Epsilon 1e-6."), "wrong"),
 }
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from definitions import GOOD, rmsnorm
+from definitions import rmsnorm
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Values
-from traceproof.reasons import Failure, Verdict
 from traceproof.run.case import SolvedCase, sent_together, solve
 from traceproof.run.untrusted import CallError, loaded
 from traceproof.sandbox import Limits, Pool, Status
@@ -22,16 +21,6 @@ DEFINITION = Definition.model_validate(rmsnorm("rmsnorm_a"))
 def subject() -> SolvedCase:
     case = next(iter(registry.get("rmsnorm").cases(DEFINITION, sizes=("small",), seed=0)))
     return solve(DEFINITION, case)
-
-
-def test_a_right_source_passes_and_a_wrong_one_fails(pool: Pool, subject: SolvedCase) -> None:
-    wrong = GOOD.replace("torch.bfloat16)", "torch.bfloat16) * 1.05")
-    found = []
-    for source in (GOOD, wrong):
-        with loaded(DEFINITION, pool, limits=LIMITS, source=source) as called:
-            ruling = subject.ruling("output", called.outputs(subject).get("output"))
-            found.append((ruling.verdict, ruling.reason))
-    assert found == [(Verdict.PASS, None), (Verdict.FAIL, Failure.NUMERICS)]
 
 
 def test_what_a_source_does_beside_computing_is_told(pool: Pool, subject: SolvedCase) -> None:
@@ -57,10 +46,7 @@ def test_what_a_source_does_beside_computing_is_told(pool: Pool, subject: Solved
 )
 def test_a_call_without_outputs_says_why(pool: Pool, subject: SolvedCase, source: str, status: Status) -> None:
     limits = Limits(seconds=1.0 if status is Status.TIMEOUT else 10.0, setup_seconds=60.0)
-    with (
-        pytest.raises(CallError) as failed,
-        loaded(DEFINITION, pool, limits=limits, source=source) as called,
-    ):
+    with pytest.raises(CallError) as failed, loaded(DEFINITION, pool, limits=limits, source=source) as called:
         called.outputs(subject)
     assert failed.value.reply.status is status
 

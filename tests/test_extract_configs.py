@@ -92,11 +92,6 @@ def test_a_missing_file_and_an_unknown_model_say_what_to_give(tmp_path: Path) ->
         model_of("gpt_9", config=None, repository=None)
 
 
-def test_a_models_tag_and_spelling_name_the_bundled_model() -> None:
-    assert {catalogue.slug_of(name) for name in ("deepseek-v3", "DeepSeek_V3", "deepseek-r1")} == {"deepseek_v3"}
-    assert catalogue.slug_of("llama-3.1-8b") == "llama_3_1_8b"
-
-
 def test_lists_of_ranks_give_every_pair_that_fits() -> None:
     assert pairs([4, 8], [1, 8], ()) == (Parallel(4, 1), Parallel(8, 1), Parallel(8, 8))
     assert pairs([], [], (Parallel(2, 1),)) == (Parallel(2, 1),)

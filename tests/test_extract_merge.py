@@ -141,12 +141,6 @@ def test_what_no_definition_describes_is_said_by_kind() -> None:
     ]
 
 
-def test_gemmas_norm_and_the_plain_one_do_not_share_a_name() -> None:
-    wanted, _ = collect([*uses_of(named("qwen3_next"), "n"), *uses_of(named("qwen3_30b"), "q")])
-    names = {item.name for item in wanted}
-    assert {"rmsnorm_h2048", "gemma_rmsnorm_h2048"} < names
-
-
 def test_two_models_with_another_eps_clash_and_the_second_is_renamed() -> None:
     [(draft, use), *_] = uses_of(named("llama_3_1_70b"), "llama")
     one, other = norm(64, 1e-6, variant="plain", fused=False), norm(64, 1e-5, variant="plain", fused=False)

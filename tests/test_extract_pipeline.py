@@ -1,14 +1,12 @@
-"""`models:` in config.yaml, run: a model is extracted, verified with the dataset, and only news runs again.
+"""`models:` in config.yaml, run: a model is extracted beside the dataset, and only news runs again.
 
-SGLang's part is played by a stored reading; all else is what a user runs. The run through the pipeline takes 20 s
-of an idle machine, so it waits for TRACEPROOF_LONG=1; the stage by itself is always run, its check of references
-told the answer.
+SGLang's part is played by a stored reading, and the check of references is told the answer; the rest is what
+a user runs.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +24,6 @@ from traceproof.extract import pipeline
 from traceproof.extract.merge import CheckResult
 from traceproof.extract.pipeline import ExtractionSettings, link
 from traceproof.extract.reading import ReaderEnvironment
-from traceproof.models import catalogue
 
 pytestmark = pytest.mark.slow
 
@@ -114,49 +111,6 @@ def test_what_the_model_no_longer_makes_goes_and_a_refusal_leaves_all_as_it_was(
     with pytest.raises(TraceproofError, match="tp: 3 does not divide num_attention_heads = 64"):
         extracted(tmp_path, dataset, tp=3)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == held
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A copy whose configuration extracts a model beside a dataset of one definition."""
-    if not os.environ.get("TRACEPROOF_LONG"):
-        pytest.skip("excluded by selection: TRACEPROOF_LONG=1 runs it")
-    folder = tmp_path_factory.mktemp("models")
-    own = own_dataset(folder / "dataset", f"rmsnorm/{OWN}")
-    (folder / "config.json").write_text(json.dumps(dict(catalogue.entries()[MODEL].config)))
-    stacks = {"torch": {"env": "cpu", "python": sys.executable}, "extract": {"python": str(stand_in(folder))}}
-    return Repository.copy(
-        tmp_path_factory.mktemp("repository"),
-        dataset={"path": str(own)},
-        models=[{"name": MODEL, "config": str(folder / "config.json"), "tp": 4}],
-        selection={"definition_name": [NORM, OWN]},
-        stacks=stacks,
-    )
-
-
-def test_a_model_is_extracted_verified_and_not_extracted_again(repository: Repository) -> None:
-    first = repository.run("snakemake", "--cores", "1", "verify_all")
-    assert first.code == 0, first.out
-    assert first.jobs.index("extract") < first.jobs.index("cases")
-    assert repository.verdicts() == {NORM: "pass", OWN: "pass"}
-    assert repository.dry("verify_all").jobs == ["verify_all"]  # which prints the table
-
-
-def test_an_extraction_that_comes_out_the_same_reruns_nothing_behind_it(repository: Repository) -> None:
-    stamp = json.loads((repository.root / "results/extract/dataset/.fetched.json").read_text())
-    config = Path(stamp["source"]["models"][0]["config"])
-    config.write_text(json.dumps(json.loads(config.read_text()), indent=4))
-    again = repository.run("snakemake", "--cores", "1", "verify_all")
-    assert again.code == 0, again.out
-    assert again.jobs == ["extract", "cases"]
-
-
-def test_the_dataset_itself_gets_nothing(repository: Repository) -> None:
-    merged = repository.root / "results/extract/dataset/definitions/rmsnorm"
-    assert {path.stem for path in merged.iterdir()} == {NORM, f"fused_add_{NORM}", OWN}
-    stamp = json.loads((repository.root / "results/extract/dataset/.fetched.json").read_text())
-    own = Path(stamp["source"]["models"][0]["config"]).parent / "dataset" / "definitions" / "rmsnorm"
-    assert [path.stem for path in own.iterdir()] == [OWN]
 
 
 @pytest.fixture(scope="module")

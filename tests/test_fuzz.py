@@ -25,22 +25,9 @@ SEEDS = sorted((Path(__file__).parent / "dataset" / "definitions").rglob("*.json
 LONGEST = 90.0  # seconds for one definition; planning alone is bounded to 60
 ODD_NUMBERS = [0, 1, -1, 2, 3, 7, 31, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 63, 10**30, 0.5, 1e308, True]
 ODD_TEXTS = [
-    "",
-    "x",
-    "../..",
-    "/etc",
-    "a b",
-    "\n",
-    "\x1b[2J",
-    "é",
-    "\ud800",
-    "lambda",
-    "__x__",
-    "1",
-    "a" * 400,
-    "{x}",
+    "", "x", "../..", "/etc", "a b", "\n", "\x1b[2J", "é", "\ud800", "lambda", "__x__", "1", "a" * 400, "{x}",
     "%s",
-]
+]  # fmt: skip
 VALUES = st.recursive(
     st.none() | st.sampled_from(ODD_NUMBERS) | st.sampled_from(ODD_TEXTS) | st.text(max_size=8),
     lambda inner: (

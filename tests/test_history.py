@@ -176,7 +176,7 @@ def test_a_planted_bug_is_caught_between_its_releases_and_one_that_no_case_shows
     planted = {"planted": bug(), "unseen": bug(id="unseen", shown_by=("edge-empty",))}
     monkeypatch.setattr(catalogue, "bugs", lambda: planted)
     wheels = repository / "wheels"
-    for version in ("1.0", "1.1", "1.2"):
+    for version in ("1.1", "1.2"):
         wheel(wheels, version, factor="1.02" if Version(version) < Version("1.2") else "1")
     code, found = replay(repository, "--packages", str(wheels))
     outcome, unseen = found["outcomes"]

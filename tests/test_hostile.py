@@ -68,25 +68,8 @@ HOSTILE: dict[str, tuple[str, tuple[str, str]]] = {
     "reaches_through_classes": ("().__class__.__base__.__subclasses__()\n" + RIGHT, ("error", "refused")),
 }
 
-CACHE = reference(
-    "key = tuple(hidden_states.shape)\n"
-    "if key not in SEEN:\n"
-    "    SEEN[key] = norm(hidden_states, weight)\n"
-    "return SEEN[key].clone()",
-    head="SEEN = {}\n",
-)
-REUSED = reference(
-    "y = norm(hidden_states, weight)\nreturn HELD.setdefault(tuple(y.shape), torch.empty_like(y)).copy_(y)",
-    head="HELD = {}\n",
-)
-SUBCLASS = reference(
-    "return norm(hidden_states, weight).as_subclass(Lazy)", head="\nclass Lazy(torch.Tensor):\n    pass\n"
-)
-
-
-ZEROS = reference(
-    "y = torch.zeros_like(hidden_states).as_subclass(Right)\ny.right = norm(hidden_states, weight)\nreturn y",
-    head="""
+LAZY = "\nclass Lazy(torch.Tensor):\n    pass\n"
+RIGHT_BESIDE = """
 class Right(torch.Tensor):
     def detach(self):
         return self.right
@@ -99,8 +82,30 @@ class Right(torch.Tensor):
 
     def to(self, *args, **kwargs):
         return self.right
-""",
-)
+"""
+# What needs something at the head of its module: (head, body, verdicts).
+WITH_HEAD: dict[str, tuple[str, str, set[tuple[str, str]]]] = {
+    "cached_answer": (
+        "SEEN = {}\n",
+        "key = tuple(hidden_states.shape)\nreturn SEEN.setdefault(key, norm(hidden_states, weight)).clone()",
+        {("fail", "cached_answer")},
+    ),
+    "reused_output": (
+        "HELD = {}\n",
+        "y = norm(hidden_states, weight)\nreturn HELD.setdefault(tuple(y.shape), torch.empty_like(y)).copy_(y)",
+        {("fail", "aliased_output")},
+    ),
+    "tensor_subclass": (
+        LAZY,
+        "return norm(hidden_states, weight).as_subclass(Lazy)",
+        {("fail", "tensor_subclass")},
+    ),
+    "zeros_in_a_subclass": (  # what it holds counts, and not what it says of itself
+        RIGHT_BESIDE,
+        "y = torch.zeros_like(hidden_states).as_subclass(Right)\ny.right = norm(hidden_states, weight)\nreturn y",
+        {("fail", "tensor_subclass"), ("fail", "numerics")},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +118,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> dict[str, R
     root = tmp_path_factory.mktemp("dataset")
     for name, (body, _) in HOSTILE.items():
         write(root, rmsnorm(name, reference(body.replace("OUTSIDE", str(outside)))))
-    write(root, rmsnorm("cached_answer", CACHE))
-    write(root, rmsnorm("reused_output", REUSED))
-    write(root, rmsnorm("tensor_subclass", SUBCLASS))
-    write(root, rmsnorm("zeros_in_a_subclass", ZEROS))
+    for name, (head, body, _) in WITH_HEAD.items():
+        write(root, rmsnorm(name, reference(body, head=head)))
     write(root, rmsnorm("good"))
     folder = root / "definitions" / "rmsnorm"
     unknown = rmsnorm("unknown_dtype")
@@ -139,21 +142,9 @@ def test_a_file_that_is_no_definition_is_an_error_of_that_file(name: str, rows: 
     assert verdicts(rows[name]) == {("error", "bad_definition")}
 
 
-def test_an_answer_from_a_cache_shows(rows: dict[str, Rows]) -> None:
-    assert ("fail", "cached_answer") in verdicts(rows["cached_answer"])
-
-
-def test_an_answer_in_the_memory_of_an_earlier_one_shows(rows: dict[str, Rows]) -> None:
-    assert ("fail", "aliased_output") in verdicts(rows["reused_output"])
-
-
-def test_a_tensor_subclass_shows(rows: dict[str, Rows]) -> None:
-    assert ("fail", "tensor_subclass") in verdicts(rows["tensor_subclass"])
-
-
-def test_what_a_subclass_holds_counts_and_not_what_it_says_of_itself(rows: dict[str, Rows]) -> None:
-    found = verdicts(rows["zeros_in_a_subclass"])
-    assert {("fail", "tensor_subclass"), ("fail", "numerics")} <= found
+@pytest.mark.parametrize("name", WITH_HEAD)
+def test_what_is_remembered_or_hidden_in_a_subclass_shows(name: str, rows: dict[str, Rows]) -> None:
+    assert WITH_HEAD[name][2] <= verdicts(rows[name])
 
 
 def test_the_good_one_beside_them_passes(rows: dict[str, Rows]) -> None:

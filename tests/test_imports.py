@@ -19,7 +19,6 @@ from traceproof.environments.building import Installation, importable, record_st
 from traceproof.errors import TraceproofError
 from traceproof.run.flow import LOCKED, pins_of, scan, source_state
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
 RULES = "def chunk_gated_delta_rule(): ...\ndef fused_recurrent_gated_delta_rule(): ...\n"
 OPENS_DRIVER = "import ctypes\nctypes.CDLL('libcuda.so.1').cuInit\n"
@@ -44,6 +43,7 @@ def environment(root: Path, code: str, *, installed: bool = True) -> None:
     python.chmod(0o755)
 
 
+@pytest.mark.slow
 def test_a_whole_environment_lacks_nothing(tmp_path: Path) -> None:
     environment(tmp_path, "")
     found = check("fla", root=tmp_path)
@@ -51,6 +51,7 @@ def test_a_whole_environment_lacks_nothing(tmp_path: Path) -> None:
     assert found == Imports(names=found.names, behind_driver=(), problems={})
 
 
+@pytest.mark.slow
 @without_driver
 def test_what_lacks_the_drivers_library_alone_is_no_problem(tmp_path: Path) -> None:
     environment(tmp_path, OPENS_DRIVER)
@@ -58,6 +59,7 @@ def test_what_lacks_the_drivers_library_alone_is_no_problem(tmp_path: Path) -> N
     assert found == Imports(names=found.names, behind_driver=found.names, problems={})
 
 
+@pytest.mark.slow
 @without_driver
 def test_a_missing_package_is_named_even_behind_the_driver(tmp_path: Path) -> None:
     environment(tmp_path, OPENS_DRIVER + "import undeclared\n")
@@ -67,6 +69,7 @@ def test_a_missing_package_is_named_even_behind_the_driver(tmp_path: Path) -> No
     assert all("No module named 'undeclared'" in problem for problem in found.problems.values())
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
     environment(tmp_path, "", installed=False)
     assert check("fla", root=tmp_path).problems == {"fla-core": "is not installed"}
@@ -142,6 +145,7 @@ def test_an_edit_of_what_was_cloned_is_seen(tmp_path: Path) -> None:
     assert source_state("fla", LOCKED, root=tmp_path, cloned=cloned) == scan(folder) != "as cloned"
 
 
+@pytest.mark.slow
 def test_the_record_goes_by_what_the_package_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = write(
         tmp_path / "checkout", {"sglang/__init__.py": "", "sglang/srt/norm.py": "EPS = 1\n", "README.md": "a"}
