@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from dialect_samples import changed
+from dialect_samples import GATED, changed
 from pipeline import Rows, Run, borrowed, verdicts
 
 from traceproof.dataset.dialects import read
@@ -190,3 +190,11 @@ def test_a_reference_that_remembers_the_inputs_of_its_init_fails(tmp_path: Path)
         "    if not KEPT:\n        KEPT.append(values[order.long()] * (gain / 10))\n    return KEPT[0]\n"
     )
     assert any(verdict in {"fail", "error"} for verdict, _ in verdicts(verified(tmp_path, reference=remembers)))
+
+
+def test_an_upstream_gated_activation_keeps_its_own_inputs(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(GATED))
+    with Inits(tmp_path / "results") as calls:
+        (op_type,) = plan(tmp_path, tmp_path / "cases", PlanSelection(sizes=("small",)), calls).op_types
+    cases = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions["silu_and_mul_h64"].cases
+    assert not [entry for entry in cases if "drawn" in entry.case.params]
