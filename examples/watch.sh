@@ -7,7 +7,7 @@
 set -u
 out=$1
 shift
-mkdir -p "$out" || exit 2
+mkdir -p "$out" && rm -f "$out"/verdicts.* || exit 2
 before=$(ls -t results/history/*.json 2>/dev/null | head -n 1) # the newest state; none in the first run
 "$@" || exit 2
 traceproof verify >"$out/verify.txt" 2>&1

@@ -54,6 +54,7 @@ def test_what_a_release_broke_and_what_the_next_one_mended_is_said_once(tmp_path
         if scale is not None:
             upstream.commit({"python/sglang/srt/scale.py": scale})
         ran = watch(repository, *take, "--url", f"sglang={upstream.url}")
+        assert ran.code in {0, 1}, ran.out
         difference = json.loads((repository.root / "watch" / "verdicts.json").read_text())
         page = (repository.root / "watch" / "verdicts.md").read_text()
         assert ran.code == difference["exit_code"], ran.out
@@ -62,7 +63,7 @@ def test_what_a_release_broke_and_what_the_next_one_mended_is_said_once(tmp_path
         assert ("rmsnorm_h96 small-0 sglang_native output: pass" in page) == (ran.code == 1), page
     assert found == [(0, False, False), (1, True, False), (0, False, True)], told
     ran = watch(repository, "false")
-    assert ran.code == 2, ran.out  # what takes the newest ones could not
+    assert (ran.code, list((repository.root / "watch").glob("verdicts.*"))) == (2, [])
 
 
 def test_the_newest_release_is_what_pips_indexes_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
