@@ -4,6 +4,7 @@ Who may have the hub's token, a word on stderr while something takes long, and b
 dataset says decides how long it takes.
 """
 
+import ctypes
 import math
 import os
 import re
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -91,6 +92,29 @@ def memory_for_jobs() -> dict[str, int]:
 def last_lines(said: str) -> list[str]:
     """The last lines of a program's output, empty ones left out."""
     return [line for line in said.splitlines() if line.strip()][-LAST:]
+
+
+def forget() -> None:
+    """Take the token out of this process's environment, and so out of every program that it starts.
+
+    Processes of the same user may read the environment that a process was started with: it is overwritten there.
+    """
+    for name in HUB_TOKENS:
+        os.environ.pop(name, None)
+    with suppress(OSError, ValueError, IndexError):  # not Linux, or no /proc
+        _overwrite()
+
+
+def _overwrite() -> None:
+    """Blank the token in what /proc/<pid>/environ shows of this process: fields 50 and 51 of proc(5)'s stat."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    place = start
+    for entry in ctypes.string_at(start, end - start).split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name.decode(errors="replace") in HUB_TOKENS:
+            ctypes.memset(place + len(name) + 1, ord("-"), len(value))
+        place += len(entry) + 1
 
 
 def without_secrets(environment: Mapping[str, str] | None = None) -> dict[str, str]:
