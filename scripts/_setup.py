@@ -43,6 +43,7 @@ def run(text: str | None, *command: str) -> None:
         )
         raise SystemExit(BAD_USE) from None
     path = os.pathsep.join([str(VENV / "bin"), os.environ.get("PATH", os.defpath)])
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without, each process compiles torch's files again
     os.chdir(ROOT)
     os.execve(PYTHON, [str(PYTHON), "-m", *command], {**os.environ, "PATH": path})  # noqa: S606 - signals reach it
 

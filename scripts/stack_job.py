@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Json
 
+from traceproof.dataset.tree import paused_collection
 from traceproof.files import own_folder, read_sealed
 from traceproof.programs import choose_gpu
 from traceproof.run import entry
@@ -35,8 +36,9 @@ def cases(
     `stack` is the torch environment's record, `code` the digest of what plans (empty: all is planned anew). Into
     `results` goes what definitions' own `init` makes; `weak` runs these where isolation is not whole.
     """
-    from traceproof.run.inits import Inits  # imports torch, after interrupts are caught
-    from traceproof.run.plan import PlanSelection, plan
+    with paused_collection(kept=True):
+        from traceproof.run.inits import Inits  # imports torch, after interrupts are caught
+        from traceproof.run.plan import PlanSelection, plan
 
     record = read_sealed(stack)
     gpu = record["device_type"] == "cuda"
@@ -80,7 +82,8 @@ def verify(
         if environments[MAIN]["record"]["device_type"] == "cuda":
             os.environ.setdefault(CONNECTIONS, "1")  # as workers do: processes wait for each other's
             choose_gpu()
-        from traceproof.run import engine as running  # imports torch, which takes seconds
+        with paused_collection(kept=True):
+            from traceproof.run import engine as running  # imports torch, which takes seconds
         from traceproof.run.plan import workers_of
         from traceproof.run.workers import Environment
 

@@ -19,7 +19,6 @@ from worker_pools import KINDS, NOTHING, SOURCES, TESTS, Workers, pool
 
 import traceproof
 from traceproof.sandbox import MIB, Limits, Status
-from traceproof.sandbox.isolation import line_of
 
 SECRET = f"hf_{uuid.uuid4().hex}"
 
@@ -50,10 +49,6 @@ def test_states_say_of_each_layer_whether_it_holds(workers: Workers) -> None:
     layers = workers.pool.layers()
     assert set(layers) == set(NOTHING)
     assert all(state == "holds" or state.startswith("absent: ") for state in layers.values())
-    line = line_of(layers)
-    assert "\n" not in line
-    if not workers.has("network", "system_calls"):
-        assert "CAN reach the network" in line
 
 
 def test_the_supervisors_secrets_are_not_in_the_environment(workers: Workers) -> None:

@@ -165,8 +165,12 @@ class Pipeline:
 
     @property
     def shell_prefix(self) -> str:
-        """Before each command: `python` is this interpreter, and a command takes the place of its shell."""
-        return f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH PYTHONPATH=src; exec "
+        """Before each command: `python` is this interpreter, and a command takes the place of its shell.
+
+        Bytecode is written whatever the environment says: without, each process compiles torch's files again.
+        """
+        python = shlex.quote(str(Path(sys.executable).parent))
+        return f"unset PYTHONDONTWRITEBYTECODE; export PATH={python}:$PATH PYTHONPATH=src; exec "
 
     @cached_property
     def stacks(self) -> Mapping[str, Installation]:

@@ -5,6 +5,7 @@ run in others. Needs no torch: who starts one may have none.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -203,7 +204,10 @@ def serve(descriptor: int, setup: str, payload: Mapping[str, Any]) -> None:
     channel = Connection(descriptor)
     module, _, function = setup.partition(":")
     held: list[Any] = []
+    gc.disable()  # a sixth of the time that importing takes
     answer = guarded(lambda: held.append(getattr(importlib.import_module(module), function)(payload)))
+    gc.freeze()
+    gc.enable()
     channel.send_bytes(json.dumps(answer).encode())
     run = held[0] if held else None
     with contextlib.suppress(EOFError, OSError):

@@ -77,25 +77,6 @@ LAYERS = {
 }
 
 
-def line_of(layers: Mapping[str, str]) -> str:
-    """The layers in one line for people."""
-    holds = [LAYERS[name] for name, state in layers.items() if state == HOLDS]
-    absent: dict[str, list[str]] = {}  # by reason: one refusal of the machine often takes several layers
-    for name, state in layers.items():
-        if state != HOLDS:
-            absent.setdefault(state.removeprefix(ABSENT), []).append(LAYERS[name])
-    text = "isolation: limits on time, memory, processes and output hold"
-    if holds:
-        text += "; so do " + ", ".join(holds)
-    if absent:
-        text += "; absent: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in absent.items())
-    if layers.get("network") != HOLDS and layers.get("system_calls") != HOLDS:
-        text += "; foreign code CAN reach the network"
-    if layers.get("files") != HOLDS and layers.get("landlock") != HOLDS:
-        text += "; foreign code CAN read and write this user's files"
-    return text
-
-
 def lacking(layers: Mapping[str, str]) -> list[str]:
     """What untrusted code could reach with these layers; empty: isolation is whole.
 
