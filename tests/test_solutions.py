@@ -61,6 +61,23 @@ def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, judged_b
     assert set(measured.values()) == {"holds"}
 
 
+@pytest.mark.parametrize("eps", ["1e-5", "1e-6"])
+def test_a_module_with_a_model_is_judged_by_its_forward(
+    eps: str, judged_by: SolutionJudge, tmp_path: Path
+) -> None:
+    lines = ("class Model:", "    pass", "", "class ModelNew(torch.nn.Module):")
+    own = ("    def __init__(self, eps):", "        super().__init__()", "        self.eps = eps")
+    forward = ("    def forward(self, hidden_states, weight):", "        return norm(hidden_states, weight)")
+    text = "\n".join(
+        [NORM.replace("1e-5", eps), *lines, *own, *forward, "def get_init_inputs():", "    return [1]"]
+    )
+    file = tmp_path / "kernel.py"
+    file.write_text(text, encoding="utf-8")
+    [found] = read(file)
+    assert not found.refusals
+    assert bool(judged_by.reasons(found, NAME)) == (eps != "1e-5")
+
+
 def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(judged_by: SolutionJudge) -> None:
     reasons = judged_by.reasons(candidate("wrong", WRONG), NAME)
     told = next(reason for reason in reasons if "numerics: output in case adversarial-tiny" in reason)

@@ -22,6 +22,7 @@ from traceproof.text import printable
 MOST_BYTES = 16 * MIB  # of one file
 KINDS = (".json", ".py", ".cu")
 ENTRY = "run"  # of a plain file
+MODELS = ("ModelNew", "Model")  # classes whose `forward` is the entry point of a file without one
 LIBRARIES = frozenset(stack.package for stack in STACKS.values() if stack.package)
 ON_CPU = frozenset({Language.PYTHON})  # languages that a machine without a GPU may have a use for
 COMPILED = frozenset({Language.CUDA, Language.CPP, Language.CUTLASS})
@@ -141,6 +142,7 @@ def _read(file: Path, entry: str | None) -> Candidate:
     if file.suffix not in KINDS:
         raise ValueError(f"it is no solution: expected a file that ends with {', '.join(KINDS)}")
     function = entry or ENTRY
+    text = _with_entry(text) if file.suffix == ".py" and entry is None else text
     return Candidate(
         name=file.stem,
         path=str(file),
@@ -151,6 +153,23 @@ def _read(file: Path, entry: str | None) -> Candidate:
         destinations=None,
         files={file.name: text},
     )
+
+
+def _with_entry(text: str) -> str:
+    """A module as KernelBench writes them, with an entry point: its model's `forward`; any other as it is."""
+    body = ast.parse(text).body
+    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    models = {node.name: node for node in body if isinstance(node, ast.ClassDef) and node.name in MODELS}
+    if ENTRY in functions or not models:
+        return text
+    name = next(model for model in MODELS if model in models)
+    methods = {node.name: node for node in models[name].body if isinstance(node, ast.FunctionDef)}
+    if "forward" not in methods:
+        raise ValueError(f"its class {name} has no forward")
+    given = methods["forward"].args
+    taken = ", ".join(one.arg for one in [*given.posonlyargs, *given.args][1:])
+    arguments = "*get_init_inputs()" if "get_init_inputs" in functions else ""
+    return f"{text}\n\nTHE_MODEL = {name}({arguments})\n\n\ndef {ENTRY}({taken}):\n    return THE_MODEL({taken})\n"
 
 
 def _language(text: str, function: str) -> Language:
