@@ -11,6 +11,7 @@ import argparse
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
+from traceproof.ops.batch import SLOTS, batch_of, halved
 from traceproof.ops.cases import BEFALLEN, UNUSUAL
 from traceproof.ops.compare import Backward, Exact
 from traceproof.ops.formula import FormulaOp, Variant
@@ -507,6 +509,61 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
     return [one for one in mutants if not one.equal]
 
 
+def equivalents(definition: Definition, op: Op) -> Iterator[tuple[str, Make]]:
+    """Right ways of computing a definition: its op's, one in float64, a batch in halves, and from its end."""
+    answers = answers_of(definition.op_type)
+    for answer in () if answers is None else answers.right:
+        yield answer.name, partial(by_answer, answer)
+    if isinstance(op, FormulaOp):
+        yield "float64", partial(by_answer, op.answer(Variant("float64", precision="float64")))
+    yield "in halves", in_halves
+    yield "parts in the opposite order", from_the_end
+
+
+def in_halves(subject: SolvedCase, right: Right) -> Tensors:
+    """Both halves of a batch by themselves; a pool of states, which has no halves, is left whole."""
+    found = halved(subject)
+    if found is None or pooled(subject.definition):
+        return right()
+    parts = [right(**one) for one in found.inputs]
+    return found.joined([{name: part[name] for name in subject.definition.outputs} for part in parts])
+
+
+def from_the_end(subject: SolvedCase, right: Right) -> Tensors:
+    """The parts of a batch in the opposite order, and back."""
+    found = halved(subject)
+    if found is None or pooled(subject.definition):
+        return right()
+    order = list(reversed(range(found.batch.count)))
+    turned = batch_of(subject, found.batch.select(order))
+    assert turned is not None
+    return turned.pick(right(**found.batch.select(order)), order)
+
+
+def pooled(definition: Definition) -> bool:
+    """Whether states are picked out of a pool."""
+    return any(name in definition.inputs for name in SLOTS)
+
+
+def refused(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each right way of computing a definition, and what refuses it; empty: nothing does."""
+    op = registry.get(definition.op_type).of_form(definition)
+    answers = answers_of(definition.op_type)
+    assert answers is not None
+    ways = dict(equivalents(definition, op))
+    found = dict.fromkeys(ways, "")
+    for planned in planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed)).cases:
+        subject = solve(definition, planned.case, seed=seed) if planned.skip is None else None
+        for name, make in ways.items() if subject is not None else ():
+            outputs = make(subject, partial(computed, subject, answers.right[0]))
+            result = CaseResult(status="ok", outputs=outputs)
+            bad = [one for one in rulings(subject, result, tolerance=None) if one[1].verdict is Verdict.FAIL]
+            found[name] = found[name] or "; ".join(
+                f"{planned.id} {output} {ruling.reason}: {ruling.message}" for output, ruling in bad
+            )
+    yield from found.items()
+
+
 def computed(subject: SolvedCase, answer: Answer, **changes: Value) -> Tensors:
     """The right way on some other inputs."""
     torch.manual_seed(subject.seed)
@@ -588,7 +645,7 @@ def table(found: Mapping[tuple[str, str], Sequence[Mutant]]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the table; a line per definition and seed goes to stderr."""
+    """Print the table; a line per definition and seed goes to stderr. Exit code 1: a right way was refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, action="append")
     parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
@@ -597,14 +654,21 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["small", "medium"])
     parser.add_argument("--kind", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
+    parser.add_argument("--right", action="store_true", help="right ways in place of mutants")
     parser.add_argument("--caught", action="store_true", help="say what catches each, too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.dataset = options.dataset or [Path("tests/dataset")]
     found: dict[tuple[str, str], list[Mutant]] = {}
+    counts: Counter[bool] = Counter()
     for definition in chosen(options):
         for seed in options.seed:
             started = time.monotonic()
+            if options.right:
+                for way, why in refused(definition, seed, options.sizes):
+                    counts[bool(why)] += 1
+                    sys.stdout.write(f"{definition.name} seed {seed}: {way}: refused: {why}\n" if why else "")
+                continue
             mutants = judged(definition, seed, options.sizes, options.kind)
             found.setdefault((definition.op_type, definition.name), []).extend(mutants)
             told = (
@@ -613,6 +677,9 @@ def main() -> int:
             sys.stderr.write(f"{told}, {time.monotonic() - started:.0f} s\n")
             for one in mutants if options.caught else ():
                 sys.stderr.write(f"  {one.kind}: {one.name}: {one.caught or f'PASSES, {one.nearest:.2g}'}\n")
+    if options.right:
+        sys.stdout.write(f"{sum(counts.values())} right ways, {counts[True]} refused\n")
+        return int(counts[True] > 0)
     sys.stdout.write("\n".join(table(found)) + "\n")
     return 0
 

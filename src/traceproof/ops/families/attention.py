@@ -103,7 +103,8 @@ class Attention(FormulaOp):
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many short sequences, or one of so many keys, half of them queries where there are several."""
-        kv_lens = [count] if long else [1 + place % 7 for place in range(count)]
+        step = (self.page_size(definition) + 1) // 2  # so that some sequences have several pages
+        kv_lens = [count] if long else [1 + place % 7 * step for place in range(count)]
         q_lens = [(length + 1) // 2 for length in kv_lens]
         found = self._case(definition, case.seed, (case.id, kv_lens, q_lens, {}))
         return replace(found, size=case.size)

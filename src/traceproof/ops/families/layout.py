@@ -123,9 +123,10 @@ class PageAppend(FormulaOp):
         if case.params.get("crossing"):
             starts = torch.full_like(starts, size - 1)
         counted = torch.arange(batch, device=draw.device)
+        order = draw.uniform("order", (batch * tokens,)).argsort()  # tokens come in any
         layout = {
-            "batch_indices": counted.repeat_interleave(tokens),
-            "positions": (starts + torch.arange(tokens, device=draw.device)).reshape(-1),
+            "batch_indices": counted.repeat_interleave(tokens)[order],
+            "positions": (starts + torch.arange(tokens, device=draw.device)).reshape(-1)[order],
             "kv_indices": draw.uniform("pages", (shapes["k_cache"][0],)).argsort()[: batch * pages],
             "kv_indptr": torch.arange(batch + 1, device=draw.device) * pages,
             "kv_last_page_len": ((starts[:, 0] + tokens - 1) % size + 1).clamp_min(1),
