@@ -553,8 +553,10 @@ def refused(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator
     ways = dict(equivalents(definition, op))
     found = dict.fromkeys(ways, "")
     for planned in planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed)).cases:
-        subject = solve(definition, planned.case, seed=seed) if planned.skip is None else None
-        for name, make in ways.items() if subject is not None else ():
+        if planned.skip is not None:
+            continue
+        subject = solve(definition, planned.case, seed=seed)
+        for name, make in ways.items():
             outputs = make(subject, partial(computed, subject, answers.right[0]))
             result = CaseResult(status="ok", outputs=outputs)
             bad = [one for one in rulings(subject, result, tolerance=None) if one[1].verdict is Verdict.FAIL]
