@@ -355,7 +355,7 @@ def test_chunks_fall_on_the_same_side_of_a_gate(kind: str, outwards: float) -> N
     ("exact", "verdict"), [(65503.0, Verdict.PASS), (65000.0, Verdict.FAIL), (60000.0, Verdict.FAIL)]
 )
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("comparison", [Close(), Backward(), Quantised(rms=1e-4)], ids=lambda kind: type(kind).__name__)
+@pytest.mark.parametrize("comparison", [Close(), Backward(), Quantised(rms=1e-4)], ids=repr)
 def test_an_infinity_is_an_error_like_any_other_where_rounding_may_overflow(
     comparison: Comparison, sign: float, exact: float, verdict: Verdict
 ) -> None:
