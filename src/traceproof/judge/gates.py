@@ -40,7 +40,7 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def landed(actual: torch.Tensor, oracle: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An output in float64; infinities beside finite values just below the dtype's largest, as what rounds to them.
+    """An output in float64; infinities beside finite values just below the largest, as what rounds to them.
 
     There an allowed error decides whether a value overflows. It counts as the least value that does, so that the
     gate says whether the error is allowed. Both are float64 of one shape, `dtype` is the output's own.
