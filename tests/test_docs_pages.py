@@ -62,3 +62,13 @@ def test_every_known_finding_and_every_repeat_stands_on_the_page_of_findings() -
     assert {name for name in whys if not re.search(rf"\b{name}\b", text)} == set()
     repeats = {path.name for path in (root / "docs" / "repeats").glob("*.py")}
     assert {name for name in repeats if name not in text and not name.startswith("flashinfer-mla_")} == set()
+
+
+def test_every_option_on_the_specifications_page_is_there(pages: dict[str, str]) -> None:
+    root = SCRIPT.parents[1]
+    text = (root / "docs" / "specification.md").read_text(encoding="utf-8")
+    conftest = (root / "src" / "traceproof" / "testgen" / "conftest.py.in").read_text(encoding="utf-8")
+    known = pages["reference/command-line.md"] + conftest
+    options = set(re.findall(r"`[^`\n]*?(--[a-z][a-z-]+)", text)) - {"--tb"}  # pytest's own
+    assert len(options) > 25
+    assert {option for option in options if not re.search(rf"{option}\b", known)} == set()
