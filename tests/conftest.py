@@ -14,7 +14,7 @@ from traceproof.sandbox import Pool
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
-    *("chain", "pipeline", "exploits", "interrupts", "repeat", "history", "watch", "tutorial"),
+    *("chain", "pipeline", "ops", "exploits", "interrupts", "history", "watch", "tutorial"),
     *("testgen_runs", "audit", "ops_sampling", "solutions", "imports", "scorecard", "doctor"),
     *("sources_faults", "bumps_bisect", "shadow_judged", "metamorphic", "border"),
     *("extract_definitions", "nox", "judge_sampling", "ops_attention", "calibrate"),

@@ -8,9 +8,8 @@ import definitions as small
 import pytest
 
 from mutation.mutants import Mutant, mutants, plain
-from mutation.trial import Fate, Trial, cut, score
+from mutation.trial import Fate, Trial, score
 from traceproof.dataset.definition import Definition
-from traceproof.errors import TraceproofError
 from traceproof.sandbox import Limits, Pool
 
 LIMITS = Limits(seconds=60, setup_seconds=60)
@@ -86,12 +85,6 @@ def test_each_kind_of_change(code: str, operator: str, what: str, becomes: str) 
     assert changes[operator, what] == becomes
 
 
-def test_a_dropped_statement_is_reported_at_its_own_line() -> None:
-    mutant = found("dropped: 'y = y + 1'", "statement")
-    assert "y = y + 1" not in mutant.source
-    assert ast.unparse(plain(REFERENCE)).splitlines()[mutant.line - 1].strip() == "y = y + 1"
-
-
 @pytest.mark.parametrize(
     ("what", "operator", "fate"),
     [
@@ -114,16 +107,6 @@ def test_a_change_within_rounding_survives_and_says_where_it_differs(trial: Tria
     fate = fate_of(trial, mutant.source.replace("1.10011", "1.0002"), mutant.line, "constant")
     assert fate["fate"] == Fate.SURVIVED
     assert fate["by"].startswith("small-")
-
-
-def test_a_definition_is_cut_down_in_its_reference_as_well(pool: Pool) -> None:
-    smaller = cut(definition(), {"hidden_size": 16})
-    assert smaller.const_axes["hidden_size"] == 16
-    assert "shape[1] == 16" in smaller.reference
-    trial = Trial(smaller, pool, sizes=("small",), seed=0, limits=LIMITS)
-    assert not fate_of(trial, smaller.reference, 0, "")["by"]
-    with pytest.raises(TraceproofError, match="can not be cut"):
-        cut(definition(), {"no_such_axis": 1})
 
 
 @pytest.mark.slow
