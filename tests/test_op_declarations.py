@@ -70,6 +70,15 @@ def said(program: str, *folders: Path) -> list[str]:
     return ran.stdout.splitlines()
 
 
+def package(folder: Path, code: str) -> None:
+    """An installed package that declares ops by its entry point."""
+    (folder / "own_ops.py").write_text(code)
+    about = folder / "own_ops-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-ops\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[traceproof.ops]\nmine = own_ops\n")
+
+
 def test_ops_are_read_without_pytorch() -> None:
     program = (
         f"{WITHOUT}\nfrom traceproof.dataset.constants import ruled\nfrom traceproof.ops import registry\n"
@@ -85,22 +94,14 @@ def test_ops_are_read_without_pytorch() -> None:
 
 
 def test_a_package_of_somebody_else_declares_an_op(tmp_path: Path) -> None:
-    (tmp_path / "own_ops.py").write_text(OWN)
-    about = tmp_path / "own_ops-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-ops\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[traceproof.ops]\nmine = own_ops\n")
+    package(tmp_path, OWN)
     first, second = said(USED, tmp_path)
     assert first == "None ('half',) div own_ops.py"
     assert second == "pass fail"
 
 
 def test_a_module_of_ops_that_can_not_be_imported_says_whose_it_is(tmp_path: Path) -> None:
-    (tmp_path / "own_ops.py").write_text("import no_such_package\n")
-    about = tmp_path / "own_ops-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-ops\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[traceproof.ops]\nmine = own_ops\n")
+    package(tmp_path, "import no_such_package\n")
     program = (
         "from traceproof.errors import TraceproofError\nfrom traceproof.ops import registry\n"
         "try:\n    registry.known()\nexcept TraceproofError as error:\n    print(error)\n"
