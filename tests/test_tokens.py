@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,6 +46,14 @@ def test_a_job_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folders = (repository.root / "results", repository.root / ".snakemake")
     texts = [path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert not [text for text in texts if TOKEN.encode() in text]
+
+
+def test_a_process_that_forgot_the_token_shows_it_to_nobody() -> None:
+    code = "from traceproof import programs; programs.forget(); print(open('/proc/self/environ').read())"
+    given = {**os.environ, "HF_TOKEN": TOKEN, "BESIDE": "stays"}
+    done = subprocess.run([sys.executable, "-c", code], env=given, check=True, capture_output=True, text=True)
+    assert TOKEN not in done.stdout
+    assert "BESIDE=stays" in done.stdout
 
 
 def test_what_builds_an_environment_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
