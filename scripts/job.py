@@ -140,7 +140,7 @@ def tests_report(*, rows: list[Path], stacks: list[Path], known: Path | None, ou
     from traceproof.testgen.running import read_rows
     from traceproof.testgen.summary import judged
 
-    versions = {record["stack"]: record["versions"] for record in map(_read, stacks)}
+    versions = {record["stack"]: record["versions"] for record in map(read_sealed, stacks)}
     write_json(out, judged(read_rows(rows), read_known(known), versions))
 
 
@@ -192,10 +192,10 @@ def conclude(
 
     findings, text = False, ""
     if sources:
-        for name, record in sorted(_read(sources)["repositories"].items()):
+        for name, record in sorted(json.loads(sources.read_bytes())["repositories"].items()):
             text += f"{name:18} {record['commit'] or record['version'] or 'in place'}  {record['path']}\n"
     if tests:
-        found = _read(tests)
+        found = json.loads(tests.read_bytes())
         text += of_tests.table(found)
         findings = not found["passed"]
     if summary:
@@ -207,7 +207,7 @@ def conclude(
         findings = findings or failed(verdicts)
     if dry_run:
         text += f"Pull requests that a push would open (dry run, in {dry_run.parent}):\n"
-        listed = _read(dry_run)
+        listed = json.loads(dry_run.read_bytes())
         for one in listed:
             held = f"; not as it is: {'; '.join(one['problems'])}" if one["problems"] else ""
             text += f"  {one['pull_request']}: {len(one['files'])} files{held}\n"
@@ -217,11 +217,6 @@ def conclude(
     sys.stdout.write(text)
     sys.stdout.flush()
     return findings
-
-
-def _read(path: Path) -> Any:  # noqa: ANN401 - each file has a schema of its own
-    """A JSON file's value."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _say(what: str, line: str) -> None:

@@ -4,8 +4,6 @@ Arguments go to pytest, for example `tests/test_chain.py` or `-m "not slow"`; `.
 its own. Exit code: 0 fine, else something failed.
 """
 
-from __future__ import annotations
-
 import sys
 
 from _setup import run

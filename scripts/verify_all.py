@@ -5,8 +5,6 @@ Arguments go to Snakemake, for example `--cores 8`, `--dry-run` or `--config see
 Exit code: 0 fine, 1 findings, 2 bad use or input (or the run could not finish), 130 interrupted.
 """
 
-from __future__ import annotations
-
 import sys
 
 from _setup import run
