@@ -12,7 +12,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
-from traceproof.ops.base import Values, tensor
+from traceproof.ops.base import Unsupported, Values, tensor
 from traceproof.run.case import SolvedCase, solved
 
 VOCABULARY = 40
@@ -167,3 +167,12 @@ def test_the_first_token_s_distribution_is_the_target_s_where_drafts_follow_the_
         assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
         total.index_add_(0, tokens, probs * float(draft[0, first]))
     assert torch.allclose(total, target[0].double(), atol=1e-6)
+
+
+def test_other_forms_are_said_to_be_unknown() -> None:
+    narrow = {**CHAIN, "axes": {**CHAIN["axes"], "vocabulary": {"type": "const", "value": 5}}}
+    with_more = {**CHAIN, "inputs": {**CHAIN["inputs"], "seed": {"shape": None, "dtype": "int64"}}}
+    for changed in (narrow, with_more):
+        definition = Definition.model_validate(changed)
+        with pytest.raises(Unsupported):
+            registry.get("sampling").of_form(definition).check(definition)

@@ -164,3 +164,10 @@ def test_places_for_outputs_follow_the_inputs_and_hold_no_number() -> None:
         *_, place = values_in(shared.inputs.held, shared.specs)
         assert place.shape == (2, 96)
         assert bool(place.isnan().all())
+
+
+def test_inputs_out_of_one_buffer_lie_on_its_device_the_empty_ones_too() -> None:
+    specs = [{"dtype": "float32", "shape": [2], "offset": 0}, {"dtype": "float32", "shape": [0, 4], "offset": 64}]
+    found = values_in(torch.empty(64, dtype=torch.uint8, device="meta"), specs)
+    assert [value.device.type for value in found] == ["meta", "meta"]
+    assert [tuple(value.shape) for value in found] == [(2,), (0, 4)]
