@@ -1,12 +1,10 @@
 """A small hub: dataset repositories in bare git repositories, an LFS store, pull requests, over real HTTP.
 
 Made for tests of publishing: it keeps a log of every request, and it can be told to fail, to lie and to be slow.
-Run it by itself with `python tests/hub_server.py ROOT --port 8000`; the token is `hf_test...`, see TOKENS.
 """
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -278,11 +276,3 @@ def serving(root: Path) -> Iterator[HubServer]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-if __name__ == "__main__":
-    PARSER = argparse.ArgumentParser(description=__doc__)
-    PARSER.add_argument("root", type=Path)
-    PARSER.add_argument("--port", type=int, default=8000)
-    OPTIONS = PARSER.parse_args()
-    HubServer(OPTIONS.root, OPTIONS.port).serve_forever()

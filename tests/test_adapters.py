@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import op_support as support
+import planted_attention as planted
 import pytest
 import torch
 from definitions import rmsnorm
@@ -111,30 +112,7 @@ def test_the_stand_in_for_minus_infinity_is_mapped_in_rows_without_keys_alone(qu
     assert mapped.tolist() == torch.tensor([[True, True], [False, False], [True, False]])[own].tolist()
 
 
-MLA = Definition.model_validate(
-    {
-        "name": "latent",
-        "op_type": "mla_paged",
-        "axes": {
-            **{name: {"type": "var"} for name in ("batch", "pages", "bounds", "used")},
-            **{f"n{size}": {"type": "const", "value": size} for size in (16, 64, 512)},
-        },
-        "inputs": {
-            "q_nope": {"shape": ["batch", "n16", "n512"], "dtype": "bfloat16"},
-            "q_pe": {"shape": ["batch", "n16", "n64"], "dtype": "bfloat16"},
-            "ckv_cache": {"shape": ["pages", "n64", "n512"], "dtype": "bfloat16"},
-            "kpe_cache": {"shape": ["pages", "n64", "n64"], "dtype": "bfloat16"},
-            "kv_indptr": {"shape": ["bounds"], "dtype": "int32"},
-            "kv_indices": {"shape": ["used"], "dtype": "int32"},
-            "sm_scale": {"shape": None, "dtype": "float32"},
-        },
-        "outputs": {
-            "output": {"shape": ["batch", "n16", "n512"], "dtype": "bfloat16"},
-            "lse": {"shape": ["batch", "n16"], "dtype": "float32"},
-        },
-        "reference": "def run(*inputs):\n    return inputs\n",
-    }
-)
+MLA = planted.mla(prefill=False, page=64, heads=16, ckv=512, kpe=64)
 
 
 def with_optional(definition: Definition, cache: str = "bfloat16", **further: str) -> Definition:

@@ -196,7 +196,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, out: Path) -> dict[str, Rows]
         write(root, rmsnorm(name, hostile(deed)))
     for name in ("a_good_one", "z_good_one"):
         write(root, rmsnorm(name))
-    selection = PlanSelection(sizes=("small",), cases=("small-0", "edge-empty"))
+    selection = PlanSelection(sizes=("small",), cases=("small-0",))
     limits = Limits(seconds=3.0, memory_bytes=1 << 30, output_bytes=1 << 16)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "check", lambda *_: [])

@@ -162,24 +162,9 @@ def test_the_good_end_has_to_come_first(upstream: Upstream) -> None:
         commits_between(upstream.folder, "main", "good")
 
 
-ROTARY = """
-import torch
-
-
-def apply_rotary_emb(x, cos, sin, is_neox_style):
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    if is_neox_style:
-        one, two = x.chunk(2, dim=-1)
-        return torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1)
-    one, two = x[..., ::2], x[..., 1::2]
-    return torch.stack((one * cos - two * sin, two * cos + one * sin), dim=-1).flatten(-2)
-"""
-ROPE, PLAIN_NORM = "rope/rope_with_cos_sin_cache_neox_style_d64_rd32", "rmsnorm/rmsnorm_h96"
-
-
-def computed(repository: Repository, op_type: str) -> dict[str, set[str | None]]:
+def computed(repository: Repository) -> dict[str, set[str | None]]:
     """By implementation, the environments that its rows were computed in."""
-    rows = read_rows(repository.root / "results" / "verdicts" / f"{op_type}.jsonl")
+    rows = read_rows(repository.root / "results" / "verdicts" / "rmsnorm.jsonl")
     return {
         name: {row.digests.environment for row in rows if row.implementation == name}
         for name in ("reference", "sglang_native")
@@ -197,33 +182,27 @@ def pin(repository: Repository, upstream: Upstream, commit: str) -> None:
 @pytest.mark.slow
 def test_a_bump_runs_the_rows_of_its_environment_again_and_no_others(tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "upstream")
-    rotary: dict[str, str | bytes | None] = {
-        "python/sglang/srt/layers/rotary_embedding/__init__.py": "",
-        "python/sglang/srt/layers/rotary_embedding/utils.py": ROTARY,
-    }
-    first = upstream.commit(BASE | rotary)
+    first = upstream.commit(BASE)
     here = {"python": sys.executable}
     (tmp_path / "repository").mkdir()
     repository = Repository.copy(
         tmp_path / "repository",
-        dataset={"path": str(own_dataset(tmp_path / "dataset", ROPE, PLAIN_NORM))},
+        dataset={"path": str(own_dataset(tmp_path / "dataset", "rmsnorm/rmsnorm_h96"))},
         truths=["sglang_native"],
         stacks={"torch": here, "flashinfer": here, "fla": here, "sglang": here | {"source": "locked"}},
     )
     pin(repository, upstream, first)
     ran = repository.verify()
     assert ran.code == 0, ran.out
-    first_rows = {op_type: computed(repository, op_type) for op_type in ("rmsnorm", "rope")}
+    before = computed(repository)
 
     pin(repository, upstream, upstream.commit({"python/sglang/srt/scale.py": REGRESSION}))
     ran = repository.verify()
     assert ran.code == 1, ran.out
-    for op_type, before in first_rows.items():
-        after = computed(repository, op_type)
-        assert after["reference"] == before["reference"]
-        assert not after["sglang_native"] & before["sglang_native"]
+    after = computed(repository)
+    assert after["reference"] == before["reference"]
+    assert not after["sglang_native"] & before["sglang_native"]
 
     ran = repository.run("traceproof", "diff", "previous", "latest")
     assert ran.code == 1, ran.out
     assert "rmsnorm_h96 small-0 sglang_native output: pass" in ran.out
-    assert "rope" not in ran.out

@@ -39,19 +39,15 @@ def draws(known: Oracle, trials: int, seed: int, *, power: float = 1.0) -> torch
     return tokens.gather(1, picked).T.contiguous()
 
 
+# Wide distributions; of narrow ones the false alarms are summed over all outcomes below.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("known", "trials"),
-    [
-        (oracle((0.9, 0.1), STEEP, (1.0,), (0.25,) * 4), 24),
-        (oracle((0.4, 0.3, 0.2, 0.1), (0.5, 0.5), optional=(2, 0)), 24),
-        (oracle((0.001,) * 100 + (0.9,)), 30),
-        (oracle((0.5, *(0.005,) * 100), (0.5, *(0.005,) * 100)), 30),
-    ],
-    ids=["rows of many kinds", "optional tokens", "rare tokens", "peaks"],
+    "known",
+    [oracle((0.001,) * 100 + (0.9,)), oracle((0.5, *(0.005,) * 100), (0.5, *(0.005,) * 100))],
+    ids=["rare tokens", "peaks"],
 )
-def test_right_samplers_fail_no_more_often_than_promised(known: Oracle, trials: int) -> None:
-    promised, repeats = 0.05, 500
+def test_right_samplers_fail_no_more_often_than_promised(known: Oracle) -> None:
+    promised, repeats, trials = 0.05, 500, 30
     alarms = sum(not judge_samples(draws(known, trials, seed), *known, promised)[0] for seed in range(repeats))
     assert alarms <= promised * repeats
 
