@@ -102,10 +102,10 @@ class Attention(FormulaOp):
             yield self._case(definition, seed, planned)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many short sequences, or one of so many keys, half of them queries where there are several."""
-        step = (self.page_size(definition) + 1) // 2  # so that some sequences have several pages
+        """So many short sequences, or one of so many keys, half of them queries; of the short at most four."""
+        step = (self.page_size(definition) + 1) // 2  # so that some of many sequences have several pages
         kv_lens = [count] if long else [1 + place % 7 * step for place in range(count)]
-        q_lens = [(length + 1) // 2 for length in kv_lens]
+        q_lens = [(length + 1) // 2 if long else min(length, 4) for length in kv_lens]
         found = self._case(definition, case.seed, (case.id, kv_lens, q_lens, {}))
         return replace(found, size=case.size)
 
