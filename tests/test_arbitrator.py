@@ -103,15 +103,16 @@ def test_an_outvoted_reference_is_named_and_leaves_a_replay(tmp_path: Path) -> N
     run = Run(tmp_path / "dataset", tmp_path / "results", limits=LIMITS)
     rows = run.verify("torch")
     failing = [row for row in rows["beta"] if row["verdict"] == "fail" and row["implementation"] == "reference"]
-    assert failing
-    for row in failing:
+    voted = [row for row in failing if not row["case"].startswith("hidden")]  # those are the reference's alone
+    assert voted
+    for row in voted:
         assert row["arbitration"]["outvoted"] == ["reference"]
         assert "reference against oracle, torch: reference in the minority" in row["message"]
-    assert any(row["arbitration"]["recognised"] for row in failing)
-    bundle = run.out / failing[0]["replay"]
+    assert any(row["arbitration"]["recognised"] for row in voted)
+    bundle = run.out / voted[0]["replay"]
     replay = json.loads((bundle / "replay.json").read_text(encoding="utf-8"))
     definition, case = Definition.model_validate(replay["definition"]), Case(**replay["case"])
     inputs = make_inputs(registry.get("rmsnorm"), definition, case, device=torch.device("cpu"))
-    assert digest_json(fingerprints(inputs)) == failing[0]["digests"]["inputs"]
-    assert replay["repeat"] == failing[0]["repeat"]
+    assert digest_json(fingerprints(inputs)) == voted[0]["digests"]["inputs"]
+    assert replay["repeat"] == voted[0]["repeat"]
     assert not list((run.out / "replay" / "rmsnorm").glob("alpha*"))
