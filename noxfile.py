@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))  # nox may run from anywhere; every op_typ
 from traceproof.config import config_of  # noqa: E402 - after the path
 from traceproof.environments.building import install_cpu  # noqa: E402
 from traceproof.ops.registry import families  # noqa: E402
+from traceproof.programs import telling  # noqa: E402
 from traceproof.stacks import ENVIRONMENTS  # noqa: E402
 
 nox.options.sessions = ["tests"]
@@ -41,8 +42,9 @@ def prepare(session: nox.Session) -> None:
         return
     install_cpu(Path(session.virtualenv.location) / "bin" / "python", pins[0], "tests")
     quiet = ("python", "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps")
-    session.run(*quiet, "--require-hashes", "-r", str(pins[1]))
-    session.run(*quiet, "--no-build-isolation", "-e", ".")
+    with telling("installing the tools"):
+        session.run(*quiet, "--require-hashes", "-r", str(pins[1]))
+        session.run(*quiet, "--no-build-isolation", "-e", ".")
     stamp.write_text(wanted)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,8 +68,21 @@ def _set_up() -> None:
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps"]
     pip.append("--no-compile")  # what is imported is compiled then
     if {**found, "project": wanted["project"]} != wanted:
-        sys.stderr.write(f"Setting up {VENV.name} from {PINS.relative_to(ROOT)} (once, about half a minute)\n")
-        venv.create(VENV, clear=True, with_pip=True)
-        subprocess.run([*pip, "--require-hashes", "-r", str(PINS)], cwd=ROOT, check=True)
-    subprocess.run([*pip, "--no-build-isolation", "-e", str(ROOT)], cwd=ROOT, check=True)
+        sys.stderr.write(f"Setting up {VENV.name} from {PINS.relative_to(ROOT)} (once, about half a minute) ")
+        _do(sys.executable, "-m", "venv", "--clear", str(VENV))
+        _do(*pip, "--require-hashes", "-r", str(PINS))
+    _do(*pip, "--no-build-isolation", "-e", str(ROOT))
+    sys.stderr.write("\n")
     STAMP.write_text(json.dumps(wanted))
+
+
+def _do(*command: str) -> None:
+    """Run a command that says nothing, with a dot for each two seconds. Raises CalledProcessError: it failed."""
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if process.wait(2):
+                    raise subprocess.CalledProcessError(process.returncode, command)
+                return
+            sys.stderr.write(".")
+            sys.stderr.flush()

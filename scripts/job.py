@@ -72,11 +72,13 @@ def extract(
     """Put the configured dataset and the definitions of the configured models in one folder, the stamp's."""
     from traceproof.extract import pipeline
     from traceproof.extract.reading import ReaderEnvironment
+    from traceproof.programs import telling
 
     environment = ReaderEnvironment(extract_python.absolute())
     settings = pipeline.ExtractionSettings(environment=environment, torch_python=torch_python.absolute())
     out, report = stamp.parent, stamp.parent.parent
-    pipeline.run(models, settings, dataset=dataset, out=out, report=report, say=partial(_say, "extract"))
+    with telling("extracting"):
+        pipeline.run(models, settings, dataset=dataset, out=out, report=report, say=partial(_say, "extract"))
 
 
 def report(
