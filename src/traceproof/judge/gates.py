@@ -111,9 +111,6 @@ SLOPE = 0.25
 # The same of float32 outputs, absolute: TF32 that is cut off on both sides of a product has 2^-11.
 WIDE_SLOPE = 2.0**-10
 GROUPS = 12.0  # of like energy, that say how far a slope is off by luck
-CLOSE_FACTOR = 2.0  # of `Close`, and more
-FEW = 0.05  # share of elements that lie apart; where it is more, the oracle is as cheap
-NEAR_SLOPE = 0.1  # in parts of one rounding: two fifths of SLOPE, as what is held exactly counts in no slope
 VALUES = 1 << 12  # groups of values; consecutive ones are in groups of their own
 
 
@@ -304,51 +301,6 @@ class CloseGate(_Gate[Close]):
             return Gate("baseline", ratios[which], f"slope {1 + slope[0]:.5f} (limit 1 +- {slope[1]:.2g})")
         detail = f"{which} {ratios[which] * factor:.3g}x the low-precision baseline (limit {factor:g}x)"
         return Gate("baseline", ratios[which], detail)
-
-
-class Near:
-    """Whether an output lies so near to the baseline that `CloseGate` passes it, whatever the oracle says.
-
-    An error is at most the baseline's and the distance to the baseline; a limit is twice the baseline's error and
-    one rounding. So elements that are one step of the dtype apart are within it, to a hundredth, and rows whose
-    RMS distance is one rounding's. The slope moves by less than its limit where the distances, each times its
-    value, are together less than NEAR_SLOPE roundings of the energy. It takes a tenth of the time in float64.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._rounding = unit_roundoff(dtype)
-        self._largest = int(torch.tensor(math.inf, dtype=dtype).view(torch.int16)) - 2
-        self._moved = self._energy = 0.0
-
-    @staticmethod
-    def applies(kind: object, dtype: torch.dtype) -> bool:
-        """Whether these are the limits of an output."""
-        plain = isinstance(kind, Close) and kind.rms is None and kind.row_axes == 1 and kind.factor >= CLOSE_FACTOR
-        return plain and dtype in {torch.bfloat16, torch.float16}
-
-    def add(self, actual: torch.Tensor, baseline: torch.Tensor) -> bool:
-        """Look at a chunk of whole rows, [..., width] in the output's dtype; False: it is farther away."""
-        bits = baseline.view(torch.int16)
-        steps = actual.view(torch.int16) - bits
-        least, most = torch.aminmax(steps)
-        if least < -1 or most > 1 or (bits & 0x7FFF).amax() > self._largest:
-            return False
-        places = steps.flatten().nonzero()[:, 0]
-        if len(places) > FEW * steps.numel():
-            return False
-        rows = baseline.reshape(-1, baseline.shape[-1]).float()
-        value = rows.flatten()[places].double()
-        apart = actual.flatten()[places].double() - value
-        energy = torch.linalg.vector_norm(rows, dim=-1).double().square()
-        squares = torch.zeros_like(energy).index_add_(0, places // rows.shape[-1], apart * apart)
-        self._moved += float((apart * value).abs().sum())
-        self._energy += float(energy.sum())
-        return not bool((squares > 0.99 * self._rounding**2 / 3 * energy).any())
-
-    @property
-    def straight(self) -> bool:
-        """Whether the slope is within its limit, too."""
-        return self._moved <= NEAR_SLOPE * self._rounding * self._energy
 
 
 class BackwardGate(_Gate[Backward]):

@@ -15,7 +15,6 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.judge.arbitration import agree, explain
-from traceproof.judge.gates import Near
 from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import (
     MISCONDUCT,
@@ -421,10 +420,6 @@ KEPT_ENTRIES = (
 )  # bytes of the oracle's entries that the second pass finds; a case needs twice as much anyway
 
 
-SAMPLED = 16  # of so many chunks one is measured, where all lie by the baseline
-BESIDE = f"; measured in one chunk of {SAMPLED}, and in all rows within a rounding of the baseline"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeCase:
     """A large case of one definition, all implementations being judged in one go."""
@@ -463,14 +458,9 @@ class LargeCase:
                 numerics = self._numerics(expected)
                 measured.append(_Measured(name, output, given[output].to(device), numerics))
         inputs = place(self.inputs, device) if device.type == "cuda" else on_host(self.inputs)
-        chunks = [*self._chunks(device.type)]
-        near = not self.figures and self.tolerance is None and self._near(inputs, measured, chunks)
-        self._measure(inputs, measured, chunks[::SAMPLED] if near else chunks)
+        self._measure(inputs, measured, device.type)
         for one in measured:
-            ruling = rule_on(one.numerics)
-            found[one.implementation][one.output] = (
-                replace(ruling, message=ruling.message + BESIDE) if near else ruling
-            )
+            found[one.implementation][one.output] = rule_on(one.numerics)
         failed = any(one.verdict is Verdict.FAIL for rulings in found.values() for one in rulings.values())
         return replace(self, figures=True).on(device, outputs) if failed and not self.figures else found
 
@@ -481,24 +471,12 @@ class LargeCase:
         assert expected.dtype is not None  # an op with an oracle knows it
         return numerics_of(kind, expected.dtype, self.tolerance, figures=self.figures)
 
-    def _near(self, inputs: Values, measured: "Sequence[_Measured]", chunks: Sequence[tuple[int, int]]) -> bool:
-        """Whether all outputs lie by their baselines, in all rows (`judge.gates.Near`)."""
-        kinds = self.op.comparisons(self.definition)
-        if not all(Near.applies(kinds[one.output], one.value.dtype) and one.value.dim() > 1 for one in measured):
-            return False
-        nears = [(one, Near(one.value.dtype)) for one in measured]
-        for start, length in chunks if len(chunks) > 1 else ():
-            baselines = self.op.baseline(self.definition, self._cut(inputs, start, length))
-            if not all(near.add(one.rows(start, length), baselines[one.output]) for one, near in nears):
-                return False
-        return len(chunks) > 1 and all(near.straight for _, near in nears)
-
-    def _measure(self, inputs: Values, measured: "Sequence[_Measured]", chunks: Sequence[tuple[int, int]]) -> None:
+    def _measure(self, inputs: Values, measured: "list[_Measured]", device: str) -> None:
         """Feed every chunk to all that is measured; once more to what has two passes."""
         twice = [one for one in measured if one.numerics.two_passes]
         kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
         left = KEPT_ENTRIES
-        for start, length in chunks:
+        for start, length in self._chunks(device):
             entries = self._oracle(inputs, start, length)
             left -= sum(value.nbytes for found in entries.values() for value in found.values()) if twice else 0
             if twice and left > 0:
@@ -507,7 +485,7 @@ class LargeCase:
                 rows = one.numerics.measure(one.rows(start, length), entries[one.output], start)
                 if not one.numerics.two_passes:
                     one.numerics.hold_prepared(rows)
-        for start, length in chunks if twice else ():
+        for start, length in self._chunks(device) if twice else ():
             entries = kept.pop(start) if start in kept else self._oracle(inputs, start, length)
             for one in twice:
                 one.numerics.hold(one.rows(start, length), entries[one.output])
@@ -521,8 +499,8 @@ class LargeCase:
         for start in range(0, total, step):
             yield start, min(step, total - start)
 
-    def _cut(self, inputs: Values, start: int, length: int) -> Values:
-        """Some rows of the inputs."""
+    def _oracle(self, inputs: Values, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
+        """The oracle's entries for some rows, by output and by what follows `@`."""
         axis = self.op.row_axis(self.definition)
         cut: Values = {}
         for name, spec in self.definition.inputs.items():
@@ -530,12 +508,8 @@ class LargeCase:
             if isinstance(value, torch.Tensor) and axis in (spec.shape or ()):
                 value = value.narrow((spec.shape or ()).index(axis), start, length)
             cut[name] = value
-        return cut
-
-    def _oracle(self, inputs: Values, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
-        """The oracle's entries for some rows, by output and by what follows `@`."""
         entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.definition.outputs}
-        for name, value in self.op.answers(self.definition, self._cut(inputs, start, length)).items():
+        for name, value in self.op.answers(self.definition, cut).items():
             output, _, what = name.partition("@")
             entries[output][what] = value
         return entries
