@@ -30,8 +30,9 @@ import traceproof
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.judge.kernel_properties import DEMANDED
-from traceproof.ops.answers import Answer, answers_of, wrong_answers
+from traceproof.ops import registry
 from traceproof.ops.cases import Case
+from traceproof.ops.formula import Variant, generic_mutants
 from traceproof.run.case import SolvedCase
 from traceproof.run.schema import PlannedCase
 from traceproof.run.untrusted import PRELOAD
@@ -51,14 +52,15 @@ import torch
 sys.path.insert(0, {folder!r})
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.answers import Subject, answers_of
+from traceproof.ops.base import Subject
 from traceproof.ops.cases import Case
-from traceproof.ops.answers import wrong_answers
+from traceproof.ops.formula import generic_mutants
 
 DEFINITION = Definition.model_validate_json(Path(__file__).with_name("definition.json").read_text())
 OP, _ = registry.for_definition(DEFINITION)
-FOUND = answers_of(DEFINITION.op_type)
-ANSWER = {{one.name: one for one in (*FOUND.right, *wrong_answers(FOUND.right[0]), *FOUND.wrong)}}[{name!r}]
+KNOWN = registry.get(DEFINITION.op_type)
+EVERY = (*KNOWN.variants, *generic_mutants(KNOWN.variants[0]), *KNOWN.mutants)
+ANSWER = {{one.name: one for one in EVERY}}[{name!r}]
 HELD = []
 
 
@@ -89,7 +91,7 @@ def made(subject):
 def computed(subject):
     outputs = ANSWER.make(subject)
     if outputs is None:  # the bug says nothing about this case
-        outputs = FOUND.right[0].make(subject)
+        outputs = KNOWN.variants[0].make(subject)
     return {{name: outputs[name] for name in DEFINITION.outputs}}
 
 
@@ -243,13 +245,13 @@ def start(given: JudgeSettings) -> None:
     JUDGES.append(Judge(given, held.enter_context(pool(gpu=given.gpu)), {}))
 
 
-def known(op_type: str) -> list[tuple[Answer, bool]]:
-    """The answers that are known for an op_type, and whether each is wrong."""
-    found = answers_of(op_type)
-    if found is None:
+def known(op_type: str) -> list[tuple[Variant, bool]]:
+    """The variants and mutants of an op_type, and whether each is wrong."""
+    op = registry.get(op_type)
+    if not op.variants:
         return []
-    wrong = (*wrong_answers(found.right[0]), *found.wrong)
-    return [(answer, False) for answer in found.right] + [(answer, True) for answer in wrong]
+    mutants = (*generic_mutants(op.variants[0]), *op.mutants)
+    return [(variant, False) for variant in op.variants] + [(mutant, True) for mutant in mutants]
 
 
 def judge_some(dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
@@ -260,7 +262,7 @@ def judge_some(dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
 def _judged(  # noqa: PLR0913 - one solution
     definition: Definition,
     cases: Sequence[PlannedCase],
-    answer: Answer,
+    answer: Variant,
     given: JudgeSettings,
     workers: Pool,
     *,
@@ -280,14 +282,13 @@ def _judged(  # noqa: PLR0913 - one solution
     return Judged(answer.name, wrong, outcome, ", ".join(seen))
 
 
-def _without_effect(evaluation: SolutionRun, cases: Sequence[PlannedCase], answer: Answer) -> str | None:
+def _without_effect(evaluation: SolutionRun, cases: Sequence[PlannedCase], answer: Variant) -> str | None:
     """Why an answer is not wrong in any case of a definition: it says nothing there, or gives the same bits."""
-    found = answers_of(evaluation.definition.op_type)
-    assert found is not None
+    first = registry.get(evaluation.definition.op_type).variants[0]
     said = False
     for case in (case for case in cases if case.skip is None):
         subject = evaluation.subject(case.case)
-        outputs, right = answer.make(subject), found.right[0].make(subject)
+        outputs, right = answer.make(subject), first.make(subject)
         if outputs is None or right is None:
             continue
         said = True

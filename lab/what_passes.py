@@ -24,7 +24,6 @@ import torch
 from calibrate import chosen
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.answers import Answer, answers_of
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
 from traceproof.ops.batch import SLOTS, batch_of, halved
 from traceproof.ops.cases import BEFALLEN, UNUSUAL
@@ -387,13 +386,13 @@ def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant
     # PyTorch sums products in float32 whatever it is given, and copies are as they were.
     if isinstance(op, FormulaOp) and not any(isinstance(kind, Backward | Exact) for kind in kinds.values()):
         for precision in ("bfloat16", "float16"):
-            answer = op.answer(Variant(precision, precision=precision))
-            yield Mutant(ROUNDING, f"all in {precision}", partial(by_answer, answer))
+            variant = Variant(precision, precision=precision)
+            yield Mutant(ROUNDING, f"all in {precision}", partial(by_variant, variant))
 
 
-def by_answer(answer: Answer, subject: SolvedCase, right: Right) -> Tensors:
-    """What an answer gives; the right way where it says nothing."""
-    return answer.make(subject) or right()
+def by_variant(variant: Variant, subject: SolvedCase, right: Right) -> Tensors:
+    """What a variant gives; the first one where it says nothing."""
+    return variant.make(subject) or right()
 
 
 # Caches and samplers
@@ -492,30 +491,29 @@ FAMILIES = (from_a_size_on, without_effect, not_written, far_values, relatives, 
 def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Sequence[str]) -> list[Mutant]:
     """All mutants of a definition, each judged on the cases until one catches it."""
     op = registry.get(definition.op_type).of_form(definition)
-    answers = answers_of(definition.op_type)
-    assert answers is not None, f"{definition.op_type} declares no variants"
+    variants = registry.get(definition.op_type).variants
+    assert variants, f"{definition.op_type} declares no variants"
     plan = planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed))
     random = Random(f"{seed} {definition.name}")  # noqa: S311 - sizes
     mutants = [one for family in FAMILIES for one in family(definition, op, random) if one.kind in kinds]
     for planned in plan.cases:
         if planned.skip is None:
             subject = solve(definition, planned.case, seed=seed)
-            right = partial(computed, subject, answers.right[0])
+            right = partial(computed, subject, variants[0])
             plain = right()
             for mutant in mutants:
                 if not mutant.caught:
                     hold(mutant, subject, right, plain)
-    beyond(definition, op, answers.right[0], [one for one in mutants if one.kind == FAR and not one.differs])
+    beyond(definition, op, variants[0], [one for one in mutants if one.kind == FAR and not one.differs])
     return [one for one in mutants if not one.equal]
 
 
 def equivalents(definition: Definition, op: Op) -> Iterator[tuple[str, Make]]:
     """Right ways of computing a definition: its op's, one in float64, a batch in halves, and from its end."""
-    answers = answers_of(definition.op_type)
-    for answer in () if answers is None else answers.right:
-        yield answer.name, partial(by_answer, answer)
+    for variant in registry.get(definition.op_type).variants:
+        yield variant.name, partial(by_variant, variant)
     if isinstance(op, FormulaOp):
-        yield "float64", partial(by_answer, op.answer(Variant("float64", precision="float64")))
+        yield "float64", partial(by_variant, Variant("float64", precision="float64"))
     yield "in halves", in_halves
     yield "parts in the opposite order", from_the_end
 
@@ -548,8 +546,7 @@ def pooled(definition: Definition) -> bool:
 def refused(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Each right way of computing a definition, and what refuses it; empty: nothing does."""
     op = registry.get(definition.op_type).of_form(definition)
-    answers = answers_of(definition.op_type)
-    assert answers is not None
+    variants = registry.get(definition.op_type).variants
     ways = dict(equivalents(definition, op))
     found = dict.fromkeys(ways, "")
     for planned in planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed)).cases:
@@ -557,7 +554,7 @@ def refused(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator
             continue
         subject = solve(definition, planned.case, seed=seed)
         for name, make in ways.items():
-            outputs = make(subject, partial(computed, subject, answers.right[0]))
+            outputs = make(subject, partial(computed, subject, variants[0]))
             result = CaseResult(status="ok", outputs=outputs)
             bad = [one for one in rulings(subject, result, tolerance=None) if one[1].verdict is Verdict.FAIL]
             found[name] = found[name] or "; ".join(
@@ -566,10 +563,10 @@ def refused(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator
     yield from found.items()
 
 
-def computed(subject: SolvedCase, answer: Answer, **changes: Value) -> Tensors:
+def computed(subject: SolvedCase, variant: Variant, **changes: Value) -> Tensors:
     """The right way on some other inputs."""
     torch.manual_seed(subject.seed)
-    outputs = answer.make(replace(subject, inputs={**subject.inputs, **changes}))
+    outputs = variant.make(replace(subject, inputs={**subject.inputs, **changes}))
     assert outputs is not None
     return dict(outputs)
 
@@ -591,7 +588,7 @@ def hold(mutant: Mutant, subject: SolvedCase, right: Right, plain: Tensors) -> N
         mutant.nearest = max(mutant.nearest, (ruling.details.get("gate") or {}).get("margin") or 0.0)
 
 
-def beyond(definition: Definition, op: Op, answer: Answer, mutants: Sequence[Mutant]) -> None:
+def beyond(definition: Definition, op: Op, variant: Variant, mutants: Sequence[Mutant]) -> None:
     """Tell the mutants that give the right bits on inputs beyond those of the cases, too."""
     base = next(iter(op.cases(definition, sizes=("medium",), seed=1)))
     told: set[int] = set()
@@ -607,7 +604,7 @@ def beyond(definition: Definition, op: Op, answer: Answer, mutants: Sequence[Mut
                     torch.finfo(one.dtype).max,
                 )
                 one.copy_((one * spread).clamp(-most / 4, most / 4))
-        right = partial(computed, subject, answer)
+        right = partial(computed, subject, variant)
         plain = right()
         for mutant in mutants:
             with suppress(*RAISED):

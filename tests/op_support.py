@@ -79,7 +79,7 @@ def reference(definition: Definition, values: Values) -> Outputs:
 
 def truth(definition: Definition, values: Values) -> Tensors:
     """Oracle and baselines as the judge wants them: by output, then by what they are."""
-    return registry.get(definition.op_type).of_form(definition).answers(definition, values)
+    return registry.get(definition.op_type).of_form(definition).expected(definition, values)
 
 
 def judged(definition: Definition, case: Case, outputs: Outputs, known: Tensors) -> dict[str, Ruling]:

@@ -16,7 +16,6 @@ from traceproof import TraceproofError, api
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import registry
-from traceproof.ops.answers import answers_of
 from traceproof.ops.base import Tensors, Value, rounded
 from traceproof.run.case import solve
 
@@ -174,8 +173,7 @@ FIRST = {
 @pytest.mark.parametrize("found", FIRST.values(), ids=FIRST)
 def test_known_bugs_are_refused_as_outputs_as_the_command_refuses_them(found: Definition) -> None:
     """A known bug fails the same outputs by `assert_right` as by the judge that calibration and mutants use."""
-    known = answers_of(found.op_type)
-    assert known is not None
+    known = registry.get(found.op_type)
     cases = [
         case
         for case in traceproof.cases(found, sizes=("small",), device="cpu")
@@ -184,7 +182,7 @@ def test_known_bugs_are_refused_as_outputs_as_the_command_refuses_them(found: De
     if not cases:
         pytest.skip("nothing to compare: a sampler")
     subject = solve(found, cases[0].planned.case)
-    for answer in known.wrong[:3]:
+    for answer in known.mutants[:3]:
         outputs = answer.make(subject)
         if outputs is None:
             continue

@@ -18,7 +18,6 @@ from traceproof.digests import digest_json
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
-from traceproof.ops.answers import answers_of
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Backward, Close, Comparison, Quantised
 from traceproof.reasons import Verdict
@@ -52,9 +51,8 @@ def test_a_logarithm_of_the_other_base_is_recognised() -> None:
 def test_most_bugs_of_the_calibration_are_recognised_by_name(prefix: str) -> None:
     about = subject(own(prefix))
     missed, seen = [], 0
-    known = answers_of(about.definition.op_type)
-    assert known is not None
-    for answer in known.wrong:
+    known = registry.get(about.definition.op_type)
+    for answer in known.mutants:
         made = answer.make(about)
         for output in about.definition.outputs if made is not None else ():
             assert made is not None

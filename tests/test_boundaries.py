@@ -11,7 +11,6 @@ import torch
 import traceproof
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.answers import answers_of
 from traceproof.ops.cases import BEFALLEN, boundaries
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve
@@ -39,9 +38,8 @@ def test_every_op_meant_has_such_a_case() -> None:
 @pytest.mark.parametrize("definition", OWN, ids=lambda one: one.name)
 def test_right_ways_pass_and_no_element_can_be_left_out(definition: Definition) -> None:
     for subject in at_boundaries(definition):
-        answers = answers_of(definition.op_type)
-        assert answers is not None
-        for outputs in (one.make(subject) for one in answers.right):
+        declared = registry.get(definition.op_type)
+        for outputs in (one.make(subject) for one in declared.variants):
             for name in definition.outputs if outputs is not None else ():
                 ruling = subject.ruling(name, (outputs or {})[name])
                 assert ruling.verdict == Verdict.PASS, (name, ruling.message)
@@ -51,7 +49,7 @@ def test_right_ways_pass_and_no_element_can_be_left_out(definition: Definition) 
             less = value.float()
             less[..., place] = 0.0
             wrong = replace(subject, inputs=subject.with_inputs(**{data: less.to(value.dtype)}))
-            outputs = answers.right[0].make(wrong)
+            outputs = declared.variants[0].make(wrong)
             assert outputs is not None
             verdicts = {subject.ruling(name, outputs[name]).verdict for name in definition.outputs}
             assert Verdict.FAIL in verdicts, place

@@ -14,11 +14,11 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.judge.gates import Gate, gate_of
 from traceproof.ops import registry
-from traceproof.ops.answers import Answer, Answers, answers_of, wrong_answers
 from traceproof.ops.compare import Backward, Close, Quantised
 from traceproof.ops.families.expert import MOE
 from traceproof.ops.families.norm import RMSNORM
 from traceproof.ops.families.product import GEMM
+from traceproof.ops.formula import Mutant, generic_mutants
 from traceproof.run.case import SolvedCase
 
 NORM = ops.load("rmsnorm", "rmsnorm_h96")
@@ -44,18 +44,12 @@ def share(found: Rates, kind: str) -> float:
     return sum(tally.refused[OURS] for tally in tallies) / sum(tally.runs for tally in tallies)
 
 
-def family(op_type: str) -> Answers:
-    found = answers_of(op_type)
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("op_type", registry.known())
 def test_a_family_holds_several_right_ways_and_many_wrong_ones_by_distinct_names(op_type: str) -> None:
-    known = family(op_type)
-    names = [answer.name for answer in (*known.right, *known.wrong, *wrong_answers(known.right[0]))]
-    assert len(known.right) >= 2
-    assert len(known.wrong) >= 5
+    known = registry.get(op_type)
+    names = [answer.name for answer in (*known.variants, *known.mutants, *generic_mutants(known.variants[0]))]
+    assert len(known.variants) >= 2
+    assert len(known.mutants) >= 5
     assert not [name for name in names if names.count(name) > 1]
 
 
@@ -87,10 +81,8 @@ def test_a_gate_that_refuses_all_is_seen_in_the_right_answers(monkeypatch: pytes
 
 
 def test_an_answer_with_the_right_bits_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = family("rmsnorm")
-    same = Answer("same", known.right[0].make)
-    never = Answer("never", lambda _: None)
-    monkeypatch.setattr("calibration.measure.answers_of", lambda _: Answers(known.right, (same, never)))
+    same, never = Mutant("same"), Mutant("never", applies=lambda _: False)
+    monkeypatch.setattr(RMSNORM, "mutants", (same, never))
     found = rates(NORM)
     for name in ("same", "never"):
         assert (found.wrong[name].runs, found.wrong[name].hidden) == (0, 1)
@@ -98,7 +90,7 @@ def test_an_answer_with_the_right_bits_is_not_counted(monkeypatch: pytest.Monkey
 
 def test_the_rivals_judge_as_they_do_elsewhere() -> None:
     at = subject(NORM)
-    right = family("rmsnorm").right[0].make(at)
+    right = registry.get("rmsnorm").variants[0].make(at)
     assert right is not None
     assert judge(at, right) == dict.fromkeys((OURS, *RIVALS), False)
     scaled = {"output": (right["output"].double() * 1.02).to(torch.bfloat16)}
@@ -112,7 +104,7 @@ def test_the_rivals_judge_as_they_do_elsewhere() -> None:
 
 def test_swapped_outputs_are_refused_though_their_shapes_differ() -> None:
     at = subject(ops.load("gqa_paged", "gqa_paged_decode_h40_kv8_d128_ps16"))
-    answers = {answer.name: answer for answer in wrong_answers(family("gqa_paged").right[0])}
+    answers = {answer.name: answer for answer in generic_mutants(registry.get("gqa_paged").variants[0])}
     swapped = answers["swapped outputs"].make(at)
     assert swapped is not None
     assert judge(at, swapped)[OURS]

@@ -13,7 +13,6 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.answers import answers_of
 from traceproof.ops.base import Tensors, Value
 from traceproof.ops.cases import OTHER_SCALARS
 from traceproof.reasons import Verdict
@@ -62,9 +61,8 @@ def distance(subject: SolvedCase, outputs: Tensors) -> float:
 
 def shown(definition: Definition) -> tuple[dict[str, str], set[str]]:
     """The case in which each input by itself moves the answer far, by input; and the outputs that are judged."""
-    op, answers = registry.get(definition.op_type).of_form(definition), answers_of(definition.op_type)
-    assert answers is not None
-    right, seen, judged = answers.right[0], dict[str, str](), set[str]()
+    op, declared = registry.get(definition.op_type).of_form(definition), registry.get(definition.op_type)
+    right, seen, judged = declared.variants[0], dict[str, str](), set[str]()
     for case in ops.cases(definition, "small", "medium"):
         if seen.keys() >= definition.inputs.keys() and judged >= op.judged(definition).keys():
             break
@@ -105,11 +103,10 @@ def test_every_input_matters_and_every_output_is_judged(definition: Definition) 
 
 @pytest.mark.parametrize("definition", FORMS, ids=lambda definition: definition.name)
 def test_right_ways_pass_with_other_scalars(definition: Definition) -> None:
-    op, answers = registry.get(definition.op_type).of_form(definition), answers_of(definition.op_type)
+    op, declared = registry.get(definition.op_type).of_form(definition), registry.get(definition.op_type)
     base = op.of_size(definition, ops.case_named(definition, "small-0"), 17, long=True)
     subject = solve(definition, replace(base, params={**base.params, OTHER_SCALARS: True}))
-    assert answers is not None
-    assert not distance(subject, answers.right[0].make(subject) or {})
+    assert not distance(subject, declared.variants[0].make(subject) or {})
 
 
 def test_every_op_type_is_among_them() -> None:

@@ -54,7 +54,7 @@ definition = Definition.model_validate({
 })
 op, unknown = registry.for_definition(definition)
 subject = next(solved(definition, ("small",), 0))
-right, wrong = (made.make(subject)["y"] for made in (op.answer(op.variants[0]), op.answer(op.mutants[0])))
+right, wrong = (made.make(subject)["y"] for made in (op.variants[0], op.mutants[0]))
 adapter = lookup.adapter("torch", definition)
 print(unknown, registry.families()["mine"], adapter.name, registry.file_of("half").name)
 print(*(subject.ruling("y", outputs).verdict for outputs in (right, wrong)))

@@ -13,10 +13,10 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.answers import answers_of, wrong_answers
-from traceproof.ops.base import TORCH_DTYPES, Unsupported
+from traceproof.ops.base import TORCH_DTYPES, Unsupported, rounded
 from traceproof.ops.cases import BEFALLEN, UNUSUAL, Case
 from traceproof.ops.compare import Backward, Close
+from traceproof.ops.formula import generic_mutants
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve
 
@@ -118,8 +118,7 @@ def test_a_case_of_another_size_fits(definition: Definition, *, long: bool) -> N
 @each(*OWN)
 def test_unusual_values_spread_as_in_the_reference(definition: Definition) -> None:
     op = registry.get(definition.op_type).of_form(definition)
-    answers = answers_of(definition.op_type)
-    assert answers is not None
+    declared = registry.get(definition.op_type)
     base = op.of_size(definition, ops.case_named(definition, "small-0"), 5, long=False)
     for value, names in op.unusual(definition).items():
         params = {**base.params, UNUSUAL: value, BEFALLEN: names}
@@ -133,32 +132,31 @@ def test_unusual_values_spread_as_in_the_reference(definition: Definition) -> No
             assert changed.sum() == (min(2, given.numel()) if value in {"nan", "inf"} else (before != 0).sum())
         for reference, outputs in (
             (True, ops.reference_outputs(subject)),
-            *((False, variant.make(subject)) for variant in answers.right),
+            *((False, variant.make(subject)) for variant in declared.variants),
         ):
             assert outputs is None or not refused(subject, outputs, reference=reference), value
         seen = {
             name: HIDING[value](one) for name in names if isinstance(one := subject.inputs[name], torch.Tensor)
         }
-        hidden = subject.rounded(subject.op.oracle(definition, {**subject.inputs, **seen}))
+        hidden = rounded(definition, subject.op.oracle(definition, {**subject.inputs, **seen}))
         assert refused(subject, hidden, reference=True), value
 
 
 @each(*(one for one in OWN if one.name not in TWICE), *FORMS)
 def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> None:
     """Each variant in every case, each mutant in one case at least of those that it applies to."""
-    answers = answers_of(definition.op_type)
-    assert answers is not None
-    waiting = [*wrong_answers(answers.right[0]), *answers.wrong]
+    declared = registry.get(definition.op_type)
+    waiting = [*generic_mutants(declared.variants[0]), *declared.mutants]
     applying: set[str] = set()
     dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}
     for case in cases(definition, "small", "medium"):
         subject = solve(definition, case)
-        for variant in answers.right:
+        for variant in declared.variants:
             outputs = variant.make(subject)
             assert outputs is None or not refused(subject, outputs), f"{case.id}: {variant.name}"
         given = {mutant: mutant.make(subject) for mutant in waiting}
         for mutant, outputs in given.items():
-            if outputs is not None and mutant in answers.wrong:  # it is wrong by its numbers, not by its form
+            if outputs is not None and mutant in declared.mutants:  # it is wrong by its numbers, not by its form
                 assert {name: value.dtype for name, value in outputs.items()} == dtypes, mutant.name
         applying |= {mutant.name for mutant, outputs in given.items() if outputs is not None}
         waiting = [mutant for mutant, outputs in given.items() if outputs is None or not refused(subject, outputs)]

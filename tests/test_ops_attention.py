@@ -12,7 +12,6 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.answers import answers_of
 from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.base import Op, Tensors
@@ -46,11 +45,10 @@ def passes(subject: SolvedCase, outputs: Tensors) -> bool:
 def test_mutants_fail_on_long_sequences_too(name: str) -> None:
     definition = planted.form(name)
     subject = solve(definition, ops.case_named(definition, "adversarial-long"))
-    answers = answers_of(definition.op_type)
-    assert answers is not None
-    right = answers.right[0].make(subject)
+    declared = registry.get(definition.op_type)
+    right = declared.variants[0].make(subject)
     assert right is not None
-    given = {mutant.name: mutant.make(subject) for mutant in answers.wrong}
+    given = {mutant.name: mutant.make(subject) for mutant in declared.mutants}
     made = {mutant: outputs for mutant, outputs in given.items() if outputs is not None}
     changed = {m: o for m, o in made.items() if any(not torch.equal(o[n], right[n]) for n in right)}
     assert len(changed) > 8
@@ -198,9 +196,8 @@ def test_an_indexer_s_scales_spread_over_powers_of_two() -> None:
 def test_when_relu_cuts_everything_any_choice_is_right_but_not_any_number() -> None:
     subject = solve(INDEXER, ops.case_named(INDEXER, "adversarial-zero"))
     assert not subject.oracle["topk_indices@scores"].clamp(min=-1).max(dim=1).values.any()
-    answers = answers_of("dsa_paged")
-    assert answers is not None
-    mutants = {mutant.name: mutant for mutant in answers.wrong}
+    declared = registry.get("dsa_paged")
+    mutants = {mutant.name: mutant for mutant in declared.mutants}
     for name, verdict in (("worst instead of best", Verdict.PASS), ("one index left out", Verdict.FAIL)):
         outputs = mutants[f"indexer: {name}"].make(subject)
         assert outputs is not None

@@ -42,12 +42,10 @@ def test_a_given_buffer_may_be_overwritten() -> None:
 @pytest.mark.parametrize("definition", [DECODE, MTP], ids=["decode", "mtp"])
 def test_a_gate_may_lose_a_few_roundings(definition: Definition) -> None:
     """lg2.approx errs by 2**-22, ex2.approx by as much of its result; what loses more is a mutant."""
-    hardware = OP.answer(
-        Variant(
-            "hardware functions",
-            growth=lambda x: plain_softplus(x) + 2.0**-22,
-            faded=lambda decay: decay * (1 + 2.0**-21),
-        )
+    hardware = Variant(
+        "hardware functions",
+        growth=lambda x: plain_softplus(x) + 2.0**-22,
+        faded=lambda decay: decay * (1 + 2.0**-21),
     )
     for subject in solved(definition, ("small", "medium"), 0):
         outputs = hardware.make(subject)

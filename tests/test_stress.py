@@ -17,11 +17,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import far, registry
 from traceproof.ops.adapter import Adapter, Api, Outputs, Signature
-from traceproof.ops.answers import answers_of
 from traceproof.ops.attention import operands_of
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.base import Tensors, Values, rounded
 from traceproof.ops.cases import AFTER, SIZES, STRESS, Case
-from traceproof.ops.families.expert import MOE
 from traceproof.ops.families.routing import Method, Weigh, sum_one
 from traceproof.ops.formula import Variant
 from traceproof.reasons import Verdict
@@ -70,13 +68,12 @@ def test_stress_is_a_size_that_runs_only_where_it_is_asked_for() -> None:
 def test_right_answers_pass_the_cheap_stress_cases(definition: Definition) -> None:
     op, unknown = registry.for_definition(definition)
     assert unknown is None
-    found = answers_of(definition.op_type)
-    assert found is not None
+    found = registry.get(definition.op_type)
     lengthy = ("stress-long", "stress-long-slow")
     for one in stress(definition):
         if op.memory(definition, one) < CHEAP and one.id not in lengthy:
             subject = solve(definition, one)
-            outputs = found.right[0].make(subject)
+            outputs = found.variants[0].make(subject)
             assert outputs is not None
             assert not refused(subject, outputs), one.id
 
@@ -95,13 +92,13 @@ def filled_mask(subject: SolvedCase) -> Tensors:
         logits = raw * whole.scale
         output.append(torch.einsum("hl,lhd->hd", torch.softmax(logits, -1), values))
         lse.append(torch.logsumexp(logits, -1) / torch.log(torch.tensor(2.0)))
-    return subject.rounded({"output": torch.stack(output), "lse": torch.stack(lse)})
+    return rounded(subject.definition, {"output": torch.stack(output), "lse": torch.stack(lse)})
 
 
 def test_a_mask_filled_with_a_number_is_refused_by_products_below_it_and_by_no_other_size() -> None:
     subject = solve(PAGED, case(PAGED, "stress-below"))
     assert refused(subject, filled_mask(subject))
-    assert not refused(subject, subject.baseline())
+    assert not refused(subject, subject.op.baseline(PAGED, subject.inputs))
     full = [one for one in ordinary(PAGED) if min(one.case.params["kv_lens"]) > 0]
     assert len(full) > 3
     assert not any(refused(one, filled_mask(one)) for one in full)
@@ -117,7 +114,7 @@ def weights_left_beside_the_bias(
 
 def mixture(subject: SolvedCase, weigh: Mapping[Method, Weigh]) -> Tensors:
     """The mixture with other weights."""
-    found = MOE.answer(Variant("mixture", weigh=weigh)).make(subject)
+    found = Variant("mixture", weigh=weigh).make(subject)
     assert found is not None
     return found
 
@@ -168,10 +165,9 @@ def test_a_kernel_gets_more_elements_than_32_bits_count(definition: Definition, 
 @pytest.mark.parametrize(("definition", "one"), FAR_CASES)
 def test_right_answers_to_far_inputs_are_those_of_the_small_case(definition: Definition, one: Case) -> None:
     one, found = nearer(definition, one), enlarged(definition)
-    subject, answers = solve(definition, one), answers_of(definition.op_type)
-    assert answers is not None
+    subject, declared = solve(definition, one), registry.get(definition.op_type)
     given = found.spread(definition, one, subject.inputs)
-    outputs = answers.right[0].make(replace(subject, inputs=given))
+    outputs = declared.variants[0].make(replace(subject, inputs=given))
     assert outputs is not None
     kept = found.kept(definition, one, outputs)
     assert not refused(subject, kept)
@@ -181,14 +177,13 @@ def test_right_answers_to_far_inputs_are_those_of_the_small_case(definition: Def
 def test_a_slot_whose_address_wraps_is_refused(name: str) -> None:
     definition = OURS[name]
     one, found = nearer(definition, case(definition, "stress-far")), enlarged(definition)
-    subject, answers = solve(definition, one), answers_of(definition.op_type)
+    subject, declared = solve(definition, one), registry.get(definition.op_type)
     given = found.spread(definition, one, subject.inputs)
     (slots,) = found.slots
     named, size = given[slots], one.params[far.SIZE]
-    assert answers is not None
     assert isinstance(named, torch.Tensor)
     assert (named >= size // 2).any()
-    wrong = answers.right[0].make(replace(subject, inputs={**given, slots: named % (size // 2)}))
+    wrong = declared.variants[0].make(replace(subject, inputs={**given, slots: named % (size // 2)}))
     assert wrong is not None
     assert refused(subject, found.kept(definition, one, wrong))
 

@@ -22,10 +22,10 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.metrics import metrics, row_for
 from traceproof.judge.output import judge_output
 from traceproof.ops import registry
-from traceproof.ops.answers import Answer, answers_of, wrong_answers
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import ALL_SIZES
 from traceproof.ops.compare import Comparison, Quantised
+from traceproof.ops.formula import Variant, generic_mutants
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solved
 
@@ -122,25 +122,25 @@ def measure(  # noqa: PLR0913 - what is measured, on which cases
     With `ids`, on these cases of `sizes` alone.
     """
     op_type = definitions[0].op_type
-    found = answers_of(op_type)
-    if found is None:
+    op = registry.get(op_type)
+    if not op.variants:
         raise KeyError(f"{op_type} declares no variants")
     rates = Rates(op_type, [definition.name for definition in definitions])
-    wrongs = (*wrong_answers(found.right[0]), *found.wrong)
+    mutants = (*generic_mutants(op.variants[0]), *op.mutants)
     for definition in definitions:
         for seed in range(first_seed, seeds):
             subjects = list(solved(definition, tuple(sizes), seed, ids=ids))
-            baseline = [found.right[0].make(subject) for subject in subjects]
+            baseline = [op.variants[0].make(subject) for subject in subjects]
             label = f"{definition.name} seed {seed}"
-            for answers, tallies in ((found.right, rates.right), (wrongs, rates.wrong)):
-                for answer in answers if answers is found.right or seed < wrong_seeds else ():
+            for answers, tallies in ((op.variants, rates.right), (mutants, rates.wrong)):
+                for answer in answers if answers is op.variants or seed < wrong_seeds else ():
                     tally = tallies.setdefault(answer.name, Tally())
-                    _count(answer, subjects, baseline if answers is wrongs else None, tally, label)
+                    _count(answer, subjects, baseline if answers is mutants else None, tally, label)
     return rates
 
 
 def _count(
-    answer: Answer,
+    answer: Variant,
     subjects: Iterable[SolvedCase],
     baseline: Sequence[Tensors | None] | None,
     tally: Tally,

@@ -20,8 +20,7 @@ from relations.building import (
     times,
 )
 from traceproof.dataset.definition import Definition
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.base import Subject, Tensors, Values
 from traceproof.ops.batch import QUERIES, Sequences, taken
 
 CACHES = ("k_cache", "v_cache", "ckv_cache", "kpe_cache", "k_index_cache_fp8")

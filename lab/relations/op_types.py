@@ -23,8 +23,7 @@ from relations.building import (
     times,
 )
 from traceproof.dataset.definition import Definition
-from traceproof.ops.answers import Subject
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.base import Subject, Tensors, Values
 from traceproof.ops.batch import Prefilled, taken
 from traceproof.ops.families.product import roles
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of

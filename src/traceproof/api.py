@@ -448,7 +448,7 @@ class DrawnCase:
         Empty where there is no oracle.
         """
         _ = self._before  # of inputs that nobody has had
-        return {} if self.no_oracle is not None else self._op.answers(self.definition, on_host(dict(self.inputs)))
+        return {} if self.no_oracle is not None else self._op.expected(self.definition, on_host(dict(self.inputs)))
 
     def judged(self, outputs: Any) -> Report:  # noqa: ANN401 - a function, tensors, or a mapping of them
         """Judge outputs: a tensor, a sequence, or a mapping by name; or the function that gives them."""

@@ -8,8 +8,9 @@ import torch
 
 from traceproof.judge.output import Expected, passes, shares_limits
 from traceproof.ops import registry
-from traceproof.ops.answers import Subject, answers_of, wrong_answers
+from traceproof.ops.base import Subject
 from traceproof.ops.compare import IndexSet, Samples
+from traceproof.ops.formula import generic_mutants
 
 # Constant factors between an answer and the oracle that have a name.
 RATIOS: Mapping[str, float] = {
@@ -39,8 +40,8 @@ def agree(one: torch.Tensor | None, other: torch.Tensor | None, expected: Expect
 def explain(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> list[str]:
     """What is known to give such an answer, the simplest first; empty: nothing that is known here.
 
-    A constant factor or offset, or one of the wrong answers of the op_type's calibration: an answer is recognised
-    when the judge, asked to hold it against that wrong answer, passes it.
+    A constant factor or offset, or one of the op_type's mutants: an output is recognised when the judge, asked to
+    hold it against what the mutant gives, passes it.
     """
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return []
@@ -65,15 +66,15 @@ def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
 
 
 def _known_bugs(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> Iterator[str]:
-    found = answers_of(subject.definition.op_type)
-    if found is None or registry.for_definition(subject.definition)[1] is not None:
-        return  # the op's wrong answers are of the forms that it knows
-    for answer in (*found.wrong, *wrong_answers(found.right[0])):
-        made = answer.make(subject)
+    op = registry.get(subject.definition.op_type)
+    if not op.variants or registry.for_definition(subject.definition)[1] is not None:
+        return  # the op's mutants are of the forms that it knows
+    for mutant in (*op.mutants, *generic_mutants(op.variants[0])):
+        made = mutant.make(subject)
         if made is None or output not in made or made[output].shape != actual.shape:
             continue
         if _matches(actual, made[output].to(torch.float64), expected):
-            yield f"as with: {answer.name}"
+            yield f"as with: {mutant.name}"
 
 
 def _matches(actual: torch.Tensor, wanted: torch.Tensor, expected: Expected) -> bool:

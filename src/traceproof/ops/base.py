@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition, TensorSpec
     from traceproof.draw import Draw
     from traceproof.ops.adapter import Adapter, Call, Conditions
-    from traceproof.ops.answers import Answers
     from traceproof.ops.extraction import Extraction
+    from traceproof.ops.formula import Variant
 
 Value = Union["torch.Tensor", int, float, bool, None]
 Values = dict[str, Value]
@@ -113,6 +113,8 @@ class Op(ABC):
     without_api: Callable[[Definition], bool] = staticmethod(lambda _: False)
     rules: tuple[Rule, ...] = ()  # where each constant is stated that is no input
     extraction: Extraction | None = None  # how its calls are found in a model
+    variants: Sequence[Variant] = ()  # equivalent ways of computing it; generic mutants are made from the first
+    mutants: Sequence[Variant] = ()  # bugs that a kernel could have
 
     @cached_property
     def truths(self) -> dict[str, list[Adapter]]:
@@ -142,10 +144,6 @@ class Op(ABC):
             return call
 
         return added
-
-    def known_answers(self) -> Answers | None:
-        """Right and wrong ways of computing it; None: none are declared."""
-        return None
 
     def of_form(self, definition: Definition) -> Op:
         """The op of the form that a definition has, where an op_type has several that share nothing."""
@@ -250,7 +248,11 @@ class Op(ABC):
         del definition, inputs
         return {}
 
-    def answers(self, definition: Definition, inputs: Values) -> Tensors:
+    def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
+        """What a variant or a mutant gives for a case, in the outputs' dtypes; None where it does not apply."""
+        raise NotImplementedError(f"{self.op_type} does not say how {variant.name} computes {subject.case.id}")
+
+    def expected(self, definition: Definition, inputs: Values) -> Tensors:
         """The oracle's entries, and the baselines as `<output>@baseline`."""
         baselines = self.baseline(definition, inputs)
         return {
@@ -339,6 +341,31 @@ class Op(ABC):
         """All that a call gives: the outputs, then inputs that it writes to and that no output stands for."""
         written = sorted(self.mutated(definition) - definition.in_place)
         return {**definition.outputs, **{name: definition.inputs[name] for name in written}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One case, drawn and solved."""
+
+    definition: Definition
+    op: Op
+    case: Case
+    inputs: Values
+    oracle: Tensors  # the oracle's entries and baselines, as `output` or `output@what`; empty: there is no oracle
+    seed: int  # of this round; what is random in a way of computing starts from it
+
+    @property
+    def trials(self) -> int:
+        """How often a sampling op is run; 0: it is no such op."""
+        return self.op.trials(self.definition, self.case)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """An input that is a tensor."""
+        return tensor(self.inputs, name)
+
+    def with_inputs(self, **changes: Value) -> Values:
+        """The inputs with some replaced."""
+        return {**self.inputs, **changes}
 
 
 def scaled_down(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -1,17 +1,20 @@
-"""Ops that one formula says: in float64 it is the oracle, in float32, rounded once, the baseline."""
+"""Ops that one formula says: in float64 it is the oracle, in float32, rounded once, the baseline.
+
+With other parameters it is an equivalent variant, or a mutant: a bug that a kernel could have.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from traceproof.lazy import torch
-from traceproof.ops.answers import Answer, Answers, Subject
-from traceproof.ops.base import Facts, Op, Tensors, Unsupported, Value, Values, dtype_of, ordered
+from traceproof.ops.base import Facts, Op, Subject, Tensors, Unsupported, Value, Values, dtype_of, ordered
 from traceproof.ops.cases import BOUNDARY_ROWS, STRESS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison, Exact
 from traceproof.ops.far import Far
@@ -130,6 +133,10 @@ class Variant:
     ) -> None:
         self.name, self.applies, self.inputs, self.outputs = name, applies, inputs, outputs
         self.precision, self.changes = precision, changes
+
+    def make(self, subject: Subject) -> Tensors | None:
+        """What it gives for a case, in the outputs' dtypes; None where it does not apply."""
+        return subject.op.varied(self, subject)
 
 
 class Mutant(Variant):
@@ -423,34 +430,94 @@ class FormulaOp(Op):
         rows = self.row_axis(definition)
         return None if rows is None else self.far(definition, rows)
 
-    def answer(self, variant: Variant) -> Answer:
-        """What a variant gives, rounded once; None where it does not apply."""
-
-        def make(subject: Subject) -> Tensors | None:
-            definition = subject.definition
-            wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
-            if not variant.applies(wide):
-                return None
-            found = self.form(definition).formula(wide.changed(**variant.inputs(wide)), **variant.changes)
-            found |= variant.outputs(wide, found)
-            return {
-                name: to_dtype(found[name], dtype_of(spec))
-                for name, spec in self.judged(definition).items()
-                if name in found or name in definition.outputs
-            }
-
-        return Answer(variant.name, make)
-
-    @cached_property
-    def _answers(self) -> Answers:
-        return Answers(tuple(map(self.answer, self.variants)), tuple(map(self.answer, self.mutants)))
-
-    def known_answers(self) -> Answers | None:
-        """Its variants and mutants."""
-        return self._answers if self.variants else None
+    def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
+        """The formula with the variant's parameters, rounded once."""
+        definition = subject.definition
+        wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
+        if not variant.applies(wide):
+            return None
+        found = self.form(definition).formula(wide.changed(**variant.inputs(wide)), **variant.changes)
+        found |= variant.outputs(wide, found)
+        return {
+            name: to_dtype(found[name], dtype_of(spec))
+            for name, spec in self.judged(definition).items()
+            if name in found or name in definition.outputs
+        }
 
 
 def to_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A value in an output's dtype; whole numbers are the nearest ones, of two the even one."""
     whole = value.dtype.is_floating_point and not dtype.is_floating_point
     return (value.round() if whole else value).to(dtype).contiguous()
+
+
+# Mutants of any op: a variant whose outputs are changed.
+
+Change = Callable[["torch.Tensor"], "torch.Tensor | None"]
+
+
+class OutputMutant(Mutant):
+    """What a variant gives, with `change` made to its outputs; None where that changes nothing."""
+
+    def __init__(self, name: str, variant: Variant, change: Callable[[Tensors], Tensors | None]) -> None:
+        super().__init__(name)
+        self.variant, self.change = variant, change
+
+    def make(self, subject: Subject) -> Tensors | None:
+        """The variant's outputs, changed."""
+        outputs = self.variant.make(subject)
+        return None if outputs is None else self.change(outputs)
+
+
+def first_float(change: Change, outputs: Tensors, *, last: bool = False) -> Tensors | None:
+    """Change the first floating-point output that the change says something about; `last`: of several the last."""
+    if last and len(outputs) < 2:
+        return None
+    for name, value in reversed(outputs.items()) if last else outputs.items():
+        if value.dtype.is_floating_point and value.numel():
+            narrow = value.dtype.itemsize == 1  # PyTorch computes nothing with such values
+            changed = change(value.float() if narrow else value.clone())
+            if changed is not None:
+                return outputs | {name: changed.to(value.dtype)}
+    return None
+
+
+def filled(value: torch.Tensor, part: torch.Tensor, number: float) -> torch.Tensor:
+    """The tensor, once a number fills a part of it."""
+    part.fill_(number)
+    return value
+
+
+def dead_row(value: torch.Tensor) -> torch.Tensor | None:
+    """Zeros in the row in the middle."""
+    rows = value.view(-1, value.shape[-1]) if value.dim() > 1 else value[:0]
+    return filled(value, rows[len(rows) // 2], 0) if len(rows) > 1 else None
+
+
+def swapped(outputs: Tensors) -> Tensors | None:
+    """The first two outputs in each other's place, whatever their shapes."""
+    if len(outputs) < 2:
+        return None
+    first, second = list(outputs)[:2]
+    return outputs | {first: outputs[second], second: outputs[first]}
+
+
+CHANGES: Mapping[str, Change] = {
+    "zeros": lambda value: value.zero_(),
+    "sign flip": lambda value: -value,
+    "scaled by 1.02": lambda value: (value.double() * 1.02).to(value.dtype),
+    "one dead row": dead_row,
+    "one dead head": lambda value: filled(value, value[:, value.shape[1] // 2], 0) if value.dim() > 2 else None,
+    "NaN row": lambda value: filled(value, value.view(-1, value.shape[-1])[0], math.nan),
+    "-inf against finite": lambda value: filled(value, value.view(-1)[value.numel() // 2], -math.inf),
+    "rows shifted by one": lambda value: value.roll(1, 0) if value.shape[0] > 1 else None,
+}
+IN_LAST = ("zeros", "scaled by 1.02", "one dead row", "rows shifted by one")  # of a state, a residual, an LSE
+
+
+def generic_mutants(variant: Variant) -> tuple[Mutant, ...]:
+    """The mutants of any op, made from an equivalent variant of it."""
+    changes = {name: partial(first_float, change) for name, change in CHANGES.items()}
+    changes |= {f"last output: {name}": partial(first_float, CHANGES[name], last=True) for name in IN_LAST}
+    mutants = [OutputMutant(name, variant, change) for name, change in changes.items()]
+    return (*mutants, OutputMutant("swapped outputs", variant, swapped))

@@ -15,8 +15,8 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
-from traceproof.ops import answers, registry
-from traceproof.ops.base import TORCH_DTYPES, Op, Value, Values
+from traceproof.ops import registry
+from traceproof.ops.base import TORCH_DTYPES, Op, Subject, Value, Values
 from traceproof.ops.cases import BEFALLEN, BOUNDARIES, OTHER_SCALARS, UNUSUAL, Case, boundaries
 from traceproof.ops.compare import of_reference
 from traceproof.ops.generic_inputs import draw_spec
@@ -187,7 +187,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SolvedCase(answers.Subject):
+class SolvedCase(Subject):
     """One case, drawn and solved, and what the judge says of outputs."""
 
     def expected(self, name: str, *, reference: bool = False) -> Expected:
@@ -208,7 +208,7 @@ def solve(
     """Draw a case's inputs and compute what is right; nothing where the op has no oracle for the definition."""
     op, unknown = registry.for_definition(definition)
     inputs = make_inputs(op, definition, case, device=device, dataset=dataset)
-    oracle = {} if unknown is not None else op.answers(definition, inputs)
+    oracle = {} if unknown is not None else op.expected(definition, inputs)
     kept = {name: value.cpu() for name, value in oracle.items()}
     return SolvedCase(definition=definition, op=op, case=case, inputs=inputs, oracle=kept, seed=seed)
 

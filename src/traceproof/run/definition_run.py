@@ -217,7 +217,7 @@ class DefinitionRun:
 
     def _entries(self, inputs: Values, device: torch.device, seed: int) -> Tensors:
         set_seed(seed, device)
-        values = self.op.answers(
+        values = self.op.expected(
             self.definition, place(inputs, device) if device.type == "cuda" else on_host(inputs)
         )
         return _whole(dict(zip(values, plain_tensors(list(values.values())), strict=True)))

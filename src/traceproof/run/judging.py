@@ -509,7 +509,7 @@ class LargeCase:
                 value = value.narrow((spec.shape or ()).index(axis), start, length)
             cut[name] = value
         entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.definition.outputs}
-        for name, value in self.op.answers(self.definition, cut).items():
+        for name, value in self.op.expected(self.definition, cut).items():
             output, _, what = name.partition("@")
             entries[output][what] = value
         return entries

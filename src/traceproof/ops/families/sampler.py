@@ -7,24 +7,24 @@ the rows are made to tell samplers apart with few draws: a CPU reference pays fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from traceproof.lazy import torch
 from traceproof.models.reading import KernelCall, kernel
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
-from traceproof.ops.answers import Answer, Answers, Subject
 from traceproof.ops.base import (
     Op,
+    Subject,
     Tensors,
     Unsupported,
     Value,
     Values,
     dtype_of,
     ordered,
+    rounded,
     scalar,
     specified,
     tensor,
@@ -34,6 +34,7 @@ from traceproof.ops.compare import Comparison, Samples
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, held_against
 from traceproof.ops.far import Far
+from traceproof.ops.formula import Mutant, Variant, Wide, altered, has
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -316,6 +317,24 @@ class Sampler(Op):
         places = [place for place, spec in enumerate(definition.inputs.values()) if (spec.shape or ())[:1] == axis]
         return Further(draws=max(1, draws // rows), seconds=seconds, inputs=tuple(places))
 
+    def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
+        """Draws by PyTorch, int64 [trials, rows], from the distribution that the variant's filters leave.
+
+        Of a variant: `by` is how they are drawn, `probs` changes the distribution, most probable token first.
+        """
+        wide, ways = Wide(subject.definition, subject.inputs, torch.float32), variant.changes
+        if not variant.applies(wide):
+            return None
+        expected = self.oracle(subject.definition, subject.with_inputs(**variant.inputs(wide)))
+        tokens, probs = expected["samples@tokens"], expected["samples@probs"]
+        samples = torch.zeros((subject.trials, 0), dtype=torch.int64)
+        if len(tokens):
+            generator = torch.Generator().manual_seed(subject.seed * 7919)
+            weights = ways["probs"](wide, probs) if "probs" in ways else probs
+            picks = ways.get("by", multinomial)(weights, subject.trials, generator)
+            samples = tokens.gather(1, picks).T.contiguous()
+        return rounded(subject.definition, {"samples": samples} | variant.outputs(wide, {"samples": samples}))
+
 
 class Filtered(Sampler):
     """Probabilities, and top_k, top_p or both of each row; both: top-k first, top-p on what it leaves."""
@@ -431,10 +450,6 @@ class Filtered(Sampler):
         """Probabilities and a dozen rows of scratch, 8 bytes a token."""
         rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
         return 4 * rows * vocabulary + 12 * 8 * vocabulary
-
-    def known_answers(self) -> Answers:
-        """Draws by torch from the distribution that right or wrong filters leave."""
-        return ANSWERS
 
 
 class Distributions(Sampler):
@@ -657,14 +672,10 @@ def _sequences(
     return sorted(found, reverse=True)
 
 
-SAMPLING, SPECULATIVE, DISTRIBUTIONS = Filtered(), Speculative(), Distributions()
-
-
-# Right and wrong samplers with filters per row: draws from the distribution that their filters leave.
+# Variants and mutants: draws from the distribution that their filters leave.
 
 
 SEEDS = 1 << 63  # of torch's generators
-Change = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
 def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
@@ -680,75 +691,36 @@ def inverse_transform(probs: torch.Tensor, trials: int, generator: torch.Generat
     return torch.minimum(torch.searchsorted(cdf, wanted, right=True), last)
 
 
-def sampled(
-    subject: Subject,
-    salt: int,
-    *,
-    probs: Change = lambda probs: probs,  # of the tokens that the filters leave, the most probable first
-    by: Callable[[torch.Tensor, int, torch.Generator], torch.Tensor] = multinomial,
-    inputs: Mapping[str, Value] = MappingProxyType({}),  # those that are replaced
-) -> Tensors:
-    """Draws, int64 [trials, rows], from the exact distribution of the inputs, changed."""
-    expected = subject.op.oracle(subject.definition, subject.with_inputs(**inputs))
-    tokens, trials = expected["samples@tokens"], subject.trials
-    if not len(tokens):
-        return {"samples": torch.zeros((trials, 0), dtype=torch.int64)}
-    generator = torch.Generator().manual_seed((subject.seed * 7919 + salt) % SEEDS)
-    picks = by(probs(expected["samples@probs"]), trials, generator)
-    return subject.rounded({"samples": tokens.gather(1, picks).T.contiguous()})
-
-
-def _filter(name: str, filtered: str, change: Change) -> Answer:
-    def make(subject: Subject) -> Tensors | None:
-        if filtered not in subject.inputs:
-            return None
-        return sampled(subject, 1, inputs={filtered: change(subject.tensor(filtered))})
-
-    return Answer(name, make)
-
-
-def _first_alone(probs: torch.Tensor) -> torch.Tensor:
+def first_alone(_: Wide, probs: torch.Tensor) -> torch.Tensor:
+    """The most probable token always."""
     return (torch.arange(probs.shape[1]) == 0).to(probs.dtype).expand_as(probs)
 
 
-def _without_crossing(subject: Subject) -> Tensors | None:
-    """Top-p that leaves out the token which crosses p."""
-    if "top_p" not in subject.inputs:
-        return None
-
-    def change(probs: torch.Tensor) -> torch.Tensor:
-        crossing = (probs > 0).sum(-1, keepdim=True) - 1
-        left_out = (crossing > 0) & (subject.tensor("top_p") < 1)[:, None]
-        return probs.masked_fill(left_out & (torch.arange(probs.shape[1]) == crossing), 0.0)
-
-    return sampled(subject, 7, probs=change)
+def without_crossing(wide: Wide, probs: torch.Tensor) -> torch.Tensor:
+    """The token which crosses p left out."""
+    crossing = (probs > 0).sum(-1, keepdim=True) - 1
+    left_out = (crossing > 0) & (wide["top_p"] < 1)[:, None]
+    return probs.masked_fill(left_out & (torch.arange(probs.shape[1]) == crossing), 0.0)
 
 
-def _next_token(subject: Subject) -> Tensors:
-    return {"samples": (sampled(subject, 2)["samples"] + 1) % subject.tensor("probs").shape[1]}
-
-
-ANSWERS = Answers(
-    right=(
-        Answer("multinomial", lambda subject: sampled(subject, 2)),
-        Answer("inverse transform", lambda subject: sampled(subject, 3, by=inverse_transform)),
+VARIANTS = (Variant("multinomial"), Variant("inverse transform", by=inverse_transform))
+MUTANTS = (
+    altered("top-k ignored", "top_k", change=lambda k: torch.full_like(k, 1 << 20)),
+    altered("k plus one", "top_k", change=lambda k: k + 1),
+    altered("k minus one", "top_k", change=lambda k: (k - 1).clamp_min(1)),
+    altered("top-p ignored", "top_p", change=lambda p: torch.ones_like(p)),
+    altered("p x 0.9", "top_p", change=lambda p: p * 0.9),
+    Mutant("crossing token left out", applies=has("top_p"), probs=without_crossing),
+    Mutant("most probable token always", probs=first_alone),
+    Mutant("support sampled evenly", probs=lambda _, probs: (probs > 0).double()),
+    Mutant("probabilities squared", probs=lambda _, probs: probs.square()),
+    Mutant(
+        "token plus one", outputs=lambda wide, found: {"samples": (found["samples"] + 1) % wide["probs"].shape[1]}
     ),
-    wrong=(
-        _filter("top-k ignored", "top_k", lambda k: torch.full_like(k, 1 << 20)),
-        _filter("k plus one", "top_k", lambda k: k + 1),
-        _filter("k minus one", "top_k", lambda k: (k - 1).clamp_min(1)),
-        _filter("top-p ignored", "top_p", lambda p: torch.ones_like(p)),
-        _filter("p x 0.9", "top_p", lambda p: p * 0.9),
-        Answer("crossing token left out", _without_crossing),
-        Answer("most probable token always", lambda subject: sampled(subject, 4, probs=_first_alone)),
-        Answer(
-            "support sampled evenly", lambda subject: sampled(subject, 5, probs=lambda probs: (probs > 0).double())
-        ),
-        Answer("probabilities squared", lambda subject: sampled(subject, 6, probs=lambda probs: probs.square())),
-        Answer("token plus one", _next_token),
-        Answer("rows shifted", lambda subject: {"samples": sampled(subject, 2)["samples"].roll(1, -1)}),
-    ),
+    Mutant("rows shifted", outputs=lambda _, found: {"samples": found["samples"].roll(1, -1)}),
 )
+SAMPLING, SPECULATIVE, DISTRIBUTIONS = Filtered(), Speculative(), Distributions()
+SAMPLING.variants, SAMPLING.mutants = VARIANTS, MUTANTS
 
 
 # FlashInfer's samplers.
