@@ -6,6 +6,8 @@ wraps 64-bit products modulo 2**64 on every device, so the words are the same ev
 mask, since torch shifts int64 arithmetically.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,7 @@ from importlib.util import find_spec
 from statistics import NormalDist
 from typing import Any
 
-import torch
+from traceproof.lazy import torch
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9

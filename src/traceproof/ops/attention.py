@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from traceproof.dataset.definition import DType
 from traceproof.lazy import torch
-from traceproof.ops.adapter import Api, dim
+from traceproof.ops.adapter import dim
 from traceproof.ops.base import Given, Tensors, Value, scalar, tensor
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.formula import Mutant, Part, Variant, Wide, altered, same
@@ -101,11 +101,11 @@ def operands_of(inputs: Given) -> Operands:
     """The inputs of any form as one shape."""
     layout = layout_of(inputs)
     q, k = ([tensor(inputs, name) for name in names] for names in (layout.queries, layout.keys))
-    wide = k[0] if len(k) == 1 else torch.cat(k, -1)
+    keys, values = layout.flat(k[0] if len(k) == 1 else torch.cat(k, -1)), tensor(inputs, layout.values)
     return Operands(
         q[0] if len(q) == 1 else torch.cat(q, -1),
-        layout.flat(wide),
-        layout.flat(tensor(inputs, layout.values)),
+        keys,
+        keys[..., : values.shape[-1]] if layout.latent else layout.flat(values),
         spans_of(inputs),
         scalar(inputs, "sm_scale"),
     )
@@ -119,31 +119,22 @@ def spans_of(inputs: Given) -> Spans:
     if "sparse_indices" in inputs:
         lists = tensor(inputs, "sparse_indices").to(torch.int64)
         return tuple(Span(at, at + 1, row[row >= 0], causal=False) for at, row in enumerate(lists))
-    bounds: list[int] = tensor(inputs, "kv_indptr").tolist()
+    indptr, last = tensor(inputs, "kv_indptr"), inputs.get("kv_last_page_len")
+    bounds: list[int] = indptr.tolist()
     causal = "qo_indptr" in inputs
     queries: list[int] = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(bounds)))
-    if "kv_indices" in inputs:
-        parts = paged_rows(inputs, tensor(inputs, layout_of(inputs).keys[0]).shape[1])
-    else:
-        device = tensor(inputs, "kv_indptr").device
-        parts = [torch.arange(start, stop, device=device) for start, stop in pairwise(bounds)]
-    return tuple(
-        Span(start, stop, rows, causal)
-        for (start, stop), rows in zip(pairwise(queries[: len(bounds)]), parts, strict=True)
-    )
-
-
-def paged_rows(inputs: Given, page_size: int) -> list[torch.Tensor]:
-    """Each sequence's rows of the flattened cache, int64."""
-    bounds, ids = tensor(inputs, "kv_indptr").tolist(), tensor(inputs, "kv_indices").to(torch.int64)
-    last = inputs.get("kv_last_page_len")
-    filled = [page_size] * len(bounds) if last is None else last.tolist()
-    offsets = torch.arange(page_size, device=ids.device)
-    rows = []
-    for (start, stop), tail in zip(pairwise(bounds), filled, strict=False):
-        length = (stop - start - 1) * page_size + tail if stop > start else 0
-        rows.append((ids[start:stop, None] * page_size + offsets).view(-1)[: max(0, length)])
-    return rows
+    page = tensor(inputs, layout_of(inputs).keys[0]).shape[1] if "kv_indices" in inputs else 1
+    filled: list[int] = [page] * len(bounds) if last is None else last.tolist()
+    spans = []
+    for row, (first, end) in enumerate(pairwise(bounds)):
+        if "kv_indices" in inputs:
+            pages = tensor(inputs, "kv_indices")[first:end, None].to(torch.int64)
+            rows = (pages * page + torch.arange(page, device=indptr.device)).view(-1)
+            rows = rows[: max(0, len(rows) - page + filled[row])]
+        else:
+            rows = torch.arange(first, end, device=indptr.device)
+        spans.append(Span(queries[row], queries[row + 1], rows, causal))
+    return tuple(spans)
 
 
 def unfit(definition: Definition) -> str | None:
@@ -446,48 +437,3 @@ MUTANTS = (
     Mutant("LSE without the maximum", outputs=lambda _, found: {"lse": found["lse"] - found["lse"].floor()}),
     altered("rotary part of the query ignored", "q_pe", change=lambda q: q * 0),
 )
-
-
-# Calls of packages that several families make
-
-WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
-
-
-def workspace(device: torch.device) -> torch.Tensor:
-    """A workspace of FlashInfer's attention."""
-    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
-
-
-def by_sdpa(
-    api: Api, q: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor], *, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence by PyTorch's scaled_dot_product_attention, to output and base-2 log-sum-exp.
-
-    q [n, heads, d] over k [m, kv heads, d] and v [m, kv heads, dv]. The last query sees all keys; one that sees
-    none gets zeros and -inf. cuDNN's kernels are left out: they compile a plan per shape, seconds each.
-    """
-    from torch.nn.attention import SDPBackend
-
-    k, v = keys
-    n, m, heads = q.shape[0], k.shape[0], q.shape[1]
-    output = q.new_zeros((n, heads, v.shape[-1]))
-    lse = torch.full((n, heads), -math.inf, dtype=torch.float32, device=q.device)
-    first = max(0, n - m) if causal else 0  # queries before it see nothing
-    if n == first or m == 0:
-        return output, lse
-    share = heads // k.shape[1]
-    wide_q = q[first:].transpose(0, 1)[None]
-    wide_k = k.transpose(0, 1).repeat_interleave(share, 0)[None]
-    wide_v = v.transpose(0, 1).repeat_interleave(share, 0)[None]
-    mask = None
-    if causal:
-        rows = torch.arange(first, n, device=q.device)[:, None] + (m - n)
-        mask = torch.arange(m, device=q.device)[None, :] <= rows
-    with api["attention_kernels"]([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        attended = api["attention"](wide_q, wide_k, wide_v, attn_mask=mask, scale=scale)
-    output[first:] = attended[0].transpose(0, 1)
-    logits = (wide_q.float() @ wide_k.float().transpose(-1, -2))[0] * scale
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -math.inf)
-    lse[first:] = (torch.logsumexp(logits, -1) / math.log(2)).transpose(0, 1)
-    return output, lse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise, product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
@@ -18,10 +18,9 @@ from traceproof.ops.attention import (
     MUTANTS,
     VARIANTS,
     attention,
-    by_sdpa,
     layout_of,
+    operands_of,
     unfit,
-    workspace,
 )
 from traceproof.ops.attention_inputs import (
     PageTable,
@@ -44,6 +43,7 @@ from traceproof.ops.formula import Form, FormulaOp
 if TYPE_CHECKING:
     from traceproof.draw import Draw
 
+LEADING = "btpnxij"  # in forms: last pages, queries, pages, keys, entries of the page table, indptrs
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
 
 
@@ -56,11 +56,8 @@ class Attention(FormulaOp):
 
     def _unsized(self, definition: Definition, form: Form) -> str | None:
         """Var axes elsewhere than in front, where the sequences tell their size; None: there are none."""
-        del form
-        first = {(spec.shape or ("",))[0] for spec in definition.inputs.values()}
-        specs = (*definition.inputs.values(), *definition.outputs.values())
-        used = {axis for spec in specs for axis in spec.shape or ()}
-        stray = [axis for axis in definition.var_axes if axis in used - first]
+        letters = form.axes(definition)
+        stray = [axis for one, axis in letters.items() if one not in LEADING and axis in definition.var_axes]
         return f"can not tell the sizes of the axes {stray}" if stray else None
 
     def page_size(self, definition: Definition) -> int:
@@ -69,24 +66,15 @@ class Attention(FormulaOp):
         return (dim(definition, cache, 1) or 1) if "kv_indices" in definition.inputs else 1
 
     def axes(self, definition: Definition, params: Mapping[str, Any]) -> dict[str, int]:
-        """Sizes of all var axes, told by where they stand in the inputs."""
+        """Sizes of all var axes; that of an axis that no tensor has is the number of sequences."""
         kv_lens, q_lens = lengths_of(params)
-        layout, batch = layout_of(definition.inputs), len(kv_lens)
         pages = PageTable.of(kv_lens, self.page_size(definition), shared=bool(params.get("shared")))
-        leading = {
-            layout.queries[0]: sum(q_lens),
-            layout.keys[0]: pages.pool if "kv_indices" in definition.inputs else sum(kv_lens),
-            "kv_indices": sum(pages.counts),
-            "kv_last_page_len": batch,
-            "qo_indptr": batch + 1,
-            "kv_indptr": batch + 1,  # the last: some definitions give kv_last_page_len the same axis
-        }
-        sizes = {
-            (definition.inputs[name].shape or ("",))[0]: size
-            for name, size in leading.items()
-            if name in definition.inputs
-        }
-        return {name: sizes.get(name, batch) for name in definition.var_axes}  # batch: an axis that no tensor has
+        batch = len(kv_lens)
+        # those of `LEADING`; the last ones: some definitions give kv_last_page_len the axis of an indptr
+        sizes = (batch, sum(q_lens), pages.pool, sum(kv_lens), sum(pages.counts), batch + 1, batch + 1)
+        letters = self.form(definition).axes(definition)
+        known = {letters[one]: size for one, size in zip(LEADING, sizes, strict=True) if one in letters}
+        return {name: known.get(name, batch) for name in definition.var_axes}
 
     def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
         name, kv_lens, q_lens, more = planned
@@ -242,8 +230,20 @@ def unscaled(definition: Definition) -> bool:
     return not definition.inputs["ckv_cache"].dtype.startswith("float8") or "ckv_scale" not in definition.inputs
 
 
+def asked(definition: Definition, output: torch.Tensor, lse: torch.Tensor) -> Outputs:
+    """Those of the two that the definition asks for."""
+    return {name: {"output": output, "lse": lse}[name] for name in definition.outputs}
+
+
+def unseeing(q: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp of queries that see nothing: 0, and minus infinity."""
+    output = torch.zeros((*q.shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
+    return output, torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
+
+
 # FlashInfer
 
+WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
 NO_KEYS = -5e4  # FlashInfer's stand-in for minus infinity
 MERGED = 10.0  # log2 of the most partial results (1024) that a row without keys is merged from
 OTHER_MASKS = r"_kernel_mask_[23]$"  # sources for masks that are handed over and for several items: unused here
@@ -252,9 +252,19 @@ HOPPER = (9, 0)  # the only capability with FA3 kernels
 CUDA_CORE_RATIOS = frozenset({1, 2, 3, 4, 8})
 
 
+def workspace(device: torch.device) -> torch.Tensor:
+    """A workspace of FlashInfer's attention."""
+    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
+
+
 def backend(capability: tuple[int, int]) -> str:
     """The kernels that `auto` would pick; named, so that what is built is what is called."""
     return "fa3" if capability == HOPPER else "fa2"
+
+
+def wrapper_of(api: Api, key: str, device: torch.device, *layout: str) -> Any:  # noqa: ANN401 - FlashInfer's object
+    """A wrapper whose backend depends on the GPU."""
+    return api[key](workspace(device), *layout, backend=backend(torch.cuda.get_device_capability(device)))
 
 
 def dtypes(definition: Definition, *names: str) -> list[str]:
@@ -262,12 +272,13 @@ def dtypes(definition: Definition, *names: str) -> list[str]:
     return [str(dtype_of(definition.inputs[name])) for name in names]
 
 
-def prefill_module(definition: Definition, which: str, names: Sequence[str]) -> Compiled:
+def prefill_module(definition: Definition, which: str) -> tuple[Compiled]:
     """No position encoding, no window, no cap, no fp16 reduction: what every definition here means."""
     generator = "gen_prefill_fa2" if which == "fa2" else "gen_prefill"
-    q, kv, index = dtypes(definition, *names[:2], "kv_indptr")
-    widths = [dim(definition, name, -1) or 0 for name in (names[0], names[-1])]
-    return Compiled(generator, (which, q, kv, q, index, *widths, 0, False, False, False), OTHER_MASKS)
+    q, kv, index = dtypes(definition, "q", layout_of(definition.inputs).keys[0], "kv_indptr")
+    values = "v" if "v" in definition.inputs else "q"  # of pages, keys and values are equally wide
+    widths = [dim(definition, name, -1) or 0 for name in ("q", values)]
+    return (Compiled(generator, (which, q, kv, q, index, *widths, 0, False, False, False), OTHER_MASKS),)
 
 
 def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence[torch.Tensor]) -> Outputs:
@@ -283,8 +294,7 @@ def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence
     if "qo_indptr" in inputs:
         empty = empty.repeat_interleave(tensor(inputs, "qo_indptr").diff())
     stood_for = empty[:, None] & (lse <= NO_KEYS + MERGED)
-    outputs = {"output": output, "lse": lse.masked_fill(stood_for, -math.inf)}
-    return {name: outputs[name] for name in definition.outputs}
+    return asked(definition, output, lse.masked_fill(stood_for, -math.inf))
 
 
 def last_page_lengths(inputs: Given, page_size: int) -> torch.Tensor:
@@ -299,34 +309,35 @@ def last_page_lengths(inputs: Given, page_size: int) -> torch.Tensor:
     return torch.where(pages > 0, full[: len(pages)], torch.zeros_like(pages))
 
 
-def heads_and_page(definition: Definition) -> tuple[int, int, int, int]:
-    """Query heads, key heads, head size, page size; a size that is no const axis gives 0."""
-    places = (("q", 1), ("k_cache", 2), ("q", 2), ("k_cache", 1))
-    heads, kv_heads, width, page = (dim(definition, name, axis) or 0 for name, axis in places)
-    return heads, kv_heads, width, page
+def ratio_of(definition: Definition) -> int:
+    """Query heads per key head; 0: the definition does not fix them, or they do not divide."""
+    layout = layout_of(definition.inputs)
+    heads = dim(definition, layout.queries[0], -2) or 0
+    kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2)
+    return heads // kv_heads if kv_heads and heads % kv_heads == 0 else 0
+
+
+def fixed(*places: tuple[str, int]) -> Callable[[Definition], bool]:
+    """Whether the definition fixes the sizes of some inputs' axes."""
+    return lambda definition: all(dim(definition, name, axis) for name, axis in places)
 
 
 def grouped(definition: Definition) -> bool:
     """Whether FlashInfer's kernels have these heads."""
-    if len(definition.inputs["q"].shape or ()) != 3 or len(definition.inputs["k_cache"].shape or ()) != 4:
-        return False
-    heads, kv_heads, width, page = heads_and_page(definition)
-    return bool(page) and bool(width) and bool(kv_heads) and heads % kv_heads == 0
-
-
-def on_tensor_cores(definition: Definition) -> bool:
-    """Whether decode goes through the prefill kernel."""
-    heads, kv_heads, *_ = heads_and_page(definition)
-    return heads // kv_heads not in CUDA_CORE_RATIOS
+    ranks = [len(definition.inputs[name].shape or ()) for name in ("q", "k_cache")]
+    return ranks == [3, 4] and fixed(("q", 2), ("k_cache", 1))(definition) and ratio_of(definition) > 0
 
 
 def decode_modules(definition: Definition, _: tuple[int, int]) -> tuple[Compiled, ...]:
-    """What decode compiles."""
-    if on_tensor_cores(definition):
-        return (prefill_module(definition, "fa2", ("q", "k_cache", "q")),)
+    """What decode compiles: the prefill kernel where it goes through tensor cores."""
+    if ratio_of(definition) not in CUDA_CORE_RATIOS:
+        return prefill_module(definition, "fa2")
     q, kv, index = dtypes(definition, "q", "k_cache", "kv_indptr")
-    width = heads_and_page(definition)[2]
+    width = dim(definition, "q", 2)
     return (Compiled("gen_decode", (q, kv, q, index, width, width, 0, False, False)),)
+
+
+PREFILL: Any = {"modules": lambda definition, sm: prefill_module(definition, backend(sm)), "sm": SM80}
 
 
 @GQA_PAGED.truth(
@@ -344,30 +355,28 @@ def decode_modules(definition: Definition, _: tuple[int, int]) -> tuple[Compiled
     "prefill_paged",
     serves=f"{GQA} qo_indptr -> output lse",
     accepts=grouped,
-    modules=lambda definition, sm: (prefill_module(definition, backend(sm), ("q", "k_cache", "q")),),
-    sm=SM80,
+    **PREFILL,
 )
 def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Outputs:
     q, k, v = inputs["q"], inputs["k_cache"], inputs["v_cache"]
-    table = (inputs["kv_indptr"], inputs["kv_indices"], last_page_lengths(inputs, k.shape[1]))
-    sizes = heads_and_page(definition)
+    _, page, kv_heads, _ = k.shape
+    table = (inputs["kv_indptr"], inputs["kv_indices"], last_page_lengths(inputs, page))
+    sizes = (q.shape[1], kv_heads, q.shape[2], page)
     said = {"q_data_type": q.dtype, "kv_data_type": k.dtype, "sm_scale": scalar(inputs, "sm_scale")}
     if "qo_indptr" in inputs:
-        wrapper = api["prefill_paged"](
-            workspace(q.device), "NHD", backend=backend(torch.cuda.get_device_capability(q.device))
-        )
+        wrapper = wrapper_of(api, "prefill_paged", q.device, "NHD")
         wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **said)
     else:
-        wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores(definition))
+        on_tensor_cores = ratio_of(definition) not in CUDA_CORE_RATIOS
+        wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores)
         wrapper.plan(*table, *sizes, pos_encoding_mode="NONE", **said)
     return flashinfer_outputs(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
 
 
 RAGGED_CALL: Any = {
     "serves": RAGGED,
-    "accepts": lambda definition: all(dim(definition, name, axis) for name in "qkv" for axis in (-1, -2)),
-    "modules": lambda definition, sm: (prefill_module(definition, backend(sm), ("q", "k", "v")),),
-    "sm": SM80,
+    "accepts": fixed(*((name, axis) for name in "qkv" for axis in (-1, -2))),
+    **PREFILL,
 }
 
 
@@ -375,9 +384,7 @@ RAGGED_CALL: Any = {
 @MLA_RAGGED.truth("flashinfer", "BatchPrefillWithRaggedKVCacheWrapper", "prefill_ragged", **RAGGED_CALL)
 def _flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outputs:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    wrapper = api["prefill_ragged"](
-        workspace(q.device), "NHD", backend=backend(torch.cuda.get_device_capability(q.device))
-    )
+    wrapper = wrapper_of(api, "prefill_ragged", q.device, "NHD")
     wrapper.plan(
         inputs["qo_indptr"],
         inputs["kv_indptr"],
@@ -405,7 +412,7 @@ def latent_modules(definition: Definition, capability: tuple[int, int]) -> tuple
     "BatchMLAPagedAttentionWrapper",
     "mla",
     serves=f"{MLA} [qo_indptr] -> output lse",
-    accepts=lambda definition: all(dim(definition, "ckv_cache", axis) for axis in (1, 2)) and unscaled(definition),
+    accepts=lambda definition: fixed(("ckv_cache", 1), ("ckv_cache", 2))(definition) and unscaled(definition),
     modules=latent_modules,
     sm=SM80,
 )
@@ -415,9 +422,7 @@ def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outpu
     lengths = torch.clamp(pages - 1, min=0) * page + last_page_lengths(inputs, page)
     causal = "qo_indptr" in inputs
     decode = torch.arange(len(pages) + 1, dtype=torch.int32, device=q_nope.device)
-    wrapper = api["mla"](
-        workspace(q_nope.device), backend=backend(torch.cuda.get_device_capability(q_nope.device))
-    )
+    wrapper = wrapper_of(api, "mla", q_nope.device)
     wrapper.plan(
         inputs["qo_indptr"] if causal else decode,
         inputs["kv_indptr"],
@@ -435,39 +440,8 @@ def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outpu
     return flashinfer_outputs(definition, inputs, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
 
 
-# PyTorch and SGLang read a cache token by token, so page tables become token indices.
-
-
-def tokens_of(inputs: Given, page: int) -> list[torch.Tensor]:
-    """Each row's token positions in keys end to end, or in a cache flattened to [pages * page size]."""
-    bounds = tensor(inputs, "kv_indptr")
-    if "kv_indices" not in inputs:
-        return [torch.arange(start, end, device=bounds.device) for start, end in pairwise(bounds.tolist())]
-    indices, last = tensor(inputs, "kv_indices").long(), inputs.get("kv_last_page_len")
-    filled = [page] * len(bounds) if last is None else last.tolist()
-    within, rows = torch.arange(page, device=indices.device), []
-    for (start, end), tail in zip(pairwise(bounds.tolist()), filled, strict=False):
-        tokens = (indices[start:end, None] * page + within).reshape(-1)
-        rows.append(tokens[: max(0, end - start - 1) * page + tail] if end > start else tokens)
-    return rows
-
-
-def flattened(inputs: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Queries, keys [slots, key heads, width], values [slots, key heads, their width], and the slots of each row.
-
-    Latent attention has one key head: keys are the latent and the rotated part side by side, as SGLang caches
-    them, values the latent part.
-    """
-    if "ckv_cache" in inputs:
-        latent = tensor(inputs, "ckv_cache")
-        keys = torch.cat([latent, inputs["kpe_cache"]], -1).flatten(0, 1)[:, None]
-        queries = torch.cat([inputs["q_nope"], inputs["q_pe"]], -1)
-        return queries, keys, keys[..., : latent.shape[-1]], tokens_of(inputs, latent.shape[1])
-    if "kv_indices" in inputs:
-        keys, values = tensor(inputs, "k_cache"), tensor(inputs, "v_cache")
-        return inputs["q"], keys.flatten(0, 1), values.flatten(0, 1), tokens_of(inputs, keys.shape[1])
-    return inputs["q"], inputs["k"], inputs["v"], tokens_of(inputs, 1)
-
+# PyTorch and SGLang read a cache token by token, so page tables become token indices: `operands_of`. Latent
+# attention has one key head: keys are the latent and the rotated part side by side, as SGLang caches them.
 
 SDPA = ("scaled_dot_product_attention", "attention", "attention_kernels")
 
@@ -476,21 +450,36 @@ SDPA = ("scaled_dot_product_attention", "attention", "attention_kernels")
 @MLA_PAGED.truth("torch", *SDPA, serves=f"{MLA} [qo_indptr] -> output lse", accepts=unscaled)
 @GQA_RAGGED.truth("torch", *SDPA, serves=RAGGED)
 @MLA_RAGGED.truth("torch", *SDPA, serves=RAGGED)
-def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """Row by row: queries by `qo_indptr`, or one per row without it (decode, not causal)."""
-    q, k, v, rows = flattened(inputs)
-    causal = "qo_indptr" in inputs
-    bounds = tensor(inputs, "qo_indptr").tolist() if causal else list(range(q.shape[0] + 1))
-    parts = [
-        by_sdpa(api, q[start:end], (k[row], v[row]), scale=scalar(inputs, "sm_scale"), causal=causal)
-        for (start, end), row in zip(pairwise(bounds), rows, strict=True)
-    ]
-    outputs = dict(zip(("output", "lse"), map(torch.cat, zip(*parts, strict=True)), strict=True))
-    return {name: outputs[name] for name in definition.outputs}
+def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """Sequence by sequence. cuDNN's kernels are left out: they compile a plan per shape, seconds each."""
+    from torch.nn.attention import SDPBackend
+
+    given = operands_of(inputs)
+    output, lse = unseeing(given.q, given.v)
+    share = given.q.shape[1] // given.k.shape[1]
+    for span in given.spans:
+        seen = len(span.rows)
+        first = max(span.start, span.stop - seen) if span.causal else span.start  # queries before it see nothing
+        if first >= span.stop or not seen:
+            continue
+        q = given.q[first : span.stop].transpose(0, 1)[None]
+        k, v = (one[span.rows].transpose(0, 1).repeat_interleave(share, 0)[None] for one in (given.k, given.v))
+        mask = None
+        if span.causal:  # the last query sees all
+            last = torch.arange(first, span.stop, device=q.device)[:, None] + (seen - span.stop)
+            mask = torch.arange(seen, device=q.device)[None] <= last
+        with api["attention_kernels"]([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            attended = api["attention"](q, k, v, attn_mask=mask, scale=given.scale)
+        logits = (q.float() @ k.float().transpose(-1, -2))[0] * given.scale
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -math.inf)
+        output[first : span.stop] = attended[0].transpose(0, 1)
+        lse[first : span.stop] = (torch.logsumexp(logits, -1) / math.log(2)).transpose(0, 1)
+    return asked(definition, output, lse)
 
 
 # SGLang's Triton attention: decode over a cache, and the extension of a cached prefix by new tokens. A query that
-# sees no key is no case of a server and is not handed over: its output is 0, its log-sum-exp minus infinity.
+# sees no key is no case of a server and is not handed over.
 
 SGLANG_DTYPES = frozenset({"float16", "bfloat16"})  # products of float32 would be TF32
 SPLITS = 8  # parts that a row's keys are cut into, SGLang's default
@@ -513,24 +502,14 @@ def heads_fit(definition: Definition) -> bool:
     Beyond TILE query heads per key head, a tile must not reach into the next key head's. Where each has a key head
     of its own, another kernel rounds every product of a query and a key to their dtype before it sums them.
     """
-    layout = layout_of(definition.inputs)
-    heads = dim(definition, layout.queries[0], -2) or 0
-    kv_heads = 1 if layout.latent else dim(definition, layout.keys[0], -2) or 0
-    if not kv_heads or not heads or heads % kv_heads or not wide(definition):
-        return False
-    ratio = heads // kv_heads
-    return ratio > 1 and (ratio <= TILE or ratio % TILE == 0 or kv_heads == 1)
+    ratio, latent = ratio_of(definition), layout_of(definition.inputs).latent
+    one_head = latent or dim(definition, layout_of(definition.inputs).keys[0], -2) == 1
+    return wide(definition) and ratio > 1 and (ratio <= TILE or ratio % TILE == 0 or one_head)
 
 
-def indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Where rows of these lengths begin, and where the last one ends; int64, as offsets are multiplied with it."""
-    return torch.tensor([0, *lengths], device=device).cumsum(0)
-
-
-def unseeing(q: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp of queries that see nothing."""
-    output = torch.zeros((*q.shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
-    return output, torch.full(q.shape[:2], -math.inf, dtype=torch.float32, device=q.device)
+def indptr(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Where each of some rows begins, and where the last one ends; int64, as offsets are multiplied with it."""
+    return torch.tensor([0, *map(len, parts)], device=device).cumsum(0)
 
 
 DECODE = ("sglang", "triton_ops.decode_attention_fwd", "decode_attention")
@@ -545,11 +524,13 @@ def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
     The kernel keeps the log-sum-exp of every part it cuts a row into, by e; the row's is put together here.
     """
-    q, keys, values, rows = flattened(inputs)
+    given = operands_of(inputs)
+    q, keys, values = given.q, given.k, given.v
     output, lse = unseeing(q, values)
-    kept = [row for row, tokens in enumerate(rows) if len(tokens)]
+    kept = [span for span in given.spans if len(span.rows)]
     if kept:
-        place = torch.tensor(kept, device=q.device)
+        rows = [span.rows for span in kept]
+        place = torch.tensor([span.start for span in kept], device=q.device)
         queries = q[place]
         shape = (*queries.shape[:2], SPLITS)
         parts = torch.full(shape, -math.inf, dtype=torch.float32, device=q.device)
@@ -559,20 +540,19 @@ def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
             keys,
             values,
             attended,
-            indptr([len(rows[row]) for row in kept], q.device),
-            torch.cat([rows[row] for row in kept]),
+            indptr(rows, q.device),
+            torch.cat(rows),
             torch.empty((*shape, values.shape[-1]), dtype=torch.float32, device=q.device),
             parts,
             torch.full(shape[:1], SPLITS, dtype=torch.int32, device=q.device),
             SPLITS,
-            scalar(inputs, "sm_scale"),
+            given.scale,
             1.0,
             1.0,
             has_mla=(keys.shape[-1], values.shape[-1]) in LATENT,
         )
         output[place], lse[place] = attended, torch.logsumexp(parts, -1) / math.log(2)
-    outputs = {"output": output, "lse": lse}
-    return {name: outputs[name] for name in definition.outputs}
+    return asked(definition, output, lse)
 
 
 @GQA_PAGED.truth(*EXTEND, serves=f"{GQA} qo_indptr -> output lse", accepts=wide, **ON_TRITON)
@@ -584,44 +564,41 @@ def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
     What comes before them is the cached prefix. With fewer tokens than queries, the first queries see none.
     """
-    q, keys, values, rows = flattened(inputs)
+    given = operands_of(inputs)
+    q, keys, values = given.q, given.k, given.v
     output, lse = unseeing(q, values)
-    bounds = list(pairwise(tensor(inputs, "qo_indptr").tolist()))
-    counts = [min(end - start, len(row)) for (start, end), row in zip(bounds, rows, strict=True)]
-    if sum(counts):
-        place = torch.cat(
-            [
-                torch.arange(end - count, end, device=q.device)
-                for (_, end), count in zip(bounds, counts, strict=True)
-            ]
-        )
-        own = torch.cat([row[len(row) - count :] for row, count in zip(rows, counts, strict=True)])
-        before = [row[: len(row) - count] for row, count in zip(rows, counts, strict=True)]
+    places, own, before = [], [], []
+    for span in given.spans:
+        count = min(span.stop - span.start, len(span.rows))
+        places.append(torch.arange(span.stop - count, span.stop, device=q.device))
+        own.append(span.rows[len(span.rows) - count :])
+        before.append(span.rows[: len(span.rows) - count])
+    if any(map(len, own)):
+        place, tokens = torch.cat(places), torch.cat(own)
         queries = q[place]
         attended = torch.empty((*queries.shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
         natural = torch.empty(queries.shape[:2], dtype=torch.float32, device=q.device)
         api["extend_attention"](
             queries,
-            keys[own].contiguous(),
-            values[own].contiguous(),
+            keys[tokens].contiguous(),
+            values[tokens].contiguous(),
             attended,
             keys,
             values,
-            indptr(counts, q.device),
-            indptr([len(row) for row in before], q.device),
+            indptr(own, q.device),
+            indptr(before, q.device),
             torch.cat(before),
             None,
             True,  # noqa: FBT003 - is_causal, positional in SGLang
             None,
-            max(counts),
+            max(map(len, own)),
             1.0,
             1.0,
-            sm_scale=scalar(inputs, "sm_scale"),
+            sm_scale=given.scale,
             lse_extend=natural,
         )
         output[place], lse[place] = attended, natural / math.log(2)
-    outputs = {"output": output, "lse": lse}
-    return {name: outputs[name] for name in definition.outputs}
+    return asked(definition, output, lse)
 
 
 # Models

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, scalar, tensor
-from traceproof.ops.attention import GATES, MUTANTS, VARIANTS, attention, by_sdpa, unfit, workspace
+from traceproof.ops.attention import GATES, MUTANTS, VARIANTS, attention, unfit
 from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
-from traceproof.ops.families.attention import against_latent
+from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, workspace
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
 
 if TYPE_CHECKING:
@@ -464,7 +464,6 @@ DSA_PAGED = SparseAttention(
 )
 LISTED = "q_nope q_pe ckv_cache kpe_cache sparse_indices sm_scale -> output lse"
 NOPE = 128  # width of a query head before absorption in the models that use FlashInfer's kernel
-SDPA = ("attention", "attention_kernels")
 SPARSE_MLA = "sparse_mla"
 
 
@@ -501,23 +500,10 @@ def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
         bmm2_scale=1.0,
         return_lse=True,
     )
-    outputs = {"output": output.view(tokens, q.shape[2], -1), "lse": lse.view(tokens, q.shape[2])}
-    return {name: outputs[name] for name in definition.outputs}
+    return asked(definition, output.view(tokens, q.shape[2], -1), lse.view(tokens, q.shape[2]))
 
 
-@DSA_PAGED.truth("torch", "scaled_dot_product_attention", *SDPA, serves=LISTED)
-def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """An index is a token of the flattened cache; a negative one is padding."""
-    q = torch.cat([inputs["q_nope"], inputs["q_pe"]], -1)
-    values = tensor(inputs, "ckv_cache").flatten(0, 1)[:, None]
-    latent = torch.cat([values, tensor(inputs, "kpe_cache").flatten(0, 1)[:, None]], -1)
-    parts = []
-    for row, indices in enumerate(tensor(inputs, "sparse_indices").long()):
-        tokens = indices[indices >= 0]
-        keys = (latent[tokens], values[tokens])
-        parts.append(by_sdpa(api, q[row : row + 1], keys, scale=scalar(inputs, "sm_scale"), causal=False))
-    outputs = dict(zip(("output", "lse"), map(torch.cat, zip(*parts, strict=True)), strict=True))
-    return {name: outputs[name] for name in definition.outputs}
+DSA_PAGED.truth("torch", *SDPA, serves=LISTED)(by_sdpa)  # an index is a token of the flattened cache
 
 
 # Sparse attention in models: the indexer, and absorbed attention over what it names.
