@@ -226,7 +226,7 @@ def test_a_definition_of_a_dataset_or_a_file_is_judged_with_its_reference() -> N
     report = traceproof.verify(NAME, dataset=DATASET, sizes=("small",), device="cpu")
     assert report, str(report)
     assert {row.implementation for row in report.rows} >= {"reference", "torch"}
-    assert traceproof.verify("rmsnorm", hidden_size=96, sizes=("small",), device="cpu").name == "torch"
+    assert "torch" in traceproof.verify("rmsnorm", hidden_size=96, sizes=("small",), device="cpu").name.split(", ")
 
 
 @pytest.mark.slow

@@ -128,11 +128,12 @@ def measure(
         found.same("strides", found.call(source, "strides", how=STRIDED))
         _after_others(found, source, cases)
         _empty(found, source, cases)
-        _errors(found, source)
-        for how in (FENCED_BEFORE, FENCED_BEHIND):  # last: what touches a fence ends its process
+        for how in (FENCED_BEFORE, FENCED_BEHIND):  # what touches a fence ends its process
             if found.call(source, "bounds", how=how) is None:
                 break
             found.states["bounds"] = HOLDS, "nothing beside its tensors is touched"
+        else:
+            _errors(found, source)  # last: CUDA's error of a call that it refuses is raised by the next one, too
     with evaluation.source(channels=CHANNELS) as another:
         found.same("process", found.call(another, "process"))
         _on_gpu(found, another, "stream", ORDINARY, STREAM)
