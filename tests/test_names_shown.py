@@ -72,8 +72,8 @@ def test_what_is_generated_holds_names_as_strings() -> None:
 
 def test_a_baseline_runs_no_name() -> None:
     definition = Definition.model_validate(rmsnorm("n"))
-    assert "OWNED" not in Call.of(definition, "torch").module()
-    wrong = Call.of(definition.model_copy(update={"name": '"""\nOWNED = 1\n"""'}), "torch").module()
+    assert "OWNED" not in Call(definition, "torch").module()
+    wrong = Call(definition.model_copy(update={"name": '"""\nOWNED = 1\n"""'}), "torch").module()
     assert not [node for node in ast.walk(ast.parse(wrong)) if isinstance(node, ast.Name) and node.id == "OWNED"]
 
 

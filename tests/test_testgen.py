@@ -64,7 +64,7 @@ def test_own_inputs_fit_the_definition_and_every_call_is_written_or_left_to_trac
     assert all(f"test_correctness_vs_{source}" in module for source in module["GROUND_TRUTHS"])
     for source in served(definition):
         try:
-            Call.of(definition, source).module()
+            Call(definition, source).module()
         except Unemittable:
             assert module["GROUND_TRUTHS"][source].load is None
     if "no_inputs: " in render(definition, (), FileSettings()):

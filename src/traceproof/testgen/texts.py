@@ -191,7 +191,7 @@ def _calls(definition: Definition) -> list[str]:
             rows.append(f"    {literal(name)}: GroundTruth(None, {literal(package)}{sm}),")
             continue
         try:
-            texts.append(Call.of(definition, name).function(f"load_{name}"))
+            texts.append(Call(definition, name).function(f"load_{name}"))
             rows.append(f"    {literal(name)}: GroundTruth(load_{name}, {literal(package)}{sm}),")
         except Unemittable as why:
             rows.append(f"    # by traceproof alone: {printable(str(why))}")
