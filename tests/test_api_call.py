@@ -14,8 +14,8 @@ from dialect_samples import changed
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.dialects import read
 from traceproof.ops import lookup
-from traceproof.ops.api_call import Binding, api_adapter, asks_for_another, binding, call, refused
 from traceproof.ops.base import Values
+from traceproof.ops.lookup import Binding, api_adapter, asks_for_another, binding, call, refused
 from traceproof.reasons import Skip, UnavailableError
 from traceproof.run import implementations
 from traceproof.stacks import STACKS, TAGGED

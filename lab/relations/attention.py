@@ -21,7 +21,7 @@ from relations.building import (
 )
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Subject, Tensors, Values
-from traceproof.ops.batch import QUERIES, Sequences, taken
+from traceproof.ops.batch import QUERIES, batch_of, taken
 
 CACHES = ("k_cache", "v_cache", "ckv_cache", "kpe_cache", "k_index_cache_fp8")
 LOG2E = math.log2(math.e)
@@ -162,9 +162,10 @@ def _shift(subject: Subject) -> Experiment | None:
 
 def _last_queries(subject: Subject) -> Experiment | None:
     """Prefill of the last query of each sequence alone, as a decode would do it."""
-    if "qo_indptr" not in subject.inputs:
+    batch = batch_of(subject)
+    if batch is None or "qo_indptr" not in subject.inputs:
         return None
-    bounds = Sequences(subject.definition, subject.inputs).queries
+    bounds = batch.bounds("qo_indptr")
     rows = torch.tensor([stop - 1 for start, stop in bounds if stop > start], dtype=torch.int64)
     if not len(rows):
         return None

@@ -24,7 +24,7 @@ from relations.building import (
 )
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Subject, Tensors, Values
-from traceproof.ops.batch import Prefilled, taken
+from traceproof.ops.batch import batch_of, taken
 from traceproof.ops.families.product import roles
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of
 from traceproof.ops.gates import state_names
@@ -369,9 +369,10 @@ def _gdn_heads(subject: Subject) -> Experiment | None:
 
 def _cut_in_time(subject: Subject) -> Experiment | None:
     """Each sequence in two calls, the second from the state that the first leaves."""
-    if "cu_seqlens" not in subject.inputs:
+    batch = batch_of(subject)
+    if batch is None or "cu_seqlens" not in subject.inputs:
         return None
-    bounds = Prefilled(subject.definition, subject.inputs).bounds
+    bounds = batch.bounds("cu_seqlens")
     if not any(stop - start > 1 for start, stop in bounds):
         return None
     middles = [start + (stop - start + 1) // 2 for start, stop in bounds]

@@ -1,9 +1,8 @@
 """The independent parts of a batch: taking some of them out of the inputs, and finding them in the outputs."""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,20 +12,8 @@ from traceproof.ops.base import Subject, Tensors, Values, tensor
 
 QUERIES = ("q", "q_nope", "q_pe")
 SLOTS = ("initial_state_indices", "state_batch_indices")  # which slot of a pool a row has
-
-
-class Batch(Protocol):
-    """Rows, sequences or tokens that know nothing of one another."""
-
-    @property
-    def count(self) -> int:
-        """How many parts there are."""
-
-    def select(self, parts: Sequence[int]) -> Values:
-        """Inputs with these parts, in this order."""
-
-    def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
-        """What the outputs say about these parts, in this order."""
+# Index pointers, and inputs whose first axis they cut into parts: the first one that there is.
+POINTERS = {"qo_indptr": QUERIES, "kv_indptr": ("kv_indices", "k"), "cu_seqlens": QUERIES}
 
 
 def taken(values: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
@@ -36,170 +23,92 @@ def taken(values: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
     return found.view(values.dtype) if narrow else found
 
 
-def batch_of(subject: Subject, inputs: Values | None = None) -> Batch | None:
-    """The parts of a case, or of other inputs of its definition."""
-    values = subject.inputs if inputs is None else inputs
-    if "kv_indptr" in values:
-        return Sequences(subject.definition, values)
-    if "cu_seqlens" in values:
-        return Prefilled(subject.definition, values)
-    axis = _rows_axis(subject.definition)
-    return None if axis is None else Rows(subject.definition, values, axis)
-
-
-def _rows_axis(definition: Definition) -> str | None:
-    """The var axis that comes first in an output that is no pool."""
-    for spec in definition.outputs.values():
-        first = (spec.shape or ("",))[0]
-        pooled = any(name in definition.inputs for name in SLOTS)
-        if first in definition.var_axes and not (pooled and first == _pool_axis(definition)):
-            return first
-    return None
-
-
-def _pool_axis(definition: Definition) -> str:
-    state = "initial_state" if "initial_state" in definition.inputs else "state"
-    return (definition.inputs[state].shape or ("",))[0]
+def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
+    """The parts of a case, or of other inputs of its definition; None: it has none that are known."""
+    definition, values = subject.definition, subject.inputs if inputs is None else inputs
+    specs = {**definition.inputs, **definition.outputs}
+    first = {name: (spec.shape or ("",))[0] for name, spec in specs.items()}
+    cut = {
+        first[next(name for name in names if name in values)]: pointer
+        for pointer, names in POINTERS.items()
+        if pointer in values
+    }
+    if not cut:
+        pool = first.get("initial_state", first.get("state")) if any(name in values for name in SLOTS) else None
+        rows = [first[name] for name in definition.outputs]
+        axis = next((one for one in rows if one in definition.var_axes and one != pool), None)
+        return None if axis is None else Batch(definition, values, axis, {})
+    # a state per sequence; else, where nothing cuts the queries, a query per sequence
+    whole = "state" if "cu_seqlens" in values else next((name for name in QUERIES if name in values), None)
+    return None if whole is None else Batch(definition, values, first[whole], cut)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Parts along one var axis, wherever it stands in a shape."""
+class Batch:
+    """Rows, sequences or tokens that know nothing of one another."""
 
     definition: Definition
     values: Values
-    axis: str
+    each: str  # the axis of which every part has one entry, unless it is cut
+    cut: Mapping[str, str]  # by axis, the index pointer that says which of its entries each part has
 
     @property
     def count(self) -> int:
-        """Size of the axis."""
-        name, spec = next((n, s) for n, s in self.definition.inputs.items() if self.axis in (s.shape or ()))
-        return tensor(self.values, name).shape[(spec.shape or ()).index(self.axis)]
+        """How many parts there are."""
+        if self.cut:
+            return len(tensor(self.values, next(iter(self.cut.values())))) - 1
+        name, place = next((name, at) for name in self.definition.inputs if (at := self._place(name)) is not None)
+        return tensor(self.values, name).shape[place]
+
+    def bounds(self, pointer: str) -> list[tuple[int, int]]:
+        """The first and the last entry of each part, by an index pointer."""
+        return list(itertools.pairwise(tensor(self.values, pointer).tolist()))
 
     def select(self, parts: Sequence[int]) -> Values:
-        """All inputs that have the axis, cut down."""
-        index = torch.tensor(parts, dtype=torch.int64)
+        """Inputs with these parts, in this order; caches and pools stay whole."""
         chosen = dict(self.values)
-        for name, spec in self.definition.inputs.items():
-            value = self.values[name]
-            if self.axis in (spec.shape or ()) and isinstance(value, torch.Tensor):
-                chosen[name] = taken(value, (spec.shape or ()).index(self.axis), index)
-        return chosen
-
-    def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
-        """All outputs that have the axis; of a pool the slots of these parts."""
-        index = torch.tensor(parts, dtype=torch.int64)
-        found = {}
-        for name, value in outputs.items():
-            shape = self.definition.outputs[name].shape or ()
-            if self.axis in shape:
-                found[name] = value.index_select(shape.index(self.axis) + value.dim() - len(shape), index)
-            else:
-                found[name] = value[self._slots(index)]
-        return found
-
-    def _slots(self, index: torch.Tensor) -> torch.Tensor:
-        name = next(name for name in SLOTS if name in self.values)
-        slots = tensor(self.values, name).long()[index]
-        return slots[slots >= 0]
-
-
-def _bounds(indptr: torch.Tensor) -> list[tuple[int, int]]:
-    return list(itertools.pairwise(indptr.tolist()))
-
-
-def _places(bounds: list[tuple[int, int]], parts: Sequence[int]) -> torch.Tensor:
-    """int64: the rows of these parts, one after another."""
-    ranges = [torch.arange(*bounds[part]) for part in parts]
-    return torch.cat([torch.empty(0, dtype=torch.int64), *ranges])
-
-
-def _indptr(bounds: list[tuple[int, int]], parts: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    lengths = [bounds[part][1] - bounds[part][0] for part in parts]
-    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=like.dtype)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Sequences that an index pointer tells apart."""
-
-    definition: Definition
-    values: Values
-    ends: ClassVar[str]  # name of the index pointer
-
-    @property
-    def count(self) -> int:
-        """Number of sequences."""
-        return len(tensor(self.values, self.ends)) - 1
-
-
-class Sequences(_Batch):
-    """Sequences of an attention over pages or ragged rows."""
-
-    ends = "kv_indptr"
-
-    @property
-    def queries(self) -> list[tuple[int, int]]:
-        """First and last query row of each sequence."""
-        if "qo_indptr" in self.values:
-            return _bounds(tensor(self.values, "qo_indptr"))
-        return [(row, row + 1) for row in range(self.count)]
-
-    def select(self, parts: Sequence[int]) -> Values:
-        """Queries, keys or page table entries, and the indptrs; caches stay whole."""
-        chosen = dict(self.values)
-        rows = _places(self.queries, parts)
-        keys = _bounds(tensor(self.values, "kv_indptr"))
-        for name in (*QUERIES, "kv_indices", "k", "v"):
-            if name in chosen:
-                index = rows if name in QUERIES else _places(keys, parts)
-                chosen[name] = tensor(self.values, name)[index]
-        chosen["kv_indptr"] = _indptr(keys, parts, tensor(self.values, "kv_indptr"))
-        if "qo_indptr" in chosen:
-            chosen["qo_indptr"] = _indptr(self.queries, parts, tensor(self.values, "qo_indptr"))
-        if "kv_last_page_len" in chosen:
+        for name in self.definition.inputs:
+            value, place = self.values[name], self._place(name)
+            if isinstance(value, torch.Tensor) and place is not None:
+                chosen[name] = taken(value, place, self._entries(name, parts))
+        for pointer in self.cut.values():
+            bounds, given = self.bounds(pointer), tensor(self.values, pointer)
+            lengths = [bounds[part][1] - bounds[part][0] for part in parts]
+            chosen[pointer] = torch.tensor([0, *itertools.accumulate(lengths)], dtype=given.dtype)
+        if "kv_last_page_len" in chosen and self._place("kv_last_page_len") is None:
             last = tensor(self.values, "kv_last_page_len")
-            spare = last[self.count :]  # some definitions shape it like an indptr
+            spare = last[self.count :]  # some definitions shape it like an index pointer
             chosen["kv_last_page_len"] = torch.cat([last[list(parts)], spare])
         return chosen
 
     def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
-        """The query rows of these sequences."""
-        return {name: value[_places(self.queries, parts)] for name, value in outputs.items()}
+        """What the outputs say about these parts, in this order; of a pool the slots that they have."""
+        found = {}
+        for name, value in outputs.items():
+            place, shape = self._place(name), self.definition.outputs[name].shape or ()
+            if place is None:
+                slots = tensor(self.values, next(one for one in SLOTS if one in self.values))[list(parts)].long()
+                found[name] = value[slots[slots >= 0]]
+            else:  # draws have an axis in front
+                found[name] = taken(value, place + value.dim() - len(shape), self._entries(name, parts))
+        return found
 
+    def _axes(self, name: str) -> Sequence[str]:
+        """Axes of an input or output."""
+        return {**self.definition.inputs, **self.definition.outputs}[name].shape or ()
 
-class Prefilled(_Batch):
-    """Sequences of a recurrent prefill: tokens side by side, a state each."""
+    def _place(self, name: str) -> int | None:
+        """Which axis of an input or output has the parts; None: none has."""
+        return next((at for at, one in enumerate(self._axes(name)) if one == self.each or one in self.cut), None)
 
-    ends = "cu_seqlens"
-
-    @property
-    def bounds(self) -> list[tuple[int, int]]:
-        """First and last token of each sequence."""
-        return _bounds(tensor(self.values, "cu_seqlens"))
-
-    def _has_tokens(self, shape: Sequence[str] | None) -> bool:
-        return bool(shape) and (shape or ("",))[0] == (self.definition.inputs["q"].shape or ("",))[0]
-
-    def select(self, parts: Sequence[int]) -> Values:
-        """Tokens, states and cu_seqlens."""
-        chosen = dict(self.values)
-        for name, spec in self.definition.inputs.items():
-            value = self.values[name]
-            if self._has_tokens(spec.shape) and isinstance(value, torch.Tensor):
-                chosen[name] = value[_places(self.bounds, parts)]
-        state = self.values["state"]
-        chosen["state"] = state[list(parts)] if isinstance(state, torch.Tensor) else None
-        chosen["cu_seqlens"] = _indptr(self.bounds, parts, tensor(self.values, "cu_seqlens"))
-        return chosen
-
-    def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
-        """Outputs of these tokens and states of these sequences."""
-        specs = self.definition.outputs
-        return {
-            name: value[_places(self.bounds, parts) if self._has_tokens(specs[name].shape) else list(parts)]
-            for name, value in outputs.items()
-        }
+    def _entries(self, name: str, parts: Sequence[int]) -> torch.Tensor:
+        """int64: the entries of these parts along that axis, one part after another."""
+        axis = self._axes(name)[self._place(name) or 0]
+        if axis not in self.cut:
+            return torch.tensor(parts, dtype=torch.int64)
+        bounds = self.bounds(self.cut[axis])
+        ranges = [torch.arange(*bounds[part]) for part in parts]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *ranges])
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +117,11 @@ class Halves:
 
     batch: Batch
     parts: tuple[Batch, Batch]
-    inputs: tuple[Values, Values]
+
+    @property
+    def inputs(self) -> tuple[Values, Values]:
+        """The inputs of each part."""
+        return self.parts[0].values, self.parts[1].values
 
     def joined(self, outputs: Sequence[Tensors]) -> Tensors:
         """The outputs of both parts, one after the other."""
@@ -230,8 +143,5 @@ def halved(subject: Subject) -> Halves | None:
     if batch is None or batch.count < 2:
         return None
     whole, cut = list(range(batch.count)), (batch.count + 1) // 2
-    first, second = batch.select(whole[:cut]), batch.select(whole[cut:])
-    one, other = batch_of(subject, first), batch_of(subject, second)
-    assert one is not None
-    assert other is not None
-    return Halves(batch, (one, other), (first, second))
+    first, second = (replace(batch, values=batch.select(some)) for some in (whole[:cut], whole[cut:]))
+    return Halves(batch, (first, second))

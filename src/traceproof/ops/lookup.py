@@ -1,9 +1,66 @@
-"""Which adapter serves a definition by a ground truth."""
+"""Which call serves a definition by a ground truth: an adapter written by hand, else the function that it names.
 
+A tag `fi_api:` says which function a definition was dumped from, and the package's own template which parameter
+takes which input; where it has no template, names are compared.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.adapter import Adapter, Definition
-from traceproof.ops.api_call import api_adapter
-from traceproof.stacks import STACK_OF, STACKS
+from traceproof.ops.adapter import TORCH_DTYPES, Adapter, Outputs, Signature, Values, sizes
+from traceproof.reasons import Skip, Unavailable, UnavailableError
+from traceproof.stacks import STACK_OF, STACKS, Stack
+
+ANY_GPU = ((0, 0), (99, 9))  # which one it needs, the function says
+RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says so
+WORKSPACE = "workspace"  # word of a parameter that takes memory to work in
+WORKSPACE_BYTES = 128 << 20
+# What a function says that refuses a GPU: "requires SM100 or SM103, got SM90", "requires compute capability 10.0".
+NEEDS = re.compile(r"require|support|need|only", re.IGNORECASE)
+GOT = re.compile(r"\b(?:got|has|have|but|found|current|device cuda)\b", re.IGNORECASE)
+OR_NEWER = re.compile(r"\+|newer|later|higher|above|at least|>=", re.IGNORECASE)
+SM = re.compile(r"\bSM[ _-]?(\d{2,3})", re.IGNORECASE)
+CAPABILITY = re.compile(r"\b(\d{1,2})\.(\d)\b")
+REFUSED = re.compile(r"does not support .* with capability (\d+)")
+MAJORS = re.compile(r"No supported CUDA architectures found for major versions \[([\d, ]+)\]")
+ABSENT = re.compile(r"not found locally|requires .* pip install", re.DOTALL)  # what it needs is not installed
+NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None
+Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
+NAMED = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.POSITIONAL_ONLY,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an input goes: a parameter, or an element of the tuple that it takes."""
+
+    parameter: str
+    element: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How a function is called for a definition."""
+
+    inputs: Mapping[str, Place]  # place of each input
+    asked: tuple[str, ...]  # parameters by which it is asked to return an output
+    axes: Mapping[str, str]  # axis of each parameter that takes its size
+    scratch: tuple[str, ...]  # parameters that take memory to work in
+    left: tuple[str, ...]  # parameters without a default that are None where no input is given for them
+    written: Mapping[str, Place]  # outputs that the function writes to an argument, and where that goes
+    returned: tuple[str, ...]  # the other outputs, in the order in which it returns them
 
 
 def adapter(name: str, definition: Definition) -> Adapter | None:
@@ -17,3 +74,181 @@ def serving(name: str, definition: Definition) -> Adapter | None:
     stack = STACKS[STACK_OF[name]]
     first = stack.truths[0].name == name
     return adapter(name, definition) or (api_adapter(stack, definition) if first else None)
+
+
+# The function that a definition names.
+
+
+def api_adapter(stack: Stack, definition: Definition) -> Adapter | None:
+    """The adapter of a definition dumped from a function of a stack's package; None: it names none.
+
+    A method is none: its object has to be made and planned first, which only a hand-written adapter knows.
+    """
+    named = definition.dumped_from
+    module, _, function = named.rpartition(".")
+    of_package = named.startswith(f"{stack.package}.") and not module.rpartition(".")[2][:1].isupper()
+    if not stack.tagged or not of_package:
+        return None
+    key = f"{module}:{function}"
+
+    @cache
+    def bound(function: Callable[..., Any]) -> Binding | str:
+        templates, _, name = stack.parameters.partition(":")
+        parameters: Parameters = {}
+        if templates:
+            parameters = getattr(importlib.import_module(templates), name)(named, tuple(definition.inputs))
+        return binding(function, definition, parameters)
+
+    return Adapter(
+        named.removeprefix(f"{stack.package}."),
+        Signature(frozenset(definition.inputs), frozenset(), frozenset(definition.outputs), None),
+        lambda api, wanted, inputs: call(api[key], bound(api[key]), wanted, inputs),
+        (key,),
+        refuses=lambda api, _: refused(api[key], bound(api[key])),
+        sm=ANY_GPU,
+    )
+
+
+def refused(function: Callable[..., Any], bound: Binding | str) -> Unavailable | None:
+    """Why a function can not be called for a definition on this GPU; None: it can."""
+    runs_on = getattr(function, RUNS_ON, None)
+    if runs_on is not None and torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        if not runs_on(major * 10 + minor):
+            return Unavailable(Skip.NEEDS_SM, f"the function says that it does not run on SM {major}.{minor}")
+    return Unavailable(Skip.NO_ADAPTER, bound) if isinstance(bound, str) else None
+
+
+def binding(function: Callable[..., Any], definition: Definition, parameters: Parameters) -> Binding | str:
+    """How to call a function for a definition, or why that is not known.
+
+    An input's parameter is the template's, the one of its name, or that in lower case.
+    """
+    known = inspect.signature(function).parameters
+    lower = {name.lower(): name for name in known}
+    inputs: dict[str, Place] = {}
+    for name in definition.inputs:
+        parameter, element = parameters.get(name, (lower.get(name.lower(), name), None))
+        if parameter in known:
+            inputs[name] = Place(parameter, element)
+    lost = [name for name, spec in definition.inputs.items() if name not in inputs and not spec.optional]
+    if lost:
+        return f"no parameter of {getattr(function, '__name__', 'it')} takes {', '.join(lost)}"
+    handles = [name for name, spec in definition.inputs.items() if spec.shape is None and _works_in(name)]
+    if handles:
+        return f"its {handles[0]} is an object that the definition has as a number"
+    needed = [name for name, one in known.items() if one.default is one.empty and one.kind in NAMED]
+    taken = {place.parameter for place in inputs.values()}
+    sized = {axis for spec in definition.inputs.values() for axis in spec.shape or ()} | {*definition.const_axes}
+    # Where each output is written to, which may be where an input lies. One that the function may make itself is
+    # left to it where its dtype or its shape is not known.
+    written: dict[str, Place] = {}
+    for name, spec in definition.outputs.items():
+        own = next((one for one in (spec.param or name, name, name.removesuffix("_out")) if one in known), None)
+        made = spec.param == own and spec.dtype in TORCH_DTYPES and sized.issuperset(spec.shape or ())
+        if own is not None and (own in taken or known[own].default is inspect.Parameter.empty or made):
+            written[name] = Place(own)
+        elif own is None and spec.param is not None and spec.param in inputs:
+            written[name] = inputs[spec.param]
+    returned = tuple(name for name in definition.outputs if name not in written)
+    asked = tuple(name for name in map("return_{}".format, definition.outputs) if name in {*known} - taken)
+    given = taken | {place.parameter for place in written.values()}
+    scratch = tuple(name for name in needed if name not in given and _works_in(name))
+    # By its words in any order: `local_num_experts` is the axis `num_local_experts`.
+    by_words = {tuple(sorted(axis.split("_"))): axis for axis in sized}
+    words = {name: tuple(sorted(name.split("_"))) for name in needed if name not in {*given, *scratch}}
+    axes = {name: by_words[one] for name, one in words.items() if one in by_words}
+    left = [name for name in words if name not in axes]
+    unknown = [name for name in left if not NOTHING.search(str(known[name].annotation))]
+    if unknown:
+        return f"its parameter {unknown[0]} is no input of the definition"
+    optional = {place.parameter for name, place in inputs.items() if definition.inputs[name].optional}
+    left += [name for name in needed if name in optional]
+    return Binding(inputs, asked, axes, scratch, tuple(left), written, returned)
+
+
+def _works_in(name: str) -> bool:
+    """Whether a parameter of that name takes memory to work in, or an object that holds it."""
+    return WORKSPACE in name.split("_")
+
+
+def call(function: Callable[..., Any], bound: Binding | str, definition: Definition, inputs: Values) -> Outputs:
+    """Call a function on copies of the inputs; gives the outputs that it returned, or wrote to its arguments.
+
+    Raises:
+        TypeError: it takes or returns something else than the definition says.
+        UnavailableError: it says that it needs another GPU, or the definition does not say what it writes to.
+    """
+    if isinstance(bound, str):
+        raise TypeError(bound)
+    given = _arguments(bound, definition, inputs)
+    try:
+        returned = function(**given)
+    except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+        if ABSENT.search(str(error)):
+            raise UnavailableError(Unavailable(Skip.PACKAGE_ABSENT, str(error))) from error
+        if torch.cuda.is_available() and asks_for_another(str(error), torch.cuda.get_device_capability()):
+            raise UnavailableError(Unavailable(Skip.NEEDS_SM, str(error))) from error
+        raise
+    outputs = {
+        name: given[place.parameter] if place.element is None else given[place.parameter][place.element]
+        for name, place in bound.written.items()
+        if place.parameter in given
+    }
+    values = list(returned) if isinstance(returned, tuple | list) else [returned]
+    values = [value for value in values if isinstance(value, torch.Tensor)]
+    if len(values) < len(bound.returned):
+        raise TypeError(f"it returned {len(values)} tensors for the outputs {list(bound.returned)}")
+    return outputs | dict(zip(bound.returned, values, strict=False))
+
+
+def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[str, Any]:
+    """What a call is given by name: copies of the inputs, sizes, and memory for what it writes.
+
+    Raises UnavailableError: the definition does not say an output argument's dtype or size.
+    """
+    axes = sizes(definition, inputs)
+    device = next((value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None)
+    given: dict[str, Any] = dict.fromkeys(bound.asked, True) | dict.fromkeys(bound.left)
+    given |= {name: axes[axis] for name, axis in bound.axes.items()}
+    for name in bound.scratch:  # cleared, as FlashInfer's examples have it
+        given[name] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    elements: dict[str, dict[int, Any]] = {}
+    for name, place in bound.inputs.items():
+        value = inputs[name]
+        copied = value.clone() if isinstance(value, torch.Tensor) else value
+        if copied is None:
+            continue
+        if place.element is None:
+            given[place.parameter] = copied
+        else:
+            elements.setdefault(place.parameter, {})[place.element] = copied
+    given |= {name: tuple(parts[index] for index in sorted(parts)) for name, parts in elements.items()}
+    own = {place.parameter for place in bound.inputs.values()}
+    for name, place in bound.written.items():
+        spec = definition.outputs[name]
+        if place.parameter in given or (spec.optional and place.parameter in own):  # as its input is
+            continue
+        dtype = TORCH_DTYPES.get(spec.dtype)
+        if dtype is None or any(axis not in axes for axis in spec.shape or ()):
+            said = f"an output argument of dtype {spec.dtype} and shape {spec.shape} can not be made"
+            raise UnavailableError(Unavailable(Skip.NO_ADAPTER, said))
+        given[place.parameter] = torch.empty(definition.shape_of(spec, axes) or (), dtype=dtype, device=device)
+    return given
+
+
+def asks_for_another(said: str, here: tuple[int, int]) -> bool:
+    """Whether what a function said as it refused a call names the GPUs that it needs, and none like this one."""
+    own = here[0] * 10 + here[1]
+    majors = MAJORS.search(said)
+    if any(int(number) == own for number in REFUSED.findall(said)) or (
+        majors is not None and here[0] not in map(int, majors[1].split(","))
+    ):
+        return True
+    before = GOT.split(said, maxsplit=1)[0]
+    named = {int(number) for number in SM.findall(before)}
+    if "capabilit" in before:
+        named |= {int(major) * 10 + int(minor) for major, minor in CAPABILITY.findall(before)}
+    if not named or not NEEDS.search(before):
+        return False
+    return own < min(named) if OR_NEWER.search(before) else own not in named

@@ -19,7 +19,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Subject, Value, Values
 from traceproof.ops.cases import BEFALLEN, BOUNDARIES, OTHER_SCALARS, UNUSUAL, Case, boundaries
 from traceproof.ops.compare import of_reference
-from traceproof.ops.generic_inputs import draw_spec
+from traceproof.ops.generic import draw_spec
 from traceproof.run.tensors import ALIGNMENT, raw_bytes
 
 DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input
