@@ -31,8 +31,9 @@ from traceproof.ops.compare import Backward, Exact
 from traceproof.ops.formula import FormulaOp, Variant
 from traceproof.reasons import Skip, Verdict
 from traceproof.run.case import SolvedCase, solve
-from traceproof.run.judging import CaseResult, rulings
+from traceproof.run.judging import rulings
 from traceproof.run.plan import PlanSelection, planned_alone
+from traceproof.run.untrusted import CaseResult
 
 SIZE, INPUT, OUTPUT, FAR, ROUNDING, TIES, CACHE, SAMPLER = KINDS = (
     "wrong from a size on",
@@ -555,7 +556,7 @@ def refused(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator
         subject = solve(definition, planned.case, seed=seed)
         for name, make in ways.items():
             outputs = make(subject, partial(computed, subject, variants[0]))
-            result = CaseResult(status="ok", outputs=outputs)
+            result = CaseResult(outputs=outputs)
             bad = [one for one in rulings(subject, result, tolerance=None) if one[1].verdict is Verdict.FAIL]
             found[name] = found[name] or "; ".join(
                 f"{planned.id} {output} {ruling.reason}: {ruling.message}" for output, ruling in bad
@@ -580,7 +581,7 @@ def hold(mutant: Mutant, subject: SolvedCase, right: Right, plain: Tensors) -> N
         return
     if same(outputs, plain):
         return
-    mutant.differs, result = True, CaseResult(status="ok", outputs=outputs)
+    mutant.differs, result = True, CaseResult(outputs=outputs)
     for name, ruling in rulings(subject, result, tolerance=None, reference=True):
         if ruling.verdict in {Verdict.FAIL, Verdict.ERROR} or ruling.reason == Skip.UNJUDGED:
             mutant.caught = f"{subject.case.id} {name} {ruling.reason}"

@@ -19,7 +19,7 @@ from traceproof.ops.families import gdn
 from traceproof.ops.families.attention import flashinfer_outputs
 from traceproof.reasons import Skip, Unavailable
 from traceproof.run.case import make_inputs
-from traceproof.run.implementation import Implementation
+from traceproof.run.trusted import Implementation
 from traceproof.stacks import FIRST_TRUTHS, STACKS, Stack
 from traceproof.stacks.sglang import align
 from traceproof.testgen.calls import solution

@@ -22,14 +22,14 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
-from traceproof.run import definition_run, judging
+from traceproof.run import engine as engines
+from traceproof.run import judging
 from traceproof.run.case import HOST_BYTES, drawing_device, solve
-from traceproof.run.definition_run import DefinitionRun
-from traceproof.run.engine import Engine, EngineSettings
-from traceproof.run.judging import CaseResult, JudgedCase, LargeCase, RowOrigin
-from traceproof.run.plan import PlanSelection, plan
+from traceproof.run.engine import DefinitionRun, Engine, EngineSettings
+from traceproof.run.judging import JudgedCase, LargeCase
+from traceproof.run.plan import PlanSelection, plan, planned_alone
 from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
-from traceproof.run.untrusted import UntrustedSource
+from traceproof.run.untrusted import CaseResult, UntrustedSource
 from traceproof.run.workers import Environment
 from traceproof.sandbox import Limits, Reply, Status
 from traceproof.stacks import MAIN, STACKS, TAGGED
@@ -190,8 +190,8 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
     kept = DefinitionRun._draw_on, DefinitionRun._entries
     monkeypatch.setattr(DefinitionRun, "_draw_on", draw_on)
     monkeypatch.setattr(DefinitionRun, "_entries", entries)
-    monkeypatch.setattr(definition_run, "drawing_device", lambda _definition, _case, device: device)
-    monkeypatch.setattr(definition_run, "ORACLE_HOST_BYTES", 0)
+    monkeypatch.setattr(engines, "drawing_device", lambda _definition, _case, device: device)
+    monkeypatch.setattr(engines, "ORACLE_HOST_BYTES", 0)
     monkeypatch.setattr("traceproof.run.engine.cuda_is_lost", lambda: lost)
     monkeypatch.setattr(Engine, "not_built", lambda *_: None)
     entry = planned(dataset, tmp_path / "cases")["alpha"]
@@ -255,7 +255,7 @@ def test_a_call_of_a_function_that_a_tag_names_may_take_a_build_s_time(
         monkeypatch.setattr(made, "known", lambda *_: None)
         monkeypatch.setattr(made, "not_built", lambda *_: None)
         monkeypatch.setattr(made, "prepare", lambda *_: None)
-        monkeypatch.setattr("traceproof.run.definition_run.drawing_device", lambda *_: torch.device("cpu"))
+        monkeypatch.setattr("traceproof.run.engine.drawing_device", lambda *_: torch.device("cpu"))
         made.device = torch.device(device)
         for entry in entries.values():
             made.rows(entry.model_copy(update={"no_oracle": None}), (name,))
@@ -303,17 +303,19 @@ def test_without_figures_a_large_case_has_the_same_gate_and_tells_of_failures_al
     subject = solve(definition, Case("large", "large", {"batch_size": 9}, 0, {}))
     right = op.baseline(definition, subject.inputs)
     outputs = {"right": right, "wrong": {name: value * 1.5 for name, value in right.items()}}
-    cpu = torch.device("cpu")
+    entry = planned_alone(definition, PlanSelection(sizes=("small",)))
     for name, given in outputs.items():
+        case = JudgedCase(
+            entry=entry,
+            definition=definition,
+            op=op,
+            planned=entry.cases[0].model_copy(update={"case": subject.case}),
+            records={},
+            inputs=subject.inputs,
+            results={name: CaseResult(outputs=given)},
+        )
         made = [
-            LargeCase(
-                definition=definition,
-                op=op,
-                case=subject.case,
-                inputs=subject.inputs,
-                tolerance=None,
-                figures=figures,
-            ).rulings({name: given}, cpu)[name]["output"]
+            LargeCase(case, figures=figures).rulings(torch.device("cpu"))[name]["output"]
             for figures in (True, False)
         ]
         assert made[0].details["gate"] == made[1].details["gate"]
@@ -329,9 +331,9 @@ def test_an_implementation_that_saw_other_inputs_is_not_judged(dataset: Path, tm
         definition=definition,
         op=op,
         planned=entry.cases[0],
-        results={"torch": CaseResult(status="ok", inputs="1" * 32)},
-        inputs="0" * 32,
-        origins={"torch": RowOrigin(code="", record=STACK)},
+        results={"torch": CaseResult(inputs="1" * 32)},
+        digest="0" * 32,
+        records={"torch": STACK},
     )
     [row] = judged.every
     assert (row.verdict, row.reason, row.output) == ("error", "inputs_differ", "*")

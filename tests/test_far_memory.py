@@ -15,8 +15,8 @@ from traceproof.dataset.tree import read_tree
 from traceproof.ops import far, lookup, registry
 from traceproof.ops.cases import Case
 from traceproof.run.case import make_inputs
-from traceproof.run.implementation import Implementation
 from traceproof.run.plan import SLACK
+from traceproof.run.trusted import Implementation
 
 NAME = "torch"
 OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}

@@ -17,7 +17,8 @@ from traceproof.ops.base import Tensors, Value
 from traceproof.ops.cases import OTHER_SCALARS
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, other, solve
-from traceproof.run.judging import CaseResult, rulings
+from traceproof.run.judging import rulings
+from traceproof.run.untrusted import CaseResult
 
 OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
 FORMS = [*OWN, *map(planted.form, planted.FORMS), planted.indexer()]  # every op_type's
@@ -53,7 +54,7 @@ def others(value: Value, drawn: Value) -> Iterator[Value]:
 def distance(subject: SolvedCase, outputs: Tensors) -> float:
     """By how many limits outputs are off; without end where they are wrong by no number."""
     found = 0.0
-    for _, ruling in rulings(subject, CaseResult(status="ok", outputs=outputs), tolerance=None, reference=True):
+    for _, ruling in rulings(subject, CaseResult(outputs=outputs), tolerance=None, reference=True):
         if ruling.verdict is not Verdict.PASS:
             found = max(found, (ruling.details.get("gate") or {}).get("margin") or torch.inf)
     return found

@@ -26,8 +26,8 @@ from traceproof.publish.pull_request import PullRequest, Source, base_of, checke
 from traceproof.publish.solutions import write_solutions
 from traceproof.publish.verified import Verification, implementation_verdicts, verification
 from traceproof.run.case import make_inputs
-from traceproof.run.implementation import Implementation
 from traceproof.run.schema import VerdictRow
+from traceproof.run.trusted import Implementation
 from traceproof.stacks import FIRST_TRUTHS
 from traceproof.testgen.calls import solution
 from traceproof.testgen.generate import headed

@@ -13,8 +13,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Values, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
-from traceproof.run.implementation import Implementation
-from traceproof.run.trusted import Runner
+from traceproof.run.trusted import Implementation, Runner
 
 INPUTS = {"values": torch.arange(8.0), "out": torch.full((8,), torch.nan)}  # `out`: memory to write to
 DEFINITION = Definition.model_validate(

@@ -24,9 +24,9 @@ from traceproof.ops.families.routing import Method, Weigh, sum_one
 from traceproof.ops.formula import Variant
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve
-from traceproof.run.implementation import Implementation
 from traceproof.run.plan import PlanSelection
 from traceproof.run.schema import OpTypePlan
+from traceproof.run.trusted import Implementation
 
 OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}
 PAGED = OURS["gqa_paged_decode_h40_kv8_d128_ps16"]

@@ -21,7 +21,7 @@ from test_transfer import memory
 
 from traceproof.files import BorderError
 from traceproof.ops.base import Values
-from traceproof.run.judging import CaseResult
+from traceproof.run.untrusted import CaseResult
 from traceproof.sandbox import Limits, Reply, Status, model
 from traceproof.sandbox.pool import Conversation
 

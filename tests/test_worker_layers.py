@@ -133,7 +133,7 @@ def test_the_view_holds_no_home_and_no_tmp(tmp_path: Path) -> None:
 )
 def test_a_message_that_breaks_the_rules_is_refused(data: bytes, limit: int, error: type[Exception]) -> None:
     with pytest.raises(error):
-        model.Reader(limit).feed(data)
+        model.is_whole(data, limit)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000])
@@ -144,13 +144,9 @@ def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
 
 def test_a_message_arrives_in_any_pieces() -> None:
     data = model.encode({"a": [1, "ü"]})
-    reader = model.Reader(100)
-    for index in range(len(data)):
-        assert reader.take() is None
-        reader.feed(data[index : index + 1])
-    body = reader.take()
-    assert body is not None
-    assert model.decode(body) == {"a": [1, "ü"]}
+    assert not any(model.is_whole(data[:end], 100) for end in range(len(data)))
+    assert model.is_whole(data, 100)
+    assert model.decode(data[model.LENGTH.size :]) == {"a": [1, "ü"]}
 
 
 def test_a_folder_weighs_what_its_files_take(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def same(outputs: Tensors, original: Tensors) -> bool:
     )
 
 
-def refusal(subject: SolvedCase, outputs: Tensors, original: Tensors, *, surplus: list[str]) -> str:
+def refusal(subject: SolvedCase, outputs: Tensors, original: Tensors, *, surplus: Sequence[str]) -> str:
     """Why the judge refuses the outputs though it does not refuse the original's; empty if it lets them pass."""
     if surplus:
         return "an output too many"

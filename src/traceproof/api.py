@@ -33,14 +33,14 @@ from traceproof.reasons import Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import poisoned
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.engine import Engine, EngineSettings, this_interpreter
-from traceproof.run.implementation import Implementation, named_outputs
 from traceproof.run.implementations import environment_of, for_op_type
-from traceproof.run.judging import CaseResult, JudgedCase, LargeCase, Right, RowOrigin
+from traceproof.run.judging import JudgedCase, LargeCase, Right
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import REFERENCE, PlannedCase, PlannedDefinition, VerdictRow
 from traceproof.run.schema import place as place_of
 from traceproof.run.tensors import plain_tensors
-from traceproof.run.trusted import notes_of
+from traceproof.run.trusted import Implementation, named_outputs, notes_of
+from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import Environment
 from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import read
@@ -461,30 +461,19 @@ class DrawnCase:
         held = {name: value for name, value in returned.items() if value is not None}
         tensors = dict(zip(held, plain_tensors(list(held.values())), strict=True))
         notes = notes_of(self._op, self.definition, dict(self.inputs), returned, before)
-        large = {}
-        if self.planned.large:
-            large = {
-                OUTPUTS: LargeCase(
-                    definition=self.definition,
-                    op=self._op,
-                    case=self.planned.case,
-                    inputs=dict(self.inputs),
-                    tolerance=self.tolerance,
-                    figures=False,
-                ).rulings({OUTPUTS: tensors}, torch.device(self.device))[OUTPUTS]
-            }
         case = JudgedCase(
             entry=entry,
             definition=self.definition,
             op=self._op,
             planned=self.planned,
-            results={OUTPUTS: CaseResult(status="ok", outputs=tensors, **notes)},
+            results={OUTPUTS: CaseResult(outputs=tensors, **notes)},
             right=Right(oracle={} if self.planned.large else dict(self.expected)),
-            large=large,
-            origins={OUTPUTS: RowOrigin(code="", record={})},
+            records={OUTPUTS: {}},
             tolerance=self.tolerance,
-            given=on_host(dict(self.inputs)),
+            inputs=dict(self.inputs) if self.planned.large else on_host(dict(self.inputs)),
         )
+        if self.planned.large:
+            case.large = LargeCase(case, figures=False).rulings(torch.device(self.device))
         rows = tuple(case.explained(row) for row in case.every)
         return Report(OUTPUTS, self.definition, rows, self.repeat)
 

@@ -12,9 +12,9 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.run.case import place
-from traceproof.run.implementation import Implementation, call
 from traceproof.run.implementations import for_op_type
 from traceproof.run.known import read_known
+from traceproof.run.trusted import Implementation, call
 
 pytestmark = [
     pytest.mark.gpu,

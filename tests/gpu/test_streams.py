@@ -11,8 +11,7 @@ from definitions import GOOD, rmsnorm
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Values
-from traceproof.run.implementation import Implementation
-from traceproof.run.trusted import Runner
+from traceproof.run.trusted import Implementation, Runner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LATE = (

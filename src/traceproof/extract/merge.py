@@ -95,10 +95,10 @@ def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
 def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict[str, Any]:
     from traceproof.ops import registry
     from traceproof.reasons import Verdict
-    from traceproof.run.definition_run import DefinitionRun, Drawn
-    from traceproof.run.engine import Engine, EngineSettings, this_interpreter
+    from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, this_interpreter
+    from traceproof.run.judging import JudgedCase
     from traceproof.run.schema import REFERENCE, PlannedCase
-    from traceproof.run.untrusted import CallError, Taken, loaded
+    from traceproof.run.untrusted import CallError, CaseResult, loaded
 
     op, unknown = registry.for_definition(definition)
     if unknown is not None:
@@ -118,13 +118,14 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
             loaded(definition, pool, limits=LIMITS, source=reference) as source,
         ):
 
-            def call(drawn: Drawn) -> Taken:
+            def call(drawn: JudgedCase) -> CaseResult:
                 case = drawn.planned.case
                 return source.run(case, drawn.inputs or {}, seed=0, trials=op.trials(definition, case))
 
             run = DefinitionRun.of_cases(engine, definition, cases)
             for drawn in run.each(cases, call):
-                for output, ruling in run.judged(drawn).rulings(REFERENCE):
+                run.judge(drawn)
+                for output, ruling in drawn.rulings(REFERENCE):
                     if ruling.verdict is Verdict.ERROR:
                         problems.append(f"{drawn.planned.id}: {(ruling.message.strip().splitlines() or [''])[-1]}")
                     elif output in definition.outputs and ruling.verdict is not Verdict.PASS:

@@ -1,41 +1,58 @@
 """The engine: draws a case, computes what is right, runs the implementations and judges what they left.
 
-It runs in the torch environment and is trusted. References run shut in, ground truths in one worker per
-environment (`traceproof.run.workers`); inputs and outputs lie in memory.
+It runs in the torch environment and is trusted. References run shut in (`traceproof.run.untrusted`), ground truths
+in one worker per environment (`traceproof.run.workers`); inputs and outputs lie in memory. First comes what all
+definitions share, then the run of one definition, which has the one loop over cases.
 """
 
 import contextlib
 import os
+import secrets
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import LifoQueue
-from typing import Any, Self
+from random import Random
+from typing import Any, Self, TypeVar
 
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.digests import digest_json
 from traceproof.files import sweep
+from traceproof.judge.output import OTHER_TIES, Ruling
+from traceproof.ops import registry
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.generic import GenericOp
 from traceproof.programs import available_memory
-from traceproof.reasons import Skip, Unavailable
+from traceproof.reasons import Error, Skip, Unavailable, Verdict
 from traceproof.run import jit
-from traceproof.run.calls import cuda_is_lost, keep_memory, wait_asleep
-from traceproof.run.definition_run import DefinitionRun, raised
-from traceproof.run.implementation import Implementation, absent, blocked
+from traceproof.run.calls import BETWEEN_BYTES, cuda_is_lost, giving_back, keep_memory, set_seed, wait_asleep
+from traceproof.run.case import CPU, drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.implementations import PAIR, environment_of
-from traceproof.run.judging import CaseResult, RowOrigin, Rows
-from traceproof.run.schema import (
-    REFERENCE,
-    PlannedDefinition,
-)
-from traceproof.run.untrusted import refusal, untrusted_pool
+from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Right, Rows
+from traceproof.run.proof import graded
+from traceproof.run.schema import BASELINE, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.shadow import modes_of
+from traceproof.run.tensors import plain_tensors, same_bits, same_draws
+from traceproof.run.trusted import Implementation, Runner, absent, blocked
+from traceproof.run.untrusted import NAN, CallError, CaseResult, UntrustedSource, loaded, refusal, untrusted_pool
 from traceproof.run.workers import Environment, Worker
-from traceproof.sandbox import Limits, Pool, Reply
-from traceproof.stacks import MAIN, STACKS, Module
+from traceproof.sandbox import Limits, Pool, Reply, Status
+from traceproof.sandbox.worker import describe
+from traceproof.stacks import MAIN, STACKS, TAGGED, Module
+
+PATIENCE = 2  # timeouts of an implementation of a definition after which its other cases are not waited for
+# In float64 a CPU takes less than two seconds for a case of this memory, and less than a crowded GPU for most.
+ORACLE_HOST_BYTES = 512 << 20
+Call = Callable[[JudgedCase], CaseResult]  # of untrusted code
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +85,8 @@ class Engine:
         self.settings = settings
         here = {} if MAIN in settings.environments else {MAIN: this_interpreter(on_gpu=torch.cuda.is_available())}
         self.environments = {**here, **settings.environments}
-        self.device = torch.device("cuda" if self.environments[MAIN].on_gpu else "cpu")
+        main = self.environments[MAIN]
+        self.device = torch.device("cuda" if main.on_gpu else "cpu")
         self._lost = False
         self._open = contextlib.ExitStack()
         self._lock = threading.Lock()
@@ -77,15 +95,13 @@ class Engine:
         self._builds: dict[tuple[str, str], Future[str | None]] = {}
         self._builders = ThreadPoolExecutor(jit.side_by_side(available_memory(), len(os.sched_getaffinity(0))))
         self.threads = ThreadPoolExecutor(64)  # each waits for a worker
-        main = self.environments[MAIN]
+        compiled = settings.caches if main.on_gpu else None
         self.untrusted = untrusted or self._open.enter_context(
             untrusted_pool(
                 gpu=main.on_gpu,
                 conceal=settings.conceal,
                 weak=settings.weak,
-                environment=jit.environment(settings.caches, main.record, python=main.python)
-                if main.on_gpu and settings.caches
-                else None,
+                environment=jit.environment(compiled, main.record, python=main.python) if compiled else None,
             )
         )
         keep_memory()
@@ -97,9 +113,6 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End all workers, and builds that nobody waits for."""
         self._closed.set()
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -117,9 +130,8 @@ class Engine:
         rows = DefinitionRun(self, entry, sorted(wanted | needed)).rows()
         return [row for row in rows if row.implementation in wanted or PAIR in row.implementation]
 
-    def prepare(self, entries: Iterable[PlannedDefinition], implementations: Sequence[str]) -> None:
+    def prepare(self, entries: Sequence[PlannedDefinition], implementations: Sequence[str]) -> None:
         """Begin to start what definitions need: a worker beside this process, or builds, the longest first."""
-        entries = list(entries)
         if not entries:
             return
         if self.device.type != "cuda":
@@ -171,15 +183,20 @@ class Engine:
     @property
     def computing(self) -> torch.device:
         """Where it draws and solves what takes a CPU long: the GPU, until that is lost to this process."""
-        return torch.device("cpu") if self._lost else self.device
+        return CPU if self._lost else self.device
 
-    def gpu_fails(self, error: Exception) -> bool:
-        """Whether an error is the GPU's alone: it has no memory left, or is lost, and then it is asked no more."""
-        if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
-            return True
-        self._lost = self._lost or (self.device.type == "cuda" and cuda_is_lost())
-        return self._lost
+    def where_it_fits(self, device: torch.device, compute: Callable[[torch.device], T]) -> T:
+        """What is computed on a device; on the CPU where the GPU has no memory left for it, or is lost."""
+        try:
+            return compute(device)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            else:
+                self._lost = self._lost or (self.device.type == "cuda" and cuda_is_lost())
+                if not self._lost:
+                    raise
+            return compute(CPU)
 
     def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> CaseResult | None:
         """What comes of all cases of an implementation without anything being run; None: it has to be run."""
@@ -198,10 +215,9 @@ class Engine:
             why = absent(name, definition)
         return None if why is None else CaseResult.skipped(why)
 
-    def origin(self, name: str) -> RowOrigin:
-        """What an implementation's rows stand on."""
-        environment = self.environments.get(environment_of(name), self.environments[MAIN])
-        return RowOrigin(code=self.settings.code, record=environment.record)
+    def record(self, name: str) -> Mapping[str, Any]:
+        """The environment's record that an implementation's rows stand on."""
+        return self.environments.get(environment_of(name), self.environments[MAIN]).record
 
     def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> Reply:
         """Have a worker of a ground truth's environment run one case: the one that was asked last and is free."""
@@ -232,3 +248,370 @@ def this_interpreter(*, on_gpu: bool) -> Environment:
     """The environment that this process runs in."""
     record = {"device_type": "cuda" if on_gpu else "cpu", "digest": ""}
     return Environment(name=MAIN, python=sys.executable, record=record)
+
+
+class DefinitionRun:
+    """One definition, its cases one after the other.
+
+    `rows` is what `verify` wants of it. `each` is the loop over cases, with whatever untrusted code is called in
+    them: the definition's reference, or a solution in its place (`traceproof.solutions.trial`).
+    """
+
+    def __init__(self, engine: Engine, entry: PlannedDefinition, names: Sequence[str]) -> None:
+        self.engine, self.settings, self.entry, self.names = engine, engine.settings, entry, names
+        self.definition = entry.parsed
+        self.op, _ = registry.for_definition(self.definition)
+        self.known = {name: engine.known(name, entry, self.definition) for name in names}
+        self.timeouts: Counter[str] = Counter()
+        self.rows_of: dict[str, dict[str, Rows]] = {}  # by case and implementation
+        self.pairs: Rows = []
+        self.held: list[JudgedCase] = []  # with a disputed output that may be explained
+        self.disagreements: Rows = []
+
+    @classmethod
+    def of_cases(
+        cls,
+        engine: Engine,
+        definition: Definition,
+        cases: Iterable[PlannedCase],
+        *,
+        no_oracle: str | None = None,
+    ) -> Self:
+        """For `each` alone, over cases that no plan file has."""
+        return cls(engine, PlannedDefinition.alone(definition, cases, no_oracle), [])
+
+    def rows(self) -> Rows:
+        """All rows in their order. Of each implementation's smallest disputed case they say what it looks like."""
+        cases = self.entry.cases
+        for planned in cases:
+            if planned.skip is not None:
+                skipped = self._case(planned)
+                skipped.results = {name: CaseResult(status="skip") for name in self.names}
+                self._finish(skipped)
+        plain = [planned for planned in cases if planned.skip is None and not planned.hidden]
+        hidden = [planned for planned in cases if planned.skip is None and planned.hidden]
+        if REFERENCE in self.names:
+            Random(digest_json([self.entry.digest, self.entry.nonce])).shuffle(plain)  # noqa: S311 - an order
+        if REFERENCE in self.names and self.known[REFERENCE] is None and (plain or hidden):
+            self._with_reference(plain, hidden)
+        else:
+            for case in self.each([*plain, *(hidden if REFERENCE in self.names else ())]):
+                self._finish(case)
+        explained: set[str] = set()
+        order = {planned.id: place for place, planned in enumerate(cases)}
+        for judged in sorted(self.held, key=lambda one: (one.planned.memory, order[one.planned.id])):
+            rows = self.rows_of[judged.planned.id]
+            told = {row.implementation for row in judged.every if row.arbitration is not None} - explained
+            for name in told & rows.keys():
+                rows[name] = [judged.explained(row) for row in rows[name]]
+            explained |= told
+        found: Rows = []
+        for name in self.names:
+            found += self.disagreements if name == REFERENCE else ()
+            found += (row for one in cases for row in self.rows_of.get(one.id, {}).get(name, ()))
+        found += sorted(self.pairs, key=lambda row: (row.implementation, order[str(row.case)], row.output))
+        return graded(found)
+
+    # One case.
+
+    def _case(self, planned: PlannedCase) -> JudgedCase:
+        """A case of which nothing is drawn yet."""
+        return JudgedCase(
+            entry=self.entry,
+            definition=self.definition,
+            op=self.op,
+            planned=planned,
+            records={name: self.engine.record(name) for name in self.names},
+            code=self.settings.code,
+            tolerance=self.settings.tolerance,
+            dataset=self.settings.dataset,
+        )
+
+    def each(
+        self, cases: Iterable[PlannedCase], call: Call | None = None, name: str = REFERENCE
+    ) -> Iterator[JudgedCase]:
+        """Cases drawn, run and solved, one after the other; `call` has the untrusted code of a name called."""
+        for planned in cases:
+            case = self._case(planned)
+            names = [one for one in self.names if one == REFERENCE or not planned.hidden]
+            case.results = {one: known for one in names if (known := self.known[one]) is not None}
+            if call is not None or len(case.results) < len(names):
+                with giving_back(BETWEEN_BYTES):
+                    self._run(case, [one for one in names if one != REFERENCE], call, name)
+            yield case
+
+    def _run(self, case: JudgedCase, trusted: Sequence[str], call: Call | None, name: str) -> None:
+        """One case: the calls are made while it is solved here."""
+        device = drawing_device(self.definition, case.planned.case, self.engine.computing)
+        try:
+            self.engine.where_it_fits(device, partial(self._draw_on, case))
+        except Exception as error:  # noqa: BLE001 - that definition's verdict
+            case.inputs, case.problem = None, raised(error)
+        threads = self.engine.threads
+        asked = {
+            one: threads.submit(self._attempt, one, partial(self._trusted, one, case.planned))
+            for one in trusted
+            if one not in case.results and one not in self.settings.functions
+        }
+        if call is not None:
+            asked[name] = threads.submit(self._attempt, name, partial(self._untrusted, case, call))
+        if self.entry.no_oracle is None and not case.planned.large and case.inputs is not None:
+            case.right = self._solved(case)
+        here = self.settings.functions.keys() & set(trusted) - case.results.keys()
+        for one in here:  # in the thread of who asks: it may debug its function
+            case.results[one] = self._attempt(one, partial(self._trusted, one, case.planned))
+        case.results |= {one: future.result() for one, future in asked.items()}
+
+    def _draw_on(self, case: JudgedCase, device: torch.device) -> None:
+        planned, dataset = case.planned.case, self.settings.dataset
+        case.inputs = make_inputs(self.op, self.definition, planned, device=device, dataset=dataset)
+        case.digest = digest_json(fingerprints(case.inputs))
+
+    def _solved(self, case: JudgedCase) -> Right:
+        """What the oracle says, on the GPU if there is one and the case is large."""
+        device = self.engine.computing if case.planned.memory > ORACLE_HOST_BYTES else CPU
+
+        def entries(device: torch.device) -> Tensors:
+            there = any(isinstance(one, torch.Tensor) and one.is_cuda for one in (case.inputs or {}).values())
+            if there and self.engine.computing.type == "cpu":  # what lay on the GPU is lost with it
+                self._draw_on(case, CPU)
+            return self._entries(case.inputs or {}, device, case.planned.case.seed)
+
+        try:
+            return Right(oracle=self.engine.where_it_fits(device, entries))
+        except Exception as error:  # noqa: BLE001 - told in each row of the case
+            message = f"the oracle: {describe(error)}"
+            return Right(blocked=Ruling(Verdict.ERROR, Error.ORACLE, message, {}))
+
+    def _entries(self, inputs: Values, device: torch.device, seed: int) -> Tensors:
+        set_seed(seed, device)
+        placed = place(inputs, device) if device.type == "cuda" else on_host(inputs)
+        values = self.op.expected(self.definition, placed)
+        return _whole(dict(zip(values, plain_tensors(list(values.values())), strict=True)))
+
+    def _attempt(self, name: str, call: Callable[[], CaseResult]) -> CaseResult:
+        """What a call leaves; none is made where too many before it took too long."""
+        seconds = self.settings.limits.seconds
+        if self.timeouts[name] >= PATIENCE:
+            message = f"not run: {PATIENCE} cases of this definition ran into the limit of {seconds:g} s"
+            return CaseResult(status="error", reason=Error.TIMEOUT, message=message)
+        result = call()
+        self.timeouts[name] += result.reason == Error.TIMEOUT
+        return result
+
+    @staticmethod
+    def _untrusted(case: JudgedCase, call: Call) -> CaseResult:
+        """What a call of untrusted code leaves of a case."""
+        if case.problem is not None:
+            return CaseResult.failed(case.problem, "drawing the inputs: ")
+        try:
+            return replace(call(case), inputs=case.digest)
+        except CallError as error:
+            return CaseResult.failed(error.reply)
+
+    def _trusted(self, name: str, planned: PlannedCase) -> CaseResult:
+        """What a ground truth leaves of a case, in a worker of its environment or here."""
+        item = {
+            "implementation": name,
+            "definition": self.entry.definition,
+            "digest": self.entry.digest,
+            "case": planned.case.as_json(),
+            "repeat": planned.repeat,
+        }
+        function = self.settings.functions.get(name)
+        if function is not None:
+            function.device = self.engine.device.type
+            runner = Runner(self.definition, self.op, function, self.engine.device, self.settings.dataset)
+            try:
+                return CaseResult(**runner.run(item))
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
+                return CaseResult.failed(raised(error))
+        problem = self.engine.not_built(name, self.definition)
+        if problem is not None:
+            return CaseResult(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
+        seconds = self.settings.limits.seconds
+        # On a GPU, a call of a function that the definition's tag names compiles it.
+        compiles = self.engine.device.type == "cuda" and environment_of(name) == TAGGED
+        if compiles and self.definition.dumped_from.startswith(f"{STACKS[TAGGED].package}."):
+            seconds = max(seconds, self.settings.build_seconds)
+        reply = self.engine.ask(name, item, seconds)
+        if reply.status is not Status.OK:
+            return CaseResult.failed(reply)
+        said = reply.value
+        return CaseResult.skipped(Unavailable(**said["skip"])) if "skip" in said else CaseResult(**said)
+
+    def judge(self, case: JudgedCase) -> None:
+        """Judge a case that is too large to be solved at once; another one judges itself."""
+        if not case.planned.large or case.planned.skip is not None or case.inputs is None or not case.ran:
+            return
+        try:
+            case.large = LargeCase(case, figures=self.settings.figures).rulings(self.engine.computing)
+        except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, OSError) as error:
+            message = f"the oracle: {type(error).__name__}: {error}"
+            case.large = {name: {WHOLE: Ruling(Verdict.ERROR, Error.ORACLE, message, {})} for name in case.ran}
+
+    def _finish(self, case: JudgedCase) -> None:
+        """Judge a case, and let go of its tensors."""
+        planned = case.planned
+        case.results = {name: case.results[name] for name in sorted(case.results)}
+        self.judge(case)
+        case.inputs = None
+        self.rows_of[planned.id] = dict(case.rows)
+        self.pairs += case.pairs()
+        if case.disputed and planned.memory <= EXPLAINED_BYTES:
+            self.held.append(case)
+        if planned is self.entry.cases[0] and REFERENCE in case.results and not self.entry.scaled_down:
+            self.disagreements = case.disagreements()
+        for name, rows in case.rows.items():
+            verdicts = {row.verdict for row in rows}
+            worst = next(
+                one for one in (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP) if one in verdicts
+            )
+            self.settings.progress(name, self.definition.name, planned.id, str(worst))
+
+    # The reference.
+
+    def _with_reference(self, plain: Sequence[PlannedCase], hidden: Sequence[PlannedCase]) -> None:
+        """All cases with the reference among what runs.
+
+        One case is run again, with other memory, and hidden ones after it: on a CPU in a process of their own,
+        which has not seen the others.
+        """
+        again: JudgedCase | None = None
+        repeated = any(planned.repeat for planned in plain)
+        fill = float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)  # another one in every run
+        with self._reference(NAN) as source:
+            for case in self.each(plain, partial(self._called, source)):
+                if case.planned.repeat and case.results[REFERENCE].status == "ok":
+                    again = case
+                else:
+                    self._finish(case)
+            if self.engine.device.type == "cuda":
+                self._again(source, again, hidden, repeated=repeated, fill=fill)
+        if self.engine.device.type == "cpu" and (again is not None or hidden):
+            with self._reference(NAN if again is None else fill) as source:
+                self._again(source, again, hidden, repeated=repeated, fill=fill)
+
+    def _reference(self, fill: float) -> contextlib.AbstractContextManager[UntrustedSource]:
+        """The definition's reference in a new process, `fill` in memory without a value."""
+        device, limits = self.engine.device.type, self.settings.limits
+        return loaded(self.definition, self.engine.untrusted, limits=limits, device=device, fill=fill)
+
+    def _again(
+        self,
+        source: UntrustedSource,
+        first: JudgedCase | None,
+        hidden: Sequence[PlannedCase],
+        *,
+        repeated: bool,
+        fill: float,
+    ) -> None:
+        """A case's second run, and hidden cases: whether bits vary, and answers are remembered."""
+        before: tuple[Values, Tensors] | None = None
+        second: CaseResult | None = None
+        if first is not None:
+            call = partial(self._called, source, fill=fill, again=True)
+            second = self._attempt(REFERENCE, partial(self._untrusted, first, call))
+            if second.status == "ok" and first.inputs is not None:
+                before = first.inputs, second.outputs
+        remembered = False
+        threads = 2 if self.engine.device.type == "cpu" else 1  # others than elsewhere, where there are several
+        for case in self.each(hidden, partial(self._called, source, fill=None, threads=threads)):
+            result = case.results[REFERENCE]
+            if repeated and result.status == "ok" and case.inputs is not None:
+                if before is not None:
+                    remembered |= self._remembered(case.planned, case.inputs, result.outputs, *before)
+                before = case.inputs, result.outputs
+            self._finish(case)
+        if first is None or second is None:
+            return
+        one = first.results[REFERENCE]
+        if second.status != "ok":
+            joined = replace(second, message=f"its second run: {second.message}")
+        else:
+            names = sorted(one.outputs.keys() | second.outputs.keys())
+            pairs = ((name, one.outputs.get(name), second.outputs.get(name)) for name in names)
+            varying = [name for name, now, then in pairs if not self._same(first.planned, now, then)]
+            joined = replace(
+                one,
+                mutated=sorted({*one.mutated, *second.mutated}),
+                aliased=sorted({*one.aliased, *second.aliased}),
+                subclassed=sorted({*one.subclassed, *second.subclassed}),
+                varying=varying,
+                remembered=remembered,
+            )
+        first.results[REFERENCE] = joined
+        self._finish(first)
+
+    @staticmethod
+    def _same(planned: PlannedCase, one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+        """Whether two calls gave the same bits; draws that one of them alone made do not count."""
+        return (same_draws if planned.trials else same_bits)(one, other)
+
+    def _remembered(
+        self, planned: PlannedCase, inputs: Values, outputs: Tensors, earlier: Values, before: Tensors
+    ) -> bool:
+        """Whether every output has the bits of the call before, whose inputs were others."""
+        flats = [value.reshape(-1) for value in outputs.values()]
+        if isinstance(self.op, GenericOp) and all(same_bits(flat[1:], flat[:-1]) for flat in flats):
+            return False  # nothing says that inputs such as these have different answers
+        same = bool(outputs) and all(
+            self._same(planned, value, before.get(name)) for name, value in outputs.items()
+        )
+        return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(earlier))
+
+    def _called(
+        self,
+        source: UntrustedSource,
+        case: JudgedCase,
+        *,
+        fill: float | None = NAN,
+        threads: int = 1,
+        again: bool = False,
+    ) -> CaseResult:
+        """What a call of the reference leaves; without an oracle, its shadow stands beside as what is right.
+
+        Nobody can tell the case by the call's seed, where something is drawn.
+        """
+        planned, inputs = case.planned, case.inputs
+        assert inputs is not None
+        drawn = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63) if planned.trials else None
+        once = planned.further if not again and not planned.hidden else None
+
+        def call(**order: Any) -> CaseResult:  # noqa: ANN401 - what else a CallRequest says
+            seed = planned.case.seed if drawn is None else drawn
+            return source.run(planned.case, inputs, **{"seed": seed, "fill": fill, "threads": threads} | order)
+
+        seed = {"seed": secrets.randbits(62)} if again and drawn is None else {}
+        further = once and once.within(self.settings.limits.seconds)
+        result = call(trials=planned.trials, further=further, **seed)
+        if self.entry.no_oracle is not None and not planned.trials and not again:
+            case.right = shadowed(self.entry.reference, call)
+        return result
+
+
+def shadowed(reference: str, call: Callable[..., CaseResult]) -> Right:
+    """A reference's outputs in float64, in another order of summation, and with equal values in another order.
+
+    `call` makes a call in a `mode` of `traceproof.run.shadow`.
+    """
+    found: Tensors = {}
+    for mode, what in zip(modes_of(reference), (SHADOW, BASELINE, OTHER_TIES), strict=False):
+        try:
+            result = call(mode=mode)
+        except CallError as error:
+            return Right(oracle=_whole(found), shadow=error.told.rpartition("UnsupportedError: ")[2])
+        for name, value in result.outputs.items():
+            found[name if what == SHADOW else f"{name}@{what}"] = value
+    return Right(oracle=_whole(found))
+
+
+def _whole(oracle: Tensors) -> Tensors:
+    """An oracle's entries, those left out whose output it does not give."""
+    return {key: value for key, value in oracle.items() if key.partition("@")[0] in oracle}
+
+
+def raised(error: Exception) -> Reply:
+    """The reply of a call that our own code could not make."""
+    short = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return Reply(status=Status.MEMORY if short else Status.ERROR, message=describe(error))

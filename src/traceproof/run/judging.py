@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
 
@@ -18,7 +18,6 @@ from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import (
     MISCONDUCT,
-    Expected,
     Ruling,
     judge_form,
     misconduct,
@@ -29,9 +28,9 @@ from traceproof.judge.output import (
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
-from traceproof.reasons import Error, Failure, Skip, Unavailable, Verdict
+from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.calls import giving_back
-from traceproof.run.case import SolvedCase, entries_of, expectation, make_inputs, on_host, place
+from traceproof.run.case import CPU, SolvedCase, entries_of, expectation, make_inputs, on_host, place
 from traceproof.run.implementations import PAIR
 from traceproof.run.schema import (
     ORACLE,
@@ -45,63 +44,15 @@ from traceproof.run.schema import (
     RowDigests,
     VerdictRow,
 )
-from traceproof.run.untrusted import Taken
-from traceproof.sandbox import Reply, Status
+from traceproof.run.untrusted import CaseResult
+from traceproof.sandbox import Reply
 from traceproof.stacks import TRUTHS
-from traceproof.text import plain_text
 
 DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
 HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference
 EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
-REASONS: Mapping[Status, Error] = {
-    Status.ERROR: Error.EXCEPTION,
-    **{status: Error[status.name] for status in Status if status.name in Error.__members__},
-}
 Rows = list[VerdictRow]
 Rulings = Mapping[str, Ruling]  # by output, or WHOLE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseResult:
-    """What an implementation left of one case."""
-
-    status: Literal["ok", "error", "skip"]
-    reason: str = ""
-    message: str = ""
-    inputs: str | None = None  # digest of what was drawn
-    outputs: Tensors = field(default_factory=dict)
-    # names of what it should not have done; `varying` only where it was run again
-    mutated: Sequence[str] = ()
-    aliased: Sequence[str] = ()
-    subclassed: Sequence[str] = ()
-    surplus: Sequence[str] = ()
-    overrun: Sequence[str] = ()
-    late: Sequence[str] = ()
-    varying: Sequence[str] | None = None
-    remembered: bool = False  # whether other inputs gave the same bits
-    isolation: str = ""  # what untrusted code could reach, where isolation was not whole
-
-    @classmethod
-    def taken(cls, taken: Taken, inputs: str | None = None) -> Self:
-        """What a call of untrusted code left."""
-        facts = {name: getattr(taken, name) for name in ("outputs", *MISCONDUCT, "surplus", "isolation")}
-        return cls(status="ok", inputs=inputs, **facts)
-
-    @classmethod
-    def failed(cls, reply: Reply, about: str = "") -> Self:
-        """There is nothing to compare, for the reason that the reply gives."""
-        message = plain_text(about + reply.message)
-        return cls(
-            status="error",
-            reason=REASONS[reply.status],
-            message=message,
-            isolation=plain_text(reply.isolation),
-        )
-
-    @classmethod
-    def skipped(cls, why: Unavailable) -> Self:
-        """Not run, for a reason of the closed list."""
-        return cls(status="skip", reason=why.reason, message=plain_text(why.message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,30 +64,24 @@ class Right:
     shadow: str = ""  # why there is no float64 shadow, where one was wanted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowOrigin:
-    """What an implementation's rows stand on."""
-
-    code: str  # digest
-    record: Mapping[str, Any]  # of its environment
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class JudgedCase:
-    """One case, what is expected of it, and what each implementation left of it."""
+    """One case: its inputs, what is expected, what each implementation left of it, and what the judge says."""
 
     entry: PlannedDefinition
     definition: Definition
     op: Op
     planned: PlannedCase
-    results: Mapping[str, CaseResult]
-    right: Right = Right()
-    large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, of a case judged in chunks
-    inputs: str | None = None  # digest of what the coordinator drew
-    origins: Mapping[str, RowOrigin]
+    records: Mapping[str, Mapping[str, Any]]  # of the environment that each implementation's rows stand on
+    code: str = ""  # digest of ours that they stand on
     tolerance: float | None = None
     dataset: Path | None = None
-    given: Values | None = None  # the case's inputs, where nobody drew them
+    inputs: Values | None = None  # None: not drawn, or let go of
+    digest: str | None = None  # of the inputs that were drawn
+    problem: Reply | None = None  # why they could not be
+    results: dict[str, CaseResult] = field(default_factory=dict)
+    right: Right = field(default_factory=Right)
+    large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, of a case judged in chunks
 
     @property
     def shadowed(self) -> bool:
@@ -192,8 +137,8 @@ class JudgedCase:
         if self.right.blocked is not None:
             yield WHOLE, self.right.blocked
             return
-        if result.inputs != self.inputs:
-            differ = f"inputs {result.inputs} were seen, the oracle saw {self.inputs}"
+        if result.inputs != self.digest:
+            differ = f"inputs {result.inputs} were seen, the oracle saw {self.digest}"
             yield WHOLE, Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
             return
         yield from rulings(
@@ -219,7 +164,7 @@ class JudgedCase:
         )
 
     def _row(self, name: str, output: str, ruling: Ruling) -> VerdictRow:
-        case, result, origin = self.planned.case, self.results[name], self.origins[name]
+        case, result, record = self.planned.case, self.results[name], self.records[name]
         alone = "" if self.shadowed else "; ".join(self.definition.constants.alone)
         noted = (("isolation", result.isolation), ("scaled_down", self.entry.scaled_down), ("constants", alone))
         further: dict[str, Any] = {**{key: value for key, value in noted if value}, **ruling.details}
@@ -242,32 +187,32 @@ class JudgedCase:
                 definition=self.definition.digest,
                 case=self.planned.digest,
                 inputs=result.inputs,
-                code=origin.code,
-                environment=origin.record.get("digest"),
+                code=self.code,
+                environment=record.get("digest"),
             ),
-            versions=origin.record.get("versions"),
-            device=origin.record.get("device"),
+            versions=record.get("versions"),
+            device=record.get("device"),
             repeat=self.planned.hidden or f"--seed {case.seed}",
         )
 
     # Where implementations differ.
 
     @cached_property
-    def _ran(self) -> dict[str, Tensors]:
+    def ran(self) -> dict[str, Tensors]:
         """Outputs of those that ran, on the same inputs."""
         return {
             name: result.outputs
             for name, result in self.results.items()
-            if result.status == "ok" and result.inputs == self.inputs
+            if result.status == "ok" and result.inputs == self.digest
         }
 
     def _apart(self, one: str, other: str, output: str) -> float | None:
-        return agree(self._ran[one].get(output), self._ran[other].get(output), self.subject.expected(output))
+        return agree(self.ran[one].get(output), self.ran[other].get(output), self.subject.expected(output))
 
     def pairs(self) -> Rows:
         """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
         found: Rows = []
-        if not self._ran or self.tolerance is not None or self.planned.skip is not None:
+        if not self.ran or self.tolerance is not None or self.planned.skip is not None:
             return found
         comparisons = self.op.comparisons(self.definition)
         for output, spec in self.definition.outputs.items():
@@ -275,7 +220,7 @@ class JudgedCase:
                 continue  # sets and draws do not lie apart by an amount
             elements = math.prod(self.definition.shape_of(spec, self.planned.case.axes) or ())
             passed = {row.implementation: row for row in _passed(self.every, output)}
-            named = [truth for truth in TRUTHS if truth in passed and truth in self._ran]
+            named = [truth for truth in TRUTHS if truth in passed and truth in self.ran]
             for one, other in combinations(named, 2):
                 if (
                     elements > HELD_APART
@@ -292,10 +237,10 @@ class JudgedCase:
     def _arbitrated(self, row: VerdictRow, rows: Rows) -> VerdictRow:
         """A failing row that says who agrees with whom, and who is in the minority."""
         implementation, output = row.implementation, row.output
-        if output not in self._ran.get(implementation, {}) or not entries_of(self.right.oracle, output):
+        if output not in self.ran.get(implementation, {}) or not entries_of(self.right.oracle, output):
             return row
         apart = {
-            other: self._apart(implementation, other, output) for other in self._ran if other != implementation
+            other: self._apart(implementation, other, output) for other in self.ran if other != implementation
         }
         passed = [one.implementation for one in _passed(rows, output)]
         near = (
@@ -311,13 +256,12 @@ class JudgedCase:
         """An arbitrated row that says what its answer looks like, if that is known."""
         if row.arbitration is None:
             return row
-        inputs = self.given
+        inputs = self.inputs
         if inputs is None:
-            cpu = torch.device("cpu")
-            inputs = make_inputs(self.op, self.definition, self.planned.case, device=cpu, dataset=self.dataset)
+            inputs = make_inputs(self.op, self.definition, self.planned.case, device=CPU, dataset=self.dataset)
         subject = replace(self.subject, inputs=inputs)
         known = explain(
-            subject, row.output, self._ran[row.implementation][row.output], subject.expected(row.output)
+            subject, row.output, self.ran[row.implementation][row.output], subject.expected(row.output)
         )
         told = "".join(f"; {text}" for text in known)
         arbitration = row.arbitration.model_copy(update={"recognised": tuple(known)})
@@ -420,64 +364,64 @@ KEPT_ENTRIES = (
 )  # bytes of the oracle's entries that the second pass finds; a case needs twice as much anyway
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LargeCase:
-    """A large case of one definition, all implementations being judged in one go."""
+    """A large case, whose op has a `row_axis`; all implementations are judged in one go."""
 
-    definition: Definition
-    op: Op  # which has a `row_axis`
-    case: Case
-    inputs: Values
-    tolerance: float | None  # overrides the specification's atol and rtol
+    case: JudgedCase
     figures: bool = True  # whether outputs that pass have figures beside the gate's
 
-    def rulings(self, outputs: Mapping[str, Tensors], device: torch.device) -> dict[str, dict[str, Ruling]]:
+    def rulings(self, device: torch.device) -> dict[str, dict[str, Ruling]]:
         """Rulings by implementation and output: on the GPU if there is one and the case fits, else on the CPU."""
         if device.type == "cuda":
             try:
                 with giving_back(0):  # other processes share the GPU
-                    return self.on(device, outputs)
+                    return self._on(device)
             except torch.OutOfMemoryError:
                 pass
-        return self.on(torch.device("cpu"), outputs)
+        return self._on(CPU)
 
-    def on(self, device: torch.device, outputs: Mapping[str, Tensors]) -> dict[str, dict[str, Ruling]]:
-        """The same, computed on `device`."""
+    def _on(self, device: torch.device) -> dict[str, dict[str, Ruling]]:
+        judged, case = self.case, self.case.planned.case
         found: dict[str, dict[str, Ruling]] = {}
         measured: list[_Measured] = []
-        for name, given in outputs.items():
+        for name, given in judged.ran.items():
             found[name] = {}
-            for output in self.definition.outputs:
+            for output in judged.definition.outputs:
+                own = name == REFERENCE
                 expected = expectation(
-                    self.definition, self.op, self.case, output, {}, reference=name == REFERENCE, in_chunks=True
+                    judged.definition, judged.op, case, output, {}, reference=own, in_chunks=True
                 )
                 form = judge_form(given.get(output), expected)
                 if form is not None:
                     found[name][output] = form
                     continue
-                numerics = self._numerics(expected)
+                kind = expected.comparison
+                assert kind is not None
+                assert not isinstance(kind, Samples | IndexSet)  # see `is_large`
+                assert expected.dtype is not None  # an op with an oracle knows it
+                numerics = numerics_of(kind, expected.dtype, judged.tolerance, figures=self.figures)
                 measured.append(_Measured(name, output, given[output].to(device), numerics))
-        inputs = place(self.inputs, device) if device.type == "cuda" else on_host(self.inputs)
-        self._measure(inputs, measured, device.type)
+        inputs = judged.inputs or {}
+        self._measure(place(inputs, device) if device.type == "cuda" else on_host(inputs), measured, device.type)
         for one in measured:
             found[one.implementation][one.output] = rule_on(one.numerics)
         failed = any(one.verdict is Verdict.FAIL for rulings in found.values() for one in rulings.values())
-        return replace(self, figures=True).on(device, outputs) if failed and not self.figures else found
-
-    def _numerics(self, expected: Expected) -> Numerics:
-        kind = expected.comparison
-        assert kind is not None
-        assert not isinstance(kind, Samples | IndexSet)  # see `in_chunks`
-        assert expected.dtype is not None  # an op with an oracle knows it
-        return numerics_of(kind, expected.dtype, self.tolerance, figures=self.figures)
+        return LargeCase(judged)._on(device) if failed and not self.figures else found  # noqa: SLF001 - its own
 
     def _measure(self, inputs: Values, measured: "list[_Measured]", device: str) -> None:
         """Feed every chunk to all that is measured; once more to what has two passes."""
+        definition, case = self.case.definition, self.case.planned.case
+        axis = self.case.op.row_axis(definition)
+        assert axis is not None
+        total = case.axes[axis]
+        step = max(1, CHUNK_ELEMENTS[device] * total // output_elements(definition, case))
+        chunks = [(start, min(step, total - start)) for start in range(0, total, step)]
         twice = [one for one in measured if one.numerics.two_passes]
         kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
         left = KEPT_ENTRIES
-        for start, length in self._chunks(device):
-            entries = self._oracle(inputs, start, length)
+        for start, length in chunks:
+            entries = self._oracle(inputs, axis, start, length)
             left -= sum(value.nbytes for found in entries.values() for value in found.values()) if twice else 0
             if twice and left > 0:
                 kept[start] = entries
@@ -485,31 +429,20 @@ class LargeCase:
                 rows = one.numerics.measure(one.rows(start, length), entries[one.output], start)
                 if not one.numerics.two_passes:
                     one.numerics.hold_prepared(rows)
-        for start, length in self._chunks(device) if twice else ():
-            entries = kept.pop(start) if start in kept else self._oracle(inputs, start, length)
+        for start, length in chunks if twice else ():
+            entries = kept.pop(start) if start in kept else self._oracle(inputs, axis, start, length)
             for one in twice:
                 one.numerics.hold(one.rows(start, length), entries[one.output])
 
-    def _chunks(self, device: str) -> Iterator[tuple[int, int]]:
-        """First row and number of rows of each chunk."""
-        axis = self.op.row_axis(self.definition)
-        assert axis is not None
-        total = self.case.axes[axis]
-        step = max(1, CHUNK_ELEMENTS[device] * total // output_elements(self.definition, self.case))
-        for start in range(0, total, step):
-            yield start, min(step, total - start)
-
-    def _oracle(self, inputs: Values, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
+    def _oracle(self, inputs: Values, axis: str, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
         """The oracle's entries for some rows, by output and by what follows `@`."""
-        axis = self.op.row_axis(self.definition)
-        cut: Values = {}
-        for name, spec in self.definition.inputs.items():
+        definition, cut = self.case.definition, dict(inputs)
+        for name, spec in definition.inputs.items():
             value = inputs[name]
             if isinstance(value, torch.Tensor) and axis in (spec.shape or ()):
-                value = value.narrow((spec.shape or ()).index(axis), start, length)
-            cut[name] = value
-        entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.definition.outputs}
-        for name, value in self.op.expected(self.definition, cut).items():
+                cut[name] = value.narrow((spec.shape or ()).index(axis), start, length)
+        entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in definition.outputs}
+        for name, value in self.case.op.expected(definition, cut).items():
             output, _, what = name.partition("@")
             entries[output][what] = value
         return entries

@@ -1,42 +1,160 @@
-"""What runs in the worker of an environment: it draws for itself and runs ground truths, one case per item.
+"""Ground truths: functions from a definition's inputs to its outputs, and what runs them, one case per item.
 
-Outputs lie in memory that the coordinator opens.
+`setup` is called in the worker of an environment, which draws for itself; outputs lie in memory that the
+coordinator opens. Whether a ground truth can run at all is decided without its package, as far as that goes.
 """
 
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
-from traceproof.ops import far, registry
-from traceproof.ops.base import Op, Values
+from traceproof.environments import interpreted
+from traceproof.ops import far, lookup, registry
+from traceproof.ops.adapter import Adapter, Api, resolve, with_one_object_each
+from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import AFTER, SIZES, Case
-from traceproof.ops.far import Far
-from traceproof.reasons import Unavailable, UnavailableError
+from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.run.calls import (
     BETWEEN_BYTES,
+    GOLDEN,
     KEPT_BYTES,
     ending_if_lost,
+    further_draws,
     giving_back,
     set_seed,
     wait_asleep,
 )
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, place
-from traceproof.run.implementation import OTHER_SEED, Implementation, call, named_outputs
-from traceproof.run.tensors import plain_tensors, same_bits, same_draws
+from traceproof.run.tensors import plain_tensor, plain_tensors, same_bits, same_draws
 from traceproof.run.workers import OUTPUTS
+from traceproof.stacks import STACK_OF, STACKS
 
-MOST_LOADED = (
-    32  # definitions and implementations that stay ready: those of several definitions side by side come in turns
-)
+OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
+MOST_LOADED = 32  # ground truths of definitions that stay ready: several definitions side by side come in turns
+
+
+class Implementation:
+    """A ground truth; `unavailable` decides all that can be decided without data, and resolves the calls."""
+
+    device: str = "cpu"  # where its inputs will lie, as torch names it; set before anything is called
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._adapter: Adapter | None = None
+        self._api: Api = {}
+        self._begun: Api | None = None
+
+    def unavailable(self, definition: Definition) -> Unavailable | None:
+        """No adapter for this form, a machine that can not run it, an absent package, a vanished API."""
+        why = blocked(self.name, definition, self.device)
+        adapter = lookup.serving(self.name, definition)
+        if why is not None or adapter is None:
+            return why
+        lacking = adapter.lacking()
+        if lacking is not None:
+            return lacking
+        if simulated(self.name, self.device):
+            interpreted.prepare()
+        api = resolve(STACKS[STACK_OF[self.name]], adapter.apis)
+        if isinstance(api, Unavailable):
+            return api
+        refused = adapter.refuses(api, definition)
+        if refused is None:
+            self._adapter, self._api = adapter, api
+        return refused
+
+    def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what packages return
+        """One call: a mapping by output name, a sequence in the definition's order, or a single value."""
+        assert self._adapter is not None
+        api, self._begun = self._begun or self._api, None
+        empty = self._adapter.empty(definition, inputs)
+        return self._adapter.call(api, definition, inputs) if empty is None else empty
+
+    def begin(self, definition: Definition, inputs: Values) -> None:
+        """Run a case before another that the same objects of a package are to serve; the next `run` is of that."""
+        begun = with_one_object_each(self._api)
+        self._begun = begun
+        self.run(definition, inputs)
+        self._begun = begun
+
+
+def simulated(name: str, device: str) -> bool:
+    """Whether a ground truth's kernels are interpreted on a CPU."""
+    return STACKS[STACK_OF[name]].triton and device == "cpu" and interpreted.asked()
+
+
+def blocked(name: str, definition: Definition, device: str) -> Unavailable | None:
+    """Why a ground truth can not run a definition on a device, as far as that is known without its package."""
+    adapter = lookup.serving(name, definition)
+    if adapter is None:
+        return Unavailable(Skip.NO_ADAPTER, f"{name} has no adapter for this form of {definition.op_type}")
+    if simulated(name, device):
+        return adapter.unsupported(definition)
+    return adapter.unsupported(definition) or adapter.machine(torch.device(device))
+
+
+def absent(name: str, definition: Definition) -> Unavailable:
+    """Why a ground truth can not run where there is no environment for it."""
+    adapter = lookup.serving(name, definition)
+    lacking = adapter.lacking() if adapter is not None else None
+    distribution = STACKS[STACK_OF[name]].distribution
+    return lacking or Unavailable(Skip.PACKAGE_ABSENT, f"{distribution} is not installed")
+
+
+def named_outputs(definition: Definition, returned: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as `run`
+    """What an implementation returned, by output name; surplus values are `extra-<n>`, missing ones are absent."""
+    if isinstance(returned, Mapping):
+        return {str(name): value for name, value in returned.items()}
+    values = list(returned) if isinstance(returned, tuple | list) else [returned]
+    names = [*definition.outputs, *(f"extra-{index}" for index in range(len(values)))]
+    return dict(zip(names, values, strict=False))
+
+
+def call(  # noqa: PLR0913 - one call, spelled out
+    implementation: Implementation,
+    definition: Definition,
+    op: Op,
+    case: Case,
+    inputs: Values,
+    *,
+    further: bool = False,
+) -> Any:  # noqa: ANN401 - what an implementation returns
+    """What an implementation returns for a case; draws of a sampling op are stacked along a new first axis.
+
+    `further`: whether draws with repeated rows follow, where the op asks for them.
+    """
+    trials = op.trials(definition, case)
+    if not trials:
+        return implementation.run(definition, inputs)
+    device = torch.device(implementation.device)
+    draws = []
+    for trial in range(trials):
+        seed = (case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63)
+        set_seed(seed, device)
+        returned = named_outputs(definition, implementation.run(definition, inputs))
+        draws.append({name: plain_tensor(value) for name, value in returned.items()})
+    parts = [{name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}]
+    order = op.further(definition, case) if further else None
+    if order is not None:
+
+        def again(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
+            values = dict(zip(inputs, given, strict=True))
+            return [*named_outputs(definition, implementation.run(definition, values)).items()]
+
+        more = further_draws(again, list(inputs.values()), asdict(order), seed=seed, device=device)
+        parts += [{str(name): value for name, value in entries} for entries in more]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+# In a worker.
 
 
 def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -45,11 +163,22 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     The payload has `device`, `threads`, and `dataset` (root of the blobs, or null). An item has `implementation`,
     `definition` (JSON), its `digest`, the `case`, and whether to `repeat` it.
     """
+    from safetensors.torch import save  # generated tests call ground truths without it
+
     torch.set_num_threads(payload["threads"])
     dataset = Path(payload["dataset"]) if payload["dataset"] else None
-    loaded: dict[tuple[str, str], _Loaded] = {}
-    wait_asleep(torch.device(payload["device"]))  # before a package opens the GPU
+    device = torch.device(payload["device"])
+    loaded: dict[tuple[str, str], Runner | Unavailable] = {}
+    wait_asleep(device)  # before a package opens the GPU
     given = contextlib.ExitStack()  # the outputs that were answered last
+
+    def load(item: Mapping[str, Any]) -> "Runner | Unavailable":
+        definition = Definition.model_validate(item["definition"])
+        implementation = Implementation(item["implementation"])
+        implementation.device = device.type
+        op, _ = registry.for_definition(definition)
+        why = implementation.unavailable(definition)
+        return Runner(definition, op, implementation, device, dataset) if why is None else why
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
         given.close()
@@ -60,43 +189,23 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                     with giving_back(KEPT_BYTES):  # on a GPU others wait for that memory
                         gc.collect()
-            loaded[key] = _load(item, payload["device"], dataset)
+            loaded[key] = load(item)
         found = loaded[key]
-        if isinstance(found, dict):
-            return found
+        if isinstance(found, Unavailable):
+            return {"skip": asdict(found)}
         try:
-            with giving_back(BETWEEN_BYTES), ending_if_lost(found.device):
+            with giving_back(BETWEEN_BYTES), ending_if_lost(device):
                 answer = found.run(item)
-                answer[OUTPUTS] = _handed_over(answer.pop("outputs"), given)
-                return answer
         except UnavailableError as error:
-            return _skip(error.unavailable)
+            return {"skip": asdict(error.unavailable)}
+        # In memory that this process's parent may open until it asks again.
+        file = given.enter_context(os.fdopen(os.memfd_create("outputs"), "wb", buffering=0))
+        left = memoryview(save(answer.pop("outputs")))
+        while left:
+            left = left[file.write(left) :]
+        return {OUTPUTS: f"/proc/{os.getpid()}/fd/{file.fileno()}", **answer}
 
     return run
-
-
-def _handed_over(tensors: dict[str, torch.Tensor], given: contextlib.ExitStack) -> str:
-    """Put tensors where this process's parent may open them until `given` closes: in memory, as a file."""
-    file = given.enter_context(os.fdopen(os.memfd_create("outputs"), "wb", buffering=0))
-    left = memoryview(save(tensors))
-    while left:
-        left = left[file.write(left) :]
-    return f"/proc/{os.getpid()}/fd/{file.fileno()}"
-
-
-def _load(item: Mapping[str, Any], device: str, dataset: Path | None) -> "_Loaded":
-    definition = Definition.model_validate(item["definition"])
-    implementation = Implementation(item["implementation"])
-    implementation.device = device
-    unavailable = implementation.unavailable(definition)
-    if unavailable is not None:
-        return _skip(unavailable)
-    op, _ = registry.for_definition(definition)
-    return Runner(definition, op, implementation, torch.device(device), dataset)
-
-
-def _skip(why: Unavailable) -> dict[str, Any]:
-    return {"skip": why.reason.value, "message": why.message}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,54 +225,22 @@ class Runner:
         seen = fingerprints(drawn)
         inputs = self._given(case, drawn)
         before = fingerprints(inputs) if far.SIZE in case.params else seen
-        set_seed(case.seed, self.device)
-        returned = named_outputs(self.definition, self._call(case, inputs, further=True))
-        self._synchronise()
+        tensors, returned = self._called(case, inputs, further=True)
         notes = notes_of(self.op, self.definition, inputs, returned, before)
-        tensors = self._kept(case, returned)
         if item["repeat"]:
             notes |= self._repeat(case, tensors, returned)
             notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
         return {"inputs": digest_json(seen), "outputs": tensors, **notes}
 
-    def _given(self, case: Case, drawn: Values) -> Values:
-        """The inputs as the ground truth gets them."""
-        placed, enlarged = place(drawn, self.device), self._enlarged(case)
-        return placed if enlarged is None else enlarged.spread(self.definition, case, placed)
-
-    def _kept(self, case: Case, returned: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """What is judged of what it returned."""
-        enlarged = self._enlarged(case)
-        judged = returned if enlarged is None else enlarged.kept(self.definition, case, returned)
-        held = {name: value for name, value in judged.items() if value is not None}
-        return dict(zip(held, plain_tensors(list(held.values())), strict=True))
-
-    def _enlarged(self, case: Case) -> Far | None:
-        wanted = self.implementation.enlarges and far.SIZE in case.params
-        return self.op.enlarged(self.definition) if wanted else None
-
-    def _drawn(self, case: Case) -> Values:
-        """The case's inputs, wherever they are drawn fastest."""
-        device = drawing_device(self.definition, case, self.device)
-        return make_inputs(self.op, self.definition, case, device=device, dataset=self.dataset)
-
-    def _call(self, case: Case, inputs: Values, *, further: bool = False) -> Any:  # noqa: ANN401 - what it returns
-        earlier = case.params.get(AFTER)
-        if earlier is not None:
-            cases = self.op.cases(self.definition, sizes=SIZES, seed=case.seed)
-            before = next(one for one in cases if one.id == earlier)
-            self.implementation.begin(self.definition, self._given(before, self._drawn(before)))
-        return call(self.implementation, self.definition, self.op, case, inputs, further=further)
-
-    def _repeat(self, case: Case, first: dict[str, torch.Tensor], returned: Mapping[str, Any]) -> dict[str, Any]:
+    def _repeat(self, case: Case, first: Tensors, returned: Mapping[str, Any]) -> dict[str, Any]:
         """Run again on the same inputs, and once on others: equal bits, and answers that are not remembered.
 
         What the first call returned is still held, so memory that a later call returns again is one and the same.
         """
         held = {_address(value) for value in returned.values()} - {None}
-        again, reused = self._outputs(case, held)
+        again, reused = self._once_more(case, held)
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
-        other, _ = self._outputs(other_case, held)
+        other, _ = self._once_more(other_case, held)
         same = same_draws if self.op.trials(self.definition, case) else same_bits
         return {
             "reused": reused,
@@ -173,18 +250,38 @@ class Runner:
             and self.op.tells_apart(self.definition, self._drawn(case), self._drawn(other_case)),
         }
 
-    def _outputs(self, case: Case, held: Container[int | None]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    def _once_more(self, case: Case, held: Container[int | None]) -> tuple[Tensors, list[str]]:
         """Outputs of one more call, and the names of those that lie in memory that is held."""
-        inputs = self._given(case, self._drawn(case))
-        set_seed(case.seed, self.device)
-        returned = named_outputs(self.definition, self._call(case, inputs))
-        self._synchronise()  # a copy to the host waits for the current stream alone
-        reused = [name for name, value in returned.items() if _address(value) in held]
-        return self._kept(case, returned), reused
+        tensors, returned = self._called(case, self._given(case, self._drawn(case)))
+        return tensors, [name for name, value in returned.items() if _address(value) in held]
 
-    def _synchronise(self) -> None:
+    def _called(self, case: Case, inputs: Values, *, further: bool = False) -> tuple[Tensors, Mapping[str, Any]]:
+        """What is judged of a call's outputs, on the CPU, and all that it returned."""
+        set_seed(case.seed, self.device)
+        earlier = case.params.get(AFTER)
+        if earlier is not None:
+            cases = self.op.cases(self.definition, sizes=SIZES, seed=case.seed)
+            before = next(one for one in cases if one.id == earlier)
+            self.implementation.begin(self.definition, self._given(before, self._drawn(before)))
+        answer = call(self.implementation, self.definition, self.op, case, inputs, further=further)
+        returned = named_outputs(self.definition, answer)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self.device)  # a copy to the host waits for the current stream alone
+        enlarged = self.op.enlarged(self.definition) if far.SIZE in case.params else None
+        judged = returned if enlarged is None else enlarged.kept(self.definition, case, returned)
+        held = {name: value for name, value in judged.items() if value is not None}
+        return dict(zip(held, plain_tensors(list(held.values())), strict=True)), returned
+
+    def _drawn(self, case: Case) -> Values:
+        """The case's inputs, wherever they are drawn fastest."""
+        device = drawing_device(self.definition, case, self.device)
+        return make_inputs(self.op, self.definition, case, device=device, dataset=self.dataset)
+
+    def _given(self, case: Case, drawn: Values) -> Values:
+        """The inputs as the ground truth gets them: of a far case, in full size."""
+        placed = place(drawn, self.device)
+        enlarged = self.op.enlarged(self.definition) if far.SIZE in case.params else None
+        return placed if enlarged is None else enlarged.spread(self.definition, case, placed)
 
 
 def notes_of(
@@ -200,18 +297,12 @@ def notes_of(
         if address is not None and address in seen:
             aliased.append(name)
         seen.add(address)
+    tensors = {name: value for name, value in returned.items() if isinstance(value, torch.Tensor)}
     return {
         "mutated": sorted(name for name in before if after[name] != before[name] and name not in allowed),
         "aliased": aliased,
-        "subclassed": [
-            name
-            for name, value in returned.items()
-            if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
-        ],
+        "subclassed": [name for name, value in tensors.items() if type(value) is not torch.Tensor],
     }
-
-
-_Loaded = Runner | dict[str, Any]  # or why there is none
 
 
 def _address(value: object) -> int | None:

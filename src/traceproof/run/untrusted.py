@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,6 +27,7 @@ from traceproof.files import BorderError, disk_errors, own_folder, remove_tree
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
 from traceproof.ops.cases import Case, Further
+from traceproof.reasons import Error, Unavailable
 from traceproof.run.calls import GOLDEN, filler
 from traceproof.run.case import SolvedCase
 from traceproof.run.runner import FOLDER, TRITON
@@ -42,11 +43,8 @@ SCRATCH_BYTES = 256 * MIB  # what a reference may write into its folder
 ANSWER_BYTES = MIB
 NAN = float("nan")
 
-FOLDERS = (
-    FOLDER,
-    ".cache",
-    ".triton",
-)  # below a worker's home: where compilers put what they are not told to elsewhere
+# Below a worker's home: where compilers put what they are not told to elsewhere.
+FOLDERS = (FOLDER, ".cache", ".triton")
 
 
 def new_name() -> str:
@@ -204,27 +202,50 @@ class Layout:
 PLAIN = Layout()
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a call left: the definition's outputs, and the names of what it should not have done.
+REASONS: Mapping[Status, Error] = {
+    Status.ERROR: Error.EXCEPTION,
+    **{status: Error[status.name] for status in Status if status.name in Error.__members__},
+}
 
-    `times` are nanoseconds of repetitions that were asked for, between events and of a wall clock, as the worker
-    says; `seconds` went by outside of it.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """What an implementation left of one case: its outputs, and the names of what it should not have done.
+
+    `varying` is known only where it was run again. `times` are nanoseconds of repetitions that were asked for,
+    between events and of a wall clock, as a worker says; `seconds` went by outside of it.
     """
 
-    outputs: Tensors
-    mutated: list[str]
-    aliased: list[str]
-    subclassed: list[str]
-    surplus: list[str]
-    overrun: list[str]
-    late: list[str]
-    times: tuple[tuple[int, int], ...] = ()
+    status: Literal["ok", "error", "skip"] = "ok"
+    reason: str = ""
+    message: str = ""
+    inputs: str | None = None  # digest of what was drawn
+    outputs: Tensors = field(default_factory=dict)
+    mutated: Sequence[str] = ()
+    aliased: Sequence[str] = ()
+    subclassed: Sequence[str] = ()
+    surplus: Sequence[str] = ()
+    overrun: Sequence[str] = ()
+    late: Sequence[str] = ()
+    varying: Sequence[str] | None = None
+    remembered: bool = False  # whether other inputs gave the same bits
+    times: Sequence[tuple[int, int]] = ()
     seconds: float = 0.0
-    isolation: str = ""  # what was absent of it
+    isolation: str = ""  # what untrusted code could reach, where isolation was not whole
+
+    @classmethod
+    def failed(cls, reply: Reply, about: str = "") -> Self:
+        """There is nothing to compare, for the reason that the reply gives."""
+        message, reached = plain_text(about + reply.message), plain_text(reply.isolation)
+        return cls(status="error", reason=REASONS[reply.status], message=message, isolation=reached)
+
+    @classmethod
+    def skipped(cls, why: Unavailable) -> Self:
+        """Not run, for a reason of the closed list."""
+        return cls(status="skip", reason=why.reason, message=plain_text(why.message))
 
     @property
-    def facts(self) -> dict[str, list[str]]:
+    def facts(self) -> dict[str, Sequence[str]]:
         """What any caller can be told of; not memory that was written beside tensors, nor late outputs."""
         names = ("mutated", "aliased", "subclassed", "surplus")
         return {name: getattr(self, name) for name in names}
@@ -287,7 +308,7 @@ class CallMemory:
         """How many places for outputs there are."""
         return len(self.specs) - len(self.values)
 
-    def taken(self, said: object) -> Taken:
+    def taken(self, said: object) -> CaseResult:
         """Take what a call left. Raises BorderError: the answer is not in its form."""
         answer = answer_of(said)
         names = self._names(answer)
@@ -315,7 +336,7 @@ class CallMemory:
         def named(places: Sequence[int]) -> list[str]:
             return [names.get(place, f"extra-{place}") for place in places]
 
-        return Taken(
+        return CaseResult(
             outputs=outputs,
             mutated=sorted(mutated),
             # Unless the definition says that the output is an input, modified.
@@ -328,7 +349,7 @@ class CallMemory:
             surplus=surplus,
             overrun=sorted(overrun),
             late=named(answer.late),
-            times=tuple((events, wall) for events, wall in answer.times),
+            times=[(events, wall) for events, wall in answer.times],
         )
 
     def _names(self, answer: CallAnswer) -> dict[int, str]:
@@ -379,7 +400,7 @@ def _destinations(definition: Definition, case: Case, fill: float) -> Values:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CallRequest:
     """One call, as the worker is told of it."""
 
@@ -411,10 +432,6 @@ class UntrustedSource:
     name: str
     device: str = "cpu"
 
-    def start(self) -> None:
-        """Have the worker started and the source loaded while its inputs are drawn: a GPU takes long to open."""
-        self.session.start()
-
     def run(  # noqa: PLR0913 - one call, spelled out
         self,
         case: Case,
@@ -425,7 +442,7 @@ class UntrustedSource:
         further: Further | None = None,
         layout: Layout = PLAIN,
         **order: Any,  # noqa: ANN401 - what else a CallRequest says
-    ) -> Taken:
+    ) -> CaseResult:
         """What one call leaves; several draws are stacked along a new first axis, `further` ones after `trials`.
 
         Raises CallError: no outputs.
@@ -435,9 +452,7 @@ class UntrustedSource:
         shared = CallMemory.of(self.definition, self.op, case, inputs, layout=layout, on_gpu=self.device != "cpu")
         try:
             with shared as memory:
-                places = range(
-                    len(memory.values), len(memory.specs)
-                )  # of outputs: they are repeated as inputs are
+                places = range(len(memory.values), len(memory.specs))  # of outputs, repeated as inputs are
                 request = CallRequest(
                     inputs=memory.specs,
                     seeds=[seed, *(_seed_of(seed, trial) for trial in range(1, trials))],
@@ -447,9 +462,8 @@ class UntrustedSource:
                     surrounded=bool(layout.room),
                     **order,
                 )
-                item = {name: getattr(request, name) for name in CallRequest.__dataclass_fields__}
                 started = time.monotonic()
-                reply = self.session.ask(item, files=[memory.inputs.fd, memory.outputs.fd])
+                reply = self.session.ask(vars(request), files=[memory.inputs.fd, memory.outputs.fd])
                 seconds = time.monotonic() - started
                 if reply.status is not Status.OK:
                     raise CallError(replace(reply, message=reply.message.replace(self.token, self.name)))

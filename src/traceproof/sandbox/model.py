@@ -129,33 +129,16 @@ def decode(body: bytes | bytearray) -> Any:  # noqa: ANN401 - any JSON value
         raise BrokenMessageError(f"not JSON: {type(error).__name__}: {error}") from error
 
 
-class Reader:
-    """Puts one message together out of the pieces that a stream gives."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """Take in what arrived. Raises TooLargeError: the message announces, or sent, more than the limit."""
-        self._buffer += data
-        if len(self._buffer) >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(self._buffer)
-            if size > self._limit:
-                raise TooLargeError(f"an answer of {size} bytes; the limit is {self._limit}")
-            if len(self._buffer) > LENGTH.size + size:
-                raise BrokenMessageError("more than one answer to one item")
-
-    def take(self) -> bytearray | None:
-        """The body of the message if it is complete, else None."""
-        if len(self._buffer) < LENGTH.size:
-            return None
-        (size,) = LENGTH.unpack_from(self._buffer)
-        if len(self._buffer) < LENGTH.size + size:
-            return None
-        body = self._buffer[LENGTH.size :]
-        self._buffer = bytearray()
-        return body
+def is_whole(arrived: bytes | bytearray, limit: int) -> bool:
+    """Whether a message is complete. Raises BrokenMessageError: it announces, or is, more than the limit."""
+    if len(arrived) < LENGTH.size:
+        return False
+    (size,) = LENGTH.unpack_from(arrived)
+    if size > limit:
+        raise TooLargeError(f"an answer of {size} bytes; the limit is {limit}")
+    if len(arrived) > LENGTH.size + size:
+        raise BrokenMessageError("more than one answer to one item")
+    return len(arrived) == int(LENGTH.size + size)
 
 
 def receive(channel: socket.socket) -> Any:  # noqa: ANN401 - any JSON value

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -30,16 +29,17 @@ from traceproof.sandbox.model import (
     ANSWERED,
     CONNECTIONS,
     ITEM,
+    LENGTH,
     MIB,
     PACKET_BYTES,
     BrokenMessageError,
     Limits,
-    Reader,
     Reply,
     Status,
     TooLargeError,
     decode,
     encode,
+    is_whole,
 )
 from traceproof.text import plain_text
 
@@ -50,46 +50,36 @@ KILL_SECONDS = 10.0
 START_SECONDS = 180.0  # importing torch from a cold network file system
 STOP_SECONDS = 5.0
 # What a worker may see of the environment: where libraries and GPUs are. Everything else, tokens too, stays here.
-PASSED = (
-    "CUDA_DEVICE_ORDER",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "LD_LIBRARY_PATH",
-    "MKL_NUM_THREADS",
-    "NVIDIA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "TZ",
+_PASSED = (
+    "CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES LD_LIBRARY_PATH MKL_NUM_THREADS "
+    "NVIDIA_VISIBLE_DEVICES OMP_NUM_THREADS TZ"
 )
-# Memory in pages of 2 MiB, where the kernel lets a program ask for them: of large tensors, which are faulted in
-# each time, and of the heap, so that forking and ending a process that has torch copies and frees fewer entries.
-LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-# A thread of OpenMP that waits for the next parallel region spins for milliseconds: with two threads, operations
-# on small tensors then cost up to five times the processor time. Workers' threads sleep at once.
-SLEEPS = {"OMP_WAIT_POLICY": "PASSIVE"}
-# A driver sets up eight channels to a GPU for a process, and processes wait for each other's. Here one will do.
-FEW_CHANNELS = {CONNECTIONS: "1"}
+PASSED = tuple(_PASSED.split())
 
 
 def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -> dict[str, str]:
     """An interpreter's whole environment, `env` included."""
-    user_base = os.environ.get("PYTHONUSERBASE") or str(Path("~/.local").expanduser())
     return {
+        # Memory in pages of 2 MiB, where the kernel lets a program ask for them: of large tensors, which are
+        # faulted in each time, and of the heap, so that forking a process that has torch copies fewer entries.
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "HOME": str(home),
         "LANG": "C.UTF-8",
+        # A thread of OpenMP that waits for the next parallel region would spin for milliseconds: with two threads,
+        # operations on small tensors then cost up to five times the processor time.
+        "OMP_WAIT_POLICY": "PASSIVE",
         "OPENBLAS_NUM_THREADS": "1",  # NumPy's OpenBLAS would start threads on import, before the fork
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": str(Path(traceproof.__file__).parent.parent),
         "PYTHONUNBUFFERED": "1",
-        "PYTHONUSERBASE": user_base,
+        "PYTHONUSERBASE": os.environ.get("PYTHONUSERBASE") or str(Path("~/.local").expanduser()),
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
-        **SLEEPS,
-        **LARGE_PAGES,
         **{name: os.environ[name] for name in PASSED if name in os.environ},
         **env,
-        **(FEW_CHANNELS if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+        # A driver sets up eight channels to a GPU for a process, and processes wait for each other's: one will do.
+        **({CONNECTIONS: "1"} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
     }
 
 
@@ -104,7 +94,7 @@ class Pool:
     # modules to import before the first fork. They must not start threads, run tensor operations or touch CUDA
     # on import.
     preload: Sequence[str] = ("torch",)
-    python: str | os.PathLike[str] | None = None  # the interpreter; None: this one
+    python: str | None = None  # the interpreter; None: this one
     # environment variables for the worker beside the few that are passed on. Foreign code sees them.
     env: Mapping[str, str] | None = None
     # whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly
@@ -165,8 +155,8 @@ class Pool:
             output, their_output = os.pipe()
             worker = Conversation(data, output, life, limits, self._layers)
             try:
-                request = json.dumps(said).encode()
-                socket.send_fds(self._control, [request], [their_data.fileno(), their_output, their_life.fileno()])
+                given = [their_data.fileno(), their_output, their_life.fileno()]
+                socket.send_fds(self._control, [json.dumps(said).encode()], given)
             except BaseException:
                 worker.abandon()
                 raise
@@ -184,7 +174,7 @@ class Pool:
         folder = self._open.enter_context(own_folder())
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._open.enter_context(self._control)
-        python = os.fspath(self.python) if self.python is not None else sys.executable
+        python = self.python or sys.executable
         order = {
             "gpu": self.gpu,
             "readable": [os.path.abspath(path) for path in self.readable],  # noqa: PTH100 - links stay links
@@ -254,38 +244,12 @@ class WorkerSession:
         self._worker: Conversation | None = None
         self._reach = ""
         self._refused: Reply | None = None
-        self._ahead: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None or issubclass(kind, Exception):  # an interrupt waits for nothing
-                self.settle()
-        finally:
-            self._open.close()
-
-    def start(self) -> None:
-        """Begin to start the worker, beside whatever is done until it is asked something."""
-        begun: Future[None] = Future()
-        self._ahead = begun
-
-        def run() -> None:
-            try:
-                self._start()
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                begun.set_exception(error)
-            else:
-                begun.set_result(None)
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def settle(self) -> None:
-        """Wait for a start that has begun; raises what that raised."""
-        begun, self._ahead = self._ahead, None
-        if begun is not None:
-            begun.result()
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
     def ask(
         self,
@@ -294,7 +258,6 @@ class WorkerSession:
         files: Sequence[int] = (),
     ) -> Reply:
         """Run one item, in `seconds` or the limit's; what lies in its files counts against no limit."""
-        self.settle()
         while self._refused is None:
             if self._worker is None or self._worker.over():
                 self._start()
@@ -339,9 +302,8 @@ class Conversation:
     ) -> None:
         self.layers = layers
         self._data, self._output, self._life = data, output, life
-        self._limits = limits
-        self._count = 0
-        self._files: list[int] = []  # that go with what is sent next
+        self._limits, self._most = limits, limits.message_bytes + ANSWER_SPACE
+        self._printed = 0  # bytes, since the last message was sent
         self.ended = False
         data.setblocking(False)  # noqa: FBT003 - positional in the standard library
         os.set_blocking(output, False)
@@ -354,14 +316,11 @@ class Conversation:
             TraceproofError: no worker could be started.
         """
         identity = secrets.token_hex(8)
-        pending = memoryview(encode(message | {"id": identity}))
-        reader = Reader(self._limits.message_bytes + ANSWER_SPACE)
-        self._count = 0
-        started = time.monotonic()
-        self._files = list(files)
+        request = encode(message | {"id": identity})
+        self._printed, started = 0, time.monotonic()
         self._tell(ITEM + str(sum(os.fstat(file).st_size for file in files)).encode())
         try:
-            answer = self._wait(pending, reader, started + seconds)
+            answer = self._exchanged(memoryview(request), files, started + seconds)
         except TimeoutError:
             return self._end(Status.TIMEOUT, f"not done after {seconds:g} s", started)
         except TooLargeError as error:
@@ -369,68 +328,76 @@ class Conversation:
         except BrokenMessageError as error:
             return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
         if answer is None:
-            if self._count > self._limits.output_bytes:
+            if self._printed > self._limits.output_bytes:
                 return self._end(Status.OUTPUT, f"printed more than {self._limits.output_bytes} bytes", started)
             return self._end(None, "", started)
         return self._checked(answer, identity, started)
+
+    def _checked(self, answer: Any, identity: str, started: float) -> Reply:  # noqa: ANN401 - any JSON value
+        """The answer as this package's child gives it; anything else did not come from there."""
+        try:
+            in_turn = answer["id"] == identity
+            status = Status(answer["status"])
+            told = plain_text(str(answer.get("message", "")))
+            took = min(max(float(answer.get("seconds", time.monotonic() - started)), 0.0), MOST_SECONDS)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
+        if not in_turn:
+            return self._end(Status.CRASH, "the worker answered another question", started)
+        self._tell(ANSWERED)
+        value = answer.get("value") if status is Status.OK else None
+        return Reply(status=status, value=value, message=told, seconds=took)
 
     def _tell(self, word: bytes) -> None:
         with contextlib.suppress(OSError):  # a guard that is gone has left a report
             self._life.send(word)
 
-    def _wait(self, pending: memoryview, reader: Reader, deadline: float) -> Any:  # noqa: ANN401 - JSON
-        """The answer, or None if the worker ended or printed too much."""
+    def _exchanged(self, pending: memoryview, files: Sequence[int], deadline: float) -> Any:  # noqa: ANN401 - JSON
+        """The answer, or None if the worker ended or printed too much; what was whole by then is an answer."""
+        arrived = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._data, selectors.EVENT_READ | selectors.EVENT_WRITE)
             selector.register(self._output, selectors.EVENT_READ)
             selector.register(self._life, selectors.EVENT_READ)
-            while True:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError
-                for key, events in selector.select(left):
-                    if key.fileobj is self._data:
-                        if events & selectors.EVENT_WRITE:
-                            pending = self._push(pending)
-                            if not pending:
-                                selector.modify(self._data, selectors.EVENT_READ)
-                        if events & selectors.EVENT_READ and not self._pull(reader):
-                            selector.unregister(self._data)
-                body = reader.take()
+            while (left := deadline - time.monotonic()) > 0:
+                selector.select(left)
+                open_ = self._data in selector.get_map()
+                if open_ and pending:
+                    try:
+                        sent = socket.send_fds(self._data, [pending], files) if files else self._data.send(pending)
+                        pending, files = pending[sent:], ()
+                    except BlockingIOError:
+                        pass
+                    except OSError:  # the worker closed its end: its guard tells why
+                        pending = pending[:0]
+                    if not pending:
+                        selector.modify(self._data, selectors.EVENT_READ)
+                over = self.over()
+                if open_ and not self._pull(arrived):
+                    selector.unregister(self._data)
+                whole = is_whole(arrived, self._most)
                 self._drain()
-                if body is not None:
-                    return decode(body)
-                if self._count > self._limits.output_bytes or self.over():
-                    return self._last_words(reader)
+                if whole or over or self._printed > self._limits.output_bytes:
+                    return decode(arrived[LENGTH.size :]) if whole else None
+        raise TimeoutError
 
-    def _push(self, pending: memoryview) -> memoryview:
+    def _pull(self, arrived: bytearray) -> bool:
+        """Read what there is of an answer; False at the end of the stream. Raises as `is_whole` does."""
         try:
-            if not self._files:
-                return pending[self._data.send(pending) :]
-            sent = socket.send_fds(self._data, [pending], self._files)
-        except BlockingIOError:
-            return pending
-        except OSError:  # the worker closed its end: its guard tells why
-            return pending[:0]
-        self._files = []
-        return pending[sent:]
-
-    def _pull(self, reader: Reader) -> bool:
-        """Read what there is; False at the end of the stream."""
-        try:
-            data = self._data.recv(MIB)
+            while data := self._data.recv(MIB):
+                arrived += data
+                is_whole(arrived, self._most)
         except BlockingIOError:
             return True
         except OSError:
-            return False
-        reader.feed(data)
-        return bool(data)
+            pass
+        return False
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._output, MIB):
-                self._count += len(data)
-                if self._count > self._limits.output_bytes:
+                self._printed += len(data)
+                if self._printed > self._limits.output_bytes:
                     return
 
     def over(self) -> bool:
@@ -440,33 +407,6 @@ class Conversation:
         with selectors.DefaultSelector() as selector:
             selector.register(self._life, selectors.EVENT_READ)
             return bool(selector.select(0))
-
-    def _last_words(self, reader: Reader) -> Any:  # noqa: ANN401 - any JSON value
-        """An answer that was complete before the worker ended is still an answer."""
-        while self._count <= self._limits.output_bytes and self._pull(reader):
-            body = reader.take()
-            if body is not None:
-                return decode(body)
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._data, selectors.EVENT_READ)
-                if not selector.select(0):
-                    break
-        return None
-
-    def _checked(self, answer: Any, identity: str, started: float) -> Reply:  # noqa: ANN401 - any JSON value
-        """The answer as this package's child gives it; anything else did not come from there."""
-        try:
-            in_turn = answer["id"] == identity
-            status = Status(answer["status"])
-            message = plain_text(str(answer.get("message", "")))
-            seconds = min(max(float(answer.get("seconds", time.monotonic() - started)), 0.0), MOST_SECONDS)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
-        if not in_turn:
-            return self._end(Status.CRASH, "the worker answered another question", started)
-        self._tell(ANSWERED)
-        value = answer.get("value") if status is Status.OK else None
-        return Reply(status=status, value=value, message=message, seconds=seconds)
 
     def _end(self, status: Status | None, message: str, started: float) -> Reply:
         """End the worker. With no status given, the guard's report decides."""

@@ -21,7 +21,7 @@ from traceproof.run.case import SolvedCase
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
 from traceproof.run.schema import PlannedCase
 from traceproof.run.tensors import same_bits
-from traceproof.run.untrusted import CallError, Taken, UntrustedSource
+from traceproof.run.untrusted import CallError, CaseResult, UntrustedSource
 from traceproof.sandbox import Status
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, SolutionRow
 from traceproof.solutions.trial import SolutionRun, left_behind, refused
@@ -46,7 +46,7 @@ class PropertyCalls:
 
     evaluation: SolutionRun
     subject: SolvedCase
-    first: Taken
+    first: CaseResult
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
     rows: list[SolutionRow] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class PropertyCalls:
         name: str,
         subject: SolvedCase | None = None,
         **order: Any,  # noqa: ANN401 - what else a CallRequest says
-    ) -> Taken | None:
+    ) -> CaseResult | None:
         """One call, judged; None: it left no outputs, which is the property's result."""
         given = subject or self.subject
         try:
@@ -81,7 +81,7 @@ class PropertyCalls:
             return None
         return taken
 
-    def same(self, name: str, taken: Taken | None, first: Tensors | None = None) -> None:
+    def same(self, name: str, taken: CaseResult | None, first: Tensors | None = None) -> None:
         """Hold a call's bits against the first one's."""
         if taken is None:
             return
@@ -303,7 +303,7 @@ def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
         found.states["errors"] = HOLDS, f"{count} such calls raise or are right"
 
 
-def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: Taken) -> bool:
+def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult) -> bool:
     """Whether outputs are right, in whatever dtype they are; not where nothing is right."""
     dtypes = {name: TORCH_DTYPES.get(spec.dtype) for name, spec in evaluation.definition.outputs.items()}
     outputs = {name: value.to(dtypes.get(name) or value.dtype) for name, value in taken.outputs.items()}

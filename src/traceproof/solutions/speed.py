@@ -16,9 +16,9 @@ from traceproof.ops.cases import ALWAYS, WORKLOADS
 from traceproof.programs import nvidia_smi
 from traceproof.run import calls
 from traceproof.run.case import SolvedCase
-from traceproof.run.implementation import Implementation
 from traceproof.run.schema import PlannedCase
-from traceproof.run.untrusted import PLAIN, CallError, Layout, Taken, UntrustedSource, loaded, refusal
+from traceproof.run.trusted import Implementation
+from traceproof.run.untrusted import PLAIN, CallError, CaseResult, Layout, UntrustedSource, loaded, refusal
 from traceproof.sandbox import Limits
 from traceproof.solutions.records import SolutionRow, SpeedResult, Times
 from traceproof.solutions.trial import SolutionRun, refused
@@ -33,7 +33,7 @@ SECONDS = 0.1  # that the calls of a turn take at least, within FEWEST and MOST 
 FEWEST, MOST, MOST_ON_CPU = 10, 200, 40
 MILLION = 1e6  # nanoseconds in a millisecond
 SLACK_MS = 0.1  # per call, by which clocks that agree may be apart: starting a call, waiting for a device
-Request = Callable[..., Taken]  # `(first, count, *, call=True)`: has calls made, or all but the calls
+Request = Callable[..., CaseResult]  # `(first, count, *, call=True)`: has calls made, or all but the calls
 CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 
 
@@ -48,7 +48,7 @@ class _Party:
     times: list[tuple[int, int]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
-    def calls(self, count: int, *, warm: int) -> Taken:
+    def calls(self, count: int, *, warm: int) -> CaseResult:
         """Make calls, of which the first do not count."""
         taken = self.request(self.turn, warm + count)
         if not self.turn:
@@ -130,8 +130,8 @@ def _in_turns(
     before = clocks(gpu=evaluation.settings.gpu)
     counts = _counts(own, others, MOST if evaluation.settings.gpu else MOST_ON_CPU)
     calls = counts[own.name] + WARM_AGAIN
-    without: list[Taken] = []
-    taken: Taken | None = None
+    without: list[CaseResult] = []
+    taken: CaseResult | None = None
     for _ in range(TURNS):
         taken = own.calls(counts[own.name], warm=WARM_AGAIN)
         for party in others:
@@ -178,7 +178,9 @@ class _OuterClock(TypedDict):
     doubt: str
 
 
-def _by_outer_clock(times: Times, seconds: Sequence[float], without: Sequence[Taken], calls: int) -> _OuterClock:
+def _by_outer_clock(
+    times: Times, seconds: Sequence[float], without: Sequence[CaseResult], calls: int
+) -> _OuterClock:
     """Milliseconds per call by a clock that the solution can not reach, and why it can not be believed.
 
     Args:
@@ -222,7 +224,7 @@ def doubt(times: Times, outside: float, idle: float) -> str:
 
 
 def _asked_of(source: UntrustedSource, subject: SolvedCase, layout: Layout) -> Request:
-    def request(first: int, count: int, *, call: bool = True) -> Taken:
+    def request(first: int, count: int, *, call: bool = True) -> CaseResult:
         order = {"first": first, "count": count, "call": call}
         given = replace(layout, room=0)
         taken = source.run(subject.case, subject.inputs, seed=subject.seed, layout=given, timing=order, fill=None)
@@ -234,7 +236,7 @@ def _asked_of(source: UntrustedSource, subject: SolvedCase, layout: Layout) -> R
 
 
 def _checked(
-    evaluation: SolutionRun, subject: SolvedCase, taken: Taken, turn: int
+    evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult, turn: int
 ) -> tuple[list[Ruling], list[SolutionRow]]:
     """The judge's rulings on the last timed call, and the rows of those that are bad; nothing of a sampler's."""
     if subject.trials:
@@ -304,9 +306,9 @@ def _called_here(
     def one(given: Sequence[Any]) -> object:
         return called.run(evaluation.definition, dict(zip(names, given, strict=True)))
 
-    def request(first: int, count: int, *, call: bool = True) -> Taken:
+    def request(first: int, count: int, *, call: bool = True) -> CaseResult:
         times, _, _ = calls.timed(one, watch, {"first": first, "count": count, "call": call})
         pairs = tuple((events, wall) for events, wall in times)
-        return Taken({}, [], [], [], [], [], [], times=pairs)
+        return CaseResult(times=pairs)
 
     return request

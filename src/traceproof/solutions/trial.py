@@ -25,16 +25,16 @@ from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.reasons import Failure, Verdict
 from traceproof.run.case import CPU, SolvedCase, make_inputs
-from traceproof.run.definition_run import DefinitionRun, Drawn, shadowed
-from traceproof.run.engine import Engine, EngineSettings, this_interpreter
-from traceproof.run.judging import REASONS, CaseResult, Right, rulings
+from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, shadowed, this_interpreter
+from traceproof.run.judging import JudgedCase, Right, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
 from traceproof.run.schema import WHOLE, PlannedCase
 from traceproof.run.untrusted import (
+    REASONS,
     CallError,
+    CaseResult,
     CompiledFiles,
     Layout,
-    Taken,
     UntrustedSource,
     loaded,
     refusal,
@@ -307,10 +307,11 @@ class SolutionRun:
                 if why:
                     raise RuntimeError(f"{drawn.planned.id} can not be judged: {why}")
                 self.reached.add(drawn.results[SOLUTION].isolation)
-                for output, ruling in run.judged(drawn).rulings(SOLUTION):
+                run.judge(drawn)
+                for output, ruling in drawn.rulings(SOLUTION):
                     yield row_of(drawn.planned.case, output, ruling)
 
-    def _called(self, source: UntrustedSource, drawn: Drawn) -> Taken:
+    def _called(self, source: UntrustedSource, drawn: JudgedCase) -> CaseResult:
         """What a call of the solution leaves in a case."""
         case, order = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
         subject = self._subject(case, drawn.inputs or {})
@@ -356,7 +357,7 @@ class SolutionRun:
         *,
         layout: Layout | None = None,
         **order: Any,  # noqa: ANN401 - what else a CallRequest says
-    ) -> Taken:
+    ) -> CaseResult:
         """One call; where nothing is drawn, by a new seed of torch's generator, so that what depends on it varies.
 
         Raises CallError: it left no outputs.
@@ -371,9 +372,9 @@ class SolutionRun:
             **order,
         )
 
-    def rule(self, subject: SolvedCase, taken: Taken, variant: str = "") -> Iterator[SolutionRow]:
+    def rule(self, subject: SolvedCase, taken: CaseResult, variant: str = "") -> Iterator[SolutionRow]:
         """Rows of what one further call left."""
-        for output, ruling in rulings(subject, CaseResult.taken(taken), tolerance=self.settings.tolerance):
+        for output, ruling in rulings(subject, taken, tolerance=self.settings.tolerance):
             yield row_of(subject.case, output, ruling, variant)
 
 

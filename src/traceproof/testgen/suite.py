@@ -32,9 +32,9 @@ from traceproof.programs import available_memory
 from traceproof.reasons import Skip, Unavailable, Verdict
 from traceproof.run.calls import GOLDEN
 from traceproof.run.case import SolvedCase, entries_of, expectation, make_inputs, solve
-from traceproof.run.implementation import OTHER_SEED, Implementation, call, named_outputs
 from traceproof.run.tensors import plain_tensor, same_values
-from traceproof.run.untrusted import Taken, UntrustedSource, loaded, untrusted_pool
+from traceproof.run.trusted import OTHER_SEED, Implementation, call, named_outputs
+from traceproof.run.untrusted import CaseResult, UntrustedSource, loaded, untrusted_pool
 from traceproof.sandbox import Limits, Pool
 
 HEADER = f"cases, oracle, gates and sandbox of traceproof {traceproof.__version__}"
@@ -182,12 +182,12 @@ class SuiteCase:
         return found
 
     @property
-    def reference(self) -> Taken:
+    def reference(self) -> CaseResult:
         """What the definition's own reference gives, and did beside computing."""
-        found: Taken = self._once(REFERENCE, self.run_reference)
+        found: CaseResult = self._once(REFERENCE, self.run_reference)
         return found
 
-    def run_reference(self, further: int = 0, *, fresh: bool = False) -> Taken:
+    def run_reference(self, further: int = 0, *, fresh: bool = False) -> CaseResult:
         """Run the reference in a sandbox, on inputs of the case's seed or of one `further` on.
 
         Calls of one definition share a process, where an answer may be remembered, unless a `fresh` one is wanted.
