@@ -60,7 +60,7 @@ def test_a_family_holds_several_right_ways_and_many_wrong_ones_by_distinct_names
         (GEMM, ops.load("gemm", "gemm_n96_k160"), {"C": Backward(1e6)}),
         (
             MOE,
-            ops.load("moe", "trtllm_fp8_per_tensor_scale_moe_topk1_e8_h1024_i256"),
+            ops.load("moe", "trtllm_fp8_per_tensor_scale_moe_topk1_e16_h512_i512"),
             {"output": Quantised(rms=10.0, slope=1.0)},
         ),
     ],

@@ -23,15 +23,8 @@ from traceproof.run.case import SolvedCase, solve
 pytestmark = pytest.mark.usefixtures("one_thread")
 OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
 FORMS = [*map(planted.form, planted.FORMS), planted.indexer()]  # without a reference
+SIZES = ("small", "medium", "large")
 HEAVY = frozenset({"moe", "mla_ragged", "gqa_paged"})  # op_types whose definitions here take seconds
-# Of a form that is here in another size.
-TWICE = frozenset(
-    {
-        "mla_ragged_prefill_causal_h16_qk192_vo128",
-        "moe_fp8_block_scale_renorm_topk2_e8_h1024_i256",
-        "trtllm_fp8_per_tensor_scale_moe_topk1_e8_h1024_i256",
-    }
-)
 HARMLESS = {  # mutants that give the right bits
     "quantize_fp8_h96_g3": {"scaled by 1.02"},  # rounded away by three bits of mantissa
     "single_prefill_window_sinks_h4_kv1_d32": {"heads interleaved"},  # one head of keys
@@ -63,11 +56,6 @@ def cases(definition: Definition, *sizes: str) -> list[Case]:
     return [case for case in ops.cases(definition, *sizes) if op.memory(definition, case) < ROOM]
 
 
-def sizes_of(definition: Definition) -> tuple[str, ...]:
-    """All sizes, of a form that is here twice the small ones."""
-    return ("small",) if definition.name in TWICE else ("small", "medium", "large")
-
-
 def refused(
     subject: SolvedCase, outputs: Mapping[str, torch.Tensor], *, reference: bool = False
 ) -> dict[str, str]:
@@ -80,7 +68,7 @@ def refused(
 
 @each(*OWN, *FORMS)
 def test_inputs_fit_the_schema(definition: Definition) -> None:
-    found = cases(definition, *sizes_of(definition))
+    found = cases(definition, *SIZES)
     assert len({case.id for case in found}) == len(found)
     for case in found:
         assert set(definition.var_axes) <= set(case.axes) <= set(definition.axes)
@@ -92,7 +80,7 @@ def test_inputs_fit_the_schema(definition: Definition) -> None:
 
 @each(*OWN)
 def test_the_reference_passes(definition: Definition) -> None:
-    for case in cases(definition, *sizes_of(definition)):
+    for case in cases(definition, *SIZES):
         subject = solve(definition, case)
         torch.manual_seed(3)
         assert not refused(subject, ops.reference_outputs(subject), reference=True), case.id
@@ -142,7 +130,7 @@ def test_unusual_values_spread_as_in_the_reference(definition: Definition) -> No
         assert refused(subject, hidden, reference=True), value
 
 
-@each(*(one for one in OWN if one.name not in TWICE), *FORMS)
+@each(*OWN, *FORMS)
 def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> None:
     """Each variant in every case, each mutant in one case at least of those that it applies to."""
     declared = registry.get(definition.op_type)
@@ -191,7 +179,7 @@ def test_an_output_is_refused_that_is_cut_off_or_a_little_too_large(definition: 
         if isinstance(kinds[name], Close | Backward) and TORCH_DTYPES[spec.dtype] in NARROW
     }
     waiting = {(name, way) for name in narrow for way in wrong}
-    for case in cases(definition, "small", "medium", "large"):
+    for case in cases(definition, *SIZES):
         subject = solve(definition, case)
         for name, way in sorted(waiting):
             exact = subject.oracle[name]
