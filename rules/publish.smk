@@ -11,10 +11,11 @@ rule publish:
         f"{FLOW.run}/logs/publish.log",
     localrule: True
     params:
-        options=FLOW.publish_options,
+        options=[f"--dataset={FLOW.dataset}", f"--base={FLOW.source}", f"--origin={FLOW.dataset_source}"],
+        run=[f"--run={FLOW.run}", f"--python={FLOW.python(MAIN)}"],
         code=code_digest("publish", "run"),
     shell:
-        "python scripts/job.py publish {params.options:q} --out {output:q} --log {log:q}"
+        "python scripts/job.py publish {params.options:q} {params.run:q} --out {output:q} --log {log:q}"
 
 
 rule chain:

@@ -25,7 +25,7 @@ rule clone:
         f"{FLOW.results}/logs/clone.log",
     localrule: True
     params:
-        options=FLOW.clone_options,
+        options=[f"--dataset={FLOW.source}", f"--origin={FLOW.dataset_source}"],
     message:
         "cloning the sources"
     shell:
@@ -59,8 +59,9 @@ rule extract:
     resources:
         mem_mb=2000,
     params:
-        options=FLOW.extract_options,
+        options=[f"--models={FLOW.models}", f"--dataset={FLOW.source}"],
+        pythons=[f"--extract-python={FLOW.python(READER)}", f"--torch-python={FLOW.python(MAIN)}"],
         state=FLOW.source_state,
         code=code_digest("dataset", "extract", "models", "ops", "stacks"),
     shell:
-        "python scripts/job.py extract {params.options:q} --stamp {output:q} --log {log:q}"
+        "python scripts/job.py extract {params.options:q} {params.pythons:q} --stamp {output:q} --log {log:q}"

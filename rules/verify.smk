@@ -57,7 +57,7 @@ rule report:
         f"{FLOW.run}/logs/report.log",
     localrule: True
     params:
-        options=FLOW.report_options,
+        options=[f"--history={FLOW.results}/history", f"--scope={FLOW.scope}", f"--cache={FLOW.cache}"],
         code=code_digest("run", "bumps/history.py", "judge"),
         known=FLOW.known_state,
     shell:

@@ -8,9 +8,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -27,28 +26,23 @@ from traceproof.run.entry import UNFINISHED
 from traceproof.run.hidden import hidden_seed
 from traceproof.run.implementations import environment_of, for_op_type
 from traceproof.run.schema import Index, Listed
-from traceproof.stacks import MAIN, PACKAGES, READER, STACKS, TRUTHS
+from traceproof.stacks import MAIN, PACKAGES, STACKS, TRUTHS
 
 LOCKED = "locked"  # in config.yaml: as sources.lock pins it
 SOURCES = Path("sources")  # where `clone-repos` and the rule put what is locked
 
 
-@dataclass(frozen=True)
 class Sources:
     """Where the stacks' packages come from."""
 
-    root: Path  # the repository; paths are relative to it
-    results: str  # where everything is written
-    taken: Mapping[str, str | None]  # by stack, `locked` or a folder; None: the package is the installed one
+    def __init__(self, root: Path, results: str, taken: Mapping[str, str | None]) -> None:
+        """Paths are relative to `root`. `taken`: by stack, `locked` or a folder; None: it is the installed one."""
+        self._root, self._results, self._taken = root, results, taken
+        self.cloned = f"{results}/sources.json"  # what came of those that are taken as sources.lock pins them
 
     def of(self, stack: str) -> str:
         """`locked`, a folder, or nothing: the installed package."""
-        return self.taken.get(stack) or ""
-
-    @property
-    def cloned(self) -> str:
-        """What came of the sources that are taken as sources.lock pins them."""
-        return f"{self.results}/sources.json"
+        return self._taken.get(stack) or ""
 
     def clones(self, stack: str) -> list[str]:
         """The file that says that a stack's source is there: one, or none where none is cloned for it."""
@@ -57,16 +51,16 @@ class Sources:
     @cached_property
     def pins(self) -> str:
         """The pins of the sources that are taken as sources.lock has them, as JSON."""
-        return json.dumps(pins_of(self.taken, root=self.root))
+        return json.dumps(pins_of(self._taken, root=self._root))
 
     def state(self, stack: str) -> str:
         """Changes when a file of a stack's source does, other than by cloning it."""
         source = self.of(stack)
-        return source_state(stack, source, root=self.root, cloned=self.root / self.cloned) if source else ""
+        return source_state(stack, source, root=self._root, cloned=self._root / self.cloned) if source else ""
 
     def linked(self, stack: str) -> str:
         """Where a checkout's package is imported from."""
-        return f"{self.results}/linked/{stack}"
+        return f"{self._results}/linked/{stack}"
 
     def path(self, stack: str) -> str:
         """PYTHONPATH of what runs in a stack."""
@@ -133,35 +127,43 @@ class Wildcards(Protocol):
         """The value of a wildcard that a rule may lack."""
 
 
-@dataclass(frozen=True)
 class Pipeline:
     """One configuration, as the rules need it. Paths are relative to `root`, the repository."""
 
-    config: Config
-    root: Path
-
-    @classmethod
-    def of(cls, raw: Mapping[str, Any], *, root: Path) -> "Pipeline":
-        """From a raw mapping. Raises TraceproofError: the configuration can not be used."""
-        return cls(read_config(raw, root=root), root)
+    def __init__(self, config: Config, root: Path) -> None:
+        self.config, self.root = config, root
+        self.results = str(config.results)  # everything is written there
+        self.run = str(config.results / config.run)  # this selection's cases, verdicts and summary
+        self.caches = f"{self.results}/compiled"
+        self.cache = f"{self.results}/cache.sqlite"  # finished rows
+        self.lock = [NAME] if (root / NAME).is_file() else []  # of the sources' pins
+        self.known = [] if config.known is None else [str(config.known)]  # the file of known findings
+        # The configured dataset, and what is verified: that, or a copy of it with what was extracted beside it.
+        self.source = str(folder_of(config.dataset, root=config.results / "dataset"))
+        self.dataset = f"{self.results}/extract/dataset" if config.models else self.source
+        # Files that say that they are there: none where a folder is used in place.
+        self.source_fetched = [] if config.dataset.path is not None else [f"{self.source}/{FETCHED}"]
+        self.fetched = [f"{self.dataset}/{FETCHED}"] if config.models else self.source_fetched
+        self.dataset_source = config.dataset.model_dump_json(exclude_none=True)
+        self.models = json.dumps([model.model_dump(mode="json") for model in config.models])
+        self.model_files = [str(model.config) for model in config.models if model.config is not None]
+        self.tolerance = json.dumps(config.tolerance)
+        self.weak = f"--weak={config.allow_weak_isolation}"
+        # The model of GPU to ask a batch system for; None: any.
+        self.gpu_model = config.gpu if isinstance(config.gpu, str) and config.gpu != "auto" else None
+        taken = {stack: config.stacks[stack].get("source") for stack in PACKAGES}
+        self.sources = Sources(root, self.results, taken)
 
     @classmethod
     def of_snakefile(cls, raw: Mapping[str, Any]) -> "Pipeline":
-        """The same for the Snakefile. Raises SystemExit: the configuration can not be used; it is said why."""
+        """From a raw mapping. Raises SystemExit: the configuration can not be used; it is said why."""
         try:
-            found = cls.of(raw, root=Path.cwd())
+            found = cls(read_config(raw, root=Path.cwd()), Path.cwd())
         except TraceproofError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(UNFINISHED) from None
         _ = found.index  # a damaged one is removed before Snakemake looks at what is there, and planned again
         return found
-
-    # The whole run.
-
-    @property
-    def run(self) -> str:
-        """Where this selection's cases, verdicts and summary are written."""
-        return str(self.config.results / self.config.run)
 
     @property
     def shell_prefix(self) -> str:
@@ -172,16 +174,12 @@ class Pipeline:
         python = shlex.quote(str(Path(sys.executable).parent))
         return f"unset PYTHONDONTWRITEBYTECODE; export PATH={python}:$PATH PYTHONPATH=src; exec "
 
+    # Environments.
+
     @cached_property
     def stacks(self) -> Mapping[str, Installation]:
         """The stacks by name."""
         return {name: resolve(self.config, name) for name in STACKS}
-
-    @cached_property
-    def sources(self) -> Sources:
-        """Where the stacks' packages come from."""
-        taken = {stack: self.config.stacks[stack].get("source") for stack in PACKAGES}
-        return Sources(root=self.root, results=self.results, taken=taken)
 
     def python(self, stack: str) -> str:
         """A stack's interpreter."""
@@ -206,34 +204,11 @@ class Pipeline:
         return on_gpu(self.config)
 
     @property
-    def gpu_model(self) -> str | None:
-        """The model of GPU to ask a batch system for; None: any."""
-        return self.config.gpu if isinstance(self.config.gpu, str) and self.config.gpu != "auto" else None
-
-    @property
     def one_gpu(self) -> int | None:
         """GPUs of a job that works on one; None: there is none."""
         return 1 if self.on_gpu else None
 
-    @property
-    def caches(self) -> str:
-        """Where what is compiled is kept."""
-        return f"{self.results}/compiled"
-
-    @property
-    def cache(self) -> str:
-        """The file of finished rows."""
-        return f"{self.results}/cache.sqlite"
-
-    @property
-    def lock(self) -> list[str]:
-        """The file of the sources' pins: one, or none."""
-        return [NAME] if (self.root / NAME).is_file() else []
-
-    @property
-    def known(self) -> list[str]:
-        """The file of known findings: one, or none."""
-        return [] if self.config.known is None else [str(self.config.known)]
+    # What changes when a file does that no rule has as an input.
 
     @property
     def known_state(self) -> str:
@@ -241,71 +216,31 @@ class Pipeline:
         paths = (self.root / name for name in self.known)
         return digest_json([digest_bytes(path.read_bytes()) for path in paths if path.is_file()])
 
-    def date_back(self) -> None:
-        """Give files of this run that are dated ahead today's date: Snakemake ends a run that meets one."""
-        now = time.time()
-        for part in ("stacks", "dataset/*/.fetched.json", "extract/dataset/.fetched.json"):
-            _date_back((self.root / self.results).glob(part), now)
-        for part in ("cases", "verdicts", "tests", "summar*"):
-            _date_back((self.root / self.run).glob(part), now)
-
-    # The configured dataset, and the copy of it that extraction adds definitions to.
-
-    @property
-    def results(self) -> str:
-        """Where everything is written."""
-        return str(self.config.results)
-
-    @property
-    def source(self) -> str:
-        """The configured dataset's folder."""
-        return str(folder_of(self.config.dataset, root=self.config.results / "dataset"))
-
-    @property
-    def source_fetched(self) -> list[str]:
-        """The file that says that it is there: one, or none where a folder is used in place."""
-        return [] if self.config.dataset.path is not None else [f"{self.source}/{FETCHED}"]
-
     @cached_property
     def source_state(self) -> str:
-        """Changes when a file of it does. A fetched one that nobody touched is always `as fetched`."""
+        """Changes when a file of the configured dataset does; one that nobody touched is `as fetched`."""
         folder = self.root / self.source
-        if self.config.dataset.path is not None:
-            return scan_digest(folder)
-        return "as fetched" if untouched(folder) else scan_digest(folder)
-
-    @property
-    def dataset(self) -> str:
-        """The folder of what is verified: the configured one, or a copy of it with what was extracted."""
-        return f"{self.results}/extract/dataset" if self.config.models else self.source
-
-    @property
-    def fetched(self) -> list[str]:
-        """The file that says that the dataset is there: one, or none where a folder is used in place."""
-        return [f"{self.dataset}/{FETCHED}"] if self.config.models else self.source_fetched
-
-    @property
-    def dataset_source(self) -> str:
-        """The dataset's source, as JSON."""
-        return self.config.dataset.model_dump_json(exclude_none=True)
+        as_fetched = self.config.dataset.path is None and untouched(folder)
+        return "as fetched" if as_fetched else scan_digest(folder)
 
     @cached_property
     def dataset_state(self) -> str:
         """Changes when a file of the dataset does; an extracted one is judged as a fetched one is."""
+        folder = self.root / self.dataset
         if not self.config.models:
             return self.source_state
-        folder = self.root / self.dataset
         return "as extracted" if untouched(folder) else scan_digest(folder)
 
-    @property
-    def models(self) -> str:
-        """The models to extract, as JSON."""
-        return json.dumps([model.model_dump(mode="json") for model in self.config.models])
-
-    @property
-    def model_files(self) -> list[str]:
-        """The config.json files among them."""
-        return [str(model.config) for model in self.config.models if model.config is not None]
+    def date_back(self) -> None:
+        """Give files of this run that are dated ahead today's date: Snakemake ends a run that meets one."""
+        now, results, run = time.time(), self.root / self.results, self.root / self.run
+        parts = ("stacks", "dataset/*/.fetched.json", "extract/dataset/.fetched.json")
+        places = [place for part in parts for place in results.glob(part)]
+        places += [place for part in ("cases", "verdicts", "tests", "summar*") for place in run.glob(part)]
+        for path in (file for place in places for file in (place, *place.glob("*"))):
+            with suppress(OSError):  # absent by now, or somebody else's
+                if path.stat().st_mtime > now:
+                    os.utime(path)
 
     # Options of scripts.
 
@@ -351,16 +286,6 @@ class Pipeline:
         return json.dumps(self.config.limits.of_call(cases=cases).as_json())
 
     @property
-    def tolerance(self) -> str:
-        """The override of the specification's tolerance, as JSON."""
-        return json.dumps(self.config.tolerance)
-
-    @property
-    def weak(self) -> str:
-        """The option that lets references run where isolation is not whole."""
-        return f"--weak={self.config.allow_weak_isolation}"
-
-    @property
     def plan_options(self) -> list[str]:
         """What the job `cases` is told."""
         given = [f"--dataset={self.dataset}", f"--results={self.results}", f"--selection={self.selection}"]
@@ -376,27 +301,11 @@ class Pipeline:
         given += [f"--tolerance={self.tolerance}", f"--repeat={repeat_options(self.config, self.root)}", self.weak]
         return [*given, "--implementations", *self.implementations(op_type)]
 
-    @property
-    def report_options(self) -> list[str]:
-        """What the job `report` is told: where the verdicts of every state are kept, and which these are of."""
-        return [f"--history={self.results}/history", f"--scope={self.scope}", f"--cache={self.cache}"]
-
-    @property
-    def clone_options(self) -> list[str]:
-        """What the job `clone` is told of the dataset, which it records beside what it clones."""
-        return [f"--dataset={self.source}", f"--origin={self.dataset_source}"]
-
-    @property
-    def extract_options(self) -> list[str]:
-        """What the job `extract` is told."""
-        given = [f"--models={self.models}", f"--dataset={self.source}"]
-        return [*given, f"--extract-python={self.python(READER)}", f"--torch-python={self.python(MAIN)}"]
-
-    @property
-    def publish_options(self) -> list[str]:
-        """What the job `publish` is told."""
-        given = [f"--dataset={self.dataset}", f"--base={self.source}", f"--origin={self.dataset_source}"]
-        return [*given, f"--run={self.run}", f"--python={self.python(MAIN)}"]
+    def stack_options(self, wildcards: Wildcards) -> list[str]:
+        """What a stack is by the configuration, as its script takes it."""
+        stack, source = wildcards.stack, self.sources.of(wildcards.stack)
+        given = [f"--python={self.python(stack)}", f"--cuda-home={self.stacks[stack].cuda_home}"]
+        return [*given, f"--source={source}", f"--linked={self.sources.linked(stack)}"]
 
     # What was planned. A rule that asks stands behind the checkpoint `cases`.
 
@@ -453,6 +362,13 @@ class Pipeline:
 
     # What a rule asks of one of its jobs.
 
+    def _listed(self, wildcards: Wildcards) -> Listed:
+        """What the list of plans says of an op_type; of one that is not planned, what asks for little."""
+        found = self.index.op_types.get(wildcards.op_type) if self.index else None
+        return found or Listed(
+            digests={}, definitions=(), cases=0, mem_mb=2000, gpu_mb=0, parallel=1, builds=0, seconds=0
+        )
+
     def job_records(self, wildcards: Wildcards) -> list[str]:
         """Records of the stacks that a job works with."""
         return [self.record(stack) for stack in self.stacks_of(wildcards.op_type)]
@@ -498,30 +414,10 @@ class Pipeline:
         """Whether an earlier run has compiled kernels."""
         return any((self.root / self.caches).glob("*/built/*"))
 
-    def _listed(self, wildcards: Wildcards) -> Listed:
-        """What the list of plans says of an op_type; of one that is not planned, what asks for little."""
-        found = self.index.op_types.get(wildcards.op_type) if self.index else None
-        return found or Listed(
-            digests={}, definitions=(), cases=0, mem_mb=2000, gpu_mb=0, parallel=1, builds=0, seconds=0
-        )
-
-    def stack_options(self, wildcards: Wildcards) -> list[str]:
-        """What a stack is by the configuration, as its script takes it."""
-        stack, source = wildcards.stack, self.sources.of(wildcards.stack)
-        given = [f"--python={self.python(stack)}", f"--cuda-home={self.stacks[stack].cuda_home}"]
-        return [*given, f"--source={source}", f"--linked={self.sources.linked(stack)}"]
-
 
 def by_stack(what: Callable[[str], T]) -> Callable[[Wildcards], T]:
     """What a rule with the wildcard `stack` asks of its stack."""
     return lambda wildcards: what(wildcards.stack)
-
-
-def _date_back(places: Iterable[Path], now: float) -> None:
-    for path in (file for place in places for file in (place, *place.glob("*"))):
-        with suppress(OSError):  # absent by now, or somebody else's
-            if path.stat().st_mtime > now:
-                os.utime(path)
 
 
 @cache

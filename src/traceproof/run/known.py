@@ -10,13 +10,11 @@ checkout, which has no released version, either is accepted.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
@@ -31,35 +29,7 @@ from traceproof.run.schema import VerdictRow
 EXAMPLE = "flashinfer-python<0.7"
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Versions of one package."""
-
-    package: str
-    specifiers: SpecifierSet
-
-    def __str__(self) -> str:
-        return f"{self.package}{self.specifiers}"
-
-    def holds(self, versions: Mapping[str, str]) -> bool | None:
-        """Whether the package's version is inside; None: it is a checkout's, which has no released version.
-
-        Raises TraceproofError: there is no such package among `versions`, or its version is not one of PEP 440.
-        """
-        found = versions.get(self.package)
-        if found is None:
-            held = ", ".join(sorted(versions)) or "nothing known"
-            raise TraceproofError(f"versions: {self}: that environment holds no {self.package}, but {held}")
-        try:
-            version = Version(found)
-        except InvalidVersion as error:
-            raise TraceproofError(f"versions: {self}: {found!r} is no version of PEP 440") from error
-        if version.public == "0":  # bumps.source describes what was never released so
-            return None
-        return self.specifiers.contains(version, prereleases=True)
-
-
-def windows(given: object) -> tuple[Window, ...]:
+def windows(given: object) -> tuple[Requirement, ...]:
     """Read one specifier, or a list of them that all have to hold.
 
     Raises ValueError: one is not of the form `package<version`, or names a package that no stack's record has.
@@ -67,24 +37,22 @@ def windows(given: object) -> tuple[Window, ...]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{given!r} is neither a specifier nor a list of some; write e.g. {EXAMPLE}")
-    return tuple(map(_window, texts))
-
-
-def _window(text: str) -> Window:
-    try:
-        read = Requirement(text)
-    except InvalidRequirement as error:
-        raise ValueError(
-            f"{text!r} is no specifier ({str(error).splitlines()[0]}); write e.g. {EXAMPLE}"
-        ) from error
-    if not read.specifier or read.extras or read.marker is not None or read.url is not None:
-        raise ValueError(f"{text!r} must be a package and versions of it, nothing else; write e.g. {EXAMPLE}")
-    name = canonicalize_name(read.name)
-    if name not in PACKAGES:
-        close = get_close_matches(name, PACKAGES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"{text!r} names an unknown package; {hint}known: {', '.join(PACKAGES)}")
-    return Window(name, read.specifier)
+    found = []
+    for text in texts:
+        try:
+            read = Requirement(text)
+        except InvalidRequirement as error:
+            said = str(error).splitlines()[0]
+            raise ValueError(f"{text!r} is no specifier ({said}); write e.g. {EXAMPLE}") from error
+        if not read.specifier or read.extras or read.marker is not None or read.url is not None:
+            raise ValueError(f"{text!r} must be a package and versions of it, nothing else; write e.g. {EXAMPLE}")
+        read.name = canonicalize_name(read.name)
+        if read.name not in PACKAGES:
+            close = get_close_matches(read.name, PACKAGES, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"{text!r} names an unknown package; {hint}known: {', '.join(PACKAGES)}")
+        found.append(read)
+    return tuple(found)
 
 
 Names = Annotated[list[str], Field(min_length=1)]
@@ -94,14 +62,14 @@ Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]],
 class KnownFinding(BaseModel):
     """One known finding."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
     definitions: Names | Digests  # exact names, or names with the digests of what is meant
     # cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole
     cases: Names
     outputs: Names
     implementation: str = "reference"  # whose verdict it is
     # package versions that it is true for, as `package<version`, one or a list; none: for all
-    versions: Annotated[tuple[Window, ...], PlainValidator(windows)] = ()
+    versions: Annotated[tuple[Requirement, ...], PlainValidator(windows)] = ()
     # verdict, reason: what is expected; a skip only where there is no oracle
     verdict: Literal["fail", "error", "skip"]
     reason: str
@@ -135,12 +103,21 @@ class KnownFinding(BaseModel):
 
         Raises TraceproofError: one of its packages is not among them.
         """
-        try:
-            found = [window.holds(versions) for window in self.versions]
-        except TraceproofError as error:
-            todo = "Name a package of the stack that the entry's implementation runs in."
-            raise TraceproofError(f"known.yaml, {self.why!r}: {error.what}", todo=todo) from error
-        return False if False in found else None if None in found else True
+        held: list[bool | None] = []
+        for window in self.versions:
+            text = versions.get(window.name)
+            try:
+                version = Version(text or "")
+            except InvalidVersion as error:
+                there = ", ".join(sorted(versions)) or "nothing known"
+                why = f"{text!r} is no version of PEP 440"
+                why = why if text is not None else f"that environment holds no {window.name}, but {there}"
+                todo = "Name a package of the stack that the entry's implementation runs in."
+                raise TraceproofError(f"known.yaml, {self.why!r}: versions: {window}: {why}", todo=todo) from error
+            # bumps.source describes by public version 0 what was never released.
+            inside = window.specifier.contains(version, prereleases=True)
+            held.append(None if version.public == "0" else inside)
+        return False if False in held else None if None in held else True
 
     def expects(self, row: VerdictRow) -> bool:
         """Whether the row came out as the entry says."""

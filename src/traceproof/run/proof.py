@@ -1,8 +1,7 @@
 """What a run's rows come to: grades of passing rows, what came of each definition, and what the run proved."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypedDict
 
@@ -89,20 +88,16 @@ def sentence(summary: Mapping[str, Any]) -> str:
     parts = [f"{counts[one]} {words}" for one, words in WORDS.items() if counts[one]]
     definitions = f"{len(conclusions)} definition{'' if len(conclusions) == 1 else 's'}"
     verdict = "VERIFIED" if summary["verified"] else "NOT VERIFIED"
-    return f"{verdict}: {', '.join([definitions, *parts])}{_idle(summary, conclusions)}"
-
-
-def _idle(summary: Mapping[str, Any], conclusions: Collection[str]) -> str:
-    """Why nothing was compared, where nothing was."""
+    told = f"{verdict}: {', '.join([definitions, *parts])}"
     if compared(conclusions):
-        return ""
+        return told
     skips: Counter[str] = Counter()
     for group in summary["groups"]:
         if group["implementation"] == REFERENCE:
             skips.update(group["skips"])
     why = ", ".join(f"{reason} {count}" for reason, count in skips.items()) or "the selection has no case"
     where = " in its own size" if Conclusion.SCALED_DOWN in conclusions else ""
-    return f"; nothing was compared{where}: {why}"
+    return f"{told}; nothing was compared{where}: {why}"
 
 
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
@@ -146,90 +141,76 @@ class DefinitionResult(TypedDict):
     unconfirmed: str  # constants that the reference alone states, where its grade is by them
 
 
-@dataclass
-class DefinitionRows:
-    """Notes of the rows of one definition what it comes to."""
+def concluded(noted: Sequence[tuple[VerdictRow, str | None]]) -> DefinitionResult:
+    """What the rows of one definition come to, each with the kind of finding that it is, if it is one."""
+    rows = [row for row, _ in noted]
+    full = [row for row in rows if not row.scaled_down]  # the others say nothing of it in its own size
+    cases, reasons = _compared(full)
+    judged = cases.get(REFERENCE, set())
+    met = any(judged & cases.get(name, set()) for name in TRUTHS)
+    wrong = any(row.implementation == REFERENCE and row.bad for row in rows)
+    scaled_down = [row.scaled_down for row in rows if row.grade is Grade.SCALED_DOWN]
+    unconfirmed = [row.constants for row in full if row.grade is Grade.CONSISTENT and row.constants]
+    shadowed = {row.grade for row in full if row.against == SHADOW and row.grade is not None}
+    grade: Grade | None = Grade.PROVED if met else Grade.CHECKED if judged else None
+    if wrong:
+        grade = None
+    elif scaled_down:  # in its own size, none but empty cases and the like were judged
+        grade = Grade.SCALED_DOWN
+    elif unconfirmed:
+        grade = Grade.CONSISTENT
+    elif any(row.unjudged for row in full):  # of an output that nobody judged, nothing is proved
+        grade = None
+    elif shadowed:  # of its rows, the best one counts
+        grade = Grade.AGREED if Grade.AGREED in shadowed else Grade.CONSISTENT
+    shown = {
+        Skip.NO_ORACLE if row.unjudged else row.grade if row.grade is Grade.SCALED_DOWN else row.verdict
+        for row in rows
+    }
+    marks = {_mark(row, finding) for row, finding in noted}
+    return DefinitionResult(
+        op_type=rows[0].op_type,
+        verdict=str(next(one for one in WORST_FIRST if one in shown)),
+        conclusion=str(next((one for one in Conclusion if one in marks), Conclusion.NOT_RUN)),
+        grade=None if grade is None else str(grade),
+        wrong=wrong,
+        truths=[name for name in TRUTHS if cases.get(name)],
+        unmet="" if met else str(next((one for one in WHY if one in reasons), NO_TRUTH)),
+        scaled_down=scaled_down[-1] if scaled_down and grade is not None else "",
+        unconfirmed=unconfirmed[-1] if unconfirmed and grade is Grade.CONSISTENT else "",
+    )
 
-    op_type: str
-    _counts: Counter[str] = field(default_factory=Counter)  # rows by verdict, or what they show in its place
-    _marks: set[Conclusion] = field(default_factory=set)
-    _cases: dict[str, set[str]] = field(default_factory=dict)  # of what was compared, by implementation
-    _reasons: set[str] = field(default_factory=set)  # why a ground truth was not
-    _wrong: bool = False
-    _open: bool = False  # an output of which nobody judged
-    _shadowed: set[Grade] = field(default_factory=set)
-    _scaled_down: str = ""
-    _unconfirmed: str = ""
 
-    def note(self, row: VerdictRow, finding: str | None) -> None:
-        """Note a row and the kind of finding that it is: `new`, `known`, `unexpected`, or None."""
-        small = row.grade is Grade.SCALED_DOWN
-        self._counts[Skip.NO_ORACLE if row.unjudged else Grade.SCALED_DOWN if small else row.verdict] += 1
-        self._conclude(row, finding)
-        if row.implementation == REFERENCE and row.bad:
-            self._wrong = True
-        if row.scaled_down:
-            self._scaled_down = row.scaled_down if small else self._scaled_down
-            return  # it says nothing of the definition in its own size
-        self._open = self._open or row.unjudged
-        if row.grade is Grade.CONSISTENT and row.constants:
-            self._unconfirmed = row.constants
-        if row.grade is not None and row.against == SHADOW:
-            self._shadowed.add(row.grade)
+def _compared(rows: Iterable[VerdictRow]) -> tuple[dict[str, set[str]], set[str]]:
+    """By implementation, which cases were compared; and why ground truths were not."""
+    cases: dict[str, set[str]] = {}
+    reasons: set[str] = set()
+    for row in rows:
         if row.tolerance is not None:
-            self._reasons.add(RELAXED)
+            reasons.add(RELAXED)
         elif row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != WHOLE:  # conduct alone is no comparison
-            self._cases.setdefault(row.implementation, set()).add(str(row.case))
+            cases.setdefault(row.implementation, set()).add(str(row.case))
         elif row.implementation == REFERENCE and row.unjudged:
-            self._reasons.add(str(row.reason))
+            reasons.add(str(row.reason))
         elif row.case is None:
-            self._reasons.add(UNREADABLE)
+            reasons.add(UNREADABLE)
         elif row.implementation in TRUTHS or row.verdict == Verdict.ERROR:
-            self._reasons.add(str(row.reason) if row.verdict == Verdict.SKIP else ERROR)
+            reasons.add(str(row.reason) if row.verdict == Verdict.SKIP else ERROR)
+    return cases, reasons
 
-    def _conclude(self, row: VerdictRow, finding: str | None) -> None:
-        if finding is not None:
-            news = Conclusion.UNVERIFIED if row.unjudged else Conclusion.WRONG
-            self._marks.add(Conclusion.KNOWN if finding == "known" else news)
-        elif row.implementation != REFERENCE:
-            return
-        elif row.grade in OF_GRADE:
-            self._marks.add(Conclusion.UNCONFIRMED if row.constants else OF_GRADE[row.grade])
-        elif row.verdict == Verdict.PASS and not row.scaled_down:
-            self._marks.add(Conclusion.RIGHT if row.tolerance is None else Conclusion.RELAXED)
-        elif row.verdict == Verdict.SKIP:
-            self._marks.add(Conclusion.NOT_RUN)
 
-    def result(self) -> DefinitionResult:
-        """What all of them come to."""
-        judged = self._cases.get(REFERENCE, set())
-        met = any(judged & self._cases.get(name, set()) for name in TRUTHS)
-        grade = self._grade(met=met, judged=bool(judged))
-        return DefinitionResult(
-            op_type=self.op_type,
-            verdict=str(next(one for one in WORST_FIRST if self._counts[one])),
-            conclusion=str(next((one for one in Conclusion if one in self._marks), Conclusion.NOT_RUN)),
-            grade=None if grade is None else str(grade),
-            wrong=self._wrong,
-            truths=[name for name in TRUTHS if self._cases.get(name)],
-            unmet="" if met else str(next((one for one in WHY if one in self._reasons), NO_TRUTH)),
-            scaled_down=self._scaled_down if grade is not None else "",
-            unconfirmed=self._unconfirmed if grade is Grade.CONSISTENT else "",
-        )
-
-    def _grade(self, *, met: bool, judged: bool) -> Grade | None:
-        """How strong the proof is, if there is one."""
-        if self._wrong:
-            return None
-        if self._scaled_down:  # in its own size, none but empty cases and the like were judged
-            return Grade.SCALED_DOWN
-        if self._unconfirmed:
-            return Grade.CONSISTENT
-        if self._open:  # of an output that nobody judged, nothing is proved
-            return None
-        if self._shadowed:  # of its rows; the best one counts
-            return Grade.AGREED if Grade.AGREED in self._shadowed else Grade.CONSISTENT
-        return Grade.PROVED if met else Grade.CHECKED if judged else None
+def _mark(row: VerdictRow, finding: str | None) -> Conclusion | None:
+    """What a row alone would come to, if it is one that counts."""
+    if finding is not None:
+        news = Conclusion.UNVERIFIED if row.unjudged else Conclusion.WRONG
+        return Conclusion.KNOWN if finding == "known" else news
+    if row.implementation != REFERENCE:
+        return None
+    if row.grade in OF_GRADE:
+        return Conclusion.UNCONFIRMED if row.constants else OF_GRADE[row.grade]
+    if row.verdict == Verdict.PASS and not row.scaled_down:
+        return Conclusion.RIGHT if row.tolerance is None else Conclusion.RELAXED
+    return Conclusion.NOT_RUN if row.verdict == Verdict.SKIP else None
 
 
 def sentences(summary: Mapping[str, Any]) -> Iterator[str]:

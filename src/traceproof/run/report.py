@@ -5,7 +5,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.known import Known, read_known
-from traceproof.run.proof import DefinitionResult, DefinitionRows, proved, sentence, sentences
+from traceproof.run.proof import DefinitionResult, concluded, proved, sentence, sentences
 from traceproof.run.schema import AGAIN, REFERENCE, VerdictRow, each_row
 from traceproof.stacks import STACK_OF, TRUTHS, distribution
 from traceproof.text import printable
@@ -32,17 +31,8 @@ NO_ORACLE = str(Skip.NO_ORACLE)  # of a definition: nobody judged its numerics, 
 KINDS = ("new", "known", "unexpected")  # of findings
 SUMMARY, VERDICTS = "summary.json", "verdicts"  # a run's file and folder
 MADE_OF = "made_of"  # of a summary: digests of verdict files by name
-FINDING_KEYS = (
-    "definition",
-    "op_type",
-    "case",
-    "implementation",
-    "output",
-    "verdict",
-    "reason",
-    "message",
-    "repeat",
-)
+_KEYS = "definition op_type case implementation output verdict reason message repeat"
+FINDING_KEYS = tuple(_KEYS.split())
 
 
 def report(
@@ -156,58 +146,43 @@ def summarise(
 
     Raises TraceproofError: known.yaml limits versions of a package that an implementation's stack does not hold.
     """
-    versions = {str(record["stack"]): record["versions"] for record in stacks}
-    groups: dict[tuple[str, str], _Group] = {}
-    definitions: dict[str, DefinitionRows] = {}
+    records = {str(record["stack"]): record for record in stacks}
+    versions = {name: record["versions"] for name, record in records.items()}
+    groups: dict[tuple[str, str], list[tuple[VerdictRow, str | None]]] = {}
+    definitions: dict[str, list[tuple[VerdictRow, str | None]]] = {}
     findings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for row in rows:
         kind = _kind(row, known, versions)
-        definitions.setdefault(row.definition, DefinitionRows(row.op_type)).note(row, kind)
-        groups.setdefault((row.op_type, row.implementation), _Group()).note(row, kind)
+        definitions.setdefault(row.definition, []).append((row, kind))
+        groups.setdefault((row.op_type, row.implementation), []).append((row, kind))
         if kind is not None:
             findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
-    results = {name: definitions[name].result() for name in sorted(definitions)}
-    told = [group.as_json(*names) for names, group in sorted(groups.items(), key=lambda item: item[0])]
-    records = {str(record["stack"]): record for record in stacks}
+    results = {name: concluded(definitions[name]) for name in sorted(definitions)}
     gpu = next((one for one in records.values() if one.get("device_type") == "cuda"), {})
     machine = {"device": gpu.get("device"), "capability": gpu.get("capability")}
-    truths = {name: _version(name, versions) for one in results.values() for name in one["truths"]}
-    return _summary(results, told, findings, machine, truths)
+    truths = {
+        name: versions.get(STACK_OF[name], {}).get(distribution(STACK_OF[name]))
+        for one in results.values()
+        for name in one["truths"]
+    }
+    return _summary(results, [_group(groups[names]) for names in sorted(groups)], findings, machine, truths)
 
 
-def _version(truth: str, versions: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Version of the package that a ground truth is of."""
-    stack = STACK_OF[truth]
-    return versions.get(stack, {}).get(distribution(stack))
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """What the rows of an implementation over an op_type come to."""
-
-    counts: Counter[str] = field(default_factory=Counter)  # of verdicts, kinds of findings, and what nobody judged
-    skips: Counter[str] = field(default_factory=Counter)  # by reason
-    members: dict[str, set[str]] = field(default_factory=dict)  # cases of each definition
-
-    def note(self, row: VerdictRow, kind: str | None) -> None:
-        """Count a row, which is a finding of a kind, or none."""
-        self.counts[str(row.verdict)] += 1
-        self.counts[NO_ORACLE] += row.unjudged
-        self.counts[str(kind)] += 1
-        self.members.setdefault(row.definition, set()).add(str(row.case))
-        if row.verdict == Verdict.SKIP:
-            self.skips[str(row.reason)] += 1
-
-    def as_json(self, op_type: str, implementation: str) -> dict[str, Any]:
-        """The group's row of the summary."""
-        return {
-            "op_type": op_type,
-            "implementation": implementation,
-            "definitions": len(self.members),
-            "cases": sum(map(len, self.members.values())),
-            **{name: self.counts[name] for name in (*Verdict, "known", NO_ORACLE)},
-            "skips": dict(sorted(self.skips.items())),
-        }
+def _group(noted: Sequence[tuple[VerdictRow, str | None]]) -> dict[str, Any]:
+    """What the rows of an implementation over an op_type come to, each with the kind of finding that it is."""
+    rows = [row for row, _ in noted]
+    verdicts = Counter(str(row.verdict) for row in rows)
+    skips = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
+    return {
+        "op_type": rows[0].op_type,
+        "implementation": rows[0].implementation,
+        "definitions": len({row.definition for row in rows}),
+        "cases": len({(row.definition, str(row.case)) for row in rows}),
+        **{name: verdicts[name] for name in Verdict},
+        "known": sum(kind == "known" for _, kind in noted),
+        NO_ORACLE: sum(row.unjudged for row in rows),
+        "skips": dict(sorted(skips.items())),
+    }
 
 
 def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
