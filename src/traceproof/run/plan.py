@@ -7,7 +7,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Self
@@ -141,19 +140,8 @@ DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
 BYTE_SECONDS = 3e-10
-_Both = tuple[
-    PlannedDefinition | None, PlannedDefinition | None
-]  # a definition's plan, and that of it scaled down
+_Both = tuple[PlannedDefinition | None, PlannedDefinition | None]  # a definition's plan, and of it scaled down
 UNDRAWN = "none"  # the case of a definition that no inputs can be drawn for
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedScaledDown:
-    """A scaled-down definition, how its axes differ in words, and its cases."""
-
-    definition: Definition
-    told: str
-    cases: Sequence[PlannedCase]
 
 
 def plan(  # noqa: PLR0913 - a rule's inputs and outputs
@@ -293,28 +281,30 @@ def _unchanged(
 def _definition_plan(
     tree: DatasetTree, entry: DatasetEntry, selection: PlanSelection, broken: list[Broken]
 ) -> _Both:
-    """The plans of one definition and of it scaled down; None: there is none, and `broken` says what is wrong."""
-    definition = entry.definition
+    """The plans of one definition and of it scaled down; None: there is none, and `broken` says what is wrong.
+
+    One that does not fit is judged scaled down: its own cases are not run and say what becomes of it, edge cases
+    too, which alone would prove nothing, and count.
+    """
+    definition, path = entry.definition, printable(entry.path.as_posix())
+    smaller: PlannedDefinition | None = None
     try:
         with bounded(seconds=PLAN_SECONDS, memory=PLAN_BYTES):
             op, unknown = registry.for_definition(definition)
             lines = fitting_lines(tree, definition, broken) if selection.workloads else []
             cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
-            scaled_down = _scaled_down(definition, op, selection) if unknown is None and too_large(cases) else None
+            if unknown is None and _too_large(cases):
+                smaller, becomes = _scaled_down(definition, op, selection, path)
+                cases = [_noted(case, becomes) for case in cases]
     except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with are this definition's error
         what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
         return None, None
-    if scaled_down is not None:
-        cases = [noted(case, scaled_down) for case in cases]
-    path = printable(entry.path.as_posix())
-    whole = _planned_definition(definition, cases, selection, path)
-    blobs = [planned.model_copy(update={"blobs": blobs_of(tree.root, planned)}) for planned in whole.cases]
-    whole = whole.holding(blobs).model_copy(update={"no_oracle": unknown})
-    if not isinstance(scaled_down, PlannedScaledDown):
-        return whole, None
-    smaller = _planned_definition(scaled_down.definition, scaled_down.cases, selection, path)
-    return whole, smaller.model_copy(update={"scaled_down": scaled_down.told})
+    wanted = [
+        case.model_copy(update={"blobs": _blobs_of(tree.root, case)}) for case in _wanted(cases, selection.cases)
+    ]
+    whole = PlannedDefinition.alone(definition, wanted, unknown, selection.hidden_seed)
+    return whole.model_copy(update={"path": path}), smaller
 
 
 def planned_alone(
@@ -327,24 +317,36 @@ def planned_alone(
     return PlannedDefinition.alone(definition, _wanted(cases, selection.cases), unknown, selection.hidden_seed)
 
 
-def _planned_definition(
-    definition: Definition, cases: Iterable[PlannedCase], selection: PlanSelection, path: str
-) -> PlannedDefinition:
+def _scaled_down(
+    definition: Definition, op: Op, selection: PlanSelection, path: str
+) -> tuple[PlannedDefinition | None, str]:
+    """The scaled-down form of a definition that does not fit, or None; and what becomes of the definition."""
+    found = scaled_down_of(definition, op)
+    if isinstance(found, str):
+        return None, f"no scaled-down definition: {found}"
+    small, _ = registry.for_definition(found.definition)
+    cases = _cases(found.definition, small, selection, [], unknown=False, prefix=PREFIX)
+    if _too_large(cases):
+        return None, f"no scaled-down definition: with {found} it does not fit either"
     wanted = _wanted(cases, selection.cases)
-    made = PlannedDefinition.alone(definition, wanted, None, selection.hidden_seed)
-    return made.model_copy(update={"path": path})
+    made = PlannedDefinition.alone(found.definition, wanted, None, selection.hidden_seed)
+    smaller = made.model_copy(update={"path": path, "scaled_down": str(found)})
+    return smaller, f"judged by a scaled-down definition: {found}"
 
 
-def _scaled_down(definition: Definition, op: Op, selection: PlanSelection) -> PlannedScaledDown | str:
-    """The scaled-down form of a definition that does not fit, with its cases, or why there is none that does."""
-    scaled_down = scaled_down_of(definition, op)
-    if isinstance(scaled_down, str):
-        return scaled_down
-    small, _ = registry.for_definition(scaled_down.definition)
-    cases = _cases(scaled_down.definition, small, selection, [], unknown=False, prefix=PREFIX)
-    if too_large(cases):
-        return f"with {scaled_down} it does not fit either"
-    return PlannedScaledDown(scaled_down.definition, str(scaled_down), cases)
+def _too_large(cases: Sequence[PlannedCase]) -> bool:
+    """Whether no case but edge cases, which may hold nothing at all, is run, and some are too large."""
+    reasons = [case.skip and case.skip.reason for case in cases if case.case.size != EDGE]
+    return None not in reasons and Skip.DOES_NOT_FIT in reasons
+
+
+def _noted(case: PlannedCase, becomes: str) -> PlannedCase:
+    """A case of a definition that does not fit: not run, and it says what becomes of the definition."""
+    if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
+        return case
+    why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
+    note = SkipNote(reason=Skip.DOES_NOT_FIT, message=f"{why}; {becomes}")
+    return case.model_copy(update={"skip": note})
 
 
 def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
@@ -356,28 +358,56 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     unknown: bool,
     prefix: str = "",
 ) -> list[PlannedCase]:
+    """All cases of a definition, hidden ones last."""
     blocked = op.no_inputs(definition)
     if blocked is not None:
         case = Case(UNDRAWN, "edge", {}, selection.seed)
         selection.met.add(case.id)
         note = SkipNote(reason=Skip.NO_INPUTS, message=blocked)
         return [PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)]
+
+    def made(case: Case, skip: SkipNote | None = None) -> PlannedCase:
+        """One case as the plan has it; `skip`: why it is not run, whatever its size."""
+        need, trials = op.memory(definition, case), op.trials(definition, case)
+        # What a kernel and PyTorch's form of one get in place of a small case's tensors.
+        enlarged = op.enlarged(definition) if far.SIZE in case.params else None
+        more = enlarged.bytes(definition, case) if enlarged else 0
+        if skip is None and need + more > selection.memory_limit:
+            limit = f"the limit (limits.memory_gb) is {selection.memory_limit / 2**30:.1f} GiB"
+            told = f"needs about {(need + more) / 2**30:.1f} GiB, {limit}"
+            skip = SkipNote(reason=Skip.DOES_NOT_FIT, message=told)
+        return PlannedCase(
+            case=case,
+            digest=case.digest,
+            memory=need,
+            trials=trials,
+            skip=skip,
+            large=not unknown and is_large(definition, op, case),
+            nonce=selection.hidden_seed if trials else 0,
+            kernel_bytes=more,
+            eager_bytes=enlarged.eager_bytes(definition, case) if enlarged else 0,
+            oracle_bytes=op.oracle_memory(definition, case),
+            further=op.further(definition, case),
+        )
+
     drawn = [*op.planned(definition, sizes=selection.sizes, seed=selection.seed)]
     drawn += op.boundaries(definition, seed=selection.seed) if selection.boundaries and not unknown else ()
-    cases = [replace(case, id=prefix + case.id) for case in drawn]
-    skips: dict[str, SkipNote | None] = {}
+    planned = [made(replace(case, id=prefix + case.id)) for case in drawn]
     for line in lines:
-        case = workload_case(line, selection.seed)
-        cases.append(case)
-        skips[case.id] = skip_of(line)
-    make = partial(_planned, definition, op, selection, unknown)
-    planned = _mark_repeat([make(case, skips.get(case.id)) for case in cases])
-    base = next((case for case, entry in zip(cases, planned, strict=True) if entry.repeat), None)
+        workload, skip = line.trace.workload, None
+        if line.missing:
+            message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
+            skip = SkipNote(reason=Skip.BLOB_MISSING, message=message)
+        inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
+        name, axes = f"workload-{workload.uuid}", dict(workload.axes)
+        planned.append(made(Case(name, WORKLOADS, axes, selection.seed, {"inputs": inputs}), skip))
+    planned = _mark_repeat(planned)
+    base = next((entry.case for entry in planned if entry.repeat), None)
     if base is not None:
-        hidden = hidden_cases(definition, op, base, selection.hidden_seed)
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
-        made = (make(case, None).model_copy(update={"hidden": options}) for case in hidden)
-        planned += [entry for entry in made if entry.skip is None]  # a size that does not fit here is no finding
+        hidden = (made(case) for case in hidden_cases(definition, op, base, selection.hidden_seed))
+        # A size that does not fit here is no finding.
+        planned += [entry.model_copy(update={"hidden": options}) for entry in hidden if entry.skip is None]
     selection.met.update(entry.id for entry in planned)
     return planned
 
@@ -394,38 +424,6 @@ def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[Planne
     return [*shown, *(entry for entry in chosen if entry.hidden)]
 
 
-def _planned(  # noqa: PLR0913, PLR0917 - all but the last two are bound
-    definition: Definition,
-    op: Op,
-    selection: PlanSelection,
-    unknown: bool,  # noqa: FBT001 - bound, as said
-    case: Case,
-    skip: SkipNote | None,
-) -> PlannedCase:
-    """One case as the plan has it; `skip`: why it is not run, whatever its size."""
-    need, trials = op.memory(definition, case), op.trials(definition, case)
-    # What a kernel and PyTorch's form of one get in place of a small case's tensors.
-    enlarged = op.enlarged(definition) if far.SIZE in case.params else None
-    more = enlarged.bytes(definition, case) if enlarged else 0
-    if skip is None and need + more > selection.memory_limit:
-        limit = f"the limit (limits.memory_gb) is {selection.memory_limit / 2**30:.1f} GiB"
-        told = f"needs about {(need + more) / 2**30:.1f} GiB, {limit}"
-        skip = SkipNote(reason=Skip.DOES_NOT_FIT, message=told)
-    return PlannedCase(
-        case=case,
-        digest=case.digest,
-        memory=need,
-        trials=trials,
-        skip=skip,
-        large=not unknown and is_large(definition, op, case),
-        nonce=selection.hidden_seed if trials else 0,
-        kernel_bytes=more,
-        eager_bytes=enlarged.eager_bytes(definition, case) if enlarged else 0,
-        oracle_bytes=op.oracle_memory(definition, case),
-        further=op.further(definition, case),
-    )
-
-
 def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Mark the cheapest ordinary case: it is run again for determinism and for remembered answers."""
     ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
@@ -436,75 +434,28 @@ def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
 def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
     """The definition's workload lines; `broken` gets those that are not of its axes and inputs."""
     fitting = []
+    optional = {name for name, spec in definition.inputs.items() if spec.optional}
     for line in tree.workloads(definition.name).lines:
-        misfit = _misfit(line, definition)
-        if misfit is None:
-            fitting.append(line)
+        workload = line.trace.workload
+        axes = sorted(set(definition.var_axes) - workload.axes.keys() - optional)
+        inputs = sorted(definition.inputs.keys() - workload.inputs.keys() - optional)
+        missing = f"axes {', '.join(axes)}" if axes else f"inputs {', '.join(inputs)}" if inputs else ""
+        if missing:
+            said = f"the line has no {missing}, which the definition has"
+            broken.append(Broken(line.path, said, "mend the line, or remove it", line=line.line))
         else:
-            broken.append(misfit)
+            fitting.append(line)
     return fitting
 
 
-def skip_of(line: WorkloadLine) -> SkipNote | None:
-    """Why a workload line is not run; None: it is."""
-    if not line.missing:
-        return None
-    message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
-    return SkipNote(reason=Skip.BLOB_MISSING, message=message)
-
-
-def workload_case(line: WorkloadLine, seed: int) -> Case:
-    """A workload line as a case."""
-    workload = line.trace.workload
-    inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
-    return Case(f"workload-{workload.uuid}", WORKLOADS, dict(workload.axes), seed, {"inputs": inputs})
-
-
-def blobs_of(root: Path, planned: PlannedCase) -> dict[str, str]:
+def _blobs_of(root: Path, planned: PlannedCase) -> dict[str, str]:
     """Digest of each file that a workload line's inputs are loaded from: outputs depend on what is in it."""
     case = planned.case
     if case.size != WORKLOADS or planned.skip is not None:
         return {}
     described = case.params["inputs"].values()
-    paths = {value["path"] for value in described if value["type"] == "safetensors"}
     digests = {}
-    for path in sorted(paths):
+    for path in sorted({value["path"] for value in described if value["type"] == "safetensors"}):
         with (root / path).open("rb") as file:
             digests[path] = file_digest(file, "sha256").hexdigest()
     return digests
-
-
-def _misfit(line: WorkloadLine, definition: Definition) -> Broken | None:
-    """What is wrong with a line that is not of its definition's axes and inputs."""
-    workload = line.trace.workload
-    for what, given, wanted in (
-        ("axes", workload.axes.keys(), set(definition.var_axes)),
-        ("inputs", workload.inputs.keys(), definition.inputs.keys()),
-    ):
-        missing = sorted(wanted - given - {name for name in definition.inputs if definition.inputs[name].optional})
-        if missing:
-            said = f"the line has no {what} {', '.join(missing)}, which the definition has"
-            return Broken(line.path, said, "mend the line, or remove it", line=line.line)
-    return None
-
-
-def too_large(cases: Sequence[PlannedCase]) -> bool:
-    """Whether no case but edge cases, which may hold nothing at all, is run, and some are too large."""
-    reasons = [case.skip and case.skip.reason for case in cases if case.case.size != EDGE]
-    return None not in reasons and Skip.DOES_NOT_FIT in reasons
-
-
-def noted(case: PlannedCase, scaled_down: PlannedScaledDown | str) -> PlannedCase:
-    """A case of a definition that does not fit: not run, and it says what becomes of the definition.
-
-    An edge case that would fit is not run either: that alone would prove nothing, and count.
-    """
-    if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
-        return case
-    why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
-    told = (
-        f"no scaled-down definition: {scaled_down}"
-        if isinstance(scaled_down, str)
-        else f"judged by a scaled-down definition: {scaled_down.told}"
-    )
-    return case.model_copy(update={"skip": SkipNote(reason=Skip.DOES_NOT_FIT, message=f"{why}; {told}")})
