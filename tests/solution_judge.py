@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -48,9 +48,15 @@ class SolutionJudge:
         """A definition and its cases."""
         return planned(name, self.settings)
 
-    def trial(self, solution: Candidate, definition: str, *, whole: bool = True) -> SolutionTrial:
-        """What came of a solution that the policy has not read; if not `whole`, the first bad row ends it."""
-        found, cases = self.planned(definition)
+    def trial(
+        self, solution: Candidate, definition: str, *, whole: bool = True, only: Collection[str] = ()
+    ) -> SolutionTrial:
+        """What came of a solution that the policy has not read, in all cases or `only` in those of these ids.
+
+        If not `whole`, the first bad row ends it.
+        """
+        found, planned_cases = self.planned(definition)
+        cases = [case for case in planned_cases if not only or case.id in only]
         return tried(SolutionRun.of(found, solution.settled(found), self.settings, self.pool), cases, whole=whole)
 
     def reasons(self, solution: Candidate, definition: str) -> list[str]:

@@ -77,22 +77,15 @@ NORMS: Api = {
 }
 
 
-@pytest.mark.parametrize(
-    ("hidden", "name"),
-    [
-        (96, "layernorm.fused_rmsnorm"),
-        (128, "layernorm.norm.rmsnorm"),
-        (512, "layernorm.norm.rmsnorm"),
-        (1536, "layernorm.norm.rmsnorm"),
-        (2304, "layernorm.norm.rmsnorm"),
-        (8448, "layernorm.fused_rmsnorm"),  # above 8192 it wants a multiple of 512
-        (16384, "layernorm.norm.rmsnorm"),
-        (16896, "layernorm.fused_rmsnorm"),
-    ],
-)
-def test_the_norm_of_a_size_that_is_not_compiled_is_tritons(hidden: int, name: str) -> None:
-    definition = support.variant(support.load("rmsnorm", "rmsnorm_h96"), hidden_size=hidden)
-    assert adapter_of(definition).name == name
+def test_the_norm_of_a_size_that_is_not_compiled_is_tritons_and_a_fused_one_too_wide_has_none() -> None:
+    def named(form: str, hidden: int) -> str | None:
+        found = lookup.adapter("sglang", support.variant(support.load("rmsnorm", form), hidden_size=hidden))
+        return found.name if found is not None else None
+
+    sizes = (96, 128, 512, 1536, 2304, 8448, 16384, 16896)  # above 8192 it wants a multiple of 512
+    assert [size for size in sizes if named("rmsnorm_h96", size) == "layernorm.fused_rmsnorm"] == [96, 8448, 16896]
+    assert {named("rmsnorm_h96", size) for size in sizes} == {"layernorm.fused_rmsnorm", "layernorm.norm.rmsnorm"}
+    assert named("fused_add_rmsnorm_h96", 8200) is named("fused_add_rmsnorm_h96", 16384) is None
 
 
 @pytest.mark.parametrize("hidden", [96, 128, 2048])
@@ -100,12 +93,6 @@ def test_the_norm_of_a_size_that_is_not_compiled_is_tritons(hidden: int, name: s
 def test_norms_are_called_as_they_want_to_be(name: str, hidden: int) -> None:
     definition = support.variant(support.load("rmsnorm", name), hidden_size=hidden)
     assert not support.failures(definition, kernel(definition, NORMS))
-
-
-@pytest.mark.parametrize("hidden", [8200, 16384])
-def test_a_fused_norm_too_wide_for_the_kernel_has_no_adapter(hidden: int) -> None:
-    definition = support.variant(support.load("rmsnorm", "fused_add_rmsnorm_h96"), hidden_size=hidden)
-    assert lookup.adapter("sglang", definition) is None
 
 
 def test_norm_modules_are_compiled_by_size_and_dtype_and_fused_ones_by_dtype() -> None:
@@ -118,15 +105,9 @@ def test_norm_modules_are_compiled_by_size_and_dtype_and_fused_ones_by_dtype() -
     assert all(module.compiles for one in (*norms, *fused) for module in adapter_of(one).modules(one, (9, 0)))
 
 
-def rotary_embedding(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
-    positions: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    head_size: int,
-    cache: torch.Tensor,
-    is_neox: bool,  # noqa: FBT001
-) -> None:
+def rotary_embedding(*arguments: Any) -> None:  # noqa: ANN401 - the kernel's own arguments
     """In place, on tokens by heads times channels."""
+    positions, query, key, head_size, cache, is_neox = arguments
     assert positions.dtype == torch.int64
     assert query.dim() == key.dim() == 2
     half = cache.shape[-1] // 2
@@ -197,24 +178,10 @@ def softmax(
     return mixed, (logits.amax(-1) + torch.log(total[..., 0])).T
 
 
-def decode_attention(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
-    q: torch.Tensor,
-    k_buffer: torch.Tensor,
-    v_buffer: torch.Tensor,
-    o: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    attn_logits: torch.Tensor,
-    attn_lse: torch.Tensor,
-    num_kv_splits: torch.Tensor,
-    max_kv_splits: int,
-    sm_scale: float,
-    k_scale: float,
-    v_scale: float,
-    *,
-    has_mla: bool,
-) -> None:
+def decode_attention(*arguments: Any, has_mla: bool) -> None:  # noqa: ANN401 - the kernel's own arguments
     """Writes what it cut a row into, leaves the rest; a row without tokens would be 0 / 0."""
+    q, k_buffer, v_buffer, o, kv_indptr, kv_indices, attn_logits, attn_lse, *numbers = arguments
+    num_kv_splits, max_kv_splits, sm_scale, k_scale, v_scale = numbers
     assert max_kv_splits == attn_logits.shape[2] == SPLITS
     assert (k_scale, v_scale) == (1.0, 1.0)
     assert attn_lse.is_contiguous()
@@ -235,30 +202,11 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
         o[row] = (attn_logits[row, :, parts] * weights).sum(1) if parts else math.nan
 
 
-def extend_attention(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    k_buffer: torch.Tensor,
-    v_buffer: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    custom_mask: None,
-    is_causal: bool,  # noqa: FBT001
-    mask_indptr: None,
-    max_len_extend: int,
-    k_scale: float,
-    v_scale: float,
-    *,
-    sm_scale: float,
-    lse_extend: torch.Tensor,
-) -> None:
+def extend_attention(*arguments: Any, sm_scale: float, lse_extend: torch.Tensor) -> None:  # noqa: ANN401 - the kernel's own arguments
     """Queries see all of their prefix, and of the new tokens those up to their own."""
-    assert custom_mask is mask_indptr is None
-    assert is_causal
-    assert (k_scale, v_scale) == (1.0, 1.0)
+    q, k, v, o, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, *options, max_len_extend, _, _ = arguments
+    assert options == [None, True, None]  # no mask of its own, causal
+    assert arguments[-2:] == (1.0, 1.0)  # scales of keys and values
     assert k.is_contiguous()
     assert v.is_contiguous()
     assert max_len_extend == qo_indptr.diff().max()
@@ -380,24 +328,17 @@ def top_p_renorm(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     return kept / kept.sum(-1, keepdim=True)
 
 
-def filter_and_sample(  # noqa: PLR0913, PLR0917 - the function's own arguments
-    probs: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    min_ps: torch.Tensor,
-    need_min_p_sampling: bool,  # noqa: FBT001
-    sampling_seed: None,
-    positions: None,
-) -> torch.Tensor:
+def filter_and_sample(*arguments: Any) -> torch.Tensor:  # noqa: ANN401 - the kernel's own arguments
     """Both filters against the probabilities as they came."""
-    assert sampling_seed is positions is None
-    assert not need_min_p_sampling
+    probs, top_ks, top_ps, min_ps, *others = arguments
+    assert others == [False, None, None]  # no sampling by min p, no seed, no positions
     assert len(probs) == len(top_ks) == len(top_ps) == len(min_ps)
     values, tokens = probs.sort(-1, descending=True)
     before = values.cumsum(-1) - values
     values[torch.arange(values.shape[-1])[None] >= top_ks[:, None]] = 0
     values[before > top_ps[:, None]] = 0
-    return tokens.gather(-1, torch.multinomial(values, 1)).view(-1).to(torch.int32)
+    drawn: torch.Tensor = tokens.gather(-1, torch.multinomial(values, 1))
+    return drawn.view(-1).to(torch.int32)
 
 
 SAMPLERS: dict[str, Api] = {
@@ -437,12 +378,7 @@ def test_samples_have_the_distribution_of_the_filters(truth: str, filters: str) 
 
 
 def router(
-    scores: torch.Tensor,
-    bias: torch.Tensor | None,
-    topk: int,
-    scoring_func: str = "sigmoid",
-    *,
-    renormalize: bool = True,
+    scores: torch.Tensor, bias: torch.Tensor | None, topk: int, scoring_func: str = "sigmoid", **asked: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Without groups."""
     assert scores.dtype == torch.float32
@@ -450,28 +386,26 @@ def router(
     rank = active + bias if bias is not None else scores
     experts = rank.sort(dim=-1, descending=True, stable=True).indices[:, :topk]
     weights = active.gather(-1, experts)
-    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), experts.to(torch.int32)
+    return (weights / weights.sum(-1, keepdim=True) if asked.get("renormalize", True) else weights), experts.int()
 
 
-def grouped_topk(  # noqa: PLR0913 - the function's own arguments
-    hidden: torch.Tensor,
-    logits: torch.Tensor,
-    bias: torch.Tensor,
-    *,
-    topk: int,
-    renormalize: bool,
-    num_expert_group: int,
-    topk_group: int,
+def grouped_topk(
+    hidden: torch.Tensor, logits: torch.Tensor, bias: torch.Tensor, **asked: int
 ) -> tuple[torch.Tensor, torch.Tensor, None]:
     """A group counts its two best."""
     assert len(hidden) == len(logits)
-    assert renormalize
-    groups = (torch.sigmoid(logits) + bias).view(len(logits), num_expert_group, -1)
-    best = groups.topk(2, -1).values.sum(-1).sort(dim=-1, descending=True, stable=True).indices[:, :topk_group]
+    assert asked["renormalize"]
+    groups = (torch.sigmoid(logits) + bias).view(len(logits), asked["num_expert_group"], -1)
+    best = (
+        groups.topk(2, -1)
+        .values.sum(-1)
+        .sort(dim=-1, descending=True, stable=True)
+        .indices[:, : asked["topk_group"]]
+    )
     out = torch.full_like(groups, -torch.inf).scatter_(
         1, best[..., None].expand(-1, -1, groups.shape[-1]), torch.zeros_like(groups)
     )
-    experts = (groups + out).flatten(1).sort(dim=-1, descending=True, stable=True).indices[:, :topk]
+    experts = (groups + out).flatten(1).sort(dim=-1, descending=True, stable=True).indices[:, : asked["topk"]]
     weights = torch.sigmoid(logits).gather(-1, experts)
     return weights / weights.sum(-1, keepdim=True), experts.to(torch.int32), None
 

@@ -18,7 +18,7 @@ from test_hostile import NORM
 
 from traceproof.files import BorderError, read_regular, remove_tree
 from traceproof.run.plan import PlanSelection
-from traceproof.run.untrusted import CallAnswer, answer_of
+from traceproof.run.untrusted import answer_of
 from traceproof.sandbox import Limits, policy
 from traceproof.text import plain_text
 
@@ -55,41 +55,15 @@ LEFT = {
     "inputs_grown": ("os.ftruncate(data, 1 << 40)", EXCEPTION),
     "a_file_in_place_of_outputs": ("os.dup2(os.open('file', os.O_RDWR | os.O_CREAT), out)", PASS),
 }
+# Of each kind one; all forms of an answer are tried by `mutations` below.
 SAID = {
     "nothing": "None",
-    "a_list": "[]",
-    "a_text": "'fine'",
-    "a_number": "float('nan')",
-    "true": "True",
-    "an_empty_mapping": "{}",
     "a_skip": "{'skip': 'no_cuda', 'message': 'no GPU'}",
-    "a_skip_beside": "answer | {'skip': 'no_cuda', 'message': 'no GPU'}",
-    "a_status": "answer | {'status': 'skip', 'reason': 'does_not_fit'}",
-    "a_key": "answer | {'key': '../../x'}",
-    "a_digest": "answer | {'inputs': '0' * 32}",
-    "no_space": "{'no_space': 'No space left on device (os error 28)'}",
-    "no_aliased": "{key: answer[key] for key in answer if key != 'aliased'}",
-    "aliased_elsewhere": "answer | {'aliased': [64]}",
-    "aliased_text": "answer | {'aliased': ['x']}",
-    "outputs_no_list": "answer | {'outputs': {}}",
-    "outputs_too_many": "answer | {'outputs': answer['outputs'] * 65}",
     "outputs_twice": "answer | {'outputs': answer['outputs'] * 2}",
-    "a_field_more": "answer | {'outputs': [answer['outputs'][0] | {'offset': 0}]}",
-    "no_shape": "answer | {'outputs': [{'index': 0, 'name': None, 'dtype': 'bfloat16'}]}",
     "dtype_unknown": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'float7'}]}",
     "dtype_no_dtype": "answer | {'outputs': [answer['outputs'][0] | {'dtype': 'tensor'}]}",
-    "dtype_a_path": "answer | {'outputs': [answer['outputs'][0] | {'dtype': '../x'}]}",
-    "shape_negative": "answer | {'outputs': [answer['outputs'][0] | {'shape': [-1, 32]}]}",
     "shape_giant": "answer | {'outputs': [answer['outputs'][0] | {'shape': [1 << 39, 1 << 39]}]}",
-    "shape_beyond_all": "answer | {'outputs': [answer['outputs'][0] | {'shape': [10 ** 400]}]}",
-    "shape_of_floats": "answer | {'outputs': [answer['outputs'][0] | {'shape': [1.0, 32.0]}]}",
-    "shape_of_nan": "answer | {'outputs': [answer['outputs'][0] | {'shape': [float('nan')]}]}",
-    "shape_of_bools": "answer | {'outputs': [answer['outputs'][0] | {'shape': [True, True]}]}",
-    "shape_deep": "answer | {'outputs': [answer['outputs'][0] | {'shape': [[1]]}]}",
-    "dimensions_too_many": "answer | {'outputs': [answer['outputs'][0] | {'shape': [1] * 17}]}",
-    "index_negative": "answer | {'outputs': [answer['outputs'][0] | {'index': -1}]}",
     "name_a_surrogate": "answer | {'outputs': [answer['outputs'][0] | {'name': chr(0xD800)}]}",
-    "name_endless": "answer | {'outputs': [answer['outputs'][0] | {'name': 'x' * 1000}]}",
     "an_endless_number": "10 ** 3000",
 }
 # Said in the form, and not true: the bytes are judged as what they are said to be.
@@ -232,12 +206,12 @@ def test_no_tensor_and_no_scratch_folder_is_left(rows: dict[str, Rows], out: Pat
 
 RIGHT: dict[str, Any] = {
     "outputs": [{"index": 0, "name": None, "dtype": "bfloat16", "shape": [2, 32]}],
-    "aliased": [],
+    "aliased": [0],
     "subclassed": [],
 }
 ODD: list[Any] = [
-    None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**400, "", "x" * 300, "\ud800", "__metadata__", [], {},
-    [[]], [{}], {"": None}, [None] * 70, "../../x", "bfloat16\n",
+    None, True, -1, 0, 64, 1.5, float("nan"), float("inf"), 10**400, "", "x" * 300, "\ud800", "__metadata__", [],
+    {}, [[]], [{}], {"": None}, [None] * 70, [1] * 17, "../../x", "bfloat16\n",
 ]  # fmt: skip
 
 
@@ -252,25 +226,23 @@ def mutations(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
     if isinstance(value, list):
         for index, part in enumerate(value):
             found += [[*value[:index], other, *value[index + 1 :]] for other in mutations(part)]
-        found += [value * 2, value * 100]
+        found += [value * 2, value * 65]
     return found
 
 
 def test_an_answer_is_in_its_form_or_an_error_of_its_case() -> None:
-    tried = taken = 0
+    taken = []
     for value in mutations(RIGHT):
-        tried += 1
         try:
             answer = answer_of(value)
         except BorderError as error:
             assert len(str(error)) < 500  # noqa: PT017 - the other branch is the subject as well
             str(error).encode()
-            continue
-        taken += 1
-        assert isinstance(answer, CallAnswer)
-        assert all(size >= 0 for output in answer.outputs for size in output.shape)
-    assert tried > 200
-    assert taken < tried / 4
+        else:
+            assert all(size >= 0 for output in answer.outputs for size in output.shape)
+            taken.append(value)
+    # Other names, dimensions of 0, none or four of them, no output or the same twice, other lists of inputs.
+    assert len(taken) == 22
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "x" * 100_000, "\x00", ""])

@@ -70,10 +70,3 @@ def test_a_norm_that_leaves_out_an_element_is_refused(op_type: str, place: int) 
 
     report = traceproof.check(norm, op_type, sizes=("small",), device="cpu", hidden_size=WIDTH)
     assert {row.case for row in report.failures} >= {"adversarial-boundaries"}
-
-
-def test_boundaries_are_places_of_the_row() -> None:
-    for width in (1, 2, 16, 17, 100, WIDTH):
-        found = boundaries(width)
-        assert found == sorted({*found}), width
-        assert {0, width - 1} <= {*found} <= {*range(width)}, width

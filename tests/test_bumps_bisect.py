@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import Repository, own_dataset
 from source_remotes import Upstream
 
 from traceproof.bumps.bisect import Bisection, commits_between
 from traceproof.cli import main
 from traceproof.errors import TraceproofError
-from traceproof.run.schema import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 NORM = """
@@ -75,7 +73,6 @@ def test_the_planted_regression_is_found_by_running_it(
 ) -> None:
     upstream.commit({"README.md": "two"}, "Say more")
     broken = upstream.commit({"python/sglang/srt/scale.py": REGRESSION}, "Scale faster")
-    upstream.commit({"python/sglang/srt/scale.py": REGRESSION.replace("x * weight", "weight * x")}, "Swap back")
     folder = tmp_path / "repository"  # as a clone of traceproof is laid out, with results of its own
     folder.mkdir()
     for name in ("src", "scripts", "Snakefile", "envs"):
@@ -100,7 +97,7 @@ def test_the_planted_regression_is_found_by_running_it(
     found = json.loads(answer.read_text())
     assert found["commit"] == broken
     assert (found["before"], found["after"]) == ("pass", "fail")
-    assert (found["commits"], found["touching"], found["tried"]) == (3, 2, 3)
+    assert (found["commits"], found["touching"], found["tried"]) == (2, 1, 2)
     assert found["parts"] == ["python/sglang/srt/scale.py"]
     assert "checkout" not in upstream.git("worktree", "list")
 
@@ -160,49 +157,3 @@ def test_the_good_end_has_to_come_first(upstream: Upstream) -> None:
     history(upstream)
     with pytest.raises(TraceproofError, match="does not come before"):
         commits_between(upstream.folder, "main", "good")
-
-
-def computed(repository: Repository) -> dict[str, set[str | None]]:
-    """By implementation, the environments that its rows were computed in."""
-    rows = read_rows(repository.root / "results" / "verdicts" / "rmsnorm.jsonl")
-    return {
-        name: {row.digests.environment for row in rows if row.implementation == name}
-        for name in ("reference", "sglang_native")
-    }
-
-
-def pin(repository: Repository, upstream: Upstream, commit: str) -> None:
-    """Pin the stack at a commit."""
-    ran = repository.run(
-        "traceproof", "clone-repos", "sglang", "--url", f"sglang={upstream.url}", "--commit", f"sglang={commit}"
-    )
-    assert ran.code == 0, ran.out
-
-
-@pytest.mark.slow
-def test_a_bump_runs_the_rows_of_its_environment_again_and_no_others(tmp_path: Path) -> None:
-    upstream = Upstream(tmp_path / "upstream")
-    first = upstream.commit(BASE)
-    here = {"python": sys.executable}
-    (tmp_path / "repository").mkdir()
-    repository = Repository.copy(
-        tmp_path / "repository",
-        dataset={"path": str(own_dataset(tmp_path / "dataset", "rmsnorm/rmsnorm_h96"))},
-        truths=["sglang_native"],
-        stacks={"torch": here, "flashinfer": here, "fla": here, "sglang": here | {"source": "locked"}},
-    )
-    pin(repository, upstream, first)
-    ran = repository.verify()
-    assert ran.code == 0, ran.out
-    before = computed(repository)
-
-    pin(repository, upstream, upstream.commit({"python/sglang/srt/scale.py": REGRESSION}))
-    ran = repository.verify()
-    assert ran.code == 1, ran.out
-    after = computed(repository)
-    assert after["reference"] == before["reference"]
-    assert not after["sglang_native"] & before["sglang_native"]
-
-    ran = repository.run("traceproof", "diff", "previous", "latest")
-    assert ran.code == 1, ran.out
-    assert "rmsnorm_h96 small-0 sglang_native output: pass" in ran.out

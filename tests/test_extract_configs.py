@@ -18,7 +18,7 @@ from traceproof.errors import TraceproofError
 from traceproof.extract import config_json
 from traceproof.extract.config_json import pairs, requested
 from traceproof.extract.pipeline import model_of
-from traceproof.extract.reading import Listing, ReaderEnvironment
+from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
 
@@ -157,17 +157,6 @@ def test_the_list_tells_which_architectures_have_a_second_reading(tmp_path: Path
     text = told_listing(data)
     assert text.index("ALM") < text.index("1 other classes of SGLang 1.2") < text.index("Encoder")
     assert "BLM" not in text
-
-
-def test_a_listing_names_the_models_that_have_no_default_config(tmp_path: Path) -> None:
-    answer: dict[str, object] = {
-        "sglang": "1.2",
-        "architectures": ["ALM"],
-        "defaults": {},
-        "without_defaults": {"c": "TypeError: x"},
-    }
-    listing = ReaderEnvironment(fake_interpreter(tmp_path, answer, 0)).listing()
-    assert listing == Listing("1.2", ("ALM",), {}, {"c": "TypeError: x"})
 
 
 def test_a_bootstrap_that_dies_is_an_error_and_no_reading(tmp_path: Path) -> None:

@@ -67,14 +67,6 @@ def test_inserting_keeps_every_other_byte(newline: str) -> None:
     assert result.index(added) < result.index("] satisfies")
 
 
-def test_the_text_is_as_the_interface_writes_it() -> None:
-    text = hierarchy.typescript(MODEL)
-    assert '    name: "New \\"1\\"",\n' in text
-    assert '      lm_head: {\n        count: 1,\n        parent: "Top",\n        type: "layer",\n' in text
-    assert '      "odd name": {\n' in text
-    assert "        definitions: [\n          " in text
-
-
 def test_a_missing_comma_is_the_one_thing_added() -> None:
     text = 'const models = [\n  { id: "old" }\n]\n'
     assert hierarchy.inserted(text, MODEL).startswith('const models = [\n  { id: "old" },\n  {\n    id: "new-1",')

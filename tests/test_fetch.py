@@ -3,11 +3,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
+from source_remotes import Upstream
 
 from traceproof.checkouts.packages import unpack
 from traceproof.dataset.fetch import FETCHED, Dataset, fetch, scan_digest, untouched
@@ -65,32 +65,16 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A git repository with definitions in a folder, and one commit after them that breaks them."""
-    folder = tmp_path / "upstream"
-    (folder / "data" / "definitions" / "x").mkdir(parents=True)
-    (folder / "data" / "definitions" / "x" / "a.json").write_text(DEFINITION)
-    (folder / "big.txt").write_text("beside the dataset")
-    git(folder, "init", "--quiet")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "one")
-    return folder
+def repository(tmp_path: Path) -> Upstream:
+    """A git repository with definitions in a folder."""
+    found = Upstream(tmp_path / "upstream")
+    found.commit({"data/definitions/x/a.json": DEFINITION, "big.txt": "beside the dataset"})
+    return found
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-
-
-def from_git(repository: Path, **changes: str) -> Dataset:
-    source = {
-        "url": repository.as_uri(),
-        "commit": git(repository, "rev-parse", "HEAD"),
-        "folder": "data",
-        **changes,
-    }
-    return Dataset.model_validate({"git": source})
+def from_git(repository: Upstream, **changes: str) -> Dataset:
+    source = {"url": repository.url, "commit": repository.git("rev-parse", "HEAD"), "folder": "data"}
+    return Dataset.model_validate({"git": source | changes})
 
 
 def left_in(folder: Path) -> list[str]:
@@ -125,35 +109,31 @@ def test_an_absent_package_says_where_it_was_looked_for(index: Path, tmp_path: P
     assert left_in(tmp_path / "out") == []
 
 
-def test_members_that_lead_elsewhere_are_left_out(tmp_path: Path) -> None:
+def test_members_that_lead_elsewhere_are_left_out_and_an_archive_cut_short_is_told(tmp_path: Path) -> None:
     sdist(tmp_path, {"trace/definitions/x/a.json": DEFINITION, "trace/../../escaped.txt": "out"})
     unpack(tmp_path / "tiny_bench-1.0.tar.gz", tmp_path / "out", folder="trace")
     assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["a.json"]
     assert not list(tmp_path.rglob("escaped.txt"))
-
-
-def test_an_archive_cut_short_is_said_to_be_so(tmp_path: Path) -> None:
-    sdist(tmp_path, {"trace/definitions/x/a.json": DEFINITION})
     archive = tmp_path / "tiny_bench-1.0.tar.gz"
     archive.write_bytes(archive.read_bytes()[:200])
     with pytest.raises(TraceproofError, match="can not be unpacked"):
-        unpack(archive, tmp_path / "out", folder="trace")
+        unpack(archive, tmp_path / "again", folder="trace")
 
 
-def test_a_commit_is_fetched_without_the_rest_and_then_never_asked_for(repository: Path, tmp_path: Path) -> None:
+def test_a_commit_is_fetched_without_the_rest_and_then_never_asked_for(
+    repository: Upstream, tmp_path: Path
+) -> None:
     dataset = from_git(repository)
-    (repository / "data" / "definitions" / "x" / "a.json").write_text("later")
-    git(repository, "commit", "--quiet", "--all", "--message", "two")
+    repository.commit({"data/definitions/x/a.json": "later"})
     folder = fetch(dataset, root=tmp_path / "out")
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [FETCHED, "a.json"]
     assert (folder / "definitions" / "x" / "a.json").read_text() == DEFINITION
-    repository.rename(tmp_path / "gone")
+    repository.folder.rename(tmp_path / "gone")
     assert fetch(dataset, root=tmp_path / "out") == folder
 
 
-def test_a_whole_repository_can_be_the_dataset(repository: Path, tmp_path: Path) -> None:
-    git(repository, "mv", "data/definitions", "definitions")
-    git(repository, "commit", "--quiet", "--message", "two")
+def test_a_whole_repository_can_be_the_dataset(repository: Upstream, tmp_path: Path) -> None:
+    repository.commit({"definitions/x/a.json": DEFINITION, "data/definitions/x/a.json": None})
     folder = fetch(from_git(repository, folder="."), root=tmp_path / "out")
     assert sorted(path.name for path in folder.iterdir()) == [FETCHED, "big.txt", "definitions"]
 
@@ -168,25 +148,22 @@ def test_a_whole_repository_can_be_the_dataset(repository: Path, tmp_path: Path)
     ],
 )
 def test_a_commit_that_cannot_be_had_leaves_nothing(
-    repository: Path, tmp_path: Path, changes: dict[str, str], said: str
+    repository: Upstream, tmp_path: Path, changes: dict[str, str], said: str
 ) -> None:
     with pytest.raises(TraceproofError, match=said):
         fetch(from_git(repository, **changes), root=tmp_path / "out")
     assert left_in(tmp_path / "out") == []
 
 
-def test_a_folder_is_used_in_place(repository: Path, tmp_path: Path) -> None:
-    dataset = Dataset(path=repository / "data")
-    assert fetch(dataset, root=tmp_path / "out") == repository / "data"
-    assert left_in(tmp_path / "out") == []
-
-
-def test_an_edit_of_a_fetched_dataset_is_noticed(repository: Path, tmp_path: Path) -> None:
-    dataset = from_git(repository)
-    folder = fetch(dataset, root=tmp_path / "out")
+def test_an_edit_of_a_fetched_dataset_is_noticed_and_a_folder_is_used_in_place(
+    repository: Upstream, tmp_path: Path
+) -> None:
+    folder = fetch(from_git(repository), root=tmp_path / "out")
     assert untouched(folder)
     (folder / "definitions" / "x" / "a.json").write_text("edited")
     assert not untouched(folder)
+    assert fetch(Dataset(path=folder), root=tmp_path / "other") == folder
+    assert left_in(tmp_path / "other") == []
 
 
 def test_a_scan_sees_names_and_contents_that_changed(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint import lint_kernels
-from traceproof.lint.model import write_baseline
 
 HEAD = "import triton\nimport triton.language as tl\n\n\n"
 SIGNATURE = "@triton.jit\ndef kernel(x, y, n, stride, H: tl.constexpr, BT: tl.constexpr):\n"
@@ -205,20 +204,6 @@ def test_a_hard_coded_device_is_found_in_a_test_and_not_elsewhere(tmp_path: Path
 def test_a_platform_check_is_found_in_a_test(tmp_path: Path) -> None:
     assert codes(tmp_path, "skip = not torch.cuda.is_available()\n", "test_x.py") == ["KL202"]
     assert codes(tmp_path, "x = torch.zeros(3, device=device)\ny = 'cuda is fine in prose'\n", "test_x.py") == []
-
-
-def test_a_baseline_knows_what_stood_there_and_reports_what_is_new(tmp_path: Path) -> None:
-    path, baseline = tmp_path / "kernels.py", tmp_path / "baseline.json"
-    body = PLANTED["KL102"]["a block pointer"]
-    path.write_text(HEAD + SIGNATURE + body)
-    write_baseline(baseline, lint_kernels(path).findings)
-    path.write_text("# moved\n" + HEAD + SIGNATURE + body)
-    report = lint_kernels(path, baseline=baseline)
-    assert report.findings == []
-    path.write_text(HEAD + SIGNATURE + body + body.replace("x,", "y,"))
-    report = lint_kernels(path, baseline=baseline)
-    assert [finding.code for finding in report.findings] == ["KL102"]
-    assert "y, (n,)" in report.findings[0].evidence
 
 
 def test_the_command_gives_exit_codes_and_json(tmp_path: Path) -> None:
