@@ -1,11 +1,11 @@
 """The axes that an op_type's cases differ in, and why each of them matters: coverage is counted by them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from traceproof.coverage.model import Axis, Chosen, Space, Values
+from traceproof.coverage import Axis, Chosen, Space, Values
 from traceproof.ops import registry
 
 Json = Mapping[str, Any]
@@ -13,6 +13,14 @@ ROWS = Axis(
     "rows", ("one", "several", "none"), "a batch of one hides a wrong stride; an empty one a missing guard"
 )
 SCALE = Axis("values", ("plain", "adversarial"), "rounding and masks show in values that are not tame")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseSpace(Space):
+    """The axes of an op_type's cases."""
+
+    read: Callable[[Json, Json], Values]  # of a definition and a case
+    fixed: frozenset[str] = frozenset()  # axes that each definition sets for all its cases
 
 
 def const(definition: Json, name: str, default: int = 0) -> int:
@@ -59,9 +67,9 @@ def tame(chosen: Chosen) -> bool:
     return not (chosen.get("rows") == "none" and chosen.get("values") == "adversarial")
 
 
-def rows_and(axis: Axis, value: Callable[[Json], str]) -> Space:
+def rows_and(axis: Axis, value: Callable[[Json], str]) -> CaseSpace:
     """ROWS, SCALE, and an axis whose value a definition sets for all its cases."""
-    return Space(
+    return CaseSpace(
         axes=(ROWS, SCALE, axis),
         read=lambda definition, case: rows_only(definition, case) | {axis.name: one(value(definition))},
         reachable=tame,
@@ -144,14 +152,14 @@ def _attention_reachable(chosen: Chosen) -> bool:
     return not any(all(chosen.get(axis) in values for axis, values in row.items()) for row in IMPOSSIBLE)
 
 
-def attention_space(*, paged: bool) -> Space:
+def attention_space(*, paged: bool) -> CaseSpace:
     """The axes of attention over pages, or over ragged rows."""
     common = (STAGE, SEQUENCES, LENGTH, RELATION, HEADS, SCALE)
     axes: tuple[Axis, ...] = (*common, *PAGED) if paged else common
     if not paged:
         axes = tuple(axis for axis in axes if axis is not STAGE)
     fixed = frozenset({"stage", "heads", "page"})
-    return Space(axes=axes, read=_only(axes, _attention), reachable=_attention_reachable, fixed=fixed)
+    return CaseSpace(axes=axes, read=_only(axes, _attention), reachable=_attention_reachable, fixed=fixed)
 
 
 def _only(axes: tuple[Axis, ...], read: Any) -> Any:  # noqa: ANN401 - a reader, wrapped
@@ -195,7 +203,7 @@ def _fits_stage(chosen: Chosen) -> bool:
     return True
 
 
-GDN = Space(
+GDN = CaseSpace(
     axes=(
         Axis("stage", ("decode", "mtp", "prefill"), "one token, a few with states between, or a chunked scan"),
         Axis("layout", ("dense", "variable"), "sequences packed without padding"),
@@ -234,7 +242,7 @@ def _moe_reachable(chosen: Chosen) -> bool:
     return tame(chosen) and not apart and not (chosen.get("weights") == "other" and routing == "biased")
 
 
-MOE = Space(
+MOE = CaseSpace(
     axes=(
         ROWS,
         SCALE,
@@ -264,8 +272,8 @@ def _filter(definition: Json) -> str:
     return " and ".join(name for name in ("top_k", "top_p") if name in definition["inputs"]) or "none"
 
 
-ROWS_AND_SCALE = Space(axes=(ROWS, SCALE), read=rows_only, reachable=tame)
-SPACES: Mapping[str, Space] = {
+ROWS_AND_SCALE = CaseSpace(axes=(ROWS, SCALE), read=rows_only, reachable=tame)
+SPACES: Mapping[str, CaseSpace] = {
     "gdn": GDN,
     "gqa_paged": attention_space(paged=True),
     "gqa_ragged": attention_space(paged=False),
@@ -280,7 +288,7 @@ SPACES: Mapping[str, Space] = {
 
 
 @cache
-def space_of(op_type: str) -> Space | None:
+def space_of(op_type: str) -> CaseSpace | None:
     """The axes of an op_type, rows and values where it has none of its own; None: it is not known."""
     if op_type not in registry.known():
         return None

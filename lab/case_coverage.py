@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from axes import space_of
-from traceproof.coverage.model import Coverage, Space, Values, as_text, cover
+from axes import CaseSpace, space_of
+from traceproof.coverage import Chosen, Coverage, Values, as_text, cover
 from traceproof.errors import TraceproofError
 from traceproof.run.schema import INDEX
 
@@ -27,13 +28,13 @@ def of_plan(folder: Path) -> list[Coverage]:
         except (ValueError, KeyError, TypeError) as error:
             raise TraceproofError(f"{path} is no plan: {error}", todo="Run `snakemake cases` again.") from error
         if space is not None:
-            records.append(cover(space, values))
+            records.append(cover(within(space, values), values))
     if not records:
         raise TraceproofError(f"{folder} holds no planned cases", todo="Run `snakemake cases` first.")
     return records
 
 
-def _planned(planned: Mapping[str, Any]) -> tuple[Space | None, list[Values]]:
+def _planned(planned: Mapping[str, Any]) -> tuple[CaseSpace | None, list[Values]]:
     """An op_type's space, and what its planned cases are in it."""
     space = space_of(planned["op_type"])
     if space is None:
@@ -45,6 +46,20 @@ def _planned(planned: Mapping[str, Any]) -> tuple[Space | None, list[Values]]:
         if case["skip"] is None and case["case"]["size"] != "workloads" and not case.get("hidden")
     ]
     return space, [space.read(definition, case) for definition, case in cases]
+
+
+def within(space: CaseSpace, records: Sequence[Values]) -> CaseSpace:
+    """The space whose fixed values occur together: what a definition fixes, a case can not change."""
+    if not space.fixed or not records:
+        return space
+    occur = [{name: record[name] for name in space.fixed if name in record} for record in records]
+    allowed = [dict(items) for items in {frozenset(one.items()) for one in occur}]
+
+    def reachable(chosen: Chosen) -> bool:
+        fits = any(all(chosen[n] in values for n, values in one.items() if n in chosen) for one in allowed)
+        return fits and space.reachable(chosen)
+
+    return replace(space, reachable=reachable)
 
 
 def main() -> int:

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceproof.audit.reading import Function, TestFile
-from traceproof.audit.trial import stand_in
+from traceproof.audit import Function, TestFile, stand_in
 from traceproof.dataset.definition import Definition
 
 SECONDS = 120  # of one run of one definition's tests; the child is ended by an alarm

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from definitions import GOOD, rmsnorm, write
 
-from traceproof.audit import run as process
-from traceproof.audit.run import AuditReport, AuditSettings, audit
+from traceproof import audit as process
+from traceproof.audit import AuditReport, AuditSettings, audit
 from traceproof.errors import TraceproofError
 from traceproof.lint.model import as_text
 from traceproof.sandbox import Pool

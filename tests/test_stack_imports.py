@@ -23,7 +23,7 @@ RULES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "r
 SCRIPTS = tuple(sorted(set(re.findall(r"\{params\.python:q\} -P scripts/(\w+)\.py", RULES))))
 MODULES = (
     "traceproof.publish.solutions",
-    "traceproof.coverage.collect",
+    "traceproof.coverage",
     "traceproof.environments.inside",
     "traceproof.run.trusted",
     "traceproof.run.workers",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from traceproof.audit.run import SECONDS, AuditSettings, audit
+from traceproof.audit import SECONDS, AuditSettings, audit
 from traceproof.cli import options, run
 from traceproof.errors import TraceproofError
 from traceproof.lint.model import as_text

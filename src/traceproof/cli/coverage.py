@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from traceproof.cli import options, run
-from traceproof.coverage.model import as_text
-from traceproof.coverage.suite import LIBRARY, of_suite
+from traceproof.coverage import LIBRARY, as_text, of_suite
 
 
 def coverage(

@@ -1,0 +1,358 @@
+"""Which combinations of what matters a library's tests exercise, and the smallest cases that would close the gaps.
+
+`python -m traceproof.coverage PATH` prints a line of JSON per collected test. It runs in an environment with the
+packages that the tests import; collecting imports their modules and runs no test.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise, product
+from pathlib import Path
+from typing import Any
+
+from traceproof.errors import TraceproofError
+from traceproof.programs import for_untrusted, telling
+from traceproof.stacks import STACKS
+
+Values = Mapping[str, frozenset[str]]  # axis -> values that one case exercises; a case may have several of an axis
+Chosen = Mapping[str, str]  # axis -> one value
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Something that matters, with its values from the smallest case's on, and why it matters."""
+
+    name: str
+    values: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The axes of one op_type."""
+
+    axes: tuple[Axis, ...]
+    # whether values of two or more axes can go together; what is missing in its argument is open
+    reachable: Callable[[Chosen], bool] = field(default=lambda _: True)
+    op_type: str = ""  # or what else is tested
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A value, or a pair of values, that no case exercises, and the smallest case that would."""
+
+    missing: Chosen
+    smallest: Chosen
+
+    def as_json(self) -> dict[str, Any]:
+        """The gap as a JSON object."""
+        return {"missing": dict(self.missing), "smallest": dict(self.smallest)}
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Coverage of one op_type: (covered, reachable) of single values and of pairs, and the gaps of both."""
+
+    op_type: str
+    cases: int
+    one_way: tuple[int, int]
+    pairs: tuple[int, int]
+    gaps: tuple[Gap, ...]
+    pair_gaps: tuple[Gap, ...]
+    unknown: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as a JSON object."""
+        return {
+            "op_type": self.op_type,
+            "cases": self.cases,
+            "one_way": dict(zip(("covered", "reachable"), self.one_way, strict=True)),
+            "pairs": dict(zip(("covered", "reachable"), self.pairs, strict=True)),
+            "gaps": [gap.as_json() for gap in self.gaps],
+            "pair_gaps": [gap.as_json() for gap in self.pair_gaps],
+            "unknown": list(self.unknown),
+        }
+
+
+def cover(space: Space, records: Sequence[Values]) -> Coverage:
+    """Measure records against a space; a value that the space does not declare is listed as unknown."""
+    known = [(axis.name, value) for axis in space.axes for value in axis.values]
+    single = [item for item in known if smallest(space, dict([item])) is not None]
+    seen = {(name, value) for record in records for name, values in record.items() for value in values}
+    pairs = list(_pairs(space))
+    together = {pair for record in records for pair in _pairs_of(record)}
+    return Coverage(
+        op_type=space.op_type,
+        cases=len(records),
+        one_way=(len(seen.intersection(single)), len(single)),
+        pairs=(len(together.intersection(pairs)), len(pairs)),
+        gaps=_gaps(space, [[item] for item in single if item not in seen]),
+        pair_gaps=_gaps(space, [sorted(pair) for pair in pairs if pair not in together]),
+        unknown=tuple(sorted(f"{name}={value}" for name, value in seen.difference(known))),
+    )
+
+
+def _pairs_of(record: Values) -> Iterator[frozenset[tuple[str, str]]]:
+    """Pairs of values, each of another axis, that one case exercises."""
+    for one, other in combinations(sorted(record), 2):
+        yield from (frozenset({(one, a), (other, b)}) for a, b in product(record[one], record[other]))
+
+
+def _pairs(space: Space) -> Iterable[frozenset[tuple[str, str]]]:
+    for one, other in combinations(space.axes, 2):
+        for pair in product(one.values, other.values):
+            chosen = {one.name: pair[0], other.name: pair[1]}
+            if smallest(space, chosen) is not None:
+                yield frozenset(chosen.items())
+
+
+def _gaps(space: Space, missing: Iterable[Sequence[tuple[str, str]]]) -> tuple[Gap, ...]:
+    found = []
+    for items in missing:
+        chosen = dict(items)
+        case = smallest(space, chosen)
+        assert case is not None
+        found.append(Gap(chosen, case))
+    return tuple(found)
+
+
+def smallest(space: Space, chosen: Chosen) -> Chosen | None:
+    """The case with the given values and otherwise the smallest ones; None if they can not go together."""
+    return _complete(space, dict(chosen), [axis for axis in space.axes if axis.name not in chosen])
+
+
+def _complete(space: Space, chosen: dict[str, str], rest: Sequence[Axis]) -> Chosen | None:
+    if not space.reachable(chosen):
+        return None
+    if not rest:
+        return {axis.name: chosen[axis.name] for axis in space.axes}
+    for value in rest[0].values:
+        found = _complete(space, {**chosen, rest[0].name: value}, rest[1:])
+        if found is not None:
+            return found
+    return None
+
+
+def as_text(coverages: Iterable[Coverage], *, gaps: int) -> str:
+    """A table, then each gap with its smallest case: all single ones, the first `gaps` pairs of an op_type."""
+    found = list(coverages)
+    lines = [f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}"]
+    lines += [f"{one.op_type:18} {one.cases:6} {_share(one.one_way):>12} {_share(one.pairs):>14}" for one in found]
+    lines += [f"{one.op_type}: no case was run" for one in found if not one.cases]
+    for one in (one for one in found if one.cases):
+        for gap in [*one.gaps, *one.pair_gaps[:gaps]]:
+            lines.append(
+                f"{one.op_type}: not exercised: {_said(gap.missing)}; smallest case: {_said(gap.smallest)}"
+            )
+        if len(one.pair_gaps) > gaps:
+            lines.append(f"{one.op_type}: and {len(one.pair_gaps) - gaps} more pairs")
+        lines += [f"{one.op_type}: {text} is not declared" for text in one.unknown]
+    return "\n".join(lines) + "\n"
+
+
+def _share(counts: tuple[int, int]) -> str:
+    covered, reachable = counts
+    return f"{covered}/{reachable} {covered / reachable:4.0%}" if reachable else "-"
+
+
+def _said(chosen: object) -> str:
+    assert isinstance(chosen, dict)
+    return ", ".join(f"{name} {value}" for name, value in chosen.items())
+
+
+# A library's tests of linear attention: axes, and how parameters say them.
+
+LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # in whose environment tests are read
+SECONDS = 600.0  # to collect a library's whole suite
+Parameters = Mapping[str, Any]
+VERIFIERS = ("reference", "gradcheck", "sanity")
+
+
+def _number(parameters: Parameters, *names: str) -> float | None:
+    return next((parameters[name] for name in names if isinstance(parameters.get(name), int | float)), None)
+
+
+def _layout(test: str, parameters: Parameters) -> str:
+    named = "varlen" in test or "cu_seqlens" in parameters
+    return "variable" if named or parameters.get("varlen") else "dense"
+
+
+def _direction(test: str, _: Parameters) -> str:
+    return "backward" if "bwd" in test or "backward" in test else "forward"
+
+
+def _yes(parameters: Parameters, *names: str) -> str:
+    return "yes" if any(bool(parameters.get(name)) for name in names) else "no"
+
+
+def _heads(_: str, parameters: Parameters) -> str:
+    keys, values = _number(parameters, "H", "num_heads"), _number(parameters, "HV", "num_v_heads")
+    return "grouped" if keys is not None and values is not None and values > keys else "equal"
+
+
+def _dims(_: str, parameters: Parameters) -> str:
+    key, value = _number(parameters, "K", "D", "head_dim"), _number(parameters, "V", "Dv", "head_v_dim")
+    factor = _number(parameters, "expand_v")
+    different = value is not None and key is not None and value != key
+    return "different" if different or (factor is not None and factor != 1) else "equal"
+
+
+def _length(_: str, parameters: Parameters) -> str:
+    length = parameters.get("T", parameters.get("seq_len", parameters.get("cu_seqlens")))
+    ends = length if isinstance(length, list | tuple) else [0, length or 0]
+    lengths = [b - a for a, b in pairwise(ends)]
+    return "whole chunks" if all(one % 64 == 0 for one in lengths) else "part of a chunk"
+
+
+def _verifier(parameters: Parameters, names: Collection[str]) -> str:
+    """How a test knows a right answer: by a gradient check, by a reference, or by no more than sanity."""
+    named = str(parameters.get("verifier", ""))
+    if named in VERIFIERS:
+        return named
+    words = " ".join(names).lower()
+    if "gradcheck" in words:
+        return "gradcheck"
+    compares = any(word in words for word in ("naive", "reference", "assert_close", "allclose", "ref"))
+    return "reference" if compares or not names else "sanity"
+
+
+READERS: Mapping[str, Callable[[str, Parameters], str]] = {
+    "layout": _layout,
+    "direction": _direction,
+    "length": _length,
+    "initial_state": lambda _, p: _yes(p, "initial_state", "use_initial_state", "h0", "has_state"),
+    "final_state": lambda _, p: _yes(p, "final_state", "output_final_state", "ht"),
+    "gate": lambda _, p: _yes(p, "use_gate_in_kernel", "gate_in_kernel", "gate"),
+    "beta": lambda _, p: str(p.get("beta", "head")),
+    "beta_sigmoid": lambda _, p: (
+        "in kernel" if _yes(p, "use_beta_sigmoid", "use_beta_sigmoid_in_kernel") == "yes" else "raw"
+    ),
+    "safe_gate": lambda _, p: _yes(p, "safe_gate", "use_safe_gate"),
+    "qk_norm": lambda _, p: _yes(p, "use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
+    "value_heads": _heads,
+    "head_dims": _dims,
+    "dtype": lambda _, p: str(p.get("dtype", "unknown")).removeprefix("torch."),
+}
+
+
+def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Values:
+    """Values of one parametrised test: its name, its parameters, and the names that its code uses."""
+    found = {name: frozenset({reader(test, parameters)}) for name, reader in READERS.items()}
+    return found | {"verifier": frozenset({_verifier(parameters, names)})}
+
+
+def _reachable(chosen: Chosen) -> bool:
+    """A gradient check is of gradients, and finite differences need float32 at least; a safe gate is a gate."""
+    checked = chosen.get("verifier") == "gradcheck"
+    return not (
+        (checked and chosen.get("direction") == "forward")
+        or (checked and chosen.get("dtype") in {"bfloat16", "float16"})
+        or (chosen.get("safe_gate") == "yes" and chosen.get("gate") == "no")
+    )
+
+
+SPACE = Space(
+    op_type="linear_attention",
+    axes=(
+        Axis("layout", ("dense", "variable"), "sequences packed without padding"),
+        Axis("direction", ("forward", "backward"), "gradients have kernels of their own"),
+        Axis("length", ("whole chunks", "part of a chunk"), "the mask of the last chunk"),
+        Axis("initial_state", ("no", "yes"), "a state that is taken for zero"),
+        Axis("final_state", ("no", "yes"), "a state that is not written"),
+        Axis("gate", ("no", "yes"), "the decay computed inside the kernel"),
+        Axis("beta", ("head", "vector"), "one step size a head, or one an element"),
+        Axis("beta_sigmoid", ("raw", "in kernel"), "a step size that is given, or made of a logit in the kernel"),
+        Axis("safe_gate", ("no", "yes"), "the bounded decay, which has a path of its own"),
+        Axis("qk_norm", ("no", "yes"), "normalisation inside the kernel"),
+        Axis("value_heads", ("equal", "grouped"), "which key head a value head reads"),
+        Axis("head_dims", ("equal", "different"), "D and Dv mixed up"),
+        Axis("verifier", VERIFIERS, "what would notice a wrong answer"),
+        Axis("dtype", ("bfloat16", "float16", "float32"), "the precision that users have"),
+    ),
+    reachable=_reachable,
+)
+
+
+def of_suite(path: Path, *, python: str) -> Coverage:
+    """Coverage of a kernel library's tests of linear attention, by their parameters.
+
+    Raises TraceproofError: no test could be collected, or that takes longer than SECONDS.
+    """
+    source = str(Path(__file__).resolve().parents[1])
+    known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
+    environment = for_untrusted() | {"PYTHONPATH": os.pathsep.join(known)}
+    command = [python, "-m", "traceproof.coverage", str(path.resolve())]
+    try:
+        with telling(f"collecting the tests of {path}"):
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
+    except subprocess.TimeoutExpired as error:
+        todo = "Give fewer files as --tests."
+        raise TraceproofError(f"{path}: its tests were not collected in {SECONDS:g} s", todo=todo) from error
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    if not rows:
+        problems = done.stderr.strip().splitlines()[-5:]
+        raise TraceproofError(f"{path}: no test was collected", problems=problems)
+    return cover(SPACE, [read(row["test"], row["parameters"], row["names"]) for row in rows])
+
+
+# In the library's environment.
+
+
+class Collector:
+    """A pytest plugin that notes name and parameters of every collected test, and the names that its code uses."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def pytest_collection_finish(self, session: Any) -> None:  # noqa: ANN401 - pytest's session
+        """Every collected test, with its fixtures' parameters."""
+        for item in session.items:
+            callspec = getattr(item, "callspec", None)
+            parameters = dict(callspec.params) if callspec is not None else {}
+            self.rows.append(
+                {
+                    "test": getattr(item, "originalname", None) or item.name,
+                    "parameters": {name: _plain(value) for name, value in parameters.items()},
+                    "names": _names(getattr(item, "function", None)),
+                }
+            )
+
+
+def _names(function: object) -> list[str]:
+    """Names that a test's code uses, those of the functions of its own module that it calls among them."""
+    found: set[str] = set()
+    waiting = [function]
+    scope, home = getattr(function, "__globals__", {}), getattr(function, "__module__", None)
+    while waiting:
+        names = set(getattr(getattr(waiting.pop(), "__code__", None), "co_names", ())) - found
+        found |= names
+        waiting += [scope[name] for name in names if getattr(scope.get(name), "__module__", None) == home]
+    return sorted(found)
+
+
+def _plain(value: object) -> object:
+    """A parameter as JSON: what JSON can not say becomes its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+if __name__ == "__main__":
+    import pytest
+
+    COLLECTOR = Collector()
+    with redirect_stdout(sys.stderr):
+        pytest.main(
+            [sys.argv[1], "-q", "-W", "ignore", "-p", "no:cacheprovider", "--collect-only"], plugins=[COLLECTOR]
+        )
+    for row in COLLECTOR.rows:
+        sys.stdout.write(json.dumps(row) + "\n")
