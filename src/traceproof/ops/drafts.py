@@ -1,8 +1,11 @@
 """Putting a definition of a kernel call together: axes, tensors, tags, reference, in the dataset's shape."""
 
+import re
+import textwrap
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from string import Template
 from typing import Any
@@ -63,6 +66,10 @@ class Draft:
         return [*found, *self.extra_tags]
 
 
+WIDTH = 110  # of the arguments of a reference in one line
+TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?::(\w+))?(\?)?")
+
+
 def draft(
     op_type: str,
     skeleton: str,
@@ -71,34 +78,83 @@ def draft(
     without: Collection[str] = (),
     scaled_down: Draft | None = None,
 ) -> Draft:
-    """The definition of an op_type that `<skeleton>.toml.in` and `<skeleton>.py.in` of `templates` state.
+    """The definition of an op_type that the table `skeleton` of a file in `templates` states.
 
-    `$NAME` in them is a value; axes and inputs in `without` are left out. Such texts are ours, written from the
-    definitions' semantics; `traceproof.extract.merge` holds every reference against the op's float64 oracle.
-    Raises KeyError: a placeholder has no value.
+    Such texts are ours, written from the definitions' semantics; `traceproof.extract.merge` holds every reference
+    against the op's float64 oracle. `$NAME` in them is a value; inputs in `without` are left out. `inputs` and
+    `outputs` are tensors with their axes, `:dtype` behind those that are not bfloat16, `?` behind optional ones,
+    scalars bare. `sizes` are const axes, constants of the reference by their names in capitals; those of
+    `unstated` are not, so that a scaled-down definition may have smaller ones. `says` and `run` are the
+    reference's docstring and body, `head` stands before its functions; a function of the file is in it where it is
+    called. Raises KeyError: a placeholder has no value, or a tensor or axis no description.
     """
-    stated = tomllib.loads(_text(f"{skeleton}.toml.in", values))
-    reference = _text(f"{stated.pop('reference', skeleton)}.py.in", values)
-    stated["axes"] = {name: _axis(said) for name, said in stated["axes"].items() if name not in without}
-    for part in ("inputs", "outputs"):
-        stated[part] = {name: _tensor(*said) for name, said in stated[part].items() if name not in without}
-    return Draft(op_type=op_type, reference=reference, scaled_down=scaled_down, **stated)
+    told = next(found for found in _files() if skeleton in found)
+
+    def filled(said: Any) -> Any:  # noqa: ANN401 - TOML
+        if isinstance(said, Mapping):
+            return {name: filled(value) for name, value in said.items()}
+        if isinstance(said, list):
+            return [filled(value) for value in said]
+        return Template(said).substitute(values).strip("\n") if isinstance(said, str) else said
+
+    own = told[skeleton]
+    stated: dict[str, Any] = {
+        name: filled(said) for name, said in {**told[own.get("run_of", skeleton)], **own}.items()
+    }
+    described = told["described"] | stated.pop("described", {})
+    constants, run = stated.pop("sizes", {}), stated.pop("run")
+    sizes = constants | stated.pop("unstated", {})
+
+    def tensors(part: str) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"shape": axes.split() or None, "dtype": dtype or "bfloat16", "description": described[name]}
+            | ({"optional": True} if optional else {})
+            for name, axes, dtype, optional in TENSOR.findall(stated.pop(part))
+            if name not in without
+        }
+
+    inputs, outputs = tensors("inputs"), tensors("outputs")
+    used = [axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()]
+    before = [f"{name.upper()} = {size}" for name, size in constants.items()] + [stated.pop("head", "")]
+    functions = [filled(text) for name, text in told["functions"].items() if f"{name}(" in run]
+    called = _function(inputs, constants, stated.pop("says"), run)
+    imports = "import math\n\nimport torch" if "math." in "".join((run, *functions)) else "import torch"
+    parts = ["\n\n".join(filter(None, (imports, "\n".join(before).strip("\n")))), *functions, called]
+    stated.pop("run_of", None)
+    return Draft(
+        op_type=op_type,
+        axes={axis: _axis(described[axis], sizes.get(axis)) for axis in dict.fromkeys([*used, *sizes])},
+        inputs=inputs,
+        outputs=outputs,
+        reference="\n\n\n".join(parts) + "\n",
+        scaled_down=scaled_down,
+        **stated,
+    )
 
 
-def _text(name: str, values: Mapping[str, object]) -> str:
-    text = resources.files("traceproof.ops").joinpath("templates", name).read_text(encoding="utf-8")
-    return Template(text).substitute(values)
+@cache
+def _files() -> list[dict[str, Any]]:
+    folder = resources.files("traceproof.ops").joinpath("templates")
+    return [tomllib.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
 
 
-def _axis(said: str | list[Any]) -> dict[str, Any]:
-    """An axis that the inputs decide, of its description; of a size and a description, one of that size."""
-    if isinstance(said, str):
-        return {"type": "var", "description": said}
-    return {"type": "const", "value": said[0], "description": said[1]}
+def _axis(description: str, size: str | None) -> dict[str, Any]:
+    """An axis that the inputs decide, or one of a size."""
+    own = {"type": "var"} if size is None else {"type": "const", "value": int(size)}
+    return {**own, "description": description}
 
 
-def _tensor(shape: str, dtype: str, description: str, *optional: str) -> dict[str, Any]:
-    """A tensor whose axes are the words of `shape`; a Python number where that is `scalar`."""
-    axes = None if shape == "scalar" else shape.split()
-    spec: dict[str, Any] = {"shape": axes, "dtype": dtype, "description": description}
-    return spec | {"optional": True} if optional else spec
+def _function(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str], says: str, body: str) -> str:
+    """The text of a reference's `run`, which first checks the sizes of inputs that are constants of the text."""
+    lines = [f'"""{says}\n"""' if "\n" in says else f'"""{says}"""']
+    for name, spec in inputs.items():
+        shape = spec["shape"] or ()
+        fixed = shape[1:] if shape and shape[0] not in constants else shape  # mostly, the first axis is var
+        if fixed and {*constants} >= {*fixed} and "optional" not in spec:
+            sizes = ", ".join(map(str.upper, fixed)) + "," * (len(fixed) == 1)
+            lines.append(f"assert {name}.shape{'[1:]' * (fixed != shape)} == ({sizes})")
+    names = ", ".join(inputs)
+    if len(names) > WIDTH:
+        names = "".join(f"\n    {name}," for name in inputs) + "\n"
+    told = textwrap.indent("\n".join((*lines, body)), "    ")
+    return f"@torch.no_grad()\ndef run({names}):\n{told}"

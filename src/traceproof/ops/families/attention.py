@@ -683,13 +683,15 @@ def against(**sizes: str) -> Callable[[KernelCall, Evidence], str | None]:
 against_latent = against(heads="heads", ckv="kv_lora_rank", kpe="qk_rope_head_dim")  # of absorbed attention
 
 
-STAGES = {
+STAGES: Mapping[str, Mapping[str, str]] = {
     "decode": {
         "Stage": "Decode",
         "form": "decode",
         "what": "decode",
         "rows": "batch_size",
         "constraint": "len_indptr == batch_size + 1",
+        "bounds": "row, row + 1",
+        "queries": "One query token a row attends to all tokens of the row's pages",
     },
     "prefill": {
         "Stage": "Prefill",
@@ -697,6 +699,8 @@ STAGES = {
         "what": "causal prefill",
         "rows": "total_q",
         "constraint": "total_q == qo_indptr[-1].item()",
+        "bounds": "int(qo_indptr[row]), int(qo_indptr[row + 1])",
+        "queries": "The query tokens of a row are its last ones: each attends to the row's tokens up to itself",
     },
 }
 
@@ -706,15 +710,12 @@ def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
 
     def drafts(call: KernelCall, choice: Choice) -> Iterator[Draft]:
         for stage, size in product(STAGES, choice.page_sizes):
-            texts, without = {"last_page_argument": "", "num_tokens": "len(pages)"}, {"kv_last_page_len"}
+            tokens, without = "len(pages)", {"kv_last_page_len"}
             if size > 1:
-                tokens = "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])"
-                texts, without = {"last_page_argument": "kv_last_page_len, ", "num_tokens": tokens}, set()
+                tokens, without = "(len(pages) - 1) * PAGE_SIZE + int(kv_last_page_len[row])", set()
             if stage == "decode":
-                without |= {"total_q", "qo_indptr"}
-            elif size == 1:
-                without |= {"batch_size"}  # which nothing else has there
-            values = {**dict(call.facts), "page_size": size, "stage": stage, **STAGES[stage], **texts}
+                without |= {"qo_indptr"}
+            values = {**dict(call.facts), "page_size": size, "stage": stage, "num_tokens": tokens, **STAGES[stage]}
             yield draft(op_type, op_type, values, without=without)
 
     return drafts

@@ -417,6 +417,10 @@ def norm_draft(hidden: int, eps: float, *, variant: str, fused: bool, note: str 
         "what": "Fused add and root mean square norm" if fused else "Root mean square norm",
         "form": " with the weight stored minus one (Gemma)" if prefix else "",
         "stored": ", stored minus one" if prefix else "",
+        "offset": "WEIGHT_OFFSET = 1.0  # the checkpoint stores the weight minus one" if prefix else "",
+        "plus": " + WEIGHT_OFFSET" if prefix else "",
+        "residual": " + residual" if fused else "",
+        "added": " + residual.to(torch.float32)" if fused else "",
     }
     made = draft(RMSNORM.op_type, "norm", values, without=() if fused else ("residual",))
     return replace(made, description=f"{made.description} {note}".strip(), extra_tags=("fused",) if fused else ())

@@ -281,10 +281,16 @@ def read_rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's ob
     }
 
 
+PAIRS = {  # what is rotated with what: in words, and the channels as slices
+    "neox": ("channel i with channel i + rotary_dim / 2", ": ROTARY_DIM // 2", "ROTARY_DIM // 2 : ROTARY_DIM"),
+    "gptj": ("neighbouring channels", "0:ROTARY_DIM:2", "1:ROTARY_DIM:2"),
+}
+
+
 def rope_draft(call: KernelCall) -> Draft:
     """Rotary embedding from a cache of cosines and sines."""
-    pairs = "channel i with channel i + rotary_dim / 2" if call["style"] == "neox" else "neighbouring channels"
-    return draft(ROPE.op_type, "rope", {**dict(call.facts), "pairs": pairs})
+    pairs, first, second = PAIRS[call["style"]]
+    return draft(ROPE.op_type, "rope", {**dict(call.facts), "pairs": pairs, "first": first, "second": second})
 
 
 def rope_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:

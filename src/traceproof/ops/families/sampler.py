@@ -809,6 +809,12 @@ def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
 # The sampler that follows a model.
 
 
+KEEPING = {
+    "top_k": "    kept = keep_top_k(kept, int(top_k[row]))",
+    "top_p": "    kept = keep_top_p(kept, float(top_p[row]))",
+}
+
+
 def sampler(filters: tuple[str, ...], vocab: int) -> Draft:
     """A definition of one sampler over probabilities."""
     values = {
@@ -816,6 +822,7 @@ def sampler(filters: tuple[str, ...], vocab: int) -> Draft:
         "kind": "_".join(filters),
         "filter": " and ".join(filters),
         "order": ", top-k first" if len(filters) > 1 else "",
+        "keeping": "\n".join(KEEPING[name] for name in filters),
     }
     scaled_down = sampler(filters, 4096) if vocab > 4096 else None  # drawing is what costs; the text is the same
     return draft(
