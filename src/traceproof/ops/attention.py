@@ -12,7 +12,7 @@ it is what FlashInfer's kernels do, and the limit of a sum over nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -99,42 +99,56 @@ def layout_of(names: Container[str]) -> KeyLayout:
 
 def operands_of(inputs: Given) -> Operands:
     """The inputs of any form as one shape."""
-    layout = layout_of(inputs)
-    q, k = ([tensor(inputs, name) for name in names] for names in (layout.queries, layout.keys))
-    keys, values = layout.flat(k[0] if len(k) == 1 else torch.cat(k, -1)), tensor(inputs, layout.values)
-    return Operands(
-        q[0] if len(q) == 1 else torch.cat(q, -1),
-        keys,
-        keys[..., : values.shape[-1]] if layout.latent else layout.flat(values),
-        spans_of(inputs),
-        scalar(inputs, "sm_scale"),
-    )
+    q, k, v, rows = flattened(inputs)
+    return Operands(q, k, v, _spans(inputs, rows), scalar(inputs, "sm_scale"))
 
 
 def spans_of(inputs: Given) -> Spans:
-    """The sequences: a list of rows per token, or rows end to end, through a page table if there is one.
+    """The sequences of any form."""
+    return operands_of(inputs).spans
 
-    A `sparse_indices` names rows of the flattened cache, -1 none. With a `qo_indptr` the mask is causal.
-    """
-    if "sparse_indices" in inputs:
-        lists = tensor(inputs, "sparse_indices").to(torch.int64)
-        return tuple(Span(at, at + 1, row[row >= 0], causal=False) for at, row in enumerate(lists))
-    indptr, last = tensor(inputs, "kv_indptr"), inputs.get("kv_last_page_len")
-    bounds: list[int] = indptr.tolist()
+
+def _spans(inputs: Given, rows: Sequence[torch.Tensor]) -> Spans:
+    """One query per sequence, which sees all; with a `qo_indptr` several, under a causal mask."""
     causal = "qo_indptr" in inputs
-    queries: list[int] = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(bounds)))
-    page = tensor(inputs, layout_of(inputs).keys[0]).shape[1] if "kv_indices" in inputs else 1
-    filled: list[int] = [page] * len(bounds) if last is None else last.tolist()
-    spans = []
-    for row, (first, end) in enumerate(pairwise(bounds)):
-        if "kv_indices" in inputs:
-            pages = tensor(inputs, "kv_indices")[first:end, None].to(torch.int64)
-            rows = (pages * page + torch.arange(page, device=indptr.device)).view(-1)
-            rows = rows[: max(0, len(rows) - page + filled[row])]
-        else:
-            rows = torch.arange(first, end, device=indptr.device)
-        spans.append(Span(queries[row], queries[row + 1], rows, causal))
-    return tuple(spans)
+    bounds: list[int] = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(rows) + 1))
+    return tuple(Span(bounds[at], bounds[at + 1], own, causal) for at, own in enumerate(rows))
+
+
+# Calls of ground truths are emitted with the functions that they use, so these two give no class of ours.
+
+
+def flattened(inputs: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Queries [T, Hq, D], keys [S, Hkv, D], values [S, Hkv, Dv], and the rows of these that each sequence has.
+
+    Latent attention has one key head: keys are the latent and the rotated part side by side, as SGLang caches
+    them, values the latent part.
+    """
+    if "ckv_cache" in inputs:
+        latent = tensor(inputs, "ckv_cache")
+        keys = torch.cat([latent, inputs["kpe_cache"]], -1).flatten(0, 1)[:, None]
+        queries = torch.cat([inputs["q_nope"], inputs["q_pe"]], -1)
+        return queries, keys, keys[..., : latent.shape[-1]], rows_of(inputs, latent.shape[1])
+    if "kv_indices" in inputs:
+        keys, values = tensor(inputs, "k_cache"), tensor(inputs, "v_cache")
+        return inputs["q"], keys.flatten(0, 1), values.flatten(0, 1), rows_of(inputs, keys.shape[1])
+    return inputs["q"], inputs["k"], inputs["v"], rows_of(inputs, 1)
+
+
+def rows_of(inputs: Given, page: int) -> list[torch.Tensor]:
+    """Each sequence's rows, int64: end to end, through a page table, or as a token's list names them, -1 none."""
+    if "sparse_indices" in inputs:
+        return [row[row >= 0] for row in tensor(inputs, "sparse_indices").long()]
+    bounds = tensor(inputs, "kv_indptr")
+    if "kv_indices" not in inputs:
+        return [torch.arange(start, end, device=bounds.device) for start, end in pairwise(bounds.tolist())]
+    indices, last = tensor(inputs, "kv_indices").long(), inputs.get("kv_last_page_len")
+    filled = [page] * len(bounds) if last is None else last.tolist()
+    within, rows = torch.arange(page, device=indices.device), []
+    for (start, end), tail in zip(pairwise(bounds.tolist()), filled, strict=False):
+        own = (indices[start:end, None] * page + within).reshape(-1)
+        rows.append(own[: max(0, len(own) - page + tail)])
+    return rows
 
 
 def unfit(definition: Definition) -> str | None:

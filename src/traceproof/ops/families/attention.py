@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
@@ -18,8 +18,8 @@ from traceproof.ops.attention import (
     MUTANTS,
     VARIANTS,
     attention,
+    flattened,
     layout_of,
-    operands_of,
     unfit,
 )
 from traceproof.ops.attention_inputs import (
@@ -440,8 +440,7 @@ def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outpu
     return flashinfer_outputs(definition, inputs, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
 
 
-# PyTorch and SGLang read a cache token by token, so page tables become token indices: `operands_of`. Latent
-# attention has one key head: keys are the latent and the rotated part side by side, as SGLang caches them.
+# PyTorch and SGLang read a cache token by token, so page tables become token indices: `flattened`.
 
 SDPA = ("scaled_dot_product_attention", "attention", "attention_kernels")
 
@@ -454,27 +453,27 @@ def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Sequence by sequence. cuDNN's kernels are left out: they compile a plan per shape, seconds each."""
     from torch.nn.attention import SDPBackend
 
-    given = operands_of(inputs)
-    output, lse = unseeing(given.q, given.v)
-    share = given.q.shape[1] // given.k.shape[1]
-    for span in given.spans:
-        seen = len(span.rows)
-        first = max(span.start, span.stop - seen) if span.causal else span.start  # queries before it see nothing
-        if first >= span.stop or not seen:
+    q, k, v, rows = flattened(inputs)
+    output, lse = unseeing(q, v)
+    causal, scale, share = "qo_indptr" in inputs, scalar(inputs, "sm_scale"), q.shape[1] // k.shape[1]
+    bounds = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(rows) + 1))
+    for (start, stop), own in zip(pairwise(bounds), rows, strict=True):
+        first = max(start, stop - len(own)) if causal else start  # queries before it see nothing
+        if first >= stop or not len(own):
             continue
-        q = given.q[first : span.stop].transpose(0, 1)[None]
-        k, v = (one[span.rows].transpose(0, 1).repeat_interleave(share, 0)[None] for one in (given.k, given.v))
+        queries = q[first:stop].transpose(0, 1)[None]
+        keys, values = (one[own].transpose(0, 1).repeat_interleave(share, 0)[None] for one in (k, v))
         mask = None
-        if span.causal:  # the last query sees all
-            last = torch.arange(first, span.stop, device=q.device)[:, None] + (seen - span.stop)
-            mask = torch.arange(seen, device=q.device)[None] <= last
+        if causal:  # the last query sees all
+            last = torch.arange(first, stop, device=q.device)[:, None] + (len(own) - stop)
+            mask = torch.arange(len(own), device=q.device)[None] <= last
         with api["attention_kernels"]([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            attended = api["attention"](q, k, v, attn_mask=mask, scale=given.scale)
-        logits = (q.float() @ k.float().transpose(-1, -2))[0] * given.scale
+            attended = api["attention"](queries, keys, values, attn_mask=mask, scale=scale)
+        logits = (queries.float() @ keys.float().transpose(-1, -2))[0] * scale
         if mask is not None:
             logits = logits.masked_fill(~mask, -math.inf)
-        output[first : span.stop] = attended[0].transpose(0, 1)
-        lse[first : span.stop] = (torch.logsumexp(logits, -1) / math.log(2)).transpose(0, 1)
+        output[first:stop] = attended[0].transpose(0, 1)
+        lse[first:stop] = (torch.logsumexp(logits, -1) / math.log(2)).transpose(0, 1)
     return asked(definition, output, lse)
 
 
@@ -524,13 +523,12 @@ def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
     The kernel keeps the log-sum-exp of every part it cuts a row into, by e; the row's is put together here.
     """
-    given = operands_of(inputs)
-    q, keys, values = given.q, given.k, given.v
+    q, keys, values, tokens = flattened(inputs)
     output, lse = unseeing(q, values)
-    kept = [span for span in given.spans if len(span.rows)]
+    kept = [row for row, own in enumerate(tokens) if len(own)]
     if kept:
-        rows = [span.rows for span in kept]
-        place = torch.tensor([span.start for span in kept], device=q.device)
+        rows = [tokens[row] for row in kept]
+        place = torch.tensor(kept, device=q.device)
         queries = q[place]
         shape = (*queries.shape[:2], SPLITS)
         parts = torch.full(shape, -math.inf, dtype=torch.float32, device=q.device)
@@ -546,7 +544,7 @@ def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
             parts,
             torch.full(shape[:1], SPLITS, dtype=torch.int32, device=q.device),
             SPLITS,
-            given.scale,
+            scalar(inputs, "sm_scale"),
             1.0,
             1.0,
             has_mla=(keys.shape[-1], values.shape[-1]) in LATENT,
@@ -564,15 +562,14 @@ def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
     What comes before them is the cached prefix. With fewer tokens than queries, the first queries see none.
     """
-    given = operands_of(inputs)
-    q, keys, values = given.q, given.k, given.v
+    q, keys, values, rows = flattened(inputs)
     output, lse = unseeing(q, values)
     places, own, before = [], [], []
-    for span in given.spans:
-        count = min(span.stop - span.start, len(span.rows))
-        places.append(torch.arange(span.stop - count, span.stop, device=q.device))
-        own.append(span.rows[len(span.rows) - count :])
-        before.append(span.rows[: len(span.rows) - count])
+    for (start, stop), row in zip(pairwise(tensor(inputs, "qo_indptr").tolist()), rows, strict=True):
+        count = min(stop - start, len(row))
+        places.append(torch.arange(stop - count, stop, device=q.device))
+        own.append(row[len(row) - count :])
+        before.append(row[: len(row) - count])
     if any(map(len, own)):
         place, tokens = torch.cat(places), torch.cat(own)
         queries = q[place]
@@ -594,7 +591,7 @@ def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
             max(map(len, own)),
             1.0,
             1.0,
-            sm_scale=given.scale,
+            sm_scale=scalar(inputs, "sm_scale"),
             lse_extend=natural,
         )
         output[place], lse[place] = attended, natural / math.log(2)
