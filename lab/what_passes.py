@@ -27,7 +27,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
 from traceproof.ops.cases import BEFALLEN, UNUSUAL
-from traceproof.ops.compare import Backward, Exact
+from traceproof.ops.compare import Backward, Exact, Quantised
 from traceproof.ops.formula import FormulaOp, Variant
 from traceproof.reasons import Skip, Verdict
 from traceproof.run.case import SolvedCase, solve
@@ -373,7 +373,7 @@ def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant
         narrower = NARROWER[spec.dtype]
         if spec.dtype == "float32":
             step, changes = 2.0 ** random.uniform(-9, -7), {"rounded to float16": partial(through, torch.float16)}
-        else:
+        elif op.lossless(definition):  # elsewhere a tie is luck: right ways come out on either side
             yield Mutant(TIES, f"{name} with ties away from zero", exactly(name, ties_away))
         changes[f"rounded to {narrower}"] = partial(through, TORCH_DTYPES[narrower])
         changes |= {f"times {factor:.6g}": partial(scaled, factor) for factor in (1 + step, 1 - step)}
@@ -382,10 +382,14 @@ def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant
     for name, spec in definition.inputs.items():
         if spec.shape is not None and spec.dtype in NARROWER:
             kind = NARROWER[spec.dtype]
+            if spec.dtype == "float32" and all(isinstance(one, Quantised) for one in kinds.values()):
+                continue  # the form allows 16 bits within
             make = on_input(name, lambda value, kind=kind: value.to(TORCH_DTYPES[kind]))  # type: ignore[misc]
             yield Mutant(ROUNDING, f"{name} rounded to {kind}", make)
-    # PyTorch sums products in float32 whatever it is given, and copies are as they were.
-    if isinstance(op, FormulaOp) and not any(isinstance(kind, Backward | Exact) for kind in kinds.values()):
+    # PyTorch sums products in float32 whatever it is given, copies are as they were, and quantised forms allow
+    # intermediates of 16 bits.
+    other = Backward | Exact | Quantised
+    if isinstance(op, FormulaOp) and not any(isinstance(kind, other) for kind in kinds.values()):
         for precision in ("bfloat16", "float16"):
             variant = Variant(precision, precision=precision)
             yield Mutant(ROUNDING, f"all in {precision}", partial(by_variant, variant))

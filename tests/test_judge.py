@@ -281,7 +281,8 @@ ANSWERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def chunked(actual: torch.Tensor, entries: dict[str, torch.Tensor], kind: Comparison, rows: int) -> Ruling:
     """As the judge of large cases feeds it: `rows` rows at a time."""
-    numerics = numerics_of(cast("Numeric", kind), actual.dtype, None)
+    expected = Expected(shape=SHAPE, dtype=actual.dtype, oracle=entries, comparison=kind)
+    numerics = numerics_of(expected, actual.dtype, None)
     parts = [slice(start, start + rows) for start in range(0, len(actual), rows)]
     for part in parts:
         prepared = numerics.measure(actual[part], {k: v[part] for k, v in entries.items()}, part.start)

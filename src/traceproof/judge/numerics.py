@@ -51,18 +51,35 @@ class Misplaced:
         return None
 
 
+def exactly(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The oracle's value where float32 computes it exactly, rounded once to `dtype`, in float64."""
+    exact = value.to(torch.float32)  # takes away what exponentials leave in float64
+    return (exact if dtype.is_floating_point else exact.round()).to(dtype).to(torch.float64)
+
+
 class Numerics:
     """Everything the judge measures of one output, from chunks of its first axis that cover it in order.
 
     Each chunk goes through `measure`; where `two_passes` says so, each goes through `hold` after that, once all
     have been measured. `row` is the specification's tolerance; it decides in place of the gate where it is the
-    user's. Without `figures` it says no more than the gate: they take a third of the time.
+    user's. Without `figures` it says no more than the gate: they take a third of the time. `lossless`: what the
+    formula gives is exact, so the output is the oracle's value, rounded once.
     """
 
-    def __init__(
-        self, comparison: Numeric, dtype: torch.dtype, row: Row, *, decides: bool = False, figures: bool = True
+    def __init__(  # noqa: PLR0913 - one output, spelled out
+        self,
+        comparison: Numeric,
+        dtype: torch.dtype,
+        row: Row,
+        *,
+        decides: bool = False,
+        figures: bool = True,
+        lossless: bool = False,
     ) -> None:
         self._row = row
+        # A product's float32 sums have no further rounding; other float32 outputs may be logarithms or quotients.
+        self._exact = lossless and (dtype.itemsize < 4 or isinstance(comparison, Backward))
+        self._inexact = 0
         self._decides = decides
         self._gate = numeric_gate(comparison, dtype)
         self._figures = Figures(row, weighed=decides)
@@ -84,6 +101,8 @@ class Numerics:
         self._elements += actual.numel()
         if not actual.numel():
             return None
+        if self._exact:
+            self._inexact += int((actual.to(torch.float64) != exactly(value, actual.dtype)).sum())
         rows = self._gate.prepare(actual, entries)
         self._gate.pool(rows)
         return rows
@@ -114,7 +133,13 @@ class Numerics:
         """Result of the gate; None where the output is empty."""
         if not self._elements:
             return None
-        return self._tolerated() if self._decides else self._gate.gate()
+        gate = self._tolerated() if self._decides else self._gate.gate()
+        if not gate.ok or not self._inexact:
+            return gate
+        told = (
+            f"{self._inexact} of {self._elements} elements are not the exact value, rounded once to nearest even"
+        )
+        return Gate("lossless", math.inf, told)
 
     def _tolerated(self) -> Gate:
         """The user's tolerance as a gate: all elements, or of quantised outputs the specification's share."""

@@ -42,6 +42,7 @@ class Expected:
     drawn: bool = False  # whether the first axis is of draws, which may be more than `shape` says
     # whether the oracle's entries are computed chunk by chunk while judging; `oracle` is empty then
     in_chunks: bool = False
+    lossless: bool = False  # whether every right way gives the oracle's value, rounded once
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: 
     if isinstance(expected.comparison, Samples | IndexSet):
         gate, details = _discrete(actual, expected.oracle, expected.comparison)
         return _ruling(gate, details)
-    numerics = numerics_of(expected.comparison, actual.dtype, tolerance)
+    numerics = numerics_of(expected, actual.dtype, tolerance)
     numerics.hold_prepared(numerics.measure(closed(actual, expected.oracle), expected.oracle))
     ruling = rule_on(numerics)
     if OPEN not in expected.oracle:
@@ -103,12 +104,17 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
 
 
 def numerics_of(
-    comparison: Numeric, dtype: torch.dtype, tolerance: float | None, *, figures: bool = True
+    expected: Expected, dtype: torch.dtype, tolerance: float | None, *, figures: bool = True
 ) -> Numerics:
     """What measures an output of `dtype`."""
+    comparison = expected.comparison
+    assert comparison is not None
+    assert not isinstance(comparison, Samples | IndexSet)  # which are judged in one piece, and not by numbers
     row = row_for(dtype, quantised=isinstance(comparison, Quantised), tolerance=tolerance)
     decides = tolerance is not None and dtype.is_floating_point and not isinstance(comparison, Exact)
-    return Numerics(comparison, dtype, row, decides=decides, figures=figures)
+    return Numerics(
+        comparison, dtype, row, decides=decides, figures=figures, lossless=expected.lossless and not decides
+    )
 
 
 def rule_on(numerics: Numerics) -> Ruling:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack
 from traceproof.dataset.definition import DType
 from traceproof.lazy import torch
 from traceproof.ops import far
-from traceproof.ops.cases import STRESS, Case, Further
+from traceproof.ops.cases import LOSSLESS_ROWS, STRESS, Case, Further
 from traceproof.ops.compare import Close, Comparison, IndexSet
 from traceproof.ops.far import Far
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from traceproof.ops.adapter import Adapter, Call, Conditions
     from traceproof.ops.extraction import Extraction
     from traceproof.ops.formula import Variant
+    from traceproof.ops.lossless import Exactly
 
 Value = Union["torch.Tensor", int, float, bool, None]
 Values = dict[str, Value]
@@ -208,6 +209,23 @@ class Op(ABC):
         """What hidden cases put into inputs (`run.case.put_unusual`), and the inputs that it befalls."""
         del definition
         return {}
+
+    def lossless(self, definition: Definition) -> Mapping[str, Exactly]:
+        """Values of inputs for which every right way computes exactly until it rounds the output; empty: none known.
+
+        They name all inputs of floating point but scalars that change nothing. See `ops.lossless`.
+        """
+        del definition
+        return {}
+
+    def lossless_case(self, definition: Definition, base: Case) -> Case:
+        """The sizes of the case with these values, from an ordinary one. The default: LOSSLESS_ROWS rows."""
+        return self.of_size(definition, base, LOSSLESS_ROWS, long=False)
+
+    def exact_on_gpu(self, definition: Definition) -> bool:
+        """Whether right ways are as exact there, where divisions are approximate and products may be split."""
+        del definition
+        return True
 
     def errors(self, definition: Definition, inputs: Values) -> Iterator[tuple[str, Values]]:
         """Inputs that the definition rules out, each with what is wrong: a kernel has to raise, or to be right.

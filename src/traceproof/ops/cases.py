@@ -16,6 +16,8 @@ OTHER_SCALARS = (
 # Keys of drawing instructions: what is unusual about inputs (`run.case.put_unusual`), and about which ones.
 UNUSUAL, BEFALLEN = "unusual", "befallen"
 BOUNDARIES = "boundaries"  # one of the first: an element at one of `boundaries` decides each row
+LOSSLESS = "lossless"  # one of the first: values for which kernels compute exactly (`ops.lossless`)
+LOSSLESS_ROWS = 16
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.run.hidden

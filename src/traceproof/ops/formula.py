@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from traceproof.dataset.constants import Rule
     from traceproof.dataset.definition import Definition, TensorSpec
     from traceproof.draw import Draw
+    from traceproof.ops.lossless import Exactly
 
 SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -246,6 +247,10 @@ class FormulaOp(Op):
         # what hidden cases put into inputs, where right ways agree, and into which; no names: all of floating
         # point. None: UNUSUAL, where rows are computed by themselves and judged by their numbers
         unusual: Mapping[str, Sequence[str]] | None = None,
+        # see `Op.lossless`; sizes of axes in that case by letter, and `Op.exact_on_gpu`
+        lossless: Callable[[Definition], Mapping[str, Exactly]] = lambda _: NOTHING,
+        lossless_sizes: Mapping[str, int] = NOTHING,
+        exact_on_gpu: Callable[[Definition], bool] = lambda _: True,
         summed: Sequence[str] = (),  # see `Op.summed`
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
         variants: Sequence[Variant] = (),  # equivalent ways; generic mutants are made from the first
@@ -260,6 +265,7 @@ class FormulaOp(Op):
         self.wide_gate = wide_gate
         self.draws, self.requires, self.extremes = draws, requires, extremes
         self.spread = unusual
+        self.exactly, self.lossless_sizes, self.exact_anywhere = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def check(self, definition: Definition) -> None:
@@ -358,6 +364,20 @@ class FormulaOp(Op):
         ]
         declared = usual if self.spread is None else self.spread
         return {value: [name for name in wide if name in (names or wide)] for value, names in declared.items()}
+
+    def lossless(self, definition: Definition) -> Mapping[str, Exactly]:
+        """Those of the declaration."""
+        return self.exactly(definition)
+
+    def lossless_case(self, definition: Definition, base: Case) -> Case:
+        """The default, with the sizes of the declaration."""
+        case, letters = super().lossless_case(definition, base), self.form(definition).axes(definition)
+        sizes = {letters[one]: size for one, size in self.lossless_sizes.items() if letters.get(one) in case.axes}
+        return replace(case, axes={**case.axes, **sizes})
+
+    def exact_on_gpu(self, definition: Definition) -> bool:
+        """As the declaration says."""
+        return self.exact_anywhere(definition)
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""

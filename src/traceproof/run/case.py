@@ -17,8 +17,9 @@ from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Subject, Value, Values
-from traceproof.ops.cases import BEFALLEN, BOUNDARIES, OTHER_SCALARS, UNUSUAL, Case, boundaries
-from traceproof.ops.compare import of_reference
+from traceproof.ops.cases import BEFALLEN, BOUNDARIES, LOSSLESS, OTHER_SCALARS, UNUSUAL, Case, boundaries
+from traceproof.ops.compare import Quantised, of_reference
+from traceproof.ops.formula import Wanted
 from traceproof.ops.generic import draw_spec
 from traceproof.run.tensors import ALIGNMENT, raw_bytes
 
@@ -125,6 +126,18 @@ def put_at_boundaries(data: torch.Tensor) -> None:
     rows.scatter_(1, each, value)
 
 
+def put_lossless(op: Op, definition: Definition, case: Case, draw: Draw, inputs: Values) -> None:
+    """Give inputs the values of `Op.lossless`: a number in every place, or what is drawn; what is absent stays."""
+    for name, made in op.lossless(definition).items():
+        value = inputs.get(name)
+        if isinstance(made, float) and isinstance(value, torch.Tensor):
+            inputs[name] = torch.full(value.shape, made, device=value.device).to(value.dtype)
+        elif isinstance(made, float) and value is not None:
+            inputs[name] = made
+        elif isinstance(value, torch.Tensor) and not isinstance(made, float):
+            inputs[name] = made(draw, Wanted(definition, case, name, tuple(value.shape), value.dtype))
+
+
 def make_inputs(
     op: Op, definition: Definition, case: Case, *, device: torch.device, dataset: Path | None = None
 ) -> Values:
@@ -141,7 +154,9 @@ def make_inputs(
     values: Values = {}
     if DESCRIBED not in case.params:
         values = op.inputs(definition, case, draw)
-        if UNUSUAL in case.params:
+        if case.params.get(UNUSUAL) == LOSSLESS:
+            put_lossless(op, definition, case, draw, values)
+        elif UNUSUAL in case.params:
             put_unusual(values, case.params[UNUSUAL], case.params[BEFALLEN])
         return {name: other(value) for name, value in values.items()} if OTHER_SCALARS in case.params else values
     for name, spec in definition.inputs.items():
@@ -258,4 +273,7 @@ def expectation(  # noqa: PLR0913 - one output of one case
         comparison=of_reference(kind) if kind is not None and reference else kind,
         in_chunks=in_chunks,
         drawn=bool(trials),
+        lossless=case.params.get(UNUSUAL) == LOSSLESS
+        and (reference or not isinstance(kind, Quantised))  # kernels requantise
+        and (op.exact_on_gpu(definition) or not torch.cuda.is_available()),
     )

@@ -15,7 +15,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.files import BorderError, read_regular, write_text
 from traceproof.ops.base import Op
-from traceproof.ops.cases import BEFALLEN, HIDDEN, OTHER_SCALARS, UNUSUAL, Case
+from traceproof.ops.cases import BEFALLEN, HIDDEN, LOSSLESS, OTHER_SCALARS, UNUSUAL, Case
 from traceproof.ops.generic import GenericOp
 
 FILE = "hidden_seed.txt"  # below `results`
@@ -69,6 +69,10 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
         several = op.of_size(definition, base, size, long=True)
         params = {**several.params, OTHER_SCALARS: True}
         yield Case(f"{HIDDEN}scalars", base.size, several.axes, (seed + 3) % (1 << 31), params)
+    if op.lossless(definition):
+        exact = op.lossless_case(definition, base)
+        params = {**exact.params, UNUSUAL: LOSSLESS}
+        yield Case(f"{HIDDEN}{LOSSLESS}", base.size, exact.axes, seed, params)
     unusual = op.unusual(definition)
     again = ("again-0", "again-1") if "large" not in unusual and rows != base.axes else ()
     for turn, value in enumerate([*unusual, *again], 4):

@@ -16,6 +16,7 @@ from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.gates import sigmoid
+from traceproof.ops.lossless import SURE, full
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -90,6 +91,14 @@ def other_than(kind: str) -> Mutant:
     return Mutant(f"{kind} instead", applies=lambda wide: activation_of(wide.definition) != kind, kind=kind)
 
 
+def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Gates of 64 to 128, which an activation leaves as they are, beside numbers of all bits."""
+    value = full(0)(draw, wanted)
+    width = wanted.shape[1] // 2
+    value[:, :width] = value[:, :width].abs() * 2 * SURE
+    return value
+
+
 ACTIVATION = FormulaOp(
     "activation",
     Form("input[n w] -> output[n h]", activation),
@@ -117,6 +126,7 @@ ACTIVATION = FormulaOp(
     ),
     requires=halving,
     draws={"input": gates_moved},
+    lossless=lambda _: {"input": exact_halves},
     adversarial={
         "large": {"scale": 8.0},  # gates far out, where an activation saturates
         "tiny": {"scale": 1e-3},
@@ -324,6 +334,11 @@ CAUSAL_CONV1D = FormulaOp(
     family="convolution",
     sizes={"l": (5, 1, 33, 4, 70)},
     data=("x", "conv_state"),
+    lossless=lambda _: {
+        **dict.fromkeys(("x", "conv_state"), full(8, signed=False)),  # so that each sum is beyond 64
+        "weight": full(1, most=4, signed=False),
+        "bias": full(6, most=8, signed=False),
+    },
     gates={"new_state": Exact()},
     variants=(Variant("a grouped convolution", grouped=True), Variant("the newest product first", backwards=True)),
     mutants=(

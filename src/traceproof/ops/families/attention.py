@@ -38,6 +38,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of
 from traceproof.ops.far import Far
+from traceproof.ops.lossless import Exactly, full
 from traceproof.ops.formula import Form, FormulaOp
 
 if TYPE_CHECKING:
@@ -96,6 +97,12 @@ class Attention(FormulaOp):
         q_lens = [(length + 1) // 2 if long else min(length, 4) for length in kv_lens]
         found = self._case(definition, case.seed, (case.id, kv_lens, q_lens, {}))
         return replace(found, size=case.size)
+
+    def lossless_case(self, definition: Definition, base: Case) -> Case:
+        """Sequences of a power of two of keys each, and one query."""
+        kv_lens = [1 << power for power in (2, 6, 0, 1, 5, 3, 4)]
+        found = self._case(definition, base.seed, (base.id, kv_lens, [1] * len(kv_lens), {}))
+        return replace(found, size=base.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """See `stressing`."""
@@ -182,6 +189,12 @@ def unknown(definition: Definition) -> str | None:
     return unfit(definition)
 
 
+def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
+    """Queries of zeros, to which all keys weigh the same."""
+    layout = layout_of(definition.inputs)
+    return {**dict.fromkeys((*layout.keys, layout.values), full(0)), **dict.fromkeys(layout.queries, 0.0)}
+
+
 SHARED: Any = {
     "staged": True,
     "requires": unknown,
@@ -189,6 +202,7 @@ SHARED: Any = {
     "gates": GATES,
     "variants": VARIANTS,
     "mutants": MUTANTS,
+    "lossless": equal_keys,
     # Of keys and values a row would have to be told that all queries see: masks multiply others by zero.
     "unusual": {
         "nan": ("q", "q_nope", "q_pe"),

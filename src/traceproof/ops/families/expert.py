@@ -33,6 +33,7 @@ from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, he
 from traceproof.ops.families import routing
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, Routing, choice_of, routing_of
 from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, altered
+from traceproof.ops.lossless import SURE, Exactly, whole
 from traceproof.ops.quant import (
     BLOCK,
     FP4_BLOCK,
@@ -311,6 +312,45 @@ def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
     return out
 
 
+def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Whole numbers for which a token's gates are 64 or 128, which silu leaves as they are, and ups have few bits.
+
+    Gates come from the first channel alone, ups from all others. Intermediates in 16 bits are exact, too.
+    """
+    if wanted.name == "hidden_states":
+        made = whole(1)(draw, wanted).float()
+        made[:, 0] = SURE
+        return made.to(wanted.dtype)
+    made = torch.empty(wanted.shape, dtype=wanted.dtype, device=draw.device)
+    sparse = torch.tensor([-1.0, 1.0] + 14 * [0.0], device=draw.device)
+    for expert in range(len(made)):
+        drawn = draw.integers(f"{wanted.name}.{expert}", made.shape[1:], torch.int32, low=0, high=len(sparse))
+        if wanted.name == GEMM1[0]:
+            part, up = sparse[drawn], made.shape[1] // 2
+            part[:up, 0], part[up:, 0], part[up:, 1:] = 0.0, 1.0 + drawn[up:, 0] % 2, 0.0
+        else:
+            part = (drawn % 3 - 1).float()
+        made[expert] = part.to(wanted.dtype)
+    return made
+
+
+def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
+    """One expert with all the weight. A reference is exact then; kernels requantise."""
+    found = mixture_of(definition)
+    method = found.routing.method
+    if found.weight_count >= HEAVY or method is Method.UNIFORM:  # results of several experts may be rounded each
+        return {}
+    return {
+        **dict.fromkeys(("hidden_states", GEMM1[0], GEMM2[0]), exact_data),
+        **dict.fromkeys(("hidden_states_scale", GEMM1[1], GATE_SCALE, DOWN_SCALE), 1.0),
+        **dict.fromkeys((GEMM2[1], UP_SCALE), 1 / SURE),
+        "routing_logits": routing.one_chosen,
+        "routing_bias": 0.0,
+        "routed_scaling_factor": 2.0,
+        "topk_ids": routing.first_alone,
+    }
+
+
 def tie(tensors: dict[str, torch.Tensor], params: Mapping[str, Any]) -> None:
     """Make every second expert a double of the one before it, in a case of ties."""
     for name in tensors.keys() & set(OF_EXPERTS) if params.get("ties") else ():
@@ -503,6 +543,7 @@ MOE = Experts(
         "topk_ids": routing.drawn_ids,
     },
     adjust=tie,
+    lossless=exact_mixture,
     apart=False,
     variants=(
         Variant("float32 throughout"),

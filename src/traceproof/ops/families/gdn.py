@@ -30,6 +30,7 @@ from traceproof.ops.gates import (
     softplus,
     state_names,
 )
+from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.quant import exact, to_bf16
 
 if TYPE_CHECKING:
@@ -397,6 +398,17 @@ GDN = GatedDeltaRule(
     requires=unshared,
     sizes=dict.fromkeys("nspi", ()),  # as the cases have it; the others' rows are the outputs'
     apart=False,
+    # Nothing decays, all of an error is corrected, and keys are unit vectors: chunks in bfloat16 are exact as well.
+    lossless=lambda _: {
+        "q": whole(3),
+        "k": one_hot,
+        **dict.fromkeys(("v", "state", "initial_state", BUFFER), whole(31)),
+        "A_log": 0.0,
+        "dt_bias": 0.0,
+        "a": -4 * SURE,
+        "b": SURE,
+        "scale": 0.125,
+    },
     # Not tokens of a prefill: a chunk's products multiply those that come later by zero.
     unusual={
         **dict.fromkeys(("nan", "large"), ("state", "initial_state")),

@@ -12,6 +12,7 @@ from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+from traceproof.ops.lossless import full
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -344,6 +345,11 @@ CASCADE_MERGE = CascadeMerge(
     # not of logarithms: an infinite one weighs all or nothing, by how the others are scaled
     unusual=dict.fromkeys(("nan", "large", "small"), ("v", "v_a", "v_b", "v_other")),
     sizes={"i": (3, 1, 7, 2)},
+    lossless=lambda _: {
+        **dict.fromkeys(("v", "v_a", "v_b", "v_other"), full(0)),
+        **dict.fromkeys(("s", "s_a", "s_b", "s_other"), 0.0),
+    },
+    lossless_sizes={"i": 2},  # of more, one after the other is merged by thirds
     gates={"s_merged": Close(), "s_out": Close()},
     draws={"mask": any_bits, **dict.fromkeys(("s", "s_a", "s_b", "s_other"), levels)},
     adversarial={

@@ -18,6 +18,7 @@ from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_a
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
 from traceproof.ops.gates import FAST_EXP, FAST_EXP_FACTOR, FORGOTTEN, STALE, TRANSPOSED, plain_softplus, softplus
+from traceproof.ops.lossless import SURE, whole
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -150,6 +151,15 @@ MAMBA_SSU = MambaSsu(
         "state_batch_indices": slots,
     },
     # Products in float32, one rounding when stored; a float32 state feels hardware exponentials.
+    # Nothing decays, and the softplus of 64 is 64: sums of whole numbers below 2^24.
+    lossless=lambda _: {
+        "state": whole(127),
+        **dict.fromkeys(("x", "D"), whole(15)),
+        **dict.fromkeys(("B", "C"), whole(3)),
+        "dt": SURE,
+        "A": 0.0,
+        "dt_bias": 0.0,
+    },
     wide_gate=Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP),
     apart=False,
     unusual=dict.fromkeys(("nan", "large", "small"), ("state", "x")),

@@ -19,6 +19,7 @@ from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, he
 from traceproof.ops.far import Far
 from traceproof.ops.formula import ADVERSARIAL, Form, FormulaOp, Mutant, Part, Variant, Wide, same
 from traceproof.ops.gates import sigmoid
+from traceproof.ops.lossless import BALANCED, Exactly, balanced, full
 from traceproof.ops.quant import FP8_MAX
 from traceproof.stacks.sglang import publish
 
@@ -60,6 +61,17 @@ def rounded(x: torch.Tensor, eps: float) -> torch.Tensor:
 def asked(definition: Definition, outputs: Outputs) -> Outputs:
     """The outputs that a definition has."""
     return {name: outputs[name] for name in definition.outputs}
+
+
+def exact_norm(definition: Definition, rows: str, **others: Exactly) -> Mapping[str, Exactly]:
+    """Rows whose root of the mean square is a power of two, where they are wide enough for it."""
+    return {rows: balanced, **others} if (dim(definition, rows, -1) or 1) % len(BALANCED) == 0 else {}
+
+
+def power_of_two(definition: Definition) -> bool:
+    """Whether rows are so wide; an approximate quotient by another width is not exact."""
+    width = dim(definition, next(iter(definition.inputs)), -1) or 0
+    return width & (width - 1) == 0
 
 
 # rmsnorm and fused_add_rmsnorm
@@ -127,6 +139,8 @@ RMSNORM = FormulaOp(
     # sqrt(n) roundings, of which the root leaves half; root and products add three.
     gates={"output": Close(), "residual_out": Close()},
     roundings={"output": lambda width: width**0.5 / 2 + 3},
+    lossless=lambda definition: exact_norm(definition, "hidden_states", residual=0.0, weight=full(0)),
+    exact_on_gpu=power_of_two,
     summed=("hidden_states", "residual"),
     # Past 32 bits without a sign: of block numbers, compilers know that none is negative. A residual's norm holds
     # twice as many tensors, which few GPUs have memory for.
@@ -495,6 +509,8 @@ LAYERNORM = FormulaOp(
     family="norm",
     rules=(epsilon("norm.layernorm", config=("layer_norm_eps", "layer_norm_epsilon")),),
     scalars={"scale": 0.75},
+    # Running means are not exact but of zeros; then the bias is rounded.
+    lossless=lambda _: {"hidden_states": 0.0, "weight": full(0), "bias": full(0), "scale": 1.0},
     adversarial={**ADVERSARIAL, "cancelled": {"noise": 2.0**-6}},
     adjust=cancel,
     variants=(
@@ -573,6 +589,10 @@ GATED_RESIDUAL = FormulaOp(
     Form("branch[n h] residual[n h] weight[h]? alpha[h] beta[h] eps gain_center -> output[n h]", gated_residual),
     family="norm",
     scalars={"eps": 1e-6, "gain_center": 1.0},
+    lossless=lambda definition: exact_norm(
+        definition, "branch", residual=full(0), weight=0.0, alpha=full(0), beta=full(0)
+    ),
+    exact_on_gpu=power_of_two,
     data=("branch",),
     variants=(
         Variant("float32 throughout"),
@@ -652,6 +672,10 @@ GATED_RESIDUAL_NEXT = FormulaOp(
     ),
     family="norm",
     scalars={"post_eps": 1e-6, "next_eps": 1e-5, "next_gain_center": 1.0, "post_gain_center": 0.5},
+    lossless=lambda definition: exact_norm(
+        definition, "branch", residual=0.0, next_weight=full(0), post_weight=0.0, alpha=0.0, beta=2.0**20
+    ),
+    exact_on_gpu=power_of_two,
     adversarial={**ADVERSARIAL, "faint": {"faint": 2e-3}},
     data=("branch",),
     adjust=faint,

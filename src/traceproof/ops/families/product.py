@@ -17,6 +17,7 @@ from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 from traceproof.ops.far import Far
 from traceproof.ops.formula import UNUSUAL, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.lossless import Exactly, whole
 from traceproof.ops.quant import BLOCK, scale_blocks
 
 if TYPE_CHECKING:
@@ -65,6 +66,28 @@ def without(columns: slice) -> Times:
     return times
 
 
+def summable(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Whole numbers whose sums of products are exact in float32 and fit float16, of fp8 ones in 14 bits.
+
+    Sums of K products of numbers up to m reach about sqrt(K) m^2 / 3, of signs as they come, and never K m^2.
+    """
+    inner = wanted.shape_of(next(iter(wanted.definition.inputs)))[-1]
+    most = (3072 if wanted.dtype.itemsize == 1 else 24576) / math.sqrt(max(inner, 1))
+    half = 1 << max(0, int(math.log2(most) / 2))
+    return ((draw.bits(wanted.name, wanted.shape, torch.int8) & (2 * half - 1)) - half).to(wanted.dtype)
+
+
+def exact_products(definition: Definition) -> Mapping[str, Exactly]:
+    """Both matrices summable, a bias of eight bits, scales that are a power of two."""
+    first, second = list(definition.inputs)[:2]
+    others = {
+        name: whole(255) if name == "bias" else 0.5 for name in list(definition.inputs)[2:] if name != "dtype"
+    }
+    return {first: summable, second: summable, **others}
+
+
+# cuBLAS may add parts of a product in 16 bits on a GPU.
+EXACT: Any = {"lossless": exact_products, "exact_on_gpu": lambda _: False}
 VARIANTS = (
     Variant("float32 sums"),
     Variant("split-K", times=split),
@@ -218,6 +241,7 @@ class Gemm(FormulaOp):
 
 GEMM = Gemm(
     "gemm",
+    **EXACT,
     family="gemm",
     long=True,
     far=lambda _, rows: Far(axis=rows, wide=0),  # PyTorch's product is one call of a kernel, and widens nothing
@@ -369,6 +393,7 @@ GEMM_BF16 = FormulaOp(
     "gemm_bf16",
     Form("A[m k] B[k n] bias[n]? -> C[m n]", biased_product),
     family="product",
+    **EXACT,
     data=("A",),
     gates={"C": Backward()},
     variants=VARIANTS,
@@ -381,6 +406,7 @@ BMM_BF16 = FormulaOp(
     "bmm_bf16",
     Form("A[b m k] B[b k n] -> C[b m n]", biased_product),
     family="product",
+    **EXACT,
     sizes={"m": (3, 1, 17, 8)},
     data=("A",),
     gates={"C": Backward()},
@@ -459,6 +485,7 @@ BMM_FP8 = FormulaOp(
     "bmm_fp8",
     Form("A[b m k] B[b k n] A_scale[s] B_scale[s] dtype? -> C[b m n]", scaled_product),
     family="product",
+    **EXACT,
     unusual=OF_CODES,
     scalars={"dtype": 1},  # a number that only names the output's dtype
     sizes={"m": (3, 1, 17, 8), "s": (1,)},
@@ -528,6 +555,7 @@ GEMM_FP8 = FormulaOp(
     "gemm_fp8",
     Form("a[m k] b[n k] a_scale[m x] b_scale[y x] -> out[m n]", block_product),
     family="product",
+    **EXACT,
     unusual=OF_CODES,
     draws={"a_scale": of_block, "b_scale": of_block},
     adversarial=ADVERSARIAL,

@@ -10,6 +10,7 @@ from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, d
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.lossless import full, whole
 from traceproof.ops.quant import FP8_MAX, scale_blocks, to_fp8
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
     def rounded(values: torch.Tensor) -> torch.Tensor:
         return to_code(values.clamp(-largest, largest))
 
+    def peaked(draw: Draw, wanted: Wanted) -> torch.Tensor:
+        """Numbers with the format's largest value among each four, so that all scales are 1."""
+        value = whole(2 * int(largest))(draw, wanted) / 2
+        value[:, ::4] = largest
+        return value
+
     def scaled(name: str, change: Part) -> Mutant:
         return Mutant(name, scales=lambda blocks: change(exact(blocks)), code=rounded)
 
@@ -64,6 +71,8 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         family="quantisation",
         gates={"q": codes, "scale": Close()},
         roundings={"scale": 4.0},  # a quotient, or a reciprocal and a product
+        lossless=lambda _: {"x": peaked},
+        exact_on_gpu=lambda _: False,  # a quotient may be a product with a reciprocal that is a little off
         variants=(
             Variant("a quotient", code=rounded),
             Variant("times a reciprocal", code=rounded, over=lambda blocks, scale: blocks * (1 / scale)),
@@ -204,6 +213,7 @@ DEQUANTIZE_FP8 = FormulaOp(
     Form("q[n h] scale[n g] -> y[n h]", dequantise),
     family="quantisation",
     draws={"q": any_code, "scale": over_powers},
+    lossless=lambda _: {"q": any_code, "scale": full(1, signed=False)},
     adversarial={"tiny": {"scale": 2.0**-40}, "large": {"scale": 2.0**40}},
     variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
     mutants=(

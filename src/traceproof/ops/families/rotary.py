@@ -15,6 +15,7 @@ from traceproof.ops.compare import Close
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+from traceproof.ops.lossless import full
 from traceproof.stacks.sglang import KERNELS
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ ROPE = Rope(
     requires=rotatable,
     sizes={"a": (), "b": (), "p": ()},
     draws={"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn},
+    lossless=lambda _: dict.fromkeys(("q", "k", "cos_sin_cache"), full(0)),
     gates={"q_out": Close(), "k_out": Close()},
     variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
     mutants=(

@@ -18,6 +18,7 @@ from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact
 from traceproof.ops.extraction import Facts, dtype_name
 from traceproof.ops.formula import NOTHING, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.lossless import SURE
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -407,6 +408,21 @@ def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return pack(experts, draw.uniform("topk_weights", experts.shape, torch.bfloat16, low=0.05, high=0.55))
 
 
+def one_chosen(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Logits by which one local expert has all the weight."""
+    routing, tokens = routing_of(wanted.definition), wanted.shape[0]
+    place = draw.integers("one chosen", (tokens, 1), torch.int64, low=0, high=routing.local)
+    logits = torch.full(wanted.shape, -4 * SURE, dtype=wanted.dtype, device=draw.device)
+    return logits.scatter_(-1, place + offset_of(wanted.params), SURE)
+
+
+def first_alone(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """The experts as ever, of which the first has all the weight."""
+    weights = torch.zeros(wanted.shape, dtype=torch.bfloat16, device=draw.device)
+    weights[:, :1] = 1.0
+    return pack(drawn_ids(draw, wanted) >> PACKED_SHIFT, weights)
+
+
 # Equivalent and wrong ways of a mixture to route: changes of `choice_of`.
 
 
@@ -615,6 +631,12 @@ def ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return made.to(wanted.dtype)
 
 
+def fine_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """The same, a little apart from what 16 bits hold."""
+    apart = draw.integers(f"{wanted.name}.apart", wanted.shape, low=-255, high=256) * 2.0**-16
+    return (ranks(draw, wanted).float() + apart).to(wanted.dtype)
+
+
 MOE_ROUTING = FormulaOp(
     "moe_routing",
     Form("router_logits[n e] -> topk_weights[n k] topk_ids[n k]", route, constants=("renormalize",)),
@@ -634,6 +656,7 @@ MOE_ROUTING = FormulaOp(
         ),
     ),
     draws={"router_logits": ranks},
+    lossless=lambda _: {"router_logits": fine_ranks},
     adversarial={"near": {"scale": 0.125}, "far": {"scale": 4.0}, "huge": {"scale": 32.0}},
     gates={"topk_ids": Exact("no two experts are equally good")},
     roundings={"topk_weights": 16.0},

@@ -11,6 +11,7 @@ from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.attention_inputs import Style
 from traceproof.ops.base import Tensors
 from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide, has
+from traceproof.ops.lossless import NEVER, full
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -153,6 +154,8 @@ SHARED: Any = {
     "apart": False,
     "variants": VARIANTS,
     "unusual": {"nan": ("q",), "large": ("v",), "small": ("v",)},
+    "lossless": lambda _: {"q": 0.0, "k": full(0), "v": full(0), "sinks": NEVER},
+    "lossless_sizes": {"n": 1, "l": 64},
 }
 SINGLE_PREFILL = FormulaOp(
     "single_prefill",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from traceproof.lazy import torch
@@ -17,11 +18,12 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
-from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, workspace
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
+from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, equal_keys, workspace
+from traceproof.ops.formula import NOTHING, Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
+    from traceproof.ops.lossless import Exactly
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
 # [page_size, 1, D + 4] int8 without regard to that (DeepGEMM's layout). An index is page * page_size + offset, a
@@ -239,8 +241,7 @@ def listed_cases(definition: Definition, sizes: Sequence[str], seed: int) -> Ite
     """Tokens 1-2, 4-16, 32-64, with lists that are empty, short, one below full, and full."""
     from traceproof.draw import HostDraw
 
-    topk, page_size = dim(definition, "sparse_indices", 1) or 0, dim(definition, "ckv_cache", 1) or 1
-    letters = DSA_PAGED.form(definition).axes(definition)
+    topk = dim(definition, "sparse_indices", 1) or 0
 
     def integers(case: str, count: int, low: int) -> list[int]:
         draw = HostDraw(definition=definition.name, case=case, seed=seed)
@@ -264,11 +265,19 @@ def listed_cases(definition: Definition, sizes: Sequence[str], seed: int) -> Ite
         ("adversarial-ties", [few, 3], {"pattern": "ties"}),
     ]
     for name, valid, more in planned:
-        named = max(valid, default=0)
-        rows = named + max(3, named // SPARE)  # the first and the last row of the pool are always spare
-        axes = {letters["t"]: len(valid), letters["p"]: -(-rows // page_size)}
-        params = {"valid": valid, "pattern": "lean", "amplitude": 1.0, "holes": False, **more}
-        yield Case(name, name.partition("-")[0], axes, seed, params)
+        yield listed_case(definition, name, valid, seed, more)
+
+
+def listed_case(
+    definition: Definition, name: str, valid: list[int], seed: int, more: Mapping[str, Any] = NOTHING
+) -> Case:
+    """A case of lists with so many indices each."""
+    letters, page_size = DSA_PAGED.form(definition).axes(definition), dim(definition, "ckv_cache", 1) or 1
+    named = max(valid, default=0)
+    rows = named + max(3, named // SPARE)  # the first and the last row of the pool are always spare
+    axes = {letters["t"]: len(valid), letters["p"]: -(-rows // page_size)}
+    params = {"valid": valid, "pattern": "lean", "amplitude": 1.0, "holes": False, **more}
+    return Case(name, name.partition("-")[0], axes, seed, params)
 
 
 def listed_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
@@ -323,6 +332,16 @@ class SparseAttention(FormulaOp):
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """See `listed_inputs` and `indexer_inputs`."""
         return (listed_inputs if is_listed(definition) else indexer_inputs)(definition, case, draw)
+
+    def lossless(self, definition: Definition) -> Mapping[str, Exactly]:
+        """Of a list; places of the indexer's best are no numbers."""
+        return equal_keys(definition) if is_listed(definition) else {}
+
+    def lossless_case(self, definition: Definition, base: Case) -> Case:
+        """Lists of a power of two of keys each."""
+        topk = dim(definition, "sparse_indices", 1) or 0
+        valid = [1 << power for power in range(7) if 1 << power <= topk]
+        return replace(listed_case(definition, base.id, valid, base.seed), size=base.size)
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Caches and queries as stored and in float32, and one token's listed keys, in float64 four times."""

@@ -1,0 +1,86 @@
+"""Lossless cases: no right way of computing is refused, and every wrong rounding of an output is."""
+
+from __future__ import annotations
+
+import op_support as ops
+import planted_attention as planted
+import pytest
+import torch
+
+from traceproof.judge.numerics import exactly
+from traceproof.ops import registry
+from traceproof.ops.base import dtype_of
+from traceproof.ops.compare import Quantised
+from traceproof.reasons import Verdict
+from traceproof.run.case import SolvedCase, solve
+from traceproof.run.plan import PlanSelection, planned_alone
+
+FORMS = [
+    *(definition for op_type in registry.known() for definition in ops.definitions(op_type)),
+    *map(planted.form, planted.FORMS),
+    planted.indexer(),
+]
+DEFINITIONS = {definition.name: definition for definition in FORMS}
+COPIED = {("causal_conv1d", "new_state")}  # the last elements, which are not rounded
+WITHOUT = {
+    "page_append",
+    "rmsnorm_sigmoid_gate",
+    "sampling",
+    "softcap",
+}  # `ops.lossless` says why; copies are exact
+
+
+def lossless(name: str, seed: int = 5) -> SolvedCase | None:
+    definition = DEFINITIONS[name]
+    planned = planned_alone(definition, PlanSelection(sizes=("small",), hidden_seed=seed)).cases
+    case = next((one.case for one in planned if one.id == "hidden-lossless"), None)
+    return None if case is None else solve(definition, case)
+
+
+def narrow(subject: SolvedCase) -> dict[str, torch.dtype]:
+    """The outputs of 16 bits."""
+    kinds = {name: dtype_of(spec) for name, spec in subject.definition.outputs.items()}
+    return {name: dtype for name, dtype in kinds.items() if dtype in {torch.bfloat16, torch.float16}}
+
+
+def away(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded to nearest, ties away from zero."""
+    near = value.to(dtype)
+    beyond = torch.nextafter(near, near * float("inf"))
+    middle = (near.double() + beyond.double()) / 2
+    return torch.where((near.double().abs() < value.abs()) & (middle == value), beyond, near)
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_the_exact_value_alone_passes(name: str) -> None:
+    definition = DEFINITIONS[name]
+    subject = lossless(name)
+    if definition.op_type in WITHOUT or "topk_indices" in definition.outputs:
+        assert subject is None
+        return
+    assert subject is not None
+    floats = [
+        name for name, one in subject.inputs.items() if isinstance(one, torch.Tensor) and one.is_floating_point()
+    ]
+    assert {*floats} <= {*registry.get(definition.op_type).of_form(definition).lossless(definition)}
+    for output, dtype in narrow(subject).items():
+        value = subject.oracle[output].float().double()
+        right, tied, copied = exactly(value, dtype), away(value, dtype), (definition.op_type, output) in COPIED
+        assert subject.ruling(output, right.to(dtype), reference=True).verdict is Verdict.PASS
+        assert torch.equal(tied.double(), right) == copied
+        for wrong in (right * 1.004).to(dtype), *(() if copied else (tied,)):
+            assert subject.ruling(output, wrong, reference=True).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_no_equivalent_variant_is_refused(name: str) -> None:
+    subject, variants = lossless(name), registry.get(DEFINITIONS[name].op_type).variants
+    assert variants
+    if subject is None:
+        return
+    for variant in variants:
+        for output, value in (variant.make(subject) or {}).items():
+            quantised = isinstance(subject.expected(output).comparison, Quantised)
+            for reference in (False,) if quantised and " in " in variant.name else (False, True):
+                ruling = subject.ruling(output, value, reference=reference)
+                assert ruling.verdict is Verdict.PASS, f"{variant.name}: {output}: {ruling.message}"
