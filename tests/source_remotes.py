@@ -8,7 +8,7 @@ from pathlib import Path
 
 from traceproof.checkouts.gitrun import Patience
 
-SOON = Patience(attempts=2, pause=0.01, stall=5.0)
+SOON = Patience(attempts=2, pause=0.01, stall=1.0)
 WHO = {
     "GIT_AUTHOR_NAME": "a",
     "GIT_AUTHOR_EMAIL": "a@example.org",

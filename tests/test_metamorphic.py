@@ -11,7 +11,7 @@ import pytest
 
 from relations.building import Relation
 from relations.op_types import RELATIONS, relations_of
-from relations.trial import Finding, cases_of, tables, try_relation, try_relations
+from relations.trial import cases_of, try_relation, try_relations
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.run.case import SolvedCase, solve
@@ -126,13 +126,6 @@ def test_a_planted_violation_breaks_its_relation(definition: Definition, case: s
     assert broken(definition, *filter(None, [case])) == relations
 
 
-def test_what_fails_on_its_own_inputs_is_named_and_left_to_the_judge() -> None:
-    failing = norm("    raise ValueError('no')\n    return (")
-    [row] = tried(failing, relations_of(failing)[:1], subjects(failing))
-    assert row["cases"] == 0
-    assert "ValueError: no" in row["failing"][0]
-
-
 @pytest.mark.slow
 def test_relations_run_in_a_worker_and_a_crash_breaks_the_relation_at_hand() -> None:
     # So many iterators inside one another exhaust the stack.
@@ -147,16 +140,3 @@ def test_relations_run_in_a_worker_and_a_crash_breaks_the_relation_at_hand() -> 
     assert not any(found.broken for found in good)
     assert all("crash" in found.evidence for found in bad if found.broken)
     assert bad[1].broken  # a split leaves one row
-
-
-def test_the_table_counts_and_shows_the_evidence() -> None:
-    rows = [
-        Finding("a", "gemm", "K permuted", 3, "bitwise", "").as_json(),
-        Finding("b", "gemm", "K permuted", 3, "broken", "small-0: C | off").as_json(),
-        Finding("c", "gemm", "A doubled", 0, "", "").as_json(),
-    ]
-    text = tables(rows)
-    assert "| gemm | K permuted | 2 | 1 | 0 | 1 |" in text
-    assert "| b | K permuted | small-0: C \\| off |" in text
-    assert "A doubled" not in text
-    assert "Broken: 1 of 2." in text

@@ -8,7 +8,7 @@ import definitions as small
 import pytest
 
 from mutation.mutants import Mutant, mutants, plain
-from mutation.trial import Fate, Trial, score
+from mutation.trial import Fate, Trial
 from traceproof.dataset.definition import Definition
 from traceproof.sandbox import Limits, Pool
 
@@ -43,17 +43,6 @@ def found(what: str, operator: str = "") -> Mutant:
 @pytest.fixture(scope="module")
 def trial(pool: Pool) -> Trial:
     return Trial(definition(), pool, sizes=("small", "medium"), seed=0, limits=LIMITS)
-
-
-def fate_of(trial: Trial, source: str, line: int, operator: str) -> dict[str, str]:
-    return trial.run(Mutant(operator, line, "", source))
-
-
-def test_assertions_and_docstrings_are_stripped() -> None:
-    text = ast.unparse(plain(REFERENCE))
-    assert "assert" not in text
-    assert "Words" not in text
-    assert not any("shape[1]" in mutant.source for mutant in mutants(REFERENCE))
 
 
 def test_mutants_differ_from_the_reference_and_from_each_other() -> None:
@@ -100,28 +89,3 @@ def test_each_kind_of_change(code: str, operator: str, what: str, becomes: str) 
 def test_what_becomes_of_a_mutant(trial: Trial, what: str, operator: str, fate: Fate) -> None:
     mutant = found(what, operator)
     assert trial.run(mutant)["fate"] == fate
-
-
-def test_a_change_within_rounding_survives_and_says_where_it_differs(trial: Trial) -> None:
-    mutant = found("1.0001 -> 1.1", "constant")
-    fate = fate_of(trial, mutant.source.replace("1.10011", "1.0002"), mutant.line, "constant")
-    assert fate["fate"] == Fate.SURVIVED
-    assert fate["by"].startswith("small-")
-
-
-@pytest.mark.slow
-def test_mutants_run_in_a_worker_and_what_hangs_there_is_killed(pool: Pool) -> None:
-    looping = (
-        "def run(hidden_states, weight):\n    n = 1\n    while n < 1:\n        n = n\n"
-        "    y = hidden_states.double()\n    y = y * y.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()\n"
-        "    return (y * weight).bfloat16()\n"
-    )
-    limits = Limits(seconds=1, setup_seconds=60)
-    result = score(definition(looping), pool, limits=limits, sizes=("small",), seed=0)
-    assert result.counts[Fate.KILLED] > 5
-    hung = [it for it in result.outcomes if it.mutant.what == "Lt -> LtE"]
-    assert [it.fate for it in hung] == [Fate.KILLED]
-    assert "timeout" in hung[0].by
-    rows = result.as_json()["kept"]
-    assert rows
-    assert all("source" not in row and row["fate"] != "killed" for row in rows)

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from traceproof.ops import registry
 from traceproof.stacks import ENVIRONMENTS, STACKS, TRUTHS
 
@@ -81,23 +79,3 @@ def test_no_place_names_a_stack_outside_its_own() -> None:
     paths = [path for path in PYTHON if not path.relative_to(ROOT).as_posix().startswith(OF_STACKS)]
     found = [f"{path.relative_to(ROOT)}: {said}" for path in (*RULES, *paths) for said in stacks_in(path)]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "op_types", "stacks"),
-    [
-        (
-            "a.py",
-            '"""Rope."""\nfrom traceproof.ops.gdn import x\nT = {"moe": 1, "flashinfer": 2}\n',
-            {"gdn", "moe"},
-            1,
-        ),
-        ("b.smk", "rule a:\n    params:\n        op_type='gemm', stack='sglang', # moe fla\n", {"gemm"}, 1),
-    ],
-)
-def test_the_scan_sees_what_is_named(
-    name: str, text: str, op_types: set[str], stacks: int, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_text(text)
-    assert {word for _, word in words(tmp_path / name)} & KNOWN == op_types
-    assert len(list(stacks_in(tmp_path / name))) == stacks

@@ -14,20 +14,13 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import POISON
-from traceproof.ops.base import Op, Tensors
+from traceproof.ops.base import Op
 from traceproof.ops.families.sparse import unpack
 from traceproof.reasons import Verdict
-from traceproof.run.case import SolvedCase, solve
+from traceproof.run.case import solve
 
 # At amplitude 3 few tokens hold all the weight, so one that no head leans to may come or go without a trace. The
 # largest logit is far from where float32 needs it to be subtracted.
-FAINT_WHEN_LONG = {
-    "one token dropped",
-    "one token twice",
-    "first token dropped",
-    "last page read whole",
-    "no maximum subtracted",
-}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -35,24 +28,6 @@ def op_of(definition: Definition) -> Op:
     op, unknown = registry.for_definition(definition)
     assert unknown is None
     return op
-
-
-def passes(subject: SolvedCase, outputs: Tensors) -> bool:
-    return all(subject.ruling(name, outputs[name]).verdict == Verdict.PASS for name in subject.definition.outputs)
-
-
-@pytest.mark.parametrize("name", planted.FORMS)
-def test_mutants_fail_on_long_sequences_too(name: str) -> None:
-    definition = planted.form(name)
-    subject = solve(definition, ops.case_named(definition, "adversarial-long"))
-    declared = registry.get(definition.op_type)
-    right = declared.variants[0].make(subject)
-    assert right is not None
-    given = {mutant.name: mutant.make(subject) for mutant in declared.mutants}
-    made = {mutant: outputs for mutant, outputs in given.items() if outputs is not None}
-    changed = {m: o for m, o in made.items() if any(not torch.equal(o[n], right[n]) for n in right)}
-    assert len(changed) > 8
-    assert {mutant for mutant, outputs in changed.items() if passes(subject, outputs)} <= FAINT_WHEN_LONG
 
 
 @pytest.mark.parametrize("case_id", ["stress-above", "stress-below", "stress-deep"])
@@ -92,15 +67,26 @@ def cut(values: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", planted.FORMS)
 def test_oracle_agrees_with_torch_attention_in_float64(name: str) -> None:
+    """Where a query sees no key the output is zero and the LSE minus infinity, of the baseline too."""
     definition = planted.form(name)
     op = op_of(definition)
+    blind = 0
     for case in ops.cases(definition, "small"):
-        operands = operands_of(ops.inputs_of(definition, case))
-        exact = op.oracle(definition, ops.inputs_of(definition, case))
+        inputs = ops.inputs_of(definition, case)
+        operands, exact, baseline = (
+            operands_of(inputs),
+            op.oracle(definition, inputs),
+            op.baseline(definition, inputs),
+        )
         for span in operands.spans:
             length, count = len(span.rows), span.stop - span.start
-            first = max(0, count - length) if span.causal else 0  # queries before it see nothing
-            if not length or first == count:
+            first = (max(0, count - length) if span.causal else 0) if length else count
+            blind += first
+            for found in (exact, baseline):
+                assert not found["output"][span.start : span.start + first].any()
+                infinite = torch.isinf(found["lse"][span.start : span.stop]).any(-1)
+                assert infinite.tolist() == [place < first for place in range(count)]
+            if first == count:
                 continue
             q = operands.q[span.start + first : span.stop].double().transpose(0, 1)
             k, v = (t[span.rows].double().transpose(0, 1) for t in (operands.k, operands.v))
@@ -112,22 +98,7 @@ def test_oracle_agrees_with_torch_attention_in_float64(name: str) -> None:
             )[0].transpose(0, 1)
             actual = exact["output"][span.start + first : span.stop]
             torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["gqa_paged_prefill", "gqa_ragged", "mla_ragged", "mla_paged_prefill"])
-def test_queries_without_a_key_give_zero_and_minus_infinity(name: str) -> None:
-    definition = planted.form(name)
-    op = op_of(definition)
-    (case,) = (case for case in ops.cases(definition) if case.id == "edge-q-longer")
-    inputs = ops.inputs_of(definition, case)
-    for results in (op.oracle(definition, inputs), op.baseline(definition, inputs)):
-        empty = []
-        starts = ops.tensor(inputs, "qo_indptr").tolist()
-        for start, q_len, kv_len in zip(starts, case.params["q_lens"], case.params["kv_lens"], strict=False):
-            empty += [start + index for index in range(max(0, q_len - kv_len))]
-        assert len(empty) == 5
-        assert not results["output"][empty].any()
-        assert torch.equal(torch.isinf(results["lse"]).any(-1).nonzero().flatten(), torch.tensor(empty))
+    assert blind >= 1
 
 
 @pytest.mark.parametrize(("page", "prefill"), list(itertools.product((1, 3, 16, 64, 200), (False, True))))
@@ -178,19 +149,17 @@ INDEXER, SPARSE = planted.indexer(), planted.sparse()
 DSA = registry.get("dsa_paged")
 
 
-def test_indexer_lengths_lie_on_both_sides_of_topk_and_of_a_page() -> None:
+def test_an_indexer_s_lengths_meet_topk_and_a_page_and_its_scales_spread_over_powers_of_two() -> None:
     lengths = {length for case in ops.cases(INDEXER) for length in case.params["seq_lens"]}
     assert {0, 1, PAGE - 1, PAGE, PAGE + 1, TOPK - 1, TOPK, TOPK + 1, 2 * TOPK} <= lengths
     for case in ops.cases(INDEXER, "small", "medium", "large"):
         assert case.axes["max_num_pages"] * PAGE >= TOPK
         assert DSA.memory(INDEXER, case) > 0
-
-
-def test_an_indexer_s_scales_spread_over_powers_of_two() -> None:
     inputs = ops.inputs_of(INDEXER, ops.case_named(INDEXER, "adversarial-plain"))
-    _, scales = unpack(ops.tensor(inputs, "k_index_cache_fp8"))
+    cache = ops.tensor(inputs, "k_index_cache_fp8")
+    _, scales = unpack(cache)
     assert set(torch.frexp(scales[scales < 4]).exponent.tolist()) == {-1, 0, 1, 2}
-    assert int(ops.tensor(inputs, "block_table").max()) < len(ops.tensor(inputs, "k_index_cache_fp8"))
+    assert int(ops.tensor(inputs, "block_table").max()) < len(cache)
 
 
 def test_when_relu_cuts_everything_any_choice_is_right_but_not_any_number() -> None:
@@ -220,15 +189,9 @@ def test_sparse_lists_are_distinct_padded_and_never_name_the_ends_of_the_pool() 
         unnamed = torch.ones(pool, dtype=torch.bool)
         unnamed[lists[lists >= 0].long()] = False
         assert (cache[unnamed, cache.shape[1] // 2] == POISON).all()
+        if case.id == "adversarial-holes":
+            assert int((lists[0] == -1).nonzero().min()) < case.params["valid"][0]
     assert {0, 1, planted.TOPK - 1, planted.TOPK} <= counts
-
-
-def test_sparse_holes_lie_between_the_indices() -> None:
-    case = ops.case_named(SPARSE, "adversarial-holes")
-    first = ops.tensor(ops.inputs_of(SPARSE, case), "sparse_indices")[0]
-    assert (first.diff().sign() != 0).any()
-    padding = (first == -1).nonzero().flatten()
-    assert int(padding.min()) < case.params["valid"][0]
 
 
 def test_inputs_that_leave_one_choice_are_not_told_apart() -> None:

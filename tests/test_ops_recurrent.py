@@ -5,10 +5,8 @@ from __future__ import annotations
 import op_support as ops
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own habit
 
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Values
 from traceproof.ops.families.gdn import BUFFER, CHUNK
 from traceproof.ops.families.gdn import GDN as OP
 from traceproof.ops.formula import Variant
@@ -74,43 +72,11 @@ def test_no_state_is_passed_only_where_the_schema_allows_it() -> None:
     assert all(case.id != "edge-no-state" for case in ops.cases(strict))
 
 
-def stepped(_: Definition, values: Values, bug: str) -> list[torch.Tensor]:
-    """One step of a state space in float32, all rows at once, with a place for a mistake."""
-    cache = ops.tensor(values, "state")
-    x, dt, A, B, C, D, bias = (ops.tensor(values, n).float() for n in ("x", "dt", "A", "B", "C", "D", "dt_bias"))
-    slots = ops.tensor(values, "state_batch_indices").long()
-    shared = x.shape[1] // B.shape[1]
-    B, C = B.repeat_interleave(shared, 1), C.repeat_interleave(shared, 1)
-    real = slots >= 0
-    old = torch.where(real[:, None, None, None], cache[slots.clamp_min(0)].float(), 0.0)
-    if bug == "padding reads the last slot":
-        old = cache[slots].float()
-    dt = dt + bias if bug == "no softplus" else F.softplus(dt + bias)
-    decay = torch.exp((dt if bug != "A alone decays" else 1.0) * A[..., 0])[..., None]
-    fresh = old * decay + (x if bug == "dt only decays" else dt * x)[..., None] * B[:, :, None]
-    y = (fresh * C[:, :, None]).sum(-1) + D * x
-    new = torch.zeros_like(cache) if bug == "other slots cleared" else cache.clone()
-    new[slots[real]] = fresh[real].to(cache.dtype)
-    if bug == "padding writes the last slot":
-        new[slots] = fresh.to(cache.dtype)
-    return [y.to(torch.bfloat16), new]
-
-
-@MAMBA
-@pytest.mark.parametrize("bug", ["no softplus", "A alone decays", "dt only decays", "other slots cleared"])
-def test_a_mistake_in_a_step_is_seen(definition: Definition, bug: str) -> None:
-    assert ops.failures(definition, lambda of, values: stepped(of, values, bug))
-
-
-@MAMBA
-@pytest.mark.parametrize("bug", ["padding reads the last slot", "padding writes the last slot"])
-def test_padding_rows_have_no_slot(definition: Definition, bug: str) -> None:
-    found = ops.failures(definition, lambda of, values: stepped(of, values, bug))
-    assert {name.split()[0] for name in found} == {"edge-padding"}
-
-
 @MAMBA
 def test_slots_are_distinct_in_no_order_with_gaps_and_values_of_heads_are_spread(definition: Definition) -> None:
+    padded = ops.inputs_of(definition, ops.case_named(definition, "edge-padding"))
+    assert bool((ops.tensor(padded, "state_batch_indices") == -1).any())
+    assert bool(ops.tensor(padded, "state")[-1].any())  # what -1 would read
     for case in (one for one in ops.cases(definition, "medium", "large") if one.size in {"medium", "large"}):
         values = ops.inputs_of(definition, case)
         slots = ops.tensor(values, "state_batch_indices").tolist()

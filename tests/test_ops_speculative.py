@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -91,27 +91,24 @@ def _inverse(weights: torch.Tensor, generator: torch.Generator) -> int:
 Kernel = Callable[[Chain, torch.Generator], list[int]]
 RIGHT: dict[str, Kernel] = {
     "as written": chain,
-    "inverse transform": lambda row, g: chain(row, g, last=_inverse),
-    "ratio first": lambda row, g: chain(row, g, accepts=lambda target, draft, u: u < target / draft),
+    "inverse transform": partial(chain, last=_inverse),
+    "ratio first": partial(chain, accepts=lambda target, draft, u: u < target / draft),
 }
+COMPARED: Rule = lambda target, draft, _: target >= draft  # noqa: E731 - one of a table
 WRONG: dict[str, Kernel] = {
-    "likeliest token": lambda row, g: chain(row, g, last=_likeliest),
-    "the template's reference": lambda row, g: chain(
-        row, g, accepts=lambda target, draft, _: target >= draft, rest=lambda target, _: target, last=_likeliest
-    ),
-    "accepts by a comparison": lambda row, g: chain(row, g, accepts=lambda target, draft, _: target >= draft),
-    "accepts all": lambda row, g: chain(row, g, accepts=lambda *_: True),
-    "accepts none": lambda row, g: chain(row, g, accepts=lambda *_: False),
-    "ratio upside down": lambda row, g: chain(row, g, accepts=lambda target, draft, u: u * target < draft),
-    "accepts by the target alone": lambda row, g: chain(row, g, accepts=lambda target, _, u: u < target),
-    "accepts 1.4 times as often": lambda row, g: chain(
-        row, g, accepts=lambda target, draft, u: u * draft < 1.4 * target
-    ),
-    "rest is the target": lambda row, g: chain(row, g, rest=lambda target, _: target),
-    "rest is the draft": lambda row, g: chain(row, g, rest=lambda _, draft: draft),
-    "rest upside down": lambda row, g: chain(row, g, rest=lambda target, draft: (draft - target).clamp_min(0)),
-    "even draws": lambda row, g: chain(row, g, last=_uniform),
-    "no token behind a refused draft": lambda row, g: chain(row, g, ends=False),
+    "likeliest token": partial(chain, last=_likeliest),
+    "the template's reference": partial(chain, accepts=COMPARED, rest=lambda target, _: target, last=_likeliest),
+    "accepts by a comparison": partial(chain, accepts=COMPARED),
+    "accepts all": partial(chain, accepts=lambda *_: True),
+    "accepts none": partial(chain, accepts=lambda *_: False),
+    "ratio upside down": partial(chain, accepts=lambda target, draft, u: u * target < draft),
+    "accepts by the target alone": partial(chain, accepts=lambda target, _, u: u < target),
+    "accepts 1.4 times as often": partial(chain, accepts=lambda target, draft, u: u * draft < 1.4 * target),
+    "rest is the target": partial(chain, rest=lambda target, _: target),
+    "rest is the draft": partial(chain, rest=lambda _, draft: draft),
+    "rest upside down": partial(chain, rest=lambda target, draft: (draft - target).clamp_min(0)),
+    "even draws": partial(chain, last=_uniform),
+    "no token behind a refused draft": partial(chain, ends=False),
     "drafts shifted": _shifted,
     "token plus one": lambda row, g: [token + 1 if token >= 0 else token for token in chain(row, g)],
     "no -1 behind the end": lambda row, g: [max(token, 0) for token in chain(row, g)],

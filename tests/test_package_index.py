@@ -136,9 +136,11 @@ PAGES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_whatever_an_index_answers_is_one_message(index: Index, tmp_path: Path, page: str) -> None:
+def test_whatever_an_index_answers_is_one_message(
+    index: Index, tmp_path: Path, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "_pip_options", lambda: {"index-url": index.url})
     index.pages["/simple/tiny/"] = ("text/html", PAGES[page])
     with pytest.raises(TraceproofError, match="have no source package"):
         download_sdist("tiny", "1.0", tmp_path / "out")

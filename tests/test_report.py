@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -51,13 +50,6 @@ def known(**changes: Any) -> Known:  # noqa: ANN401 - JSON
     return Known.model_validate({"findings": [entry | changes]})
 
 
-def test_all_passing_is_verified() -> None:
-    summary = summarise([row(), row(output="lse")], Known())
-    assert not failed(summary)
-    assert summary["groups"][0]["pass"] == 2
-    assert table(summary).count("\nVERIFIED: 1 definition, 1 right\n") == 1
-
-
 @pytest.mark.parametrize("verdict", ["fail", "error"])
 def test_a_new_finding_fails_and_is_named_with_its_repeat_command(verdict: str) -> None:
     summary = summarise([row(verdict=verdict, reason="nan", message="1 of 2 are NaN")], Known())
@@ -68,26 +60,23 @@ def test_a_new_finding_fails_and_is_named_with_its_repeat_command(verdict: str) 
     assert "repeat  traceproof verify --definition-name rmsnorm_h8 --case small-0" in text
 
 
-def test_each_definition_with_findings_has_a_line_before_any_is_told_in_full() -> None:
-    names = [f"rmsnorm_h{number}" for number in range(8)]
+@pytest.mark.parametrize(("count", "lines", "times"), [(300, 100, 1), (8, 8, 2)])
+def test_each_definition_with_findings_has_a_line_and_some_are_told(count: int, lines: int, times: int) -> None:
+    names = [f"rmsnorm_h{number}" for number in range(count)]
     rows = [
-        row(
-            definition=name,
-            case=f"small-{case}",
-            verdict="fail",
-            reason="nan",
-            message="NaN",
-            repeat=f"again {name}",
-        )
+        row(definition=name, case=f"small-{case}", verdict="fail", reason="nan", repeat=f"again {name}")
         for name in names
         for case in range(9 if name == names[0] else 7)
     ]
     text = table(summarise(rows, Known()))
-    told = text[text.index("58 new:") :].split("\n\n")
-    assert [line.split(":")[0].strip() for line in told[0].splitlines()[1:]] == names
-    assert "  rmsnorm_h0: 9, first case small-0, reference, output: nan" in told[0]
-    assert {name: told[1].count(f"repeat  again {name}\n") for name in names} == dict.fromkeys(names, 2)
-    assert "  ... and 42 more in summary.json" in told[1]
+    listed, full = text[text.index(f"{len(rows)} new:") :].split("\n\n")[:2]
+    assert [line.split(":")[0].strip() for line in listed.splitlines()[1 : lines + 1]] == names[:lines]
+    assert "  rmsnorm_h0: 9, first case small-0, reference, output: nan" in listed
+    assert ("... and 200 more definitions in summary.json" in listed) == (count > lines)
+    told = 16 if count == 8 else 20
+    assert full.count("repeat  again rmsnorm_h") == told
+    assert full.count("repeat  again rmsnorm_h0\n") == times
+    assert f"... and {len(rows) - told} more in summary.json" in full
 
 
 @pytest.mark.parametrize(
@@ -131,47 +120,46 @@ def flashinfer(version: str) -> list[dict[str, Any]]:
     ],
 )
 def test_a_finding_is_expected_of_the_versions_that_it_names(version: str, verdict: str, kind: str | None) -> None:
-    entry = known(implementation="flashinfer", versions="flashinfer-python<0.7")
+    entry = known(implementation="flashinfer", versions=["flashinfer-python<0.7", "torch<3"])
     one = row(implementation="flashinfer", verdict=verdict, reason=None if verdict == "pass" else "nan")
-    summary = summarise([row(), one], entry, flashinfer(version))
-    assert {name: len(found) for name, found in summary["findings"].items() if found} == (
-        {kind: 1} if kind else {}
-    )
-    assert failed(summary) == (kind in {"new", "unexpected"})
+    for versions in ({}, {"versions": {"flashinfer-python": "0.5"}}):  # this run's count, not a kept row's
+        summary = summarise([row(), one | versions], entry, flashinfer(version))
+        found = {name: len(found) for name, found in summary["findings"].items() if found}
+        assert found == ({kind: 1} if kind else {})
+        assert failed(summary) == (kind in {"new", "unexpected"})
 
 
-def test_versions_of_this_run_count_where_a_row_is_an_earlier_one_s() -> None:
-    entry = known(implementation="flashinfer", versions=["flashinfer-python>=0.7", "torch<3"])
-    kept = row(implementation="flashinfer", verdict="fail", reason="nan", versions={"flashinfer-python": "0.6.13"})
-    assert not failed(summarise([kept], entry, flashinfer("0.7.2.post1")))
-    assert failed(summarise([kept | {"versions": {"torch": "2", "flashinfer-python": "0.6.13"}}], entry))
-
-
-def test_a_package_that_the_actor_s_stack_lacks_is_an_error() -> None:
+def test_a_package_that_the_environment_of_an_implementation_lacks_is_an_error() -> None:
     entry = known(implementation="flashinfer", versions="fla-core<1")
-    with pytest.raises(TraceproofError, match="fla-core<1: that environment holds no fla-core, but flashinfer-py"):
+    with pytest.raises(TraceproofError, match="fla-core<1: that environment holds no fla-core"):
         summarise([row(implementation="flashinfer", verdict="fail", reason="nan")], entry, flashinfer("0.6.13"))
     summarise([row(implementation="flashinfer", verdict="skip", reason="no_cuda")], entry, flashinfer("0.6.13"))
 
 
+ENTRY = "definitions: [a], cases: [b], outputs: [c], verdict: fail, reason: nan, why: evidence stands elsewhere"
+
+
 @pytest.mark.parametrize(
-    ("versions", "said"),
+    ("entry", "said"),
     [
-        ("flashinfer-python<<0.7", "is no specifier"),
-        ("flashinfer-python", "must be a package and versions of it"),
-        ("flashinfer<0.7", "names an unknown package; did you mean 'flashinfer-python'? known: "),
-        ("[]", "is neither a specifier nor a list of some"),
+        (f"{ENTRY}, versions: flashinfer-python<<0.7", ["findings.0.versions", "is no specifier"]),
+        (f"{ENTRY}, versions: flashinfer-python", ["must be a package and versions of it"]),
+        (f"{ENTRY}, versions: flashinfer<0.7", ["an unknown package; did you mean 'flashinfer-python'?"]),
+        (f"{ENTRY}, versions: []", ["is neither a specifier nor a list of some"]),
+        (
+            "definitions: [a], colour: red, verdict: pass",
+            ["findings.0.cases", "findings.0.colour", "findings.0.verdict", "findings.0.why"],
+        ),
+        ("", ["known"]),  # there is no such file
     ],
 )
-def test_a_bad_specifier_says_what_is_wrong_with_it(tmp_path: Path, versions: str, said: str) -> None:
+def test_known_yaml_reports_all_problems_at_once(tmp_path: Path, entry: str, said: list[str]) -> None:
     path = tmp_path / "known.yaml"
-    entry = (
-        "definitions: [a], cases: [b], outputs: [c], verdict: fail, reason: nan, why: evidence stands elsewhere"
-    )
-    path.write_text(f"findings:\n- {{{entry}, versions: {versions}}}\n", encoding="utf-8")
-    with pytest.raises(TraceproofError, match=re.escape(said)) as caught:
+    if entry:
+        path.write_text(f"findings:\n- {{{entry}}}\n", encoding="utf-8")
+    with pytest.raises(TraceproofError) as caught:
         read_known(path)
-    assert "findings.0.versions" in str(caught.value)
+    assert [part for part in said if part not in str(caught.value)] == []
 
 
 def test_the_shipped_list_serves_flashinfer_before_and_after_its_mask_was_mended() -> None:
@@ -236,17 +224,11 @@ def test_op_types_are_summarised_once_and_together_as_at_once(
 
     monkeypatch.setattr("traceproof.run.report.each_row", noted)
     norms = [row(), row(definition="rmsnorm_h9", verdict="fail", reason="nan"), row(implementation="torch")]
+    other, absent = {"op_type": "gdn", "definition": "a"}, {"verdict": "skip", "output": "*"}
     others = [
-        row(op_type="gdn", definition="a", grade="scaled_down", scaled_down="n 2 -> 1"),
+        row(**other, grade="scaled_down", scaled_down="n 2 -> 1"),
         row(op_type="gdn", definition="b", verdict="skip", reason="no_oracle"),
-        row(
-            op_type="gdn",
-            definition="c",
-            implementation="flashinfer",
-            output="*",
-            verdict="skip",
-            reason="no_cuda",
-        ),
+        row(**other, implementation="flashinfer", reason="no_cuda") | absent,
     ]
     entry = tmp_path / "known.yaml"
     entry.write_text(known(definitions=["rmsnorm_h9"]).model_dump_json(exclude_unset=True), encoding="utf-8")
@@ -281,16 +263,6 @@ def test_op_types_are_summarised_once_and_together_as_at_once(
     reported({"rmsnorm": norms})
     entry.write_text("findings: []", encoding="utf-8")
     assert reported()["findings"]["known"] == []
-
-
-def test_known_yaml_reports_all_problems_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "known.yaml"
-    path.write_text("findings:\n- {definitions: [a], colour: red, verdict: pass}\n", encoding="utf-8")
-    with pytest.raises(TraceproofError) as caught:
-        read_known(path)
-    text = str(caught.value)
-    for part in ("findings.0.cases", "findings.0.colour", "findings.0.verdict", "findings.0.why"):
-        assert part in text
 
 
 def test_the_last_line_reads_right_to_a_stranger() -> None:
@@ -358,17 +330,3 @@ def test_what_config_yaml_says_otherwise_is_an_option(changes: dict[str, Any], e
     given = shlex.split(repeat_options(config_of(ROOT, changes), ROOT))
     assert len(given) == len(expected)
     assert all(one.startswith(other) for one, other in zip(given, expected, strict=True))
-
-
-def test_findings_of_very_many_definitions_stay_readable() -> None:
-    rows = [row(definition=f"rmsnorm_h{number}", verdict="fail", reason="nan") for number in range(300)]
-    text = table(summarise(rows, Known()))
-    assert text.count(": 1, first case") == 100
-    assert "... and 200 more definitions in summary.json" in text
-    assert text.count("FAIL  nan") == 20
-    assert "... and 280 more in summary.json" in text
-
-
-def test_a_missing_known_yaml_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TraceproofError, match="known"):
-        read_known(tmp_path / "absent.yaml")

@@ -44,10 +44,6 @@ def wide(name: str = "wide", reference: str = GOOD) -> dict[str, Any]:
     }
 
 
-def told(definition: Definition) -> str:
-    return str(scaled_down_of(definition, registry.for_definition(definition)[0]))
-
-
 def verified(tmp_path: Path, *definitions: dict[str, Any], limit: int = 1 << 20, **selected: Any) -> Rows:  # noqa: ANN401
     """Verdict rows of definitions of which none wider than some thousand columns fits."""
     for definition in definitions:
@@ -59,29 +55,35 @@ def verified(tmp_path: Path, *definitions: dict[str, Any], limit: int = 1 << 20,
     return [row for rows in found.values() for row in rows]
 
 
-def test_a_twin_keeps_ratios_and_says_which_axes_are_smaller() -> None:
-    product = resized(OURS["bmm_bf16_n48_k80"].definition, N=4096, K=14336)
-    assert told(product) == "N 4096 -> 256, K 14336 -> 896"
+PRODUCT = resized(OURS["bmm_bf16_n48_k80"].definition, N=4096, K=14336)
+PROJECTION = resized(
+    OURS["gemm_n96_k160"].definition, N=50257, K=512
+)  # whose sizes have nothing to do with each other
+CONSTRAINED = wide() | {"constraints": ["hidden_size >= 1024"]}
+STATED = f"the reference's text states hidden_size {WIDE} (line 6)"
 
 
-def test_the_sizes_of_a_projection_have_nothing_to_do_with_each_other() -> None:
-    gemm = resized(OURS["gemm_n96_k160"].definition, N=50257, K=512)
-    assert told(gemm) == "N 50257 -> 384"
+def stating(eps: str) -> Definition:
+    return Definition.model_validate(wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = {eps}")))
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("EPS = 1e-6", None), ("EPS = 16384", 6), ("EPS = 16384.0", 6), ("EPS = 0.0078125", 6)]
+    ("definition", "said"),
+    [
+        (PRODUCT, "N 4096 -> 256, K 14336 -> 896"),
+        (PROJECTION, "N 50257 -> 384"),
+        (stating("1e-6"), "hidden_size 16384 -> 256"),
+        (stating("16384"), STATED),
+        (stating("16384.0"), STATED),
+        (stating("0.0078125"), STATED),  # the reciprocal of the size's root
+        (
+            Definition.model_validate(CONSTRAINED),
+            "the constraint 'hidden_size >= 1024' does not hold with hidden_size 16384 -> 256",
+        ),
+    ],
 )
-def test_an_axis_whose_size_the_reference_states_keeps_it(text: str, line: int | None) -> None:
-    """The size itself, and as 0.0078125 is of 16384, the reciprocal of its root."""
-    definition = Definition.model_validate(wide(reference=GOOD.replace("EPS = 1e-6", text)))
-    stated = f"the reference's text states hidden_size {WIDE} (line {line})"
-    assert told(definition) == ("hidden_size 16384 -> 256" if line is None else stated)
-
-
-def test_a_twin_breaks_no_constraint() -> None:
-    definition = Definition.model_validate(wide() | {"constraints": ["hidden_size >= 1024"]})
-    assert told(definition) == "the constraint 'hidden_size >= 1024' does not hold with hidden_size 16384 -> 256"
+def test_a_twin_keeps_ratios_constraints_and_sizes_that_are_stated(definition: Definition, said: str) -> None:
+    assert str(scaled_down_of(definition, registry.for_definition(definition)[0])) == said
 
 
 def test_a_mixture_of_experts_keeps_what_its_sizes_have_to_do_with_each_other() -> None:
@@ -96,22 +98,18 @@ def test_a_mixture_of_experts_keeps_what_its_sizes_have_to_do_with_each_other() 
     assert registry.get("moe").memory(scaled_down.definition, case) < registry.get("moe").memory(large, case) // 20
 
 
-def test_a_definition_that_does_not_fit_is_judged_by_its_twin_and_says_so(tmp_path: Path) -> None:
-    rows = verified(tmp_path, wide())
-    assert {row["verdict"] for row in rows if "scaled_down" not in row} == {"skip"}
-    whole = next(row for row in rows if "scaled_down" not in row)
-    assert whole["message"].endswith("; judged by a scaled-down definition: hidden_size 16384 -> 256")
-    scaled_down = [row for row in rows if "scaled_down" in row]
-    assert {(row["verdict"], row["scaled_down"]) for row in scaled_down} == {("pass", "hidden_size 16384 -> 256")}
-    assert {
-        row["grade"] for row in scaled_down if row["implementation"] == "reference" and row["output"] != "*"
-    } == {"scaled_down"}
-    assert all(row["case"].startswith(("twin-", "hidden-")) for row in scaled_down)
-    assert whole["digests"]["definition"] != scaled_down[0]["digests"]["definition"]
-
-
-def test_a_scaled_down_definition_that_passes_leaves_its_definition_unproved(tmp_path: Path) -> None:
+def test_a_definition_that_does_not_fit_is_judged_by_its_twin_and_stays_unproved(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(), rmsnorm("narrow"))
+    of_wide = [row for row in rows if row["definition"] == "wide"]
+    whole = [row for row in of_wide if "scaled_down" not in row]
+    scaled_down = [row for row in of_wide if "scaled_down" in row]
+    assert {row["verdict"] for row in whole} == {"skip"}
+    assert whole[0]["message"].endswith("; judged by a scaled-down definition: hidden_size 16384 -> 256")
+    assert {(row["verdict"], row["scaled_down"]) for row in scaled_down} == {("pass", "hidden_size 16384 -> 256")}
+    own = {row["grade"] for row in scaled_down if row["implementation"] == "reference" and row["output"] != "*"}
+    assert own == {"scaled_down"}
+    assert all(row["case"].startswith(("twin-", "hidden-")) for row in scaled_down)
+    assert whole[0]["digests"]["definition"] != scaled_down[0]["digests"]["definition"]
     summary = summarise(rows, Known())
     assert summary["verified"]
     assert told_of(summary, "conclusion") == {"narrow": "right", "wide": "scaled_down"}
@@ -121,16 +119,12 @@ def test_a_scaled_down_definition_that_passes_leaves_its_definition_unproved(tmp
     assert "1 too large here, judged by a scaled-down definition alone" in text
     assert "1 by scaled-down definitions alone" in text
     assert "Scaled down, wide: hidden_size 16384 -> 256." in text
-    alone = summarise([row for row in rows if row["definition"] == "wide"], Known())
+    alone = summarise(of_wide, Known())
     assert not alone["verified"]
     assert "NOT VERIFIED: 1 definition" in table(alone)
-
-
-def test_what_was_scaled_down_verifies_nothing(tmp_path: Path) -> None:
-    verified(tmp_path, wide())
     found = implementation_verdicts(read_rows(tmp_path / "results" / "verdicts" / "rmsnorm.jsonl"))["wide"]
-    own = found["reference"]
-    assert (own.status, own.reason) == ("not run", "too large, judged by a scaled-down definition alone")
+    reason = "too large, judged by a scaled-down definition alone"
+    assert (found["reference"].status, found["reference"].reason) == ("not run", reason)
     assert not verification(Definition.model_validate(wide()), found).verified
 
 

@@ -53,19 +53,19 @@ def test_the_shadow_of_a_right_reference_is_what_the_oracle_says(definition: Def
     assert compared
 
 
-def own(tmp_path: Path, body: str, dtype: str = "bfloat16") -> Mapping[str, Any]:
+def own(tmp_path: Path, body: str, **changes: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
     """What comes of a reference of an op_type that nobody knows."""
+    tensor = {"shape": ["rows", "width"], "dtype": "bfloat16"}
     definition = {
         "name": "one",
         "op_type": "unheard_of",
         "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 64}},
-        "inputs": {"x": {"shape": ["rows", "width"], "dtype": "bfloat16"}},
-        "outputs": {"y": {"shape": ["rows", "width"], "dtype": dtype}},
+        "inputs": {"x": tensor},
+        "outputs": {"y": tensor},
         "reference": f"import torch\n\n\ndef run(x):\n    {body}\n",
     }
-    write(tmp_path / "dataset", definition)
-    run = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS)
-    rows = run.verify()["one"]
+    write(tmp_path / "dataset", definition | changes)
+    rows = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS).verify()["one"]
     return {"rows": rows, "verdicts": verdicts(rows), "against": {row["against"] for row in rows}}
 
 
@@ -77,9 +77,10 @@ def test_a_reference_of_an_unknown_op_type_is_held_against_its_shadow(tmp_path: 
     assert {row["gate"]["kind"] for row in found["rows"] if row["output"] == "y"} == {"baseline"}
 
 
-def test_a_reference_that_overflows_where_float64_does_not_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("op_type", ["unheard_of", "gdn"])  # and of a form that its op does not know
+def test_a_reference_that_overflows_where_float64_does_not_fails(op_type: str, tmp_path: Path) -> None:
     body = "y = x.half() * 30000; return (y / 30000).to(torch.bfloat16)"
-    assert ("fail", "infinity") in own(tmp_path, body)["verdicts"]
+    assert ("fail", "infinity") in own(tmp_path, body, op_type=op_type)["verdicts"]
 
 
 def test_a_reference_that_takes_bits_is_not_verified_and_says_why(tmp_path: Path) -> None:
@@ -89,24 +90,20 @@ def test_a_reference_that_takes_bits_is_not_verified_and_says_why(tmp_path: Path
     assert all("no float64 shadow: a tensor's bits" in row["message"] for row in unjudged)
 
 
-def test_a_failing_row_of_a_form_that_its_op_does_not_know_is_told_without_the_op_s_wrong_answers(
-    tmp_path: Path,
-) -> None:
-    definition = {
-        "name": "odd_gdn",
-        "op_type": "gdn",
-        "axes": {"rows": {"type": "var"}},
-        "inputs": {"x": {"shape": ["rows"], "dtype": "bfloat16"}},
-        "outputs": {"y": {"shape": ["rows"], "dtype": "bfloat16"}},
-        "reference": "import torch\n\n\ndef run(x):\n    return (x.half() * 30000 / 30000).to(torch.bfloat16)\n",
-    }
-    write(tmp_path / "dataset", definition)
-    rows = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS).verify()["odd_gdn"]
-    assert ("fail", "infinity") in verdicts(rows)
+Y = {"y": {"shape": ["rows", "packed"], "dtype": "float32"}}
+FLAT = {"y": {"shape": ["rows"], "dtype": "float32"}}
 
 
-def dumped(tmp_path: Path, **changes: Any) -> set[tuple[str, str | None]]:  # noqa: ANN401 - JSON
-    """The verdicts on a dumped trace that scales a buffer in place."""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},  # an input that is an output is modified and given back
+        {"outputs": Y, "reference": "def _scaled(cache):\n    return cache[:, None].repeat(1, 11) * 0.1\n"},
+        {"outputs": FLAT, "reference": "def _scaled(cache):\n    return cache * 0\n"},
+    ],
+    ids=["in place", "a size that nothing fixes", "no two different elements"],
+)
+def test_a_dumped_trace_that_scales_a_buffer_passes(tmp_path: Path, changes: dict[str, Any]) -> None:
     definition = {
         "name": "scaled",
         "op_type": "unheard_of",
@@ -120,21 +117,4 @@ def dumped(tmp_path: Path, **changes: Any) -> set[tuple[str, str | None]]:  # no
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "scaled.json").write_text(json.dumps(definition | changes))
     rows = Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS).verify()["scaled"]
-    return verdicts(rows)
-
-
-def test_an_input_that_is_an_output_may_be_modified_and_given_back(tmp_path: Path) -> None:
-    assert dumped(tmp_path) == {("pass", None)}
-
-
-def test_a_size_of_an_output_that_nothing_fixes_is_the_reference_s_to_choose(tmp_path: Path) -> None:
-    outputs = {"y": {"shape": ["rows", "packed"], "dtype": "float32"}}
-    reference = "def _scaled(cache):\n    return cache[:, None].repeat(1, 11) * 0.1\n"
-    assert dumped(tmp_path, outputs=outputs, reference=reference) == {("pass", None)}
-
-
-def test_an_answer_without_two_different_elements_is_not_taken_for_a_remembered_one(tmp_path: Path) -> None:
-    outputs = {"y": {"shape": ["rows"], "dtype": "float32"}}
-    assert dumped(tmp_path, outputs=outputs, reference="def _scaled(cache):\n    return cache * 0\n") == {
-        ("pass", None)
-    }
+    assert verdicts(rows) == {("pass", None)}

@@ -17,6 +17,7 @@ from traceproof.config import Config
 from traceproof.dataset.definition import Definition
 from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
+from traceproof.ops.families import sampler
 from traceproof.run import runner
 from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
@@ -326,5 +327,9 @@ def test_a_sampler_that_is_greedy_in_one_of_a_hundred_draws_is_refused(judged_by
     assert [(row.reason, row.output) for row in greedy.rows if row.bad] == [("numerics", "samples")]
 
 
-def test_a_right_sampler_that_writes_into_its_output_is_accepted(judged_by: SolutionJudge) -> None:
+def test_a_right_sampler_that_writes_into_its_output_is_accepted(
+    judged_by: SolutionJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "FURTHER_SECONDS", 1.0)
+    monkeypatch.setattr(sampler, "SHORT_SECONDS", 0.05)
     assert judged_by.reasons(candidate("right", SAMPLER.format(part=0.0) + WRITTEN), TOP_K) == []

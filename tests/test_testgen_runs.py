@@ -197,7 +197,6 @@ def test_large_cases_run_where_the_tests_were_written_for_them(dataset: Path) ->
         return {line.rpartition("_")[2] for line in lines}
 
     assert large() == {"a.py"}
-    assert large("--test-sizes=small") == set()
     assert large("--test-sizes", "small", "large") == {"a.py", "b.py"}
     assert large("--test-sizes", "small", "large", "-m", "not slow") == set()
 

@@ -89,14 +89,6 @@ def test_what_returns_its_input_is_named(tmp_path: Path) -> None:
     assert said == ["outputs ['output'] share memory with others"]
 
 
-def test_what_is_forgotten_is_solved_again(tmp_path: Path) -> None:
-    found = trial(tmp_path)
-    before, outputs = found.rulings(REFERENCE, None), found.reference.outputs["output"]
-    found.known.clear()
-    assert torch.equal(found.reference.outputs["output"], outputs)
-    assert found.rulings(REFERENCE, None) == before
-
-
 @pytest.mark.parametrize(
     ("need", "variables", "expected"),
     [

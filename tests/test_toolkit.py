@@ -17,7 +17,6 @@ from traceproof.environments.building import Installation, recorded, resolve
 from traceproof.environments.inside import record as by_this_process
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
-from traceproof.run.workers import Environment
 from traceproof.stacks import Module
 
 RECORD = {"stack": "flashinfer", "digest": "d" * 32}
@@ -127,10 +126,3 @@ def test_builders_find_the_stacks_own_programs_first(tmp_path: Path) -> None:
     )
     assert problem is not None
     assert problem.partition("\n")[2] == os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-
-
-def test_a_worker_compiles_with_the_compiler_of_its_own_environment(tmp_path: Path) -> None:
-    program(tmp_path / "cuda" / "bin" / "nvcc", NVCC)
-    record = {**RECORD, "device_type": "cuda"}
-    told = Environment(name="flashinfer", python=str(tmp_path / "bin" / "python"), record=record).told(tmp_path)
-    assert told["CUDA_HOME"] == told["CUDA_PATH"] == str(tmp_path / "cuda")

@@ -16,7 +16,7 @@ from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits, Status
 
 SETUP = "traceproof.run.trusted:setup"
-LIMITS = Limits(seconds=5.0, memory_bytes=1 << 30)
+LIMITS = Limits(seconds=5.0, memory_bytes=1 << 28)
 
 
 def obey(item: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what it is told to give
@@ -30,7 +30,7 @@ def obey(item: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what it is told to g
         case "sleep":
             time.sleep(60.0)
         case "take":
-            kept = b"1" * (2 << 30)
+            kept = b"1" * (1 << 29)
             time.sleep(60.0)
             return len(kept)
     return {"pid": os.getpid(), "parent": os.getppid()}
@@ -57,7 +57,7 @@ def worker() -> Iterator[Worker]:
         ("die", Status.CRASH, "the worker was killed by signal 9 (SIGKILL)"),
         ("leave", Status.CRASH, "the worker exited with code 3"),
         ("sleep", Status.TIMEOUT, "not done after 1 s"),
-        ("take", Status.MEMORY, "took more than 1073741824 bytes of memory"),
+        ("take", Status.MEMORY, "took more than 268435456 bytes of memory"),
     ],
 )
 def test_how_an_item_ended_is_told(worker: Worker, *, do: str, status: Status, message: str) -> None:

@@ -74,11 +74,7 @@ def test_an_answer_and_its_bytes_are_tensors_or_one_error() -> None:
     taken = []
 
     @HASTE
-    @given(
-        answer=ANSWER | MISSHAPEN | JSON,
-        on_gpu=st.booleans(),
-        data=st.binary(max_size=64),
-    )
+    @given(answer=ANSWER | MISSHAPEN | JSON, on_gpu=st.booleans(), data=st.binary(max_size=64))
     def fuzz(answer: Any, on_gpu: bool, data: bytes) -> None:  # noqa: ANN401, FBT001 - drawn
         values: Values = {"hidden_states": torch.ones(2, 96).bfloat16(), "weight": torch.ones(96).bfloat16()}
         with memory(values, on_gpu=on_gpu) as shared:
