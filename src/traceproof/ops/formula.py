@@ -272,11 +272,17 @@ class FormulaOp(Op):
         """Known: one of `forms`, with sizes for its var axes."""
         self.form(definition)
 
+    def forms_of(self, definition: Definition) -> Sequence[Form]:
+        """The forms it knows, where names are open in the definition's."""
+        del definition
+        return self.forms
+
     def form(self, definition: Definition) -> Form:
         """The form that a definition has. Raises Unsupported: none; what it lacks of the nearest one is said."""
-        found = next((form for form in self.forms if form.misfit(definition) is None), None)
+        forms = self.forms_of(definition)
+        found = next((form for form in forms if form.misfit(definition) is None), None)
         if found is None:
-            nearest = min(self.forms, key=lambda form: len(form.inputs.keys() ^ definition.inputs.keys()))
+            nearest = min(forms, key=lambda form: len(form.inputs.keys() ^ definition.inputs.keys()))
             raise Unsupported(nearest.misfit(definition) or "")
         lacking = self._unsized(definition, found) or self.requires(definition)
         if lacking is not None:

@@ -19,22 +19,19 @@ from traceproof.ops.base import (
     Op,
     Subject,
     Tensors,
-    Unsupported,
     Value,
     Values,
     dtype_of,
     ordered,
     rounded,
-    scalar,
     specified,
-    tensor,
 )
 from traceproof.ops.cases import STRESS, Case, Further
 from traceproof.ops.compare import Comparison, Samples
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, held_against
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Mutant, Variant, Wide, altered, has
+from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Variant, Wide, altered, has
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -284,7 +281,18 @@ def dense(draw: Draw, rows: int, vocabulary: int) -> tuple[torch.Tensor, list[tu
     return probs.to(torch.float32), [filters[row % len(filters)] for row in range(rows)]
 
 
-# Three forms: filters per row, filters of the whole call, and drafts that are verified.
+# Filters of each row, or of the whole call.
+
+
+def filtered(wide: Wide) -> Tensors:
+    """One valid draw of each row, and its exact distribution: all tokens, or what filters leave of them."""
+    rows = torch.softmax(wide["logits"], -1) if "logits" in wide else wide.given("probs")
+    if "min_p" in wide:
+        return distribution([above(row, wide.number("min_p")) for row in rows], rows.device)
+    given = (wide.values.get(name) for name in ("top_k", "top_p"))
+    ks, ps = (one.tolist() if isinstance(one, torch.Tensor) else [one] * len(rows) for one in given)
+    filters = zip(rows, ks, ps, strict=True)
+    return distribution([support(row, None if k is None else int(k), p) for row, k, p in filters], rows.device)
 
 
 FURTHER_SECONDS, FURTHER_DRAWS = 8.0, 1 << 18  # of the case for many draws, over all rows
@@ -292,15 +300,8 @@ SHORT_SECONDS, SHORT_DRAWS = 0.25, 1 << 14  # ... and of every other one
 FEW_TRIALS = 4  # where one token alone is right, or further draws follow
 
 
-class Sampler(Op):
+class Sampler(FormulaOp):
     """What samplers have in common; without a family, it is not the op_type itself."""
-
-    op_type = "sampling"
-
-    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """None."""
-        del definition, seed
-        return ()
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """The distribution, not the sample."""
@@ -336,46 +337,35 @@ class Sampler(Op):
         return rounded(subject.definition, {"samples": samples} | variant.outputs(wide, {"samples": samples}))
 
 
+DRAWS_OF_CASE = 160  # over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
+WEIGHT_DRAWS = 256  # ... of cases that are to tell temperatures: a power of 1.2 is told in 998 of 1,000 runs
+CHEAP_DRAWS = 5 << 18  # ... and that many divided by the vocabulary where it is small: few tokens tell less
+MAX_TRIALS = 128
+MOST_ROWS = 129
+DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
+
+
+def rows_of(definition: Definition, case: Case) -> tuple[int, ...]:
+    """Rows and tokens of the distributions in a case."""
+    name = "logits" if "logits" in definition.inputs else "probs"
+    return definition.shape_of(definition.inputs[name], case.axes) or (0, 0)
+
+
 class Filtered(Sampler):
     """Probabilities, and top_k, top_p or both of each row; both: top-k first, top-p on what it leaves."""
-
-    family = "sampling"
-    long = True
-    coupled = True
-
-    SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}  # rows
-    DRAWS = 160  # of a case, over all its rows, at a vocabulary where a draw takes a CPU 4 to 8 ms
-    WEIGHT_DRAWS = 256  # ... of cases that are to tell temperatures: a power of 1.2 is told in 998 of 1,000 runs
-    CHEAP_DRAWS = 5 << 18  # ... and that many divided by the vocabulary where it is small: few tokens tell less
-    MAX_TRIALS = 128
-    MOST_ROWS = 129
-    DENSE_TRIALS = 6  # a full row sorts three times slower than one that is mostly zeros
 
     def of_form(self, definition: Definition) -> Op:
         """Chain speculative sampling is told by its drafts, filters of the whole call by their shapes."""
         if DRAFT in definition.inputs:
             return SPECULATIVE
-        return self if Distributions.source(definition) is None else DISTRIBUTIONS
-
-    def check(self, definition: Definition) -> None:
-        """Known: probs [rows, vocabulary], top_k [rows] or top_p [rows] or both; samples [rows]."""
-        names = set(definition.inputs)
-        if not ({"probs", "top_k"} <= names or {"probs", "top_p"} <= names) or names - {"probs", "top_k", "top_p"}:
-            raise Unsupported(f"inputs are {list(definition.inputs)}")
-        if list(definition.outputs) != ["samples"]:
-            raise Unsupported(f"outputs are {list(definition.outputs)}")
-        probs = definition.inputs["probs"].shape or ()
-        if len(probs) != 2 or definition.var_axes != probs[:1]:
-            raise Unsupported(f"probs is {list(probs)} with var axes {list(definition.var_axes)}")
-        for name, spec in {**definition.inputs, **definition.outputs}.items():
-            if name != "probs" and spec.shape != probs[:1]:
-                raise Unsupported(f"{name} has the shape {spec.shape}, not one value per row")
+        shapes = [definition.inputs[name].shape for name in ("top_k", "top_p") if name in definition.inputs]
+        return DISTRIBUTIONS if all(shape is None for shape in shapes) else self
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Batches of telling rows; ties, one-hot and the like; three rows over the whole vocabulary."""
         rows = (definition.inputs["probs"].shape or ())[0]
         for size in sizes:
-            for index, count in enumerate(self.SIZES[size]):
+            for index, count in enumerate(SIZES[size]):
                 name = "single" if count == 1 else "plain" if count < 16 else "weights"
                 yield Case(f"{size}-{index}", size, {rows: count}, seed, {"rows": name})
         yield Case("edge-empty", "edge", {rows: 0}, seed, {"rows": "plain"})
@@ -397,32 +387,26 @@ class Filtered(Sampler):
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many rows, but no more than a CPU draws from in a second."""
-        return super().of_size(definition, case, min(count, self.MOST_ROWS), long=long)
+        return super().of_size(definition, case, min(count, MOST_ROWS), long=long)
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """About DRAWS draws in all; where temperatures are to be told, more if the vocabulary is small."""
-        rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
+        """About DRAWS_OF_CASE draws in all; where temperatures are to be told, more if the vocabulary is small."""
+        rows, vocabulary = rows_of(definition, case)
+        pack, cheap = case.params.get("rows"), CHEAP_DRAWS // max(vocabulary, 1)
         if rows == 0:
             return 1
-        cheap = self.CHEAP_DRAWS // max(vocabulary, 1)
-        draws = self.DRAWS
-        match case.params.get("rows"):
-            case "nothing" | "draws":
-                return FEW_TRIALS
-            case "weights":
-                draws = max(self.WEIGHT_DRAWS, cheap)
-            case "tricky":
-                draws = max(self.DRAWS, cheap)
-            case "dense":
-                draws = max(self.DENSE_TRIALS * rows, cheap)
+        if pack in {"nothing", DRAWS}:
+            return FEW_TRIALS
+        least = {"weights": WEIGHT_DRAWS, "tricky": DRAWS_OF_CASE, "dense": DENSE_TRIALS * rows}
+        draws = max(least[pack], cheap) if pack in least else DRAWS_OF_CASE
         if case.size == "small":
             # these cases are for the wiring; but a filter that drops a quarter of the mass must show in them
-            draws = max(draws // 3, min(self.DRAWS, cheap))
-        return max(1, min(self.MAX_TRIALS, draws // rows))
+            draws = max(draws // 3, min(DRAWS_OF_CASE, cheap))
+        return max(1, min(MAX_TRIALS, draws // rows))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Rows of the case's pack, each pattern's tokens at places of its own."""
-        rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
+        rows, vocabulary = rows_of(definition, case)
         if case.params.get("rows") == "dense":
             probs, filters = dense(draw, rows, vocabulary)
         else:
@@ -438,18 +422,32 @@ class Filtered(Sampler):
         }
         return {name: values[name].to(dtype_of(spec)) for name, spec in definition.inputs.items()}
 
-    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
-        """One valid draw, and each row's exact distribution."""
-        del definition
-        probs, top_k, top_p = tensor(inputs, "probs"), inputs.get("top_k"), inputs.get("top_p")
-        ks = top_k.tolist() if isinstance(top_k, torch.Tensor) else [None] * len(probs)
-        ps = top_p.tolist() if isinstance(top_p, torch.Tensor) else [None] * len(probs)
-        return distribution([support(*row) for row in zip(probs, ks, ps, strict=True)], probs.device)
-
     def memory(self, definition: Definition, case: Case) -> int:
         """Probabilities and a dozen rows of scratch, 8 bytes a token."""
-        rows, vocabulary = definition.shape_of(definition.inputs["probs"], case.axes) or (0, 0)
+        rows, vocabulary = rows_of(definition, case)
         return 4 * rows * vocabulary + 12 * 8 * vocabulary
+
+
+ZERO = -10_000.0  # as a logit: its exponential is 0
+CALL_SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 8), "large": (16, 32)}  # rows
+CALL_DRAWS, CALL_TRIALS = 512, 256
+# Of a call: whether a filter cuts deep, a little, or nothing.
+FILTERS: Mapping[str, Mapping[str, float]] = {
+    "deep": {"min_p": 0.55, "top_k": 3, "top_p": 0.66},
+    "little": {"min_p": 0.11, "top_k": 6, "top_p": 0.97},
+    "none": {"min_p": 0.0, "top_k": 1 << 20, "top_p": 1.0},
+}
+
+
+def roomy(definition: Definition) -> str | None:
+    """Why a vocabulary has no room for the rows' tokens, or indices can not be left out."""
+    shape, indices = (
+        definition.inputs[next(iter(definition.inputs))].shape or ("",),
+        definition.inputs.get("indices"),
+    )
+    if definition.const_axes.get(shape[-1], 0) < max(len(one.weights) for one in PLAIN):
+        return f"the distributions are {list(shape)}"
+    return None if indices is None or indices.optional else "indices can not be left out"
 
 
 class Distributions(Sampler):
@@ -458,47 +456,15 @@ class Distributions(Sampler):
     Filters are numbers of the whole call. Rows may be named by `indices`, which is left out.
     """
 
-    FILTERS: tuple[set[str], ...] = (set(), {"min_p"}, {"top_k", "top_p"})
-    ZERO = -10_000.0  # as a logit: its exponential is 0
-    SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 8), "large": (16, 32)}  # rows
-    DRAWS, MAX_TRIALS = 512, 256
-    # Of a call: whether a filter cuts deep, a little, or nothing.
-    VALUES: Mapping[str, Mapping[str, float]] = {
-        "deep": {"min_p": 0.55, "top_k": 3, "top_p": 0.66},
-        "little": {"min_p": 0.11, "top_k": 6, "top_p": 0.97},
-        "none": {"min_p": 0.0, "top_k": 1 << 20, "top_p": 1.0},
-    }
-
-    @classmethod
-    def source(cls, definition: Definition) -> str | None:
-        """The input that holds the distributions, where a definition has this form."""
-        names = set(definition.inputs)
-        found = names & {"probs", "logits"}
-        filters = names - found - {"indices"}
-        per_call = all(definition.inputs[name].shape is None for name in filters)
-        return found.pop() if len(found) == 1 and filters in cls.FILTERS and per_call else None
-
-    def check(self, definition: Definition) -> None:
-        """Known: probs or logits [rows, vocabulary]; samples [rows]; `indices` may be left out."""
-        rows, *_ = shape = definition.inputs[str(self.source(definition))].shape or ("", "")
-        indices = definition.inputs.get("indices")
-        if len(shape) != 2 or definition.const_axes.get(shape[1], 0) < max(len(one.weights) for one in PLAIN):
-            raise Unsupported(f"the distributions are {list(shape)}")
-        if list(definition.outputs) != ["samples"] or definition.outputs["samples"].shape != (rows,):
-            raise Unsupported(f"outputs are {list(definition.outputs)}")
-        if indices is not None and not indices.optional:
-            raise Unsupported("indices can not be left out")
-
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Batches of telling rows, under filters that cut deep, a little, and nothing; ties; one against many."""
 
         def case(name: str, size: str, count: int, values: str, rows: str) -> Case:
-            return Case(
-                name, size, dict.fromkeys(definition.var_axes, count), seed, {"values": values, "rows": rows}
-            )
+            axes = dict.fromkeys(definition.var_axes, count)
+            return Case(name, size, axes, seed, {"values": values, "rows": rows})
 
         for size in sizes:
-            for index, count in enumerate(self.SIZES[size]):
+            for index, count in enumerate(CALL_SIZES[size]):
                 yield case(f"{size}-{index}", size, count, ("deep", "little")[index % 2], "plain")
         yield case("edge-no-filter", "edge", 4, "none", "plain")
         yield case("adversarial-weights", "adversarial", len(PACKS["weights"]), "none", "weights")
@@ -506,40 +472,72 @@ class Distributions(Sampler):
         yield case("adversarial-draws", "adversarial", DRAWN_ROWS, "none", DRAWS)
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """About DRAWS draws in all."""
-        rows, _ = definition.shape_of(definition.inputs[str(self.source(definition))], case.axes) or (1, 0)
+        """About CALL_DRAWS draws in all."""
         if case.params.get("rows") == DRAWS:
             return FEW_TRIALS  # and many further ones
-        return max(1, min(self.MAX_TRIALS, self.DRAWS // max(rows, 1)))
+        return max(1, min(CALL_TRIALS, CALL_DRAWS // max(rows_of(definition, case)[0], 1)))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Rows of the case's pack, each pattern's tokens at places of its own."""
-        name = str(self.source(definition))
-        shapes, dtypes = specified(definition, case, (name,))
-        probs = torch.zeros(shapes[name], device=draw.device)
+        probs = torch.zeros(rows_of(definition, case), device=draw.device)
         placed(draw, case.params["rows"], probs)
-        given = probs if name == "probs" else torch.where(probs > 0, probs.log(), self.ZERO)
-        stated = self.VALUES[case.params["values"]]
-        filters: dict[str, Value] = {**stated, "indices": None, "top_k": min(int(stated["top_k"]), probs.shape[1])}
-        return {one: given.to(dtypes[name]) if one == name else filters[one] for one in definition.inputs}
+        stated = FILTERS[case.params["values"]]
+        values: dict[str, Value] = {**stated, "indices": None, "top_k": min(int(stated["top_k"]), probs.shape[1])}
+        for name, given in (("probs", probs), ("logits", torch.where(probs > 0, probs.log(), ZERO))):
+            if name in definition.inputs:
+                values[name] = given.to(dtype_of(definition.inputs[name]))
+        return ordered(definition, values)
 
-    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
-        """One valid draw, and each row's exact distribution."""
-        name = str(self.source(definition))
-        given = tensor(inputs, name).to(torch.float64)
-        probs = given if name == "probs" else torch.softmax(given, -1)
-        if "min_p" in inputs:
-            return distribution([above(row, scalar(inputs, "min_p")) for row in probs], probs.device)
-        k = int(scalar(inputs, "top_k")) if "top_k" in inputs else None
-        p = scalar(inputs, "top_p") if "top_p" in inputs else None
-        return distribution([support(row, k, p) for row in probs], probs.device)
 
+# Drafts that are verified.
 
 DRAFT, IDS, TARGET = "draft_probs", "draft_token_ids", "target_probs"
 # Eighths of six tokens: what the draft says, and two targets, which accept the first four of them by 1/4, 1, 0 and
 # 1, and by 3/4, 1, 1 and 0.
 DRAFTED = (4, 2, 1, 1, 0, 0)
 TARGETS = ((1, 2, 0, 2, 2, 1), (3, 2, 1, 0, 1, 1))
+
+
+# Rows and drafts.
+CHAINS: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "small": ((1, 3), (2, 2)),
+    "medium": ((8, 4), (16, 3)),
+    "large": ((32, 5), (64, 2)),
+}
+CHAIN_DRAWS, CHAIN_TRIALS = 1024, 256
+# Which target a position has, and which token was drafted there; each row begins at another one.
+POSITIONS: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "mixed": ((1, 0), (0, 0), (1, 0), (0, 3), (0, 2), (1, 1)),
+    "accepted": ((0, 1), (1, 2), (0, 3)),
+    "refused": ((0, 2), (1, 3)),
+}
+
+
+def chain(wide: Wide) -> Tensors:
+    """The likeliest sequence, and each row's exact distribution over sequences."""
+    drafts, target, ids = wide[DRAFT], wide[TARGET], wide.given(IDS).tolist()
+    found = [_sequences(*row) for row in zip(drafts, ids, target, strict=True)]
+    width, length = max((len(one) for one in found), default=0), target.shape[1]
+    tokens = torch.full((len(found), width, length), -1, dtype=torch.int64, device=target.device)
+    probs = torch.zeros((len(found), width), dtype=torch.float64, device=target.device)
+    for row, sequences in enumerate(found):
+        for place, (chance, sequence) in enumerate(sequences):
+            tokens[row, place, : len(sequence)] = torch.tensor(sequence)
+            probs[row, place] = chance
+    [name] = wide.definition.outputs
+    optional = torch.zeros_like(probs, dtype=torch.bool)
+    first = tokens[:, 0] if width else tokens.new_zeros((0, length))
+    return {name: first, f"{name}@tokens": tokens, f"{name}@probs": probs, f"{name}@optional": optional}
+
+
+def of_chains(definition: Definition) -> str | None:
+    """Why the numbers of drafts are not open, or the vocabulary too small."""
+    more, vocabulary = (definition.inputs[TARGET].shape or ("", "", ""))[1:]
+    drafts = (definition.inputs[IDS].shape or ("", ""))[1]
+    if not {drafts, more} <= set(definition.var_axes):
+        return f"the var axes are {list(definition.var_axes)}"
+    few = definition.const_axes[vocabulary] < len(DRAFTED)
+    return f"a vocabulary of {definition.const_axes[vocabulary]} tokens" if few else None
 
 
 class Speculative(Sampler):
@@ -550,50 +548,21 @@ class Speculative(Sampler):
     of the target follows. Places behind the end hold -1. Each position of a row has distributions of its own.
     """
 
-    # Rows and drafts.
-    SIZES: Mapping[str, tuple[tuple[int, int], ...]] = {
-        "small": ((1, 3), (2, 2)),
-        "medium": ((8, 4), (16, 3)),
-        "large": ((32, 5), (64, 2)),
-    }
-    DRAWS, MAX_TRIALS = 1024, 256
-    # Which target a position has, and which token was drafted there; each row begins at another one.
-    POSITIONS: Mapping[str, tuple[tuple[int, int], ...]] = {
-        "mixed": ((1, 0), (0, 0), (1, 0), (0, 3), (0, 2), (1, 1)),
-        "accepted": ((0, 1), (1, 2), (0, 3)),
-        "refused": ((0, 2), (1, 3)),
-    }
-
-    def check(self, definition: Definition) -> None:
-        """Known: drafts [rows, drafts], their probabilities, the target's with one more; one output of tokens."""
-        if set(definition.inputs) != {DRAFT, IDS, TARGET} or len(definition.outputs) != 1:
-            raise Unsupported(f"inputs are {list(definition.inputs)}, outputs {list(definition.outputs)}")
-        (rows, drafts), *_ = shapes = self._shapes(definition)
-        more, vocabulary = shapes[2][1:2], shapes[2][2:]
-        wanted = [(rows, drafts), (rows, drafts, *vocabulary), (rows, *more, *vocabulary), (rows, *more)]
-        if shapes != wanted or set(definition.var_axes) != {rows, drafts, *more}:
-            raise Unsupported(f"shapes are {shapes} with var axes {list(definition.var_axes)}")
-        if definition.const_axes[vocabulary[0]] < len(DRAFTED):
-            raise Unsupported(f"a vocabulary of {definition.const_axes[vocabulary[0]]} tokens")
-
-    @staticmethod
-    def _shapes(definition: Definition) -> list[tuple[str, ...]]:
-        """Axes of the drafts, their probabilities, the target's, and the output."""
-        specs = [definition.inputs[name] for name in (IDS, DRAFT, TARGET)]
-        found = [spec.shape or () for spec in (*specs, *definition.outputs.values())]
-        if [len(shape) for shape in found] != [2, 3, 3, 2]:
-            raise Unsupported(f"shapes are {found}")
-        return found
+    def forms_of(self, definition: Definition) -> Sequence[Form]:
+        """Drafts, their probabilities, the target's with one more; one output of tokens, by any name."""
+        outputs = " ".join(f"{name}[n m]" for name in definition.outputs)
+        return (Form(f"{DRAFT}[n d v] {IDS}[n d] {TARGET}[n m v] -> {outputs}", chain),)
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Rows whose drafts are accepted by chance; then all drafts accepted, and all refused."""
-        (rows, drafts), _, (_, more, _), _ = self._shapes(definition)
+        axes = self.form(definition).axes(definition)
 
         def case(name: str, size: str, count: int, drafted: int, kind: str) -> Case:
-            return Case(name, size, {rows: count, drafts: drafted, more: drafted + 1}, seed, {"drafts": kind})
+            counts = {axes["n"]: count, axes["d"]: drafted, axes["m"]: drafted + 1}
+            return Case(name, size, counts, seed, {"drafts": kind})
 
         for size in sizes:
-            for index, (count, drafted) in enumerate(self.SIZES[size]):
+            for index, (count, drafted) in enumerate(CHAINS[size]):
                 yield case(f"{size}-{index}", size, count, drafted, "mixed")
         yield case("edge-one-draft", "edge", 2, 1, "mixed")
         for kind in ("accepted", "refused"):
@@ -602,12 +571,12 @@ class Speculative(Sampler):
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many rows of as many drafts."""
         del long
-        return replace(case, axes={**case.axes, self._shapes(definition)[0][0]: count})
+        return replace(case, axes={**case.axes, self.form(definition).axes(definition)["n"]: count})
 
     def trials(self, definition: Definition, case: Case) -> int:
-        """About DRAWS sequences in all."""
-        rows = self._shapes(definition)[0][0]
-        return max(1, min(self.MAX_TRIALS, self.DRAWS // max(case.axes[rows], 1)))
+        """About CHAIN_DRAWS sequences in all."""
+        rows = case.axes[self.form(definition).axes(definition)["n"]]
+        return max(1, min(CHAIN_TRIALS, CHAIN_DRAWS // max(rows, 1)))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Six tokens of each position have all the mass, those at the ends of the vocabulary among them."""
@@ -617,7 +586,7 @@ class Speculative(Sampler):
         places = draw.integers("places", (rows, more, len(DRAFTED)), torch.int64, low=0, high=slot)
         places += torch.arange(len(DRAFTED), device=draw.device) * slot
         places[..., 0], places[..., -1] = 0, vocabulary - 1  # which kernels are most likely to leave out
-        kinds = self.POSITIONS[case.params["drafts"]]
+        kinds = POSITIONS[case.params["drafts"]]
         chosen = [[kinds[(row + position) % len(kinds)] for position in range(more)] for row in range(rows)]
         weights = torch.tensor([[TARGETS[which] for which, _ in row] for row in chosen], device=draw.device)
         drafted = torch.tensor([[token for _, token in row] for row in chosen], device=draw.device)
@@ -627,23 +596,6 @@ class Speculative(Sampler):
         ids = places.gather(-1, drafted[..., None]).squeeze(-1)[:, :-1]
         values = {DRAFT: drafts, IDS: ids, TARGET: target}
         return ordered(definition, {name: value.to(dtypes[name]) for name, value in values.items()})
-
-    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
-        """The likeliest sequence, and each row's exact distribution over sequences."""
-        drafts, target = (tensor(inputs, name).to(torch.float64) for name in (DRAFT, TARGET))
-        ids = tensor(inputs, IDS).tolist()
-        found = [_sequences(*row) for row in zip(drafts, ids, target, strict=True)]
-        width, length = max((len(one) for one in found), default=0), target.shape[1]
-        tokens = torch.full((len(found), width, length), -1, dtype=torch.int64, device=target.device)
-        probs = torch.zeros((len(found), width), dtype=torch.float64, device=target.device)
-        for row, sequences in enumerate(found):
-            for place, (chance, sequence) in enumerate(sequences):
-                tokens[row, place, : len(sequence)] = torch.tensor(sequence)
-                probs[row, place] = chance
-        [name] = definition.outputs
-        optional = torch.zeros_like(probs, dtype=torch.bool)
-        first = tokens[:, 0] if width else tokens.new_zeros((0, length))
-        return {name: first, f"{name}@tokens": tokens, f"{name}@probs": probs, f"{name}@optional": optional}
 
 
 def _sequences(
@@ -719,8 +671,28 @@ MUTANTS = (
     ),
     Mutant("rows shifted", outputs=lambda _, found: {"samples": found["samples"].roll(1, -1)}),
 )
-SAMPLING, SPECULATIVE, DISTRIBUTIONS = Filtered(), Speculative(), Distributions()
-SAMPLING.variants, SAMPLING.mutants = VARIANTS, MUTANTS
+SAMPLING = Filtered(
+    "sampling",
+    Form("probs[n v] top_k[n]? top_p[n]? -> samples[n]", filtered),
+    family="sampling",
+    long=True,
+    coupled=True,
+    apart=False,
+    variants=VARIANTS,
+    mutants=MUTANTS,
+)
+DISTRIBUTIONS = Distributions(
+    "sampling",
+    *(
+        Form(f"{given}[n v] {filters} indices[r]? -> samples[n]", filtered)
+        for given in ("probs", "logits")
+        for filters in ("", "min_p", "top_k top_p")
+    ),
+    sizes={"r": ()},
+    requires=roomy,
+    apart=False,
+)
+SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=of_chains, apart=False)
 
 
 # FlashInfer's samplers.
