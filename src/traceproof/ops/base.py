@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from traceproof.dataset.definition import DType
 from traceproof.lazy import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from traceproof.dataset.constants import Rule
     from traceproof.dataset.definition import Definition, TensorSpec
     from traceproof.draw import Draw
-    from traceproof.ops.adapter import Adapter, Call, Conditions
+    from traceproof.ops.adapter import Adapter
     from traceproof.ops.extraction import Extraction
     from traceproof.ops.formula import Variant
     from traceproof.ops.lossless import Exactly
@@ -119,32 +119,8 @@ class Op(ABC):
 
     @cached_property
     def truths(self) -> dict[str, list[Adapter]]:
-        """Calls of packages that compute it, by ground truth, in order of preference; `truth` adds one."""
+        """Calls of packages that compute it, by ground truth, in order of preference."""
         return {}
-
-    def truth(
-        self,
-        source: str,
-        name: str,
-        *apis: str,
-        serves: str,
-        rows: str | None = "",
-        **conditions: Unpack[Conditions],
-    ) -> Callable[[Call], Call]:
-        """Decorate a call of a ground truth's package: its name as people know it, and the API keys that it uses.
-
-        `serves` are the inputs and outputs of the definitions that it computes, `rows` the input without whose
-        rows it is not called (`adapter.Signature`): the first one unless said otherwise, None where it takes that.
-        """
-        from traceproof.ops.adapter import Adapter, signature
-
-        def added(call: Call) -> Call:
-            first = serves.split(maxsplit=1)[0] if rows == "" else rows
-            adapter = Adapter(name, signature(serves, rows=first), call, apis, **conditions)
-            self.truths.setdefault(source, []).append(adapter)
-            return call
-
-        return added
 
     def of_form(self, definition: Definition) -> Op:
         """The op of the form that a definition has, where an op_type has several that share nothing."""

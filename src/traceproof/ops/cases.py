@@ -1,6 +1,6 @@
 """A case: one set of sizes and drawing instructions for one definition, decided before anything runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -84,11 +84,3 @@ class Further:
     def within(self, limit: float, *, times: float = 1) -> Self:
         """The same in so many times its seconds, and a quarter of a call's limit at most: it is for all draws."""
         return replace(self, seconds=min(times * self.seconds, limit / 4))
-
-
-def by_size(sizes: Sequence[str], counts: Mapping[str, Sequence[int]], *, axis: str, seed: int) -> Iterator[Case]:
-    """A case for each count of the sizes asked for, with so many along one axis; last, an empty one."""
-    for size in sizes:
-        for index, count in enumerate(counts[size]):
-            yield Case(f"{size}-{index}", size, {axis: count}, seed)
-    yield Case("edge-empty", "edge", {axis: 0}, seed)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from traceproof.lazy import torch
+from traceproof.ops.adapter import Adapter, Call, Conditions, signature
 from traceproof.ops.base import Facts, Op, Subject, Tensors, Unsupported, Value, Values, dtype_of, ordered
 from traceproof.ops.cases import BOUNDARY_ROWS, STRESS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison, Exact
@@ -171,6 +172,12 @@ class Form:
         self.formula = formula
         self.constants = tuple(constants)
 
+    @property
+    def names(self) -> str:
+        """The text without axes, and brackets around what may be left out, as `adapter.signature` reads it."""
+        given = (f"[{name}]" if optional else name for name, (_, optional) in self.inputs.items())
+        return f"{' '.join(given)} -> {' '.join(self.outputs)}"
+
     def misfit(self, definition: Definition) -> str | None:
         """What of a definition is not of this form; None: nothing."""
         needed = {name for name, (_, optional) in self.inputs.items() if not optional}
@@ -267,6 +274,31 @@ class FormulaOp(Op):
         self.spread = unusual
         self.exactly, self.lossless_sizes, self.exact_anywhere = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
+
+    def truth(
+        self,
+        source: str,
+        name: str,
+        *apis: str,
+        serves: str = "",
+        rows: str | None = "",
+        **conditions: Unpack[Conditions],
+    ) -> Callable[[Call], Call]:
+        """Decorate a call of a ground truth's package: its name as people know it, and the API keys that it uses.
+
+        `serves` are the inputs and outputs of the definitions that it computes, else those of the first form.
+        `rows` is the input without whose rows it is not called (`adapter.Signature`): the first one unless said
+        otherwise, None where it takes that.
+        """
+
+        def added(call: Call) -> Call:
+            served = serves or self.forms[0].names
+            first = served.split(maxsplit=1)[0] if rows == "" else rows
+            adapter = Adapter(name, signature(served, rows=first), call, apis, **conditions)
+            self.truths.setdefault(source, []).append(adapter)
+            return call
+
+        return added
 
     def check(self, definition: Definition) -> None:
         """Known: one of `forms`, with sizes for its var axes."""

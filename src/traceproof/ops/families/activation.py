@@ -145,18 +145,9 @@ ACTIVATION = FormulaOp(
         Mutant("added instead of multiplied", mix=lambda gate, up, act: act(gate) + up),
     ),
 )
-IN_FLASHINFER = {
-    SILU: "flashinfer.activation:silu_and_mul",
-    GELU: "flashinfer.activation:gelu_and_mul",
-    TANH: "flashinfer.activation:gelu_tanh_and_mul",
-}
-IN_SGLANG = {
-    SILU: "sgl_kernel:silu_and_mul",
-    GELU: "sgl_kernel:gelu_and_mul",
-    TANH: "sgl_kernel:gelu_tanh_and_mul",
-}
+IN_FLASHINFER = {kind: f"flashinfer.activation:{kind}_and_mul" for kind in ACTIVATIONS}
+IN_SGLANG = {kind: f"sgl_kernel:{kind}_and_mul" for kind in ACTIVATIONS}
 HALVES = frozenset({"float16", "bfloat16"})
-ROWS = "input -> output"
 TORCH_SILU, TORCH_GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"
 
 
@@ -178,7 +169,6 @@ for _kind, _place in IN_FLASHINFER.items():
         "flashinfer",
         _place.replace(":", "."),
         _place,
-        serves=ROWS,
         accepts=is_kind(_kind),
         dtypes=HALVES,
         sm=SM75,
@@ -188,7 +178,6 @@ for _kind, _place in IN_SGLANG.items():
         "sglang",
         _place.replace(":", "."),
         _place,
-        serves=ROWS,
         accepts=is_kind(_kind),
         dtypes=HALVES,
         packages=("sgl_kernel",),
@@ -196,7 +185,7 @@ for _kind, _place in IN_SGLANG.items():
     )(_sglang)
 
 
-@ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, serves=ROWS, rows=None, accepts=is_kind(SILU))
+@ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, rows=None, accepts=is_kind(SILU))
 def _pytorch_silu(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, as kernels compute."""
     gate, up = inputs["input"].float().chunk(2, -1)
@@ -204,7 +193,7 @@ def _pytorch_silu(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": (api[TORCH_SILU](gate) * up).to(dtype)}
 
 
-@ACTIVATION.truth("torch", "functional.gelu", TORCH_GELU, serves=ROWS, rows=None, accepts=is_kind(GELU, TANH))
+@ACTIVATION.truth("torch", "functional.gelu", TORCH_GELU, rows=None, accepts=is_kind(GELU, TANH))
 def _pytorch_gelu(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, as kernels compute."""
     gate, up = inputs["input"].float().chunk(2, -1)

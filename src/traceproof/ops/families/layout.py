@@ -182,10 +182,6 @@ PAGE_APPEND = PageAppend(
         Mutant("page and row exchanged", where=exchanged),
     ),
 )
-APPENDED = (
-    "append_key append_value batch_indices positions k_cache v_cache kv_indices kv_indptr [kv_last_page_len]"
-    " -> k_cache_out v_cache_out"
-)
 FLASHINFER_APPEND = "flashinfer.page:append_paged_kv_cache"
 INDEX_PUT = "torch:index_put"
 NEW = ("append_key", "append_value", "batch_indices", "positions")
@@ -202,7 +198,6 @@ def compiled_heads(definition: Definition) -> bool:
     "flashinfer",
     "page.append_paged_kv_cache",
     FLASHINFER_APPEND,
-    serves=APPENDED,
     rows=None,
     accepts=compiled_heads,
     sm=SM75,
@@ -216,7 +211,7 @@ def _flashinfer_append(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"k_cache_out": keys, "v_cache_out": values}
 
 
-@PAGE_APPEND.truth("torch", "index_put", INDEX_PUT, serves=APPENDED, rows=None)
+@PAGE_APPEND.truth("torch", "index_put", INDEX_PUT, rows=None)
 def _pytorch_append(api: Api, _: Definition, inputs: Given) -> Outputs:
     positions, size = inputs["positions"].long(), inputs["k_cache"].shape[1]
     first = inputs["kv_indptr"].long()[inputs["batch_indices"].long()]

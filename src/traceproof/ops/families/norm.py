@@ -53,9 +53,14 @@ def with_eps(factor: float) -> Norm:
     return lambda x, eps: rms_norm(x, eps * factor)
 
 
-def rounded(x: torch.Tensor, eps: float) -> torch.Tensor:
+def in_bfloat16(x: torch.Tensor, eps: float) -> torch.Tensor:
     """The norm, rounded to bfloat16."""
     return rms_norm(x, eps).bfloat16().float()
+
+
+def eps_of(definition: Definition) -> float:
+    """The constant under the root."""
+    return definition.constants.number("eps")
 
 
 def asked(definition: Definition, outputs: Outputs) -> Outputs:
@@ -165,29 +170,19 @@ FUSED = "hidden_states residual weight -> output residual_out"
 EITHER = "hidden_states weight [residual] -> output residual_out"
 
 
-def eps_of(definition: Definition) -> float:
-    """The constant under the root."""
-    return definition.constants.number("eps")
-
-
 def offset_of(definition: Definition) -> float:
     """What is added to the weight."""
     return definition.constants.number("weight_offset")
 
 
-def is_plain(definition: Definition) -> bool:
-    """Whether the weight is stored as it is used."""
-    return offset_of(definition) == 0.0
+def stored(offset: float) -> Callable[[Definition], bool]:
+    """Whether a definition's weight is stored less that offset: 0, or in Gemma's norms 1."""
+    return lambda definition: offset_of(definition) == offset
 
 
-def is_gemma(definition: Definition) -> bool:
-    """Whether the weight is stored minus one."""
-    return offset_of(definition) == 1.0
-
-
-def gemma_prefix(definition: Definition) -> str:
-    """What the names of the kernels for a weight that is stored minus one begin with."""
-    return "gemma_" if offset_of(definition) else ""
+def kernel_of(definition: Definition, name: str) -> str:
+    """The name of a kernel for a weight as it is stored."""
+    return f"gemma_{name}" if offset_of(definition) else name
 
 
 def gen_norm(_: Definition, __: tuple[int, int]) -> tuple[Module, ...]:
@@ -198,19 +193,19 @@ def gen_norm(_: Definition, __: tuple[int, int]) -> tuple[Module, ...]:
 in_flashinfer = partial(RMSNORM.truth, "flashinfer", modules=gen_norm, sm=SM75)
 
 
-@in_flashinfer("norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=is_plain)
-@in_flashinfer("norm.gemma_rmsnorm", "gemma_rmsnorm", serves=PLAIN, accepts=is_gemma)
+@in_flashinfer("norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=stored(0.0))
+@in_flashinfer("norm.gemma_rmsnorm", "gemma_rmsnorm", serves=PLAIN, accepts=stored(1.0))
 def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     hidden, weight = inputs["hidden_states"], inputs["weight"]
-    return {"output": api[gemma_prefix(definition) + "rmsnorm"](hidden, weight, eps=eps_of(definition))}
+    return {"output": api[kernel_of(definition, "rmsnorm")](hidden, weight, eps=eps_of(definition))}
 
 
-@in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=is_plain)
-@in_flashinfer("norm.gemma_fused_add_rmsnorm", "gemma_fused_add_rmsnorm", serves=FUSED, accepts=is_gemma)
+@in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=stored(0.0))
+@in_flashinfer("norm.gemma_fused_add_rmsnorm", "gemma_fused_add_rmsnorm", serves=FUSED, accepts=stored(1.0))
 def _flashinfer_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In place: the first argument becomes the output, the second the sum."""
     output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
-    api[gemma_prefix(definition) + "fused_add_rmsnorm"](output, total, inputs["weight"], eps=eps_of(definition))
+    api[kernel_of(definition, "fused_add_rmsnorm")](output, total, inputs["weight"], eps=eps_of(definition))
     return asked(definition, {"output": output, "residual_out": total})
 
 
@@ -218,9 +213,7 @@ def _flashinfer_fused_add(api: Api, definition: Definition, inputs: Given) -> Ou
 # are no second opinion: `sgl_kernel.rmsnorm` and its siblings call FlashInfer where it is installed, and what they
 # call otherwise is FlashInfer's norm.cuh, compiled into the package.
 
-WARP_SIZES = frozenset({64, 128, 256})  # one warp per row
-LARGEST = 16384  # channels that a block of 1024 threads holds
-LARGEST_FUSED = 8192
+LARGEST, LARGEST_FUSED = 16384, 8192  # channels that a block of 1024 threads holds
 
 
 def hidden_of(definition: Definition) -> int:
@@ -230,25 +223,18 @@ def hidden_of(definition: Definition) -> int:
 
 def uniform(definition: Definition) -> bool:
     """Whether the weight is stored as it is used, and all inputs have one dtype."""
-    return is_plain(definition) and len({spec.dtype for spec in definition.inputs.values()}) == 1
-
-
-def halves(definition: Definition) -> bool:
-    """The same, with a dtype of 16 bits."""
-    return uniform(definition) and definition.inputs["weight"].dtype in {"float16", "bfloat16"}
+    return offset_of(definition) == 0 and len({spec.dtype for spec in definition.inputs.values()}) == 1
 
 
 def compiled(definition: Definition) -> bool:
-    """Whether the kernel's own check lets the sizes through."""
-    hidden = hidden_of(definition)
+    """Whether the kernel's own check lets dtype and size through: a warp per row, or a block."""
+    hidden, halves = hidden_of(definition), definition.inputs["weight"].dtype in {"float16", "bfloat16"}
+    if not uniform(definition) or not halves:
+        return False
+    if "residual" in definition.inputs:
+        return 0 < hidden <= LARGEST_FUSED and hidden % 16 == 0
     step = 256 if hidden <= LARGEST_FUSED else 512
-    return halves(definition) and (hidden in WARP_SIZES or (256 < hidden <= LARGEST and hidden % step == 0))
-
-
-def compiled_fused(definition: Definition) -> bool:
-    """The same of the kernel that adds a residual."""
-    hidden = hidden_of(definition)
-    return halves(definition) and 0 < hidden <= LARGEST_FUSED and hidden % 16 == 0
+    return hidden in {64, 128, 256} or (256 < hidden <= LARGEST and hidden % step == 0)
 
 
 def dtype_argument(definition: Definition) -> str:
@@ -282,7 +268,7 @@ def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     "layernorm.norm.fused_add_rmsnorm",
     "fused_add_rmsnorm",
     serves=FUSED,
-    accepts=compiled_fused,
+    accepts=compiled,
     modules=gen_fused_add_rmsnorm,
 )
 def _sglang_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
@@ -297,7 +283,7 @@ def _sglang_triton(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": api["triton_rmsnorm"](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
 
 
-@in_sglang("layernorm.minimax_m3_rmsnorm.gemma_rmsnorm", "triton_gemma_rmsnorm", serves=PLAIN, accepts=is_gemma)
+@in_sglang("layernorm.minimax_m3_rmsnorm.gemma_rmsnorm", "triton_gemma_rmsnorm", serves=PLAIN, accepts=stored(1.0))
 def _sglang_gemma(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": api["triton_gemma_rmsnorm"](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
 
@@ -306,7 +292,7 @@ def _sglang_gemma(api: Api, definition: Definition, inputs: Given) -> Outputs:
     "layernorm.minimax_m3_rmsnorm.gemma_fused_add_rmsnorm",
     "triton_gemma_fused_add_rmsnorm",
     serves=FUSED,
-    accepts=is_gemma,
+    accepts=stored(1.0),
 )
 def _sglang_gemma_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
     output, total = api["triton_gemma_fused_add_rmsnorm"](
@@ -315,9 +301,9 @@ def _sglang_gemma_fused_add(api: Api, definition: Definition, inputs: Given) -> 
     return asked(definition, {"output": output, "residual_out": total})
 
 
-@RMSNORM.truth("sglang_native", "RMSNorm.forward_native", "RMSNorm", serves=EITHER, accepts=is_plain)
+@RMSNORM.truth("sglang_native", "RMSNorm.forward_native", "RMSNorm", serves=EITHER, accepts=stored(0.0))
 # Not with a residual: it rounds the sum before it norms it, which its own CUDA kernel does not.
-@RMSNORM.truth("sglang_native", "GemmaRMSNorm.forward_native", "GemmaRMSNorm", serves=PLAIN, accepts=is_gemma)
+@RMSNORM.truth("sglang_native", "GemmaRMSNorm.forward_native", "GemmaRMSNorm", serves=PLAIN, accepts=stored(1.0))
 def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     publish()
     hidden, weight = inputs["hidden_states"], inputs["weight"]
@@ -407,8 +393,9 @@ def norm_call(module: ModelModule, reading: Reading) -> KernelCall | str:
 
 def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     """A norm of transformers' model in the terms of a call."""
-    stored = facts["variant"]
-    loaded = "plain" if stored == "gemma" and "norms plus one" in evidence.loads else stored
+    loaded = facts["variant"]
+    if loaded == "gemma" and "norms plus one" in evidence.loads:
+        loaded = "plain"
     return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"]}
 
 
@@ -530,29 +517,31 @@ LAYERNORM = FormulaOp(
         Mutant("bias subtracted", bias=lambda bias: -bias),
     ),
 )
-LAYER = "hidden_states weight bias -> output"
 FLASHINFER_LAYERNORM = "flashinfer.norm:layernorm"
 TORCH_LAYER_NORM = "torch.nn.functional:layer_norm"
 
 
-def wide_weight(definition: Definition) -> bool:
-    """Whether rows are bfloat16 and weights float32."""
-    return (definition.inputs["hidden_states"].dtype, definition.inputs["weight"].dtype) == ("bfloat16", "float32")
-
-
-@LAYERNORM.truth("flashinfer", "norm.layernorm", FLASHINFER_LAYERNORM, serves=LAYER, accepts=wide_weight, sm=SM75)
+@LAYERNORM.truth(
+    "flashinfer",
+    "norm.layernorm",
+    FLASHINFER_LAYERNORM,
+    accepts=lambda one: (
+        [one.inputs[name].dtype for name in ("hidden_states", "weight")] == ["bfloat16", "float32"]
+    ),
+    sm=SM75,
+)
 def _flashinfer_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     hidden, weight, bias = inputs["hidden_states"], inputs["weight"], inputs["bias"]
     return {"output": api[FLASHINFER_LAYERNORM](hidden, weight, bias, eps_of(definition))}
 
 
-@LAYERNORM.truth("liger", "layer_norm_forward", "layer_norm", serves=LAYER, accepts=one_dtype, sm=SM80)
+@LAYERNORM.truth("liger", "layer_norm_forward", "layer_norm", accepts=one_dtype, sm=SM80)
 def _liger_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     hidden, weight, bias = inputs["hidden_states"], inputs["weight"], inputs["bias"]
     return {"output": api["layer_norm"](hidden.contiguous(), weight, bias, eps_of(definition))[0]}
 
 
-@LAYERNORM.truth("torch", "functional.layer_norm", TORCH_LAYER_NORM, serves=LAYER, rows=None)
+@LAYERNORM.truth("torch", "functional.layer_norm", TORCH_LAYER_NORM, rows=None)
 def _pytorch_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     hidden, weight, bias = inputs["hidden_states"].float(), inputs["weight"].float(), inputs["bias"].float()
     y = api[TORCH_LAYER_NORM](hidden, (hidden.shape[-1],), weight, bias, eps=eps_of(definition))
@@ -602,7 +591,7 @@ GATED_RESIDUAL = FormulaOp(
     mutants=(
         Mutant("eps x 10", norm=with_eps(10)),
         Mutant("eps dropped", norm=with_eps(0)),
-        Mutant("the branch in bfloat16", norm=rounded),
+        Mutant("the branch in bfloat16", norm=in_bfloat16),
         Mutant("gains exchanged", gains="beta alpha"),
         Mutant("one gain for both", gains="alpha alpha"),
         Mutant("centre of the gain dropped", centred=False),
@@ -610,7 +599,6 @@ GATED_RESIDUAL = FormulaOp(
         Mutant("residual within the norm", within=True),
     ),
 )
-GATED = "branch residual [weight] alpha beta eps gain_center -> output"
 FLASHINFER_GATED = "flashinfer.norm:gated_residual_rmsnorm"
 TORCH_RMS_NORM = "torch.nn.functional:rms_norm"
 
@@ -621,13 +609,13 @@ def compiled_branch(definition: Definition) -> bool:
 
 
 @GATED_RESIDUAL.truth(
-    "flashinfer", "norm.gated_residual_rmsnorm", FLASHINFER_GATED, serves=GATED, accepts=compiled_branch, sm=SM100
+    "flashinfer", "norm.gated_residual_rmsnorm", FLASHINFER_GATED, accepts=compiled_branch, sm=SM100
 )
 def _flashinfer_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"output": api[FLASHINFER_GATED](**inputs)}
 
 
-@GATED_RESIDUAL.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, serves=GATED, rows=None)
+@GATED_RESIDUAL.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
 def _pytorch_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
     branch, weight = inputs["branch"].float(), inputs.get("weight")
     if weight is not None:
@@ -687,7 +675,7 @@ GATED_RESIDUAL_NEXT = FormulaOp(
         Mutant("first eps x 10", post=with_eps(10)),
         Mutant("second eps x 10", after=with_eps(10)),
         Mutant("second eps x 0.1", after=with_eps(0.1)),
-        Mutant("the branch in bfloat16", post=rounded),
+        Mutant("the branch in bfloat16", post=in_bfloat16),
         Mutant("gains exchanged", gains="beta alpha"),
         Mutant("one gain for both", gains="alpha alpha"),
         Mutant("the next centre dropped", centre=""),
@@ -696,10 +684,6 @@ GATED_RESIDUAL_NEXT = FormulaOp(
         Mutant("no first norm", post=lambda x, _: x),
     ),
 )
-GATED_NEXT = (
-    "branch residual next_weight [post_weight] alpha beta post_eps next_eps next_gain_center [post_gain_center]"
-    " -> residual_out ffn_input"
-)
 FLASHINFER_NEXT = "flashinfer.norm:gated_residual_next_rmsnorm"
 
 
@@ -707,7 +691,6 @@ FLASHINFER_NEXT = "flashinfer.norm:gated_residual_next_rmsnorm"
     "flashinfer",
     "norm.gated_residual_next_rmsnorm",
     FLASHINFER_NEXT,
-    serves=GATED_NEXT,
     accepts=compiled_branch,
     sm=SM100,
 )
@@ -716,7 +699,7 @@ def _flashinfer_next(api: Api, definition: Definition, inputs: Given) -> Outputs
     return dict(zip(tuple(definition.outputs), api[FLASHINFER_NEXT](**given), strict=True))
 
 
-@GATED_RESIDUAL_NEXT.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, serves=GATED_NEXT, rows=None)
+@GATED_RESIDUAL_NEXT.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
 def _pytorch_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
     branch, weight = inputs["branch"].float(), inputs.get("post_weight")
     if weight is not None:
@@ -763,18 +746,16 @@ SIGMOID_GATE = FormulaOp(
         Mutant("hard sigmoid", gate=lambda gate: torch.nn.functional.hardsigmoid(gate)),
     ),
 )
-GATE = "input gate eps -> output"
 FLASHINFER_GATE = "flashinfer.norm:rmsnorm_sigmoid_gate"
 TORCH_SIGMOID = "torch:sigmoid"
 
 
-def compiled_head(definition: Definition) -> bool:
-    """Whether heads have the only width that FlashInfer's kernel is compiled for."""
-    return dim(definition, "input", -1) == 64
-
-
 @SIGMOID_GATE.truth(
-    "flashinfer", "norm.rmsnorm_sigmoid_gate", FLASHINFER_GATE, serves=GATE, accepts=compiled_head, sm=SM100
+    "flashinfer",
+    "norm.rmsnorm_sigmoid_gate",
+    FLASHINFER_GATE,
+    accepts=lambda definition: dim(definition, "input", -1) == 64,  # the only one that is compiled
+    sm=SM100,
 )
 def _flashinfer_gate(api: Api, _: Definition, inputs: Given) -> Outputs:
     """It writes to its input."""
@@ -783,7 +764,7 @@ def _flashinfer_gate(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"output": output}
 
 
-@SIGMOID_GATE.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, TORCH_SIGMOID, serves=GATE, rows=None)
+@SIGMOID_GATE.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, TORCH_SIGMOID, rows=None)
 def _pytorch_gate(api: Api, definition: Definition, inputs: Given) -> Outputs:
     x, gate = inputs["input"].float(), inputs["gate"].float()
     y = api[TORCH_RMS_NORM](x, x.shape[-1:], eps=scalar(inputs, "eps")) * api[TORCH_SIGMOID](gate)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_of
-from traceproof.ops.base import Tensors, Unsupported, Values, ordered, specified
-from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, by_size
+from traceproof.ops.base import Tensors, Values, ordered, specified, tensor
+from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
@@ -124,23 +124,16 @@ class Roles:
 
 
 def roles(definition: Definition) -> Roles:
-    """Who is who by shape. Raises Unsupported: this is not C[M, N] = A[M, K] @ B[N, K].T, M its only var axis."""
-    if len(definition.inputs) != 2 or len(definition.outputs) != 1:
-        raise Unsupported(f"inputs are {list(definition.inputs)}, outputs {list(definition.outputs)}")
-    (a, a_spec), (b, b_spec) = definition.inputs.items()
-    ((c, c_spec),) = definition.outputs.items()
-    specs = (a_spec, b_spec, c_spec)
-    a_shape, b_shape, c_shape = (spec.shape or () for spec in specs)
-    if not (
-        len(a_shape) == len(b_shape) == 2 and a_shape[1] == b_shape[1] and c_shape == (a_shape[0], b_shape[0])
-    ):
-        raise Unsupported(f"shapes {a_shape}, {b_shape} -> {c_shape} are not [M, K], [N, K] -> [M, N]")
-    if definition.var_axes != (a_shape[0],):
-        raise Unsupported(f"the var axes are {list(definition.var_axes)}, not {a_shape[0]!r} alone")
+    """Who is who in a definition of the form: A comes first."""
+    (a, b), (c,) = definition.inputs, definition.outputs
+    return Roles(a=a, b=b, c=c, rows=(definition.inputs[a].shape or ("",))[0])
+
+
+def in_floats(definition: Definition) -> str | None:
+    """Which dtypes have no product here; None: all have one."""
+    specs = (*definition.inputs.values(), *definition.outputs.values())
     other = sorted({spec.dtype.value for spec in specs} - FLOATS)
-    if other:
-        raise Unsupported(f"dtypes {other} have no matrix product here")
-    return Roles(a=a, b=b, c=c, rows=a_shape[0])
+    return f"dtypes {other} have no matrix product here" if other else None
 
 
 def gemm(wide: Wide, *, times: Times = matmul, sums: str = "") -> Tensors:
@@ -155,15 +148,19 @@ def gemm(wide: Wide, *, times: Times = matmul, sums: str = "") -> Tensors:
 class Gemm(FormulaOp):
     """A product against weights: N and K are the layer's, M is the batch. Its tensors are told by their shapes."""
 
-    def form(self, definition: Definition) -> Form:
-        """The form, in the definition's names. Raises Unsupported: it is another one."""
-        names = roles(definition)
-        return Form(f"{names.a}[m k] {names.b}[n k] -> {names.c}[m n]", gemm)
+    def forms_of(self, definition: Definition) -> Sequence[Form]:
+        """The form, in the definition's names where there are so many."""
+        names = (*definition.inputs, *definition.outputs)
+        a, b, c = names if len(names) == 3 and len(definition.outputs) == 1 else ("A", "B", "C")
+        return (Form(f"{a}[m k] {b}[n k] -> {c}[m n]", gemm),)
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Few rows, since B is what costs; one adversarial case whose rows differ in kind."""
         rows = roles(definition).rows
-        yield from by_size(sizes, SIZES, axis=rows, seed=seed)
+        for size in sizes:
+            for index, count in enumerate(SIZES[size]):
+                yield Case(f"{size}-{index}", size, {rows: count}, seed)
+        yield Case("edge-empty", "edge", {rows: 0}, seed)
         yield Case("adversarial-rows", "adversarial", {rows: 6}, seed, {"rows": ["tiny", "outlier", "positive"]})
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
@@ -185,9 +182,8 @@ class Gemm(FormulaOp):
                 a[row, a.shape[1] // 3] = OUTLIER
             else:
                 a[row] = a[row].abs()
-        if len(a) == 0:  # nothing is computed from B
-            b = torch.zeros(shapes[names.b], dtype=dtypes[names.b], device=draw.device)
-        else:
+        b = torch.zeros(shapes[names.b], dtype=dtypes[names.b], device=draw.device)
+        if len(a):  # else nothing is computed from B
             b = draw.normal(names.b, shapes[names.b], dtypes[names.b])
         return ordered(definition, {names.a: a, names.b: b})
 
@@ -198,9 +194,7 @@ class Gemm(FormulaOp):
         or not. Sums in float16 err 2**13 times as much.
         """
         names = roles(definition)
-        a, b = inputs[names.a], inputs[names.b]
-        assert isinstance(a, torch.Tensor)
-        assert isinstance(b, torch.Tensor)
+        a, b = tensor(inputs, names.a), tensor(inputs, names.b)
         rows, inner = a.shape
         product = torch.empty((rows, len(b)), dtype=torch.float64, device=a.device)
         bound = torch.empty_like(product)
@@ -244,6 +238,7 @@ GEMM = Gemm(
     **EXACT,
     family="gemm",
     long=True,
+    requires=in_floats,
     far=lambda _, rows: Far(axis=rows, wide=0),  # PyTorch's product is one call of a kernel, and widens nothing
     variants=VARIANTS,
     mutants=(
@@ -254,17 +249,12 @@ GEMM = Gemm(
 )
 
 
-def one_dtype(definition: Definition) -> bool:
-    """Whether A and B have the same dtype."""
-    return len({definition.inputs[name].dtype for name in ("A", "B")}) == 1
-
-
 @GEMM.truth(
     "sglang",
     "batch_invariant_ops.matmul_persistent",
     "matmul",
     serves="A B -> C",
-    accepts=one_dtype,
+    accepts=lambda definition: len({spec.dtype for spec in definition.inputs.values()}) == 1,
     dtypes=frozenset({"float16", "bfloat16"}),
     sm=((9, 0), (10, 9)),
 )
@@ -436,7 +426,7 @@ def _flashinfer_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs
     return {"C": api[MM_BF16](inputs["A"], in_columns(inputs["B"]), out_dtype=dtype)}
 
 
-@GEMM_BF16.truth("torch", "matmul", TORCH_MATMUL, serves="A B [bias] -> C", rows=None)
+@GEMM_BF16.truth("torch", "matmul", TORCH_MATMUL, rows=None)
 def _pytorch_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, rounded once."""
     product = api[TORCH_MATMUL](inputs["A"].float(), inputs["B"].float())
@@ -445,13 +435,13 @@ def _pytorch_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"C": product.to(dtype_of(definition.outputs["C"]))}
 
 
-@BMM_BF16.truth("flashinfer", "gemm.bmm_bf16", FLASHINFER_BMM_BF16, serves="A B -> C", rows=None, sm=SM100)
+@BMM_BF16.truth("flashinfer", "gemm.bmm_bf16", FLASHINFER_BMM_BF16, rows=None, sm=SM100)
 def _flashinfer_bmm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     dtype = dtype_of(definition.outputs["C"])
     return {"C": api[FLASHINFER_BMM_BF16](inputs["A"], in_columns(inputs["B"]), out_dtype=dtype)}
 
 
-@BMM_BF16.truth("torch", "bmm", TORCH_BMM, serves="A B -> C", rows=None)
+@BMM_BF16.truth("torch", "bmm", TORCH_BMM, rows=None)
 def _pytorch_bmm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, rounded once."""
     product = api[TORCH_BMM](inputs["A"].float(), inputs["B"].float())
@@ -504,16 +494,15 @@ BMM_FP8 = FormulaOp(
     ),
 )
 FLASHINFER_BMM_FP8 = "flashinfer.gemm:bmm_fp8"
-SCALED = "A B A_scale B_scale [dtype] -> C"
 
 
-@BMM_FP8.truth("flashinfer", "gemm.bmm_fp8", FLASHINFER_BMM_FP8, serves=SCALED, rows=None, sm=((8, 9), (12, 1)))
+@BMM_FP8.truth("flashinfer", "gemm.bmm_fp8", FLASHINFER_BMM_FP8, rows=None, sm=((8, 9), (12, 1)))
 def _flashinfer_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
     b, dtype = in_columns(inputs["B"]), dtype_of(definition.outputs["C"])
     return {"C": api[FLASHINFER_BMM_FP8](inputs["A"], b, inputs["A_scale"], inputs["B_scale"], dtype)}
 
 
-@BMM_FP8.truth("torch", "bmm", TORCH_BMM, serves=SCALED, rows=None)
+@BMM_FP8.truth("torch", "bmm", TORCH_BMM, rows=None)
 def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, rounded once."""
     a, b = inputs["A"].float() * inputs["A_scale"], inputs["B"].float() * inputs["B_scale"]
@@ -574,28 +563,20 @@ GEMM_FP8 = FormulaOp(
     ),
 )
 BLOCKSCALE = "flashinfer.gemm:fp8_blockscale_gemm_sm90"
-BLOCKS = "a b a_scale b_scale -> out"
-
-
-def blocks_of_128(definition: Definition) -> bool:
-    """Whether blocks are as wide as FlashInfer's kernel has them."""
-    inner, blocks = dim(definition, "b", 1), dim(definition, "b_scale", 1)
-    return inner is not None and blocks is not None and inner == blocks * BLOCK
 
 
 @GEMM_FP8.truth(
     "flashinfer",
     "gemm.fp8_blockscale_gemm_sm90",
     BLOCKSCALE,
-    serves=BLOCKS,
-    accepts=blocks_of_128,
+    accepts=lambda definition: dim(definition, "b", 1) == BLOCK * (dim(definition, "b_scale", 1) or 0),
     sm=((9, 0), (9, 0)),
 )
 def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"out": api[BLOCKSCALE](inputs["a"], inputs["b"], inputs["a_scale"], inputs["b_scale"])}
 
 
-@GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=BLOCKS, rows=None)
+@GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, rows=None)
 def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, rounded once."""
     a, b, a_scale, b_scale = (inputs[name].float() for name in ("a", "b", "a_scale", "b_scale"))

@@ -136,7 +136,6 @@ def per_token(definition: Definition) -> bool:
     "sglang",
     "sgl_per_token_quant_fp8",
     ROW_KERNEL,
-    serves="x -> q scale",
     accepts=per_token,
     packages=("sgl_kernel",),
     sm=SM89,
@@ -160,13 +159,13 @@ def by_pytorch(
     return (blocks / scale).reshape(x.shape), scale.squeeze(-1)
 
 
-@QUANTIZE_FP8.truth("torch", "amax", LARGEST, serves="x -> q scale", rows=None)
+@QUANTIZE_FP8.truth("torch", "amax", LARGEST, rows=None)
 def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
     values, scale = by_pytorch(api, definition, inputs, 448.0)
     return {"q": values.to(torch.float8_e4m3fn), "scale": scale}
 
 
-@QUANTIZE_INT8.truth("torch", "amax", LARGEST, serves="x -> q scale", rows=None)
+@QUANTIZE_INT8.truth("torch", "amax", LARGEST, rows=None)
 def _pytorch_int8(api: Api, definition: Definition, inputs: Given) -> Outputs:
     values, scale = by_pytorch(api, definition, inputs, 127.0)
     return {"q": values.round().to(torch.int8), "scale": scale}
@@ -236,7 +235,7 @@ DEQUANTIZE_FP8 = FormulaOp(
 MULTIPLIED = "torch:mul"
 
 
-@DEQUANTIZE_FP8.truth("torch", "mul", MULTIPLIED, serves="q scale -> y", rows=None)
+@DEQUANTIZE_FP8.truth("torch", "mul", MULTIPLIED, rows=None)
 def _pytorch_rows(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, rounded once."""
     q, scale = inputs["q"].float(), inputs["scale"]

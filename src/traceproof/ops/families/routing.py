@@ -683,23 +683,15 @@ MOE_ROUTING = FormulaOp(
         Mutant("halves of the logits", score=lambda logits: softmax(logits / 2)),
     ),
 )
-ROUTER = "router_logits -> topk_weights topk_ids"
 TOPK_SOFTMAX = "sgl_kernel:topk_softmax"
 SOFTMAX, LARGEST = "torch:softmax", "torch:topk"
-
-
-def plain_outputs(definition: Definition) -> bool:
-    """Whether weights are float32 and experts int32."""
-    outputs = definition.outputs
-    return outputs["topk_ids"].dtype == "int32" and outputs["topk_weights"].dtype == "float32"
 
 
 @MOE_ROUTING.truth(
     "sglang",
     "topk_softmax",
     TOPK_SOFTMAX,
-    serves=ROUTER,
-    accepts=plain_outputs,
+    accepts=lambda one: (one.outputs["topk_weights"].dtype, one.outputs["topk_ids"].dtype) == ("float32", "int32"),
     packages=("sgl_kernel",),
     sm=SM80,
 )
@@ -712,7 +704,7 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"topk_weights": weights, "topk_ids": experts}
 
 
-@MOE_ROUTING.truth("torch", "softmax", SOFTMAX, LARGEST, serves=ROUTER, rows=None)
+@MOE_ROUTING.truth("torch", "softmax", SOFTMAX, LARGEST, rows=None)
 def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, as kernels compute."""
     scores = api[SOFTMAX](inputs["router_logits"].float(), -1)
