@@ -19,11 +19,10 @@ from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
 from traceproof.ops.families import sampler
 from traceproof.run import runner
-from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
+from traceproof.solutions.judging import JudgeEnvironment, Session, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table
-from traceproof.solutions.session import Session
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 NAME = "rmsnorm_h96"

@@ -60,7 +60,7 @@ def test_what_passes_is_timed_beside_the_ground_truth_and_the_reference(judged_b
     assert trace.evaluation.performance is not None
     assert trace.evaluation.performance.latency_ms == one.times[0].mean
     assert "milliseconds per call" in table(certificate)
-    assert "the clocks agree" in page(certificate)
+    assert "milliseconds per call" in page(certificate)
 
 
 def test_a_kernel_that_does_nothing_once_it_is_timed_is_refused(judged_by: SolutionJudge) -> None:

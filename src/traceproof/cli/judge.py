@@ -13,11 +13,10 @@ from traceproof.cli import options, run
 from traceproof.config import Solutions
 from traceproof.errors import TraceproofError
 from traceproof.programs import telling
-from traceproof.solutions.judging import new_hidden_seed
+from traceproof.solutions.judging import JUDGED, Session, new_hidden_seed
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import Certificate
 from traceproof.solutions.render import table
-from traceproof.solutions.session import JUDGED, Session
 
 Solution = Annotated[
     str, typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder.")

@@ -126,7 +126,7 @@ def _named(
 
 def _judge_solutions(root: Path, config: Config) -> int:
     """Judge the dataset's solutions for the selected definitions."""
-    from traceproof.solutions.session import JUDGED, SUMMARY, Session  # a fifth of what the command imports
+    from traceproof.solutions.judging import JUDGED, SUMMARY, Session  # a fifth of what the command imports
 
     flow = Pipeline(config, root)
     out = root / flow.results / JUDGED

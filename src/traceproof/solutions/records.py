@@ -183,13 +183,6 @@ class Certificate(ClosedModel):
         """Whether nothing speaks against it."""
         return self.verdict == "accepted"
 
-    def __bool__(self) -> bool:
-        return self.accepted
-
-    def __str__(self) -> str:
-        head = f"{self.verdict.upper()}: {self.solution} for {self.definition} on {self.device}"
-        return "\n".join([head, *(f"  {reason}" for reason in self.reasons)])
-
 
 def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
     """Why a solution to a definition of so many outputs is refused; nothing: it is accepted."""

@@ -4,9 +4,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +16,6 @@ from traceproof.text import printable
 
 WIDTH = 118
 SHOWN = 6  # reasons under the table; the certificate has all
-TEMPLATE = "page.html.j2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +78,20 @@ def facts(certificate: Certificate) -> list[tuple[str, str]]:
 def table(certificate: Certificate) -> str:
     """The verdict for a terminal."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH)
+    _show(certificate, Console(file=out, width=WIDTH))
+    return out.getvalue()
+
+
+def page(certificate: Certificate) -> str:
+    """The same as an HTML page that loads nothing, with all that the verdict stands on."""
+    console = Console(file=io.StringIO(), width=WIDTH, record=True)
+    _show(certificate, console, reasons=None)
+    for name, value in [*facts(certificate), ("repeat", certificate.repeat)]:
+        console.print(f"{name:24}  {printable(value)}", markup=False, highlight=False, soft_wrap=True)
+    return console.export_html(inline_styles=True)
+
+
+def _show(certificate: Certificate, console: Console, reasons: int | None = SHOWN) -> None:
     numbers = ("calls", "pass", "fail", "error", "skip", "worst margin")
     grid = headed("Outputs by size", ("output", "size"), numbers, "reason")
     for line in lines(certificate.rows):
@@ -91,9 +101,8 @@ def table(certificate: Certificate) -> str:
         console.print(_properties(certificate))
     if certificate.speed:
         console.print(_speed(certificate))
-    for text in _closing(certificate):
+    for text in _closing(certificate, reasons):
         console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-    return out.getvalue()
 
 
 def _properties(certificate: Certificate) -> Table:
@@ -104,7 +113,7 @@ def _properties(certificate: Certificate) -> Table:
     return grid
 
 
-def _closing(certificate: Certificate) -> Iterator[str]:
+def _closing(certificate: Certificate, reasons: int | None) -> Iterator[str]:
     for one in certificate.precision:
         yield f"precision of {one.output}: asked {one.asked}; seen {one.seen} ({one.evidence})"
     for speed in certificate.speed:
@@ -113,10 +122,10 @@ def _closing(certificate: Certificate) -> Iterator[str]:
             yield f"TIMES OF {speed.case} NOT BELIEVED: {speed.doubt}"
     word = certificate.verdict.upper()
     yield f"{word}: {certificate.solution} for {certificate.definition} on {certificate.device}"
-    for reason in certificate.reasons[:SHOWN]:
-        yield f"  {reason}"
-    if len(certificate.reasons) > SHOWN:
-        yield f"  ... and {len(certificate.reasons) - SHOWN} more in the certificate"
+    shown = certificate.reasons[:reasons]
+    yield from (f"  {reason}" for reason in shown)
+    if len(certificate.reasons) > len(shown):
+        yield f"  ... and {len(certificate.reasons) - len(shown)} more in the certificate"
 
 
 def _speed(certificate: Certificate) -> Table:
@@ -176,14 +185,3 @@ def trace_lines(certificate: Certificate) -> Iterator[str]:
 def as_json(certificate: Certificate) -> str:
     """The certificate's file."""
     return json.dumps(certificate.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
-
-
-def page(certificate: Certificate) -> str:
-    """One HTML page; untrusted text is escaped by the template's environment, nowhere else."""
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    found = environment.get_template(TEMPLATE)
-    return (
-        found.render(c=certificate, figures=figures, lines=list(lines(certificate.rows)), facts=facts(certificate))
-        + "\n"
-    )
