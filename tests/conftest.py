@@ -14,9 +14,9 @@ from traceproof.sandbox import Pool
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
-    *("chain", "pipeline", "ops", "exploits", "interrupts", "history", "watch", "tutorial"),
+    *("chain", "pipeline", "ops", "exploits", "interrupts", "history", "tutorial"),
     *("testgen_runs", "audit", "ops_sampling", "solutions", "imports", "scorecard", "doctor"),
-    *("sources_faults", "bumps_bisect", "shadow_judged", "metamorphic", "border"),
+    *("sources_checkout", "bumps_bisect", "shadow_judged", "lab", "border"),
     *("extract_definitions", "nox", "judge_sampling", "ops_attention", "calibrate"),
     *("hostile", "wheels", "ops_moe"),
 )

@@ -1,19 +1,21 @@
-"""The summary fails on news, on an unexpected pass, and on nothing compared; known.yaml is closed."""
+"""The summary fails on news, on an unexpected pass, and on nothing compared; its end says what that proves."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import Rows, summarise, typed
+from pipeline import Rows, summarise, told, typed
 
 from traceproof.config import config_of, repeat_options
 from traceproof.digests import digest_file
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
+from traceproof.reasons import Skip
+from traceproof.run import proof
 from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.known import Known, read_known
 from traceproof.run.report import MADE_OF, failed, read_summary, report, table
@@ -48,16 +50,6 @@ def known(**changes: Any) -> Known:  # noqa: ANN401 - JSON
         "why": WHY,
     }
     return Known.model_validate({"findings": [entry | changes]})
-
-
-@pytest.mark.parametrize("verdict", ["fail", "error"])
-def test_a_new_finding_fails_and_is_named_with_its_repeat_command(verdict: str) -> None:
-    summary = summarise([row(verdict=verdict, reason="nan", message="1 of 2 are NaN")], Known())
-    assert failed(summary)
-    text = table(summary)
-    assert "NOT VERIFIED" in text
-    assert "nan: 1 of 2 are NaN" in text
-    assert "repeat  traceproof verify --definition-name rmsnorm_h8 --case small-0" in text
 
 
 @pytest.mark.parametrize(("count", "lines", "times"), [(300, 100, 1), (8, 8, 2)])
@@ -330,3 +322,91 @@ def test_what_config_yaml_says_otherwise_is_an_option(changes: dict[str, Any], e
     given = shlex.split(repeat_options(config_of(ROOT, changes), ROOT))
     assert len(given) == len(expected)
     assert all(one.startswith(other) for one, other in zip(given, expected, strict=True))
+
+
+GPU = {"device_type": "cuda", "device": "NVIDIA H200", "capability": "9.0"}
+ON_GPU: Sequence[Mapping[str, Any]] = (
+    {"stack": "torch", "versions": {"torch": "2.14.1"}, **GPU},
+    {"stack": "flashinfer", "versions": {"flashinfer-python": "0.7.2.post1", "torch": "2.14.1"}, **GPU},
+)
+
+
+def result(
+    definition: str, implementation: str, verdict: str = "pass", *, reason: str | None = None
+) -> dict[str, Any]:
+    return {
+        "definition": definition,
+        "op_type": definition.partition("_")[0],
+        "case": "small-0",
+        "implementation": implementation,
+        "output": "output",
+        "verdict": verdict,
+        "reason": reason,
+        "message": "",
+        "repeat": "",
+    }
+
+
+def ending(*rows: dict[str, Any], stacks: Sequence[Mapping[str, Any]] = ON_GPU) -> list[str]:
+    lines = table(summarise(rows, Known(), stacks)).splitlines()
+    start = next(number for number, line in enumerate(lines) if "VERIFIED" in line)
+    return lines[start + 1 :]
+
+
+def test_a_gpu_and_the_ground_truths_are_named_with_their_versions() -> None:
+    rows = [result("gqa_a", implementation) for implementation in ("reference", "flashinfer")]
+    assert ending(*rows) == [
+        "Proved on SM 9.0 (NVIDIA H200) with FlashInfer 0.7.2.post1: 1 of 1 definitions against a ground truth."
+    ]
+
+
+def test_what_had_no_ground_truth_here_is_named_with_the_reason() -> None:
+    rows = [result("norm_a", "reference"), result("norm_a", "torch")]
+    for name in ("gdn_a", "gdn_b", "gdn_c"):
+        rows += [result(name, "reference"), result(name, "flashinfer", "skip", reason=Skip.NO_CUDA)]
+    rows += [
+        result("moe_a", implementation, "skip", reason=Skip.DOES_NOT_FIT)
+        for implementation in ("reference", "flashinfer")
+    ]
+    stacks = [{"stack": "torch", "versions": {"torch": "2"}, "device_type": "cpu", "capability": None}]
+    proved, unreached = ending(*rows, stacks=stacks)
+    start, _, counts = proved.partition(": ")
+    assert start == "Proved on the CPU with PyTorch 2"
+    assert counts == (
+        "1 of 5 definitions against a ground truth, 3 against the float64 oracle alone; not proved: 1 not run."
+    )
+    assert unreached == (
+        "Without a ground truth here: moe_a (larger than limits.memory_gb); all 3 of gdn (needs a GPU)."
+    )
+
+
+def test_a_reference_with_a_finding_is_not_proved_one_whose_ground_truth_has_it_is() -> None:
+    rows = [result("gqa_a", "reference", "fail", reason="nan"), result("gqa_a", "flashinfer")]
+    rows += [result("gqa_b", "reference"), result("gqa_b", "flashinfer", "fail", reason="nan")]
+    (line,) = ending(*rows)
+    assert line.endswith(": 1 of 2 definitions against a ground truth; not proved: 1 with findings.")
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([result("a_a", "reference"), result("a_a", "fla", "error", reason="timeout")], proof.ERROR),
+        ([result("a_a", "reference", "error", reason="crash"), result("a_a", "fla")], proof.ERROR),
+        ([result("a_a", "reference")], proof.NO_TRUTH),
+        ([result("a_a", "reference") | {"case": None, "verdict": "error"}], proof.UNREADABLE),
+        (
+            [
+                result("a_a", "reference"),
+                result("a_a", "fla", "skip", reason=Skip.NO_ADAPTER),
+                result("a_a", "flashinfer", "skip", reason=Skip.NEEDS_SM),
+            ],
+            Skip.NEEDS_SM,
+        ),
+    ],
+)
+def test_the_reason_that_is_told_is_the_one_nearest_to_a_verdict(rows: list[dict[str, Any]], reason: str) -> None:
+    assert told(summarise(rows, Known(), ON_GPU), "unmet") == {"a_a": reason}
+
+
+def test_every_reason_to_skip_has_words() -> None:
+    assert set(Skip) <= proof.WHY.keys()

@@ -1,0 +1,283 @@
+"""The lab: metamorphic relations, mutants of references, and what a dumped reference lacks."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import definitions as small
+import op_support as ops
+import pytest
+
+from dumped_source import completed
+from mutation.mutants import Mutant, mutants, plain
+from mutation.trial import Fate, Trial
+from relations.building import Relation
+from relations.op_types import RELATIONS, relations_of
+from relations.trial import cases_of, try_relation
+from traceproof.dataset.definition import Definition
+from traceproof.ops import registry
+from traceproof.run.case import SolvedCase, solve
+from traceproof.run.untrusted import loaded
+from traceproof.sandbox import Limits, Pool
+
+OWN = [ops.definitions(op_type)[0] for op_type in registry.known() if ops.definitions(op_type)]
+DECODE = ops.load("gqa_paged", "gqa_paged_decode_h40_kv8_d128_ps16")
+PREFILL = ops.load("gdn", "gdn_prefill_qk2_v4_d32_k_last")
+POOL: list[Pool] = []
+CASES = ("small-1", "edge-empty-row", "edge-empty-sequence", "edge-no-state", "adversarial-rows")
+
+
+def subjects(definition: Definition, *names: str) -> list[SolvedCase]:
+    """A few cases, drawn and solved."""
+    return [solve(definition, case) for case in cases_of(definition, 0) if case.id in (names or CASES)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers(pool: Pool) -> Iterator[None]:
+    POOL.append(pool)
+    yield
+    POOL.clear()
+
+
+def tried(definition: Definition, relations: Iterable[Relation], cases: list[SolvedCase]) -> list[dict[str, Any]]:
+    """What becomes of relations; each has a worker of its own."""
+    found = []
+    for relation in relations:
+        with loaded(definition, POOL[0], limits=Limits(seconds=60)) as source:
+            found.append(try_relation(relation, cases, source))
+    return found
+
+
+def broken(definition: Definition, *names: str) -> set[str]:
+    """The relations that a reference breaks."""
+    found = tried(definition, relations_of(definition), subjects(definition, *names))
+    return {row["relation"] for row in found if row["agreement"] == "broken"}
+
+
+def changed(definition: Definition, old: str, new: str) -> Definition:
+    """The definition with a planted violation in its reference."""
+    assert old in definition.reference
+    return definition.model_copy(update={"reference": definition.reference.replace(old, new)})
+
+
+def norm(body: str) -> Definition:
+    return Definition.model_validate(small.rmsnorm("rmsnorm_h32", small.GOOD.replace("    return (", body)))
+
+
+def test_every_op_type_with_an_oracle_has_relations() -> None:
+    assert RELATIONS.keys() <= set(registry.known())
+    assert all(relations_of(definition) for definition in OWN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("definition", OWN, ids=lambda definition: definition.name)
+def test_right_references_keep_their_relations(definition: Definition) -> None:
+    found = tried(definition, relations_of(definition), subjects(definition))
+    assert not [row for row in found if row["agreement"] == "broken" or row["failing"]]
+    least = 3 if definition.op_type in RELATIONS else 2  # of any op_type: those of a batch
+    assert sum(row["cases"] > 0 for row in found) >= least
+
+
+GROUPED = "q[row].float().reshape(num_kv_heads, -1, head_dim)"
+CROSSED = "q[row].float().reshape(-1, num_kv_heads, head_dim).transpose(0, 1)"
+MERGED = "KV split and merged by LSE"
+BATCH = {"batch order", "batch split and concatenated"}
+SAMPLER = ops.load("sampling", "top_k_sampling_from_probs_v1000")
+EXPERTS = ops.load("moe", "trtllm_fp4_block_scale_routed_moe_topk4_e16_h512_i256")
+STATE = PREFILL.reference.rsplit("return output, ", 1)[1].split()[0]
+LOST = " * ~(cu_seqlens[1:] == cu_seqlens[:-1])[:, None, None, None]"
+# What is planted, in which case it shows, and the relations that it breaks.
+PLANTED: dict[str, tuple[Definition, str, set[str]]] = {
+    "place in the batch": (norm("    y = y * (1 + 0.1 * torch.arange(len(y))[:, None])\n    return ("), "", BATCH),
+    "size of the batch": (norm("    y = y * len(y)\n    return ("), "", {"batch split and concatenated"}),
+    "place of a page": (
+        changed(DECODE, "].long()", "].long().sort().values"),
+        "medium-0",
+        {"pages permuted", MERGED},
+    ),
+    "natural logarithm": (changed(DECODE, " / math.log(2.0)", ""), "", {MERGED, "softmax shift"}),
+    "scale of its own": (
+        changed(DECODE, "* sm_scale", "* 0.08"),
+        "",
+        {"q doubled, softmax scale halved", "softmax shift"},
+    ),
+    "head map": (changed(DECODE, GROUPED, CROSSED), "", {"heads permuted", "softmax shift"}),
+    "large eps": (changed(norm("    return ("), "1e-6", "1e4"), "", {"x doubled, far from eps"}),
+    "state of an empty sequence": (
+        changed(PREFILL, f"return output, {STATE}", f"return output, {STATE}{LOST}"),
+        "edge-empty-sequence",
+        {"cut in time, state handed on"},
+    ),
+    "preferred row": (
+        changed(
+            SAMPLER, "        picked = ", "        weights = weights if row else weights ** 8\n        picked = "
+        ),
+        "medium-0",
+        {"rows permuted"},
+    ),
+    "weight of an expert": (
+        changed(EXPERTS, "result * weights", "result * (1 + local / 16) * weights"),
+        "",
+        {"experts permuted"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("definition", "case", "relations"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_violation_breaks_its_relation(definition: Definition, case: str, relations: set[str]) -> None:
+    assert broken(definition, *filter(None, [case])) == relations
+
+
+LIMITS = Limits(seconds=60, setup_seconds=60)
+
+# Its mutants have every fate: the exponent is killed, the axis is another name for itself, the last factor is lost
+# in bfloat16's rounding, and the branch waits for a batch that no case has.
+REFERENCE = '''
+import torch
+
+
+def run(hidden_states, weight):
+    """Words that say nothing to a machine."""
+    EPS = 1e-6
+    assert hidden_states.shape[1] == 32
+    x = hidden_states.float()
+    y = x * torch.rsqrt((x ** 2).mean(-1, keepdim=True) + EPS)
+    if len(x) > 1000:
+        y = y + 1
+    return (y * weight.float() * 1.0001).to(torch.bfloat16)
+'''
+
+
+def definition(reference: str = REFERENCE) -> Definition:
+    return Definition.model_validate(small.rmsnorm("rmsnorm_h32", reference))
+
+
+def found(what: str, operator: str = "") -> Mutant:
+    return next(it for it in mutants(REFERENCE) if what in it.what and operator in it.operator)
+
+
+@pytest.fixture(scope="module")
+def trial(pool: Pool) -> Trial:
+    return Trial(definition(), pool, sizes=("small", "medium"), seed=0, limits=LIMITS)
+
+
+def test_mutants_differ_from_the_reference_and_from_each_other() -> None:
+    sources = [mutant.source for mutant in mutants(REFERENCE)]
+    assert len(sources) == len(set(sources)) > 10
+    assert ast.unparse(plain(REFERENCE)) not in sources
+    for source in sources:
+        ast.parse(source)
+
+
+@pytest.mark.parametrize(
+    ("code", "operator", "what", "becomes"),
+    [
+        ("a = b + 1", "operator", "Add -> Sub", "a = b - 1"),
+        ("a = b + 1", "constant", "1 -> 2", "a = b + 2"),
+        ("a = b / c", "operands", "operands of Div swapped", "a = c / b"),
+        ("a = b[1:n]", "slice", "upper n dropped", "a = b[1:]"),
+        ("a = b < c", "comparison", "Lt -> LtE", "a = b <= c"),
+        ("a = -b", "operator", "USub dropped", "a = +b"),
+        ("a = b.T", "axes", ".T dropped", "a = b.mT.mT"),
+        ("a = b.amax(0)", "function", "amax -> amin", "a = b.amin(0)"),
+        ("a = torch.float32", "dtype", "float32 -> bfloat16", "a = torch.bfloat16"),
+        ("a = where(b, c)", "operands", "arguments of where swapped", "a = where(c, b)"),
+        ("a = b.flip(0)", "call", ".flip() dropped", "a = b.detach()"),
+    ],
+)
+def test_each_kind_of_change(code: str, operator: str, what: str, becomes: str) -> None:
+    changes = {(mutant.operator, mutant.what): mutant.source for mutant in mutants(code)}
+    assert changes[operator, what] == becomes
+
+
+@pytest.mark.parametrize(
+    ("what", "operator", "fate"),
+    [
+        ("2 -> 3", "constant", Fate.KILLED),
+        ("mean -> sum", "function", Fate.KILLED),
+        ("1e-06 -> 2e-06", "constant", Fate.KILLED),
+        ("USub dropped", "operator", Fate.EQUIVALENT),  # axis -1 of two is axis 1
+        ("1000 -> 1001", "constant", Fate.EQUIVALENT),
+        ("dropped: 'y = y + 1'", "statement", Fate.UNREACHED),
+        ("1.0001 -> 1.1", "constant", Fate.KILLED),
+    ],
+)
+def test_what_becomes_of_a_mutant(trial: Trial, what: str, operator: str, fate: Fate) -> None:
+    mutant = found(what, operator)
+    assert trial.run(mutant)["fate"] == fate
+
+
+FILES = {
+    "__init__.py": "",
+    "helpers.py": (
+        "import math as m\nfrom .numbers import HALF as PART\nfrom functools import lru_cache\n\n"
+        "def kernel(x):\n    import ctypes\n    return ctypes.c_float(x)\n\n"
+        "@lru_cache\ndef shift(x: 'Shift') -> 'Shift':\n    return m.floor(x) + PART\n"
+    ),
+    "modes.py": (
+        "from enum import IntEnum\n\n\nclass Mode(IntEnum):\n    ONE = 1\n    TWO = 2\n\n"
+        "    def known(self):\n        return self in KNOWN\n\n\nKNOWN = frozenset([Mode.TWO])\n"
+    ),
+    "numbers.py": "HALF = (\n    0.5\n)\n",
+    "templates.py": (
+        "from made_up.helpers import kernel, shift as moved\nfrom made_up.modes import Mode\n\n"
+        "def _scaled(x):\n    from .helpers import shift\n    total = moved(x) + shift(x)\n    return total\n\n"
+        "def _kernel_reference(x):\n    return x * 2\n\n"
+        "def _init(x):\n    return {'x': kernel(x)}\n\n"
+        "def _choosing(x):\n    if x > 9:\n        from .helpers import kernel\n        return kernel(x)\n"
+        "    return x + 1\n\n"
+        "def _moded(x, mode=Mode.TWO.value):\n    return Mode(mode).known()\n"
+    ),
+}
+
+
+@pytest.fixture
+def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - a module
+    (tmp_path / "made_up").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / "made_up" / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "made_up"]:
+        monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module("made_up.templates")
+
+
+def dumped(templates: Any) -> tuple[dict[str, str], Any]:  # noqa: ANN401 - a module, a template
+    head = "from __future__ import annotations\nimport math\n\n"
+    source = FILES["templates.py"].split("\n\n")
+    made = {"reference": head + source[1] + "\n", "init": head + source[3]}
+    return made, SimpleNamespace(reference=templates._scaled, init=templates._init)
+
+
+def ran(text: str, name: str, value: float) -> Any:  # noqa: ANN401 - what it returns
+    module: dict[str, Any] = {}
+    exec(text, module)  # noqa: S102 - written above
+    return module[name](value)
+
+
+def test_functions_constants_and_imports_stand_in_front_of_a_reference(templates: Any) -> None:  # noqa: ANN401
+    made, template = dumped(templates)
+    found, told = completed(made, template, "made_up", {})
+    assert "made_up" not in found["reference"]
+    assert ran(found["reference"], "_scaled", 3.5) == 7.0
+    assert any(line.startswith("reference: ") for line in told)
+
+
+def test_what_needs_more_than_torch_stays_as_it_is(templates: Any) -> None:  # noqa: ANN401 - a module
+    made, template = dumped(templates)
+    found, told = completed(made, template, "made_up", {})
+    assert found["init"] == made["init"]
+    assert "init stays as it is: it needs ctypes" in told
+
+
+def test_a_kernel_that_has_a_template_is_its_template_s_reference(templates: Any) -> None:  # noqa: ANN401 - a module
+    made, template = dumped(templates)
+    helpers = importlib.import_module("made_up.helpers")
+    found, _ = completed(made, template, "made_up", {helpers.kernel: templates._kernel_reference})
+    assert ran(found["init"], "_init", 4.0) == {"x": 8.0}
