@@ -22,7 +22,7 @@ from traceproof.ops.families.attention import SPLITS
 from traceproof.ops.families.expert import sglang_choice
 from traceproof.ops.families.routing import Method, choose, routing_of
 from traceproof.reasons import Skip
-from traceproof.run.implementations import environment_of
+from traceproof.run.schema import environment_of
 from traceproof.run.trusted import Implementation
 from traceproof.stacks.sglang import KERNELS, stand_in_for_kernels
 

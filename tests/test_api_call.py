@@ -17,7 +17,7 @@ from traceproof.ops import lookup
 from traceproof.ops.base import Values
 from traceproof.ops.lookup import Binding, api_adapter, asks_for_another, binding, call, refused
 from traceproof.reasons import Skip, UnavailableError
-from traceproof.run import implementations
+from traceproof.run.schema import for_op_type
 from traceproof.stacks import STACKS, TAGGED
 
 STACK = STACKS[TAGGED]
@@ -301,7 +301,7 @@ def test_only_functions_of_the_tagged_package_are_called_and_without_a_gpu_they_
     for tag in ("fi_api:os.system", f"fi_api:{STACK.package}.decode.Wrapper.run", "status:verified"):
         assert api_adapter(STACK, definition(tags=[tag])) is None
     name = STACK.truths[0].name
-    assert name in implementations.for_op_type("unheard_of")
+    assert name in for_op_type("unheard_of")
     found = lookup.serving(name, definition())
     assert found is not None
     blocked = found.blocked(definition(), torch.device("cpu"))

@@ -14,11 +14,11 @@ from definitions import rmsnorm, write
 
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.engine import Engine
-from traceproof.run.implementations import PAIR
 from traceproof.run.job import Job, Progress
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import (
     GROUP,
+    PAIR,
     REFERENCE,
     GateResult,
     OpTypePlan,

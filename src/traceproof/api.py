@@ -29,10 +29,16 @@ from traceproof.reasons import Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import poisoned
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.engine import Engine, EngineSettings, this_interpreter
-from traceproof.run.implementations import environment_of, for_op_type
 from traceproof.run.judging import JudgedCase, LargeCase, Right
 from traceproof.run.plan import PlanSelection, planned_alone
-from traceproof.run.schema import REFERENCE, PlannedCase, PlannedDefinition, VerdictRow
+from traceproof.run.schema import (
+    REFERENCE,
+    PlannedCase,
+    PlannedDefinition,
+    VerdictRow,
+    environment_of,
+    for_op_type,
+)
 from traceproof.run.schema import place as place_of
 from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, named_outputs, notes_of

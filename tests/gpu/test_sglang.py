@@ -12,8 +12,8 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.run.case import place
-from traceproof.run.implementations import for_op_type
 from traceproof.run.known import read_known
+from traceproof.run.schema import for_op_type
 from traceproof.run.trusted import Implementation, call
 
 pytestmark = [

@@ -20,8 +20,7 @@ from traceproof.files import sealed, write_text
 from traceproof.ops import registry
 from traceproof.programs import without_secrets
 from traceproof.run.flow import Pipeline
-from traceproof.run.implementations import for_op_type
-from traceproof.run.schema import VerdictRow, read_rows
+from traceproof.run.schema import VerdictRow, for_op_type, read_rows
 from traceproof.stacks import MAIN, truths_of
 
 Verdict = dict[str, Any]

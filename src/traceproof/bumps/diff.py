@@ -6,8 +6,7 @@ from typing import Any
 
 from traceproof.bumps.history import Kept
 from traceproof.reasons import Skip, Verdict
-from traceproof.run.implementations import IMPLEMENTATIONS, PAIR, environment_of
-from traceproof.run.schema import WHOLE
+from traceproof.run.schema import IMPLEMENTATIONS, PAIR, WHOLE, environment_of
 from traceproof.stacks import distribution
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})

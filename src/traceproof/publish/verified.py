@@ -14,8 +14,7 @@ from typing import Any
 from traceproof.dataset.definition import Definition
 from traceproof.ops.cases import is_hidden
 from traceproof.reasons import Verdict
-from traceproof.run.implementations import PAIR
-from traceproof.run.schema import ORACLE, REFERENCE, SHADOW, WHOLE, RowDigests, VerdictRow
+from traceproof.run.schema import ORACLE, PAIR, REFERENCE, SHADOW, WHOLE, RowDigests, VerdictRow
 from traceproof.stacks import TRUTHS
 from traceproof.text import markdown
 

@@ -35,10 +35,17 @@ from traceproof.reasons import Error, Skip, Unavailable, Verdict
 from traceproof.run import jit
 from traceproof.run.calls import BETWEEN_BYTES, cuda_is_lost, giving_back, keep_memory, set_seed, wait_asleep
 from traceproof.run.case import CPU, drawing_device, fingerprints, make_inputs, on_host, place
-from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Right, Rows
-from traceproof.run.proof import graded
-from traceproof.run.schema import BASELINE, REFERENCE, SHADOW, WHOLE, PlannedCase, PlannedDefinition
+from traceproof.run.schema import (
+    BASELINE,
+    PAIR,
+    REFERENCE,
+    SHADOW,
+    WHOLE,
+    PlannedCase,
+    PlannedDefinition,
+    environment_of,
+)
 from traceproof.run.shadow import modes_of
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.trusted import Implementation, Runner, absent, blocked
@@ -310,7 +317,7 @@ class DefinitionRun:
             found += self.disagreements if name == REFERENCE else ()
             found += (row for one in cases for row in self.rows_of.get(one.id, {}).get(name, ()))
         found += sorted(self.pairs, key=lambda row: (row.implementation, order[str(row.case)], row.output))
-        return graded(found)
+        return found
 
     # One case.
 

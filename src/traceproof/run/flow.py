@@ -24,8 +24,7 @@ from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.run.entry import UNFINISHED
 from traceproof.run.hidden import hidden_seed
-from traceproof.run.implementations import environment_of, for_op_type
-from traceproof.run.schema import Index, Listed
+from traceproof.run.schema import Index, Listed, environment_of, for_op_type
 from traceproof.stacks import MAIN, PACKAGES, STACKS, TRUTHS
 
 LOCKED = "locked"  # in config.yaml: as sources.lock pins it

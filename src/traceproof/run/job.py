@@ -15,23 +15,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from traceproof.digests import digest_file, digest_json
 from traceproof.files import write_json, write_text
 from traceproof.names import OP_TYPE, path_part
 from traceproof.programs import telling
-from traceproof.reasons import Error, Failure, Verdict
+from traceproof.reasons import Error, Verdict
 from traceproof.run.cache import Cache, key_of_file
-from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.proof import graded
 from traceproof.run.schema import (
+    PAIR,
     REFERENCE,
     WHOLE,
     BrokenFile,
     OpTypePlan,
     PlannedDefinition,
     VerdictRow,
+    environment_of,
     rows_text,
 )
 from traceproof.stacks import MAIN, TRUTHS
@@ -41,7 +42,6 @@ if TYPE_CHECKING:  # it imports torch
 
 Rows = list[VerdictRow]
 Progress = Callable[[str, str, str, str], None]  # implementation, definition, case, how it ended
-DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
 # Errors that the same code and inputs meet again. Of others (too slow, too much memory, killed) the machine may be
 # the reason.
 LASTING = frozenset({Error.EXCEPTION, Error.REFUSED})
@@ -72,9 +72,9 @@ class Job:
         with ExitStack() as stack:
             keeps = self.cache is not None and self.tolerance is None
             cache = stack.enter_context(Cache(self.cache)) if self.cache is not None and keeps else None
-            asked = {name: _Asked.of(entry, self) for name, entry in self.plan.definitions.items()}
+            asked = {name: _Asked(entry, self) for name, entry in self.plan.definitions.items()}
             if cache is not None and not self.force:
-                found = cache.get(key for one in asked.values() for key in (*one.keys.values(), one.pairs))
+                found = cache.get(key for one in asked.values() for key in one.keys.values())
                 for one in asked.values():
                     one.take(found)
             self._compute([one for one in asked.values() if one.lacking], cache)
@@ -100,9 +100,9 @@ class Job:
             engine.prepare([one.entry for one in lacking if one.runs], self.implementations)
 
             def compute(one: _Asked) -> None:
-                one.compute(engine)
+                kept = one.compute(engine)
                 if cache is not None:
-                    cache.put(one.to_keep())
+                    cache.put(kept)
 
             threads = ThreadPoolExecutor(self.parallel)
             try:
@@ -116,7 +116,6 @@ class Job:
         sys.stderr.write(f"{calls}\n")
 
 
-@dataclass(slots=True)
 class _Asked:
     """One definition: what is asked of it, and what is known.
 
@@ -124,19 +123,20 @@ class _Asked:
     agrees with whom, so that all of the definition is computed together. So are pairs of ground truths.
     """
 
-    entry: PlannedDefinition
-    keys: Mapping[str, str]  # of each implementation's rows
-    pairs: str  # key of the rows about two ground truths
-    all: str  # digest of all keys
-    found: dict[str, Rows] = field(default_factory=dict)  # by implementation, and PAIR
-    lacking: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, entry: PlannedDefinition, job: Job) -> Self:
-        """A definition of a job; all of it lacks."""
-        keys = {name: _key(entry, name, job) for name in sorted(job.implementations)}
-        truths = digest_json([key for name, key in keys.items() if name in TRUTHS])
-        return cls(entry, keys, truths, digest_json(keys), lacking={*keys, PAIR})
+    def __init__(self, entry: PlannedDefinition, job: Job) -> None:
+        """All of it lacks."""
+        self.entry = entry
+        self.keys = {
+            name: _key(entry, name, job) for name in sorted(job.implementations)
+        }  # of rows; pairs are last
+        self.keys[PAIR] = digest_json([key for name, key in self.keys.items() if name in TRUTHS])
+        self.all = digest_json(self.keys)
+        self.found: dict[str, Rows] = {}  # by implementation, and PAIR
+        self.lacking = {*self.keys}
+        # Whether any case is run, or all are skips that the plan states.
+        self.runs = any(case.skip is None for case in entry.cases)
+        # About how long it takes: a sampler's reference often takes row after row.
+        self.cost = sum((1 + case.trials) * max(1, math.prod(case.case.axes.values())) for case in entry.cases)
 
     @property
     def calls(self) -> int:
@@ -144,20 +144,10 @@ class _Asked:
         shown = sum(not case.hidden for case in self.entry.cases)
         return sum(len(self.entry.cases) if name == REFERENCE else shown for name in self.lacking - {PAIR})
 
-    @property
-    def runs(self) -> bool:
-        """Whether any case is run, or all are skips that the plan states."""
-        return any(case.skip is None for case in self.entry.cases)
-
-    @property
-    def cost(self) -> int:
-        """About how long it takes: a sampler's reference often takes row after row."""
-        return sum((1 + case.trials) * max(1, math.prod(case.case.axes.values())) for case in self.entry.cases)
-
     def take(self, kept: Mapping[str, Any]) -> None:
         """Take what the cache has, by key."""
         together = False  # whether there are rows that hold for other keys beside their own
-        for name, key in {**self.keys, PAIR: self.pairs}.items():
+        for name, key in self.keys.items():
             if key in kept and kept[key]["all"] in {"", self.all}:
                 self.found[name] = [VerdictRow.model_validate(row) for row in kept[key]["rows"]]
                 self.lacking.discard(name)
@@ -168,7 +158,7 @@ class _Asked:
             self.found[PAIR] = []
             self.lacking.clear()
         if self.lacking and together:
-            self.lacking = {*self.keys, PAIR}
+            self.lacking = {*self.keys}
         elif PAIR in self.lacking:  # outputs are not kept
             self.lacking |= {name for name in self.keys if name in TRUTHS}
 
@@ -179,48 +169,45 @@ class _Asked:
             any(row.verdict is Verdict.PASS for row in rows) for name, rows in self.found.items() if name in TRUTHS
         )
 
-    def compute(self, engine: "Engine") -> None:
-        """Compute what lacks, and everything where anything of that is disputed."""
-        rows = self._computed(engine)
-        if any(map(_disputed, rows)) and self.lacking != {*self.keys, PAIR}:
-            self.lacking = {*self.keys, PAIR}
-            rows = self._computed(engine)
-        for name in self.lacking:
-            self.found[name] = [
-                row for row in rows if (PAIR if PAIR in row.implementation else row.implementation) == name
-            ]
+    def compute(self, engine: "Engine") -> dict[str, Any]:
+        """Compute what lacks, and all where anything of it is disputed; gives what is to be kept, by key.
 
-    def _computed(self, engine: "Engine") -> Rows:
-        """Rows of what lacks; once more where a process died, which may have been killed from outside.
-
-        Not where others ran into the limit: that would take as long again.
+        Once more where a process died, which may have been killed from outside; not where others ran into the
+        limit, since that would take as long again.
         """
-        names = sorted(self.lacking - {PAIR})
-        rows = engine.rows(self.entry, names)
-        reasons = {row.reason for row in rows}
-        return engine.rows(self.entry, names) if Error.CRASH in reasons and Error.TIMEOUT not in reasons else rows
-
-    def to_keep(self) -> dict[str, Any]:
-        """What the cache is to have of what was computed, by key."""
+        rows: Rows = []
+        for _ in range(2):
+            names = sorted(self.lacking - {PAIR})
+            rows = engine.rows(self.entry, names)
+            reasons = {row.reason for row in rows}
+            if Error.CRASH in reasons and Error.TIMEOUT not in reasons:
+                rows = engine.rows(self.entry, names)
+            if not any(row.disputed for row in rows) or len(self.lacking) == len(self.keys):
+                break
+            self.lacking = {*self.keys}
+        for name in self.lacking:
+            self.found[name] = [row for row in rows if _about(row) == name]
         kept = {}
-        for name, key in {**self.keys, PAIR: self.pairs}.items():
-            rows = self.found[name]
-            if (
-                name in self.lacking
-                and all(row.verdict is not Verdict.ERROR or row.reason in LASTING for row in rows)
-                and (name != PAIR or self._passed > 1)
-            ):
-                together = self.all if any(map(_disputed, rows)) else ""
-                kept[key] = {"all": together, "rows": [row.as_json() for row in rows]}
+        for name in self.lacking:
+            mine = self.found[name]
+            lasting = all(row.verdict is not Verdict.ERROR or row.reason in LASTING for row in mine)
+            if lasting and (name != PAIR or self._passed > 1):
+                together = self.all if any(row.disputed for row in mine) else ""
+                kept[self.keys[name]] = {"all": together, "rows": [row.as_json() for row in mine]}
         return kept
 
     def rows(self) -> Rows:
         """All rows, by implementation, those about two last; each says under which key it is kept."""
         return [
             row.changed(digests=row.digests.model_copy(update={"outputs": key}))
-            for name, key in {**self.keys, PAIR: self.pairs}.items()
+            for name, key in self.keys.items()
             for row in self.found[name]
         ]
+
+
+def _about(row: VerdictRow) -> str:
+    """The implementation that a row is about, or PAIR."""
+    return PAIR if PAIR in row.implementation else row.implementation
 
 
 def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
@@ -247,11 +234,6 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
             [job.records[MAIN]["digest"], environment and environment["digest"]],
         ]
     )
-
-
-def _disputed(row: VerdictRow) -> bool:
-    """Whether a row is one of those that tell who agrees with whom."""
-    return row.verdict is Verdict.FAIL and row.reason in DISPUTED and PAIR not in row.implementation
 
 
 def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:

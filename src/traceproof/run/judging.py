@@ -31,9 +31,9 @@ from traceproof.ops.compare import IndexSet, Samples
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.calls import giving_back
 from traceproof.run.case import CPU, SolvedCase, entries_of, expectation, make_inputs, on_host, place
-from traceproof.run.implementations import PAIR
 from traceproof.run.schema import (
     ORACLE,
+    PAIR,
     REFERENCE,
     SHADOW,
     WHOLE,
@@ -48,7 +48,6 @@ from traceproof.run.untrusted import CaseResult
 from traceproof.sandbox import Reply
 from traceproof.stacks import TRUTHS
 
-DISPUTED = frozenset({Failure.NUMERICS, Failure.NAN, Failure.INFINITY})
 HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference
 EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
 Rows = list[VerdictRow]
@@ -100,7 +99,7 @@ class JudgedCase:
         }
         every = [row for rows in found.values() for row in rows]
         return {
-            name: [self._arbitrated(row, every) if _disputed(row) else row for row in rows]
+            name: [self._arbitrated(row, every) if row.disputed else row for row in rows]
             for name, rows in found.items()
         }
 
@@ -266,10 +265,6 @@ class JudgedCase:
         told = "".join(f"; {text}" for text in known)
         arbitration = row.arbitration.model_copy(update={"recognised": tuple(known)})
         return row.changed(message=row.message + told, arbitration=arbitration)
-
-
-def _disputed(row: VerdictRow) -> bool:
-    return row.verdict == Verdict.FAIL and row.reason in DISPUTED and row.output != WHOLE
 
 
 def _passed(rows: Rows, output: str) -> Rows:

@@ -34,7 +34,6 @@ from traceproof.programs import bounded
 from traceproof.reasons import Skip
 from traceproof.run import jit
 from traceproof.run.hidden import hidden_cases
-from traceproof.run.implementations import environment_of, for_op_type
 from traceproof.run.inits import Inits
 from traceproof.run.judging import is_large
 from traceproof.run.schema import (
@@ -48,6 +47,8 @@ from traceproof.run.schema import (
     PlannedCase,
     PlannedDefinition,
     SkipNote,
+    environment_of,
+    for_op_type,
     group_names,
 )
 from traceproof.text import printable

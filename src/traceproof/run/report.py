@@ -17,10 +17,9 @@ from traceproof.errors import TraceproofError
 from traceproof.files import read_sealed, sealed, write_text
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.run.cache import Cache, key_of_file
-from traceproof.run.implementations import PAIR, environment_of
 from traceproof.run.known import Known, read_known
 from traceproof.run.proof import DefinitionResult, concluded, proved, sentence, sentences
-from traceproof.run.schema import AGAIN, REFERENCE, VerdictRow, each_row
+from traceproof.run.schema import AGAIN, PAIR, REFERENCE, VerdictRow, each_row, environment_of
 from traceproof.stacks import STACK_OF, TRUTHS, distribution
 from traceproof.text import printable
 

@@ -121,7 +121,8 @@ class _Caller:
 
     def __init__(self, run: Callable[..., Any], device: torch.device, *, in_order: bool) -> None:
         self._run, self._device = run, device
-        self._in_order = in_order and device.type == "cuda"
+        self._gpu = device.type == "cuda"
+        self._in_order = in_order and self._gpu
         self._held: list[Any] = []
         self._inputs: list[Any] = []  # of the call before
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -137,48 +138,45 @@ class _Caller:
         for descriptor in item[FILES]:
             os.close(descriptor)
         mapped = values_in(given, item["inputs"])
-        on_gpu = self._device.type == "cuda"
         FENCES[:] = [Fences(at_end=item["how"] == FENCED_BEHIND)] if item["how"] in FENCED else []
-        inputs, before = self._at_once(item, given) or (self._placed(item, given, mapped), None)
+        inputs, before = self._placed(item, given, mapped)
         if item["timing"] is not None:
             return self._timed(item, inputs, out)
-        before = copies(inputs) if on_gpu and before is None else before
         side = torch.cuda.Stream(priority=FIRST) if item["how"] == STREAM else None  # type: ignore[no-untyped-call]
         with poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
         taken = returned
         if self._in_order:  # copies of plain tensors, made by the call's stream
             with torch.cuda.stream(side):
-                plain = [type(value) is torch.Tensor and value.layout == torch.strided for _, value in returned]
-                pairs = zip(returned, plain, strict=True)
-                taken = [(name, value.clone() if copied else value) for (name, value), copied in pairs]
+                taken = [
+                    (
+                        name,
+                        value.clone() if type(value) is torch.Tensor and value.layout == torch.strided else value,
+                    )
+                    for name, value in returned
+                ]
         self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
-        late = [place for place, (_, value) in enumerate(taken) if changed_since(value, values[place])]
-        aliased = [] if item["destinations"] else self._aliased(inputs, values)
+        conduct = {
+            "late": [place for place, (_, value) in enumerate(taken) if changed_since(value, values[place])],
+            "aliased": [] if item["destinations"] else self._aliased(inputs, values),
+            "subclassed": sorted(odd),
+        }
         outputs = write_outputs(out, taken)
-        as_given = on_gpu and item["how"] not in OF_OTHER_MEMORY
-        written = write_back(mapped, inputs, before) if as_given else []
+        as_given = self._gpu and item["how"] not in OF_OTHER_MEMORY
+        conduct["written"] = write_back(mapped, inputs, before) if as_given else []
         # An empty tensor lies in no buffer.
         held = next((value for value in inputs if isinstance(value, torch.Tensor) and value.numel()), None)
         if (
             as_given and item["surrounded"] and held is not None
-        ):  # a GPU's buffer of inputs with their surroundings
+        ):  # a GPU's buffer of inputs with what is around them
             buffer = torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage())
             whole(given).copy_(buffer)
         if not item["mode"]:
-            self._held = values
-            self._inputs = inputs
+            self._held, self._inputs = values, inputs
         crossed = any(fences.crossed for fences in FENCES)
         FENCES.clear()
-        conduct = {
-            "crossed": crossed,
-            "aliased": aliased,
-            "subclassed": sorted(odd),
-            "written": written,
-            "late": late,
-        }
-        return {"outputs": outputs, **conduct}
+        return {"outputs": outputs, "crossed": crossed, **conduct}
 
     def _timed(self, item: dict[str, Any], inputs: Sequence[Any], out: mmap.mmap) -> dict[str, Any]:
         """Repetitions of a call with their times, and the outputs of the last one."""
@@ -190,8 +188,7 @@ class _Caller:
         if item["timing"]["call"]:
             places = [(None, value) for value in given[len(given) - destinations :]]
             entries = [*places] if destinations else entries_of(returned)
-        outputs = write_outputs(out, entries)
-        return {"outputs": outputs, "aliased": [], "subclassed": [], "written": [], "late": [], "times": times}
+        return {"outputs": write_outputs(out, entries), "aliased": [], "subclassed": [], "times": times}
 
     def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
         """Which of the values share memory with an input, a value before, or one of the call before."""
@@ -204,47 +201,35 @@ class _Caller:
             taken |= {address} - {None}
         return aliased
 
-    def _at_once(self, item: dict[str, Any], given: mmap.mmap) -> tuple[list[Any], list[Any]] | None:
-        """Inputs on a GPU, each on memory of its own, and what they were; None: the call wants them otherwise.
+    def _placed(
+        self, item: dict[str, Any], given: mmap.mmap, mapped: Sequence[Any]
+    ) -> tuple[list[Any], list[Any] | None]:
+        """Inputs as a call gets them, and on a GPU what they were; None: they are too large for a second copy.
 
-        They are copied there in one go: each copy to a GPU is a turn among the processes that use it.
+        They lie in shared memory itself, on a GPU each in memory of its own, or in one buffer as they do in shared
+        memory where their surroundings count; or where and how the order says. To a GPU they go in one copy where
+        that is possible: each is a turn among the processes that use it.
         """
-        usual = item["how"] not in OF_OTHER_MEMORY and not item["surrounded"] and item["timing"] is None
-        if self._device.type != "cuda" or not usual or len(given) > COPIED_BYTES:
-            return None
-        before = values_in(whole(given).to(self._device), item["inputs"])
-        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in before]
-        self._synchronise()  # whatever stream the call uses, its inputs are there
-        return inputs, before
 
-    def _placed(self, item: dict[str, Any], given: mmap.mmap, mapped: Sequence[Any]) -> list[Any]:
-        """Inputs as a call gets them: in shared memory itself, on a GPU, or in the memory of the call before.
+        def each(place: Callable[[int, torch.Tensor], Any]) -> list[Any]:
+            found = enumerate(mapped)
+            return [place(index, value) if isinstance(value, torch.Tensor) else value for index, value in found]
 
-        On a GPU, inputs with surroundings lie in one buffer as they do in shared memory.
-        """
         if item["how"] == SAME_MEMORY:
-            for place, value in zip(self._inputs, mapped, strict=True):
-                if isinstance(value, torch.Tensor):
-                    place.copy_(value)
-            return [
-                place if isinstance(place, torch.Tensor) else value
-                for place, value in zip(self._inputs, mapped, strict=True)
-            ]
-        tensors = [value for value in mapped if isinstance(value, torch.Tensor)]
+            return each(lambda index, value: self._inputs[index].copy_(value)), None
         if FENCES:
-            return [
-                FENCES[0].around(value.to(self._device)) if isinstance(value, torch.Tensor) else value
-                for value in mapped
-            ]
+            return each(lambda _, value: FENCES[0].around(value.to(self._device))), None
         if item["how"] == STRIDED:
             count = len(mapped) - item["destinations"]
-            return [
-                strided(value.to(self._device), room=place < count) if isinstance(value, torch.Tensor) else value
-                for place, value in enumerate(mapped)
-            ]
-        if self._device.type != "cuda" or not item["surrounded"] or not tensors:
-            return [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in mapped]
-        return values_in(whole(given).to(self._device), item["inputs"])
+            return each(lambda index, value: strided(value.to(self._device), room=index < count)), None
+        if not self._gpu:
+            return list(mapped), None
+        before = values_in(whole(given).to(self._device), item["inputs"])
+        if item["timing"] is not None or len(given) > COPIED_BYTES:
+            return before, None
+        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in before]
+        self._synchronise()  # whatever stream the call uses, its inputs are there
+        return (before, inputs) if item["surrounded"] else (inputs, before)
 
     def _called(
         self, item: dict[str, Any], inputs: Sequence[Any], side: torch.cuda.Stream | None
@@ -258,26 +243,23 @@ class _Caller:
             with torch.cuda.stream(side):
                 arrive_late(inputs)
                 return self._returned(item, inputs)
-        if item["how"] == GRAPH:
-            return self._replayed(item, inputs)
-        return self._returned(item, inputs)
-
-    def _replayed(
-        self, item: dict[str, Any], inputs: Sequence[Any]
-    ) -> tuple[list[tuple[str | None, Any]], set[int]]:
-        """What a CUDA graph gives that was captured on other contents: a replay must compute, not repeat."""
+        if item["how"] != GRAPH:
+            return self._returned(item, inputs)
+        # What a CUDA graph gives that was captured on other contents: a replay must compute, not repeat.
         kept = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor) and value.dim()]
-        for value in tensors:
+        for value in inputs:  # whole numbers may be places, which stay in range
             if (
-                value.is_floating_point() and value.itemsize > 1
-            ):  # whole numbers may be places, which stay in range
+                isinstance(value, torch.Tensor)
+                and value.dim()
+                and value.is_floating_point()
+                and value.itemsize > 1
+            ):
                 value.copy_(value.flip(0))
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        warm.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm):
             self._returned(item, inputs)  # what is compiled or allocated on first use is not captured
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(warm)
         self._graph = torch.cuda.CUDAGraph()  # which the outputs' memory belongs to
         with torch.cuda.graph(self._graph):
             returned = self._entries_of(inputs, item["destinations"])
@@ -297,15 +279,15 @@ class _Caller:
         """
         draws = []
         odd: set[int] = set()
+        destinations = item["destinations"]
         for seed in item["seeds"]:
             if seed is not None:
                 set_seed(seed, self._device)
-            entries = self._entries_of(inputs, item["destinations"])
-            odd |= {
-                place
-                for place, (_, value) in enumerate(entries)
-                if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
-            }
+            entries = self._entries_of(inputs, destinations)
+            tensors = (
+                (place, value) for place, (_, value) in enumerate(entries) if isinstance(value, torch.Tensor)
+            )
+            odd |= {place for place, value in tensors if type(value) is not torch.Tensor}
             draws.append([(name, draw_kept(value)) for name, value in entries] if item["trials"] else entries)
         if not item["trials"]:
             return draws[0], odd
@@ -313,7 +295,6 @@ class _Caller:
         stacked = [(column[0][0], _stacked([value for _, value in column])) for column in columns]
         if item["further"] is None:
             return stacked, odd
-        destinations = item["destinations"]
         more = further_draws(
             lambda given: self._entries_of(given, destinations),
             inputs,
@@ -333,7 +314,7 @@ class _Caller:
         return [(None, value) for value in inputs[len(inputs) - destinations :]]
 
     def _synchronise(self) -> None:
-        if self._device.type == "cuda":
+        if self._gpu:
             torch.cuda.synchronize(self._device)
 
 
@@ -410,14 +391,6 @@ def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -
             whole(room)[start : start + size] = plain.reshape(-1).view(torch.uint8)
         start += aligned(size)
     return described
-
-
-def copies(inputs: Sequence[Any]) -> list[Any] | None:
-    """A second copy of inputs on a GPU, to find what a call changed; None: they are too large for that."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if sum(value.numel() * value.element_size() for value in tensors) > COPIED_BYTES:
-        return None
-    return [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
 def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""What crosses a file border: plans of cases first, then verdict rows.
+"""Which implementations there are, and what crosses a file border: plans of cases, then verdict rows.
 
 Each is checked once, where it is read; code in between uses attributes. Fields that a value was made without are
 not written, so that a verdict's columns are those that it has something to say in.
@@ -16,11 +16,14 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import explain
 from traceproof.errors import TraceproofError
 from traceproof.files import BorderError, read_regular, sealed, unsealed
+from traceproof.ops import registry
 from traceproof.ops.cases import Case, Further
-from traceproof.reasons import Grade, Skip, Verdict
+from traceproof.reasons import Failure, Grade, Skip, Verdict
+from traceproof.stacks import MAIN, STACK_OF, STACKS, TAGGED, TRUTHS
 
 WHOLE = "*"  # the `output` of a row about a case as a whole
 REFERENCE = "reference"
+PAIR = "~"  # joins two ground truths where a verdict is about both: `flashinfer~sglang`
 ORACLE = "oracle"
 SHADOW = "shadow"  # the reference in float64, where there is no oracle
 BASELINE = "baseline"
@@ -29,6 +32,24 @@ PLAN_BYTES = 1 << 30  # of a plan file
 GROUP = 64  # definitions of one job: an op_type of more has several, each of so many by name
 INDEX = "index.json"  # beside the plans
 AGAIN = "Run the same command again: finished rows are kept."
+
+
+IMPLEMENTATIONS: tuple[str, ...] = (REFERENCE, *TRUTHS)
+
+
+def for_op_type(op_type: str) -> tuple[str, ...]:
+    """The implementations of an op_type: its definitions' references, and ground truths that have adapters for it.
+
+    Of an op_type that nobody declares, definitions may name the function that they were dumped from.
+    """
+    named = () if op_type in registry.known() else tuple(truth.name for truth in STACKS[TAGGED].truths[:1])
+    truths = registry.get(op_type).truths
+    return (REFERENCE, *(name for name in TRUTHS if name in truths or name in named))
+
+
+def environment_of(name: str) -> str:
+    """The stack whose environment an implementation runs in."""
+    return STACK_OF.get(name, MAIN)
 
 
 class ClosedModel(BaseModel):
@@ -305,6 +326,14 @@ class VerdictRow(ClosedModel):
     def bad(self) -> bool:
         """Whether it is a failure or an error."""
         return self.verdict in {Verdict.FAIL, Verdict.ERROR}
+
+    @property
+    def disputed(self) -> bool:
+        """Whether it is one of those that tell who agrees with whom: an output that fails by its numbers."""
+        numeric = self.reason in {Failure.NUMERICS, Failure.NAN, Failure.INFINITY}
+        return (
+            self.verdict is Verdict.FAIL and numeric and self.output != WHOLE and PAIR not in self.implementation
+        )
 
     @property
     def unjudged(self) -> bool:

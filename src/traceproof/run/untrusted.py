@@ -70,26 +70,23 @@ class CompiledFiles:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[Path]:
-        """The folder for one worker, which must have ended when it is asked for again."""
+        """The folder for one worker, which must have ended when it is asked for again.
+
+        Of what is compiled, links are left out: those to trusted kernels are made again, none is followed.
+        """
         self._clear()
         if self.kept.is_dir():
             shutil.copytree(self.kept, self.scratch, symlinks=True, dirs_exist_ok=True)
         yield self.scratch
-        if self.keeping:
-            self._keep()
+        compiled = [self.scratch / name for name in FOLDERS] if self.keeping else []
+        for folder in compiled:
+            if folder.is_dir() and not folder.is_symlink():
+                try:
+                    shutil.copytree(folder, self.kept / folder.name, symlinks=True, ignore=_links)
+                except OSError:  # a pipe, a file without permission: nothing that a compiler leaves
+                    remove_tree(self.kept)  # each worker compiles again
+                    break
         self._clear()
-
-    def _keep(self) -> None:
-        """Keep what is compiled; links are left out: those to trusted kernels are made again, none is followed."""
-        for name in FOLDERS:
-            compiled = self.scratch / name
-            if not compiled.is_dir() or compiled.is_symlink():
-                continue
-            try:
-                shutil.copytree(compiled, self.kept / name, symlinks=True, ignore=_links)
-            except (OSError, shutil.Error):  # a pipe, a file without permission: nothing that a compiler leaves
-                remove_tree(self.kept)  # each worker compiles again
-                return
 
     def _clear(self) -> None:
         for path in list(self.scratch.iterdir()):
@@ -312,19 +309,16 @@ class CallMemory:
         """Take what a call left. Raises BorderError: the answer is not in its form."""
         answer = answer_of(said)
         names = self._names(answer)
-        outputs, surplus = self._outputs(answer, names)
+        wanted, judged = self.definition.outputs, self.op.judged(self.definition)
+        outputs = self._outputs(answer, names)
         now, allowed = whole(self.inputs.held), self.op.mutated(self.definition)
-        wanted = self.definition.outputs
         mutated = []
-        for place, (name, value, spec) in enumerate(
-            zip(self.values, self.values.values(), self.specs, strict=False)
-        ):
+        for place, ((name, value), spec) in enumerate(zip(self.values.items(), self.specs, strict=False)):
             if not isinstance(value, torch.Tensor):
                 continue
-            start = spec.get("offset", 0)
-            left = now[start : start + value.nbytes]
+            left = now[spec["offset"] : spec["offset"] + value.nbytes]
             # What inputs hold now that the definition has written to, and that none of its outputs stands for.
-            if name in self.op.judged(self.definition) and name not in self.definition.outputs:
+            if name in judged and name not in wanted:
                 outputs[name] = left.clone().view(value.dtype).reshape(value.shape)
             changeable = value.numel() and name not in allowed and (not self.on_gpu or place in answer.written)
             if changeable and not same_bits(left, raw_bytes(value.cpu())):
@@ -336,17 +330,14 @@ class CallMemory:
         def named(places: Sequence[int]) -> list[str]:
             return [names.get(place, f"extra-{place}") for place in places]
 
+        # An output that the definition says is an input, modified, may share its memory.
+        in_place = {name for name in wanted if wanted[name].param in self.definition.in_place}
         return CaseResult(
             outputs=outputs,
             mutated=sorted(mutated),
-            # Unless the definition says that the output is an input, modified.
-            aliased=[
-                name
-                for name in named(answer.aliased)
-                if name not in wanted or wanted[name].param not in self.definition.in_place
-            ],
+            aliased=[name for name in named(answer.aliased) if name not in in_place],
             subclassed=named(answer.subclassed),
-            surplus=surplus,
+            surplus=[name for name in names.values() if name not in wanted],
             overrun=sorted(overrun),
             late=named(answer.late),
             times=[(events, wall) for events, wall in answer.times],
@@ -355,16 +346,14 @@ class CallMemory:
     def _names(self, answer: CallAnswer) -> dict[int, str]:
         """The name of each output, by its place: the source's own, else the definition's in order."""
         wanted = [*self.definition.outputs, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
-        names = {}
-        for output in answer.outputs:
-            name = wanted[output.index] if output.name is None else output.name
-            names[output.index] = plain_text(name, NAME_CHARACTERS)
+        given = ((one.index, wanted[one.index] if one.name is None else one.name) for one in answer.outputs)
+        names = {index: plain_text(name, NAME_CHARACTERS) for index, name in given}
         if len(names) != len(answer.outputs) or len(set(names.values())) != len(names):
             raise BorderError("the worker's answer is not in its form: two outputs of one name")
         return names
 
-    def _outputs(self, answer: CallAnswer, names: Mapping[int, str]) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """Copies of the definition's outputs that the worker wrote, and the names of those that are none."""
+    def _outputs(self, answer: CallAnswer, names: Mapping[int, str]) -> Tensors:
+        """Copies of the definition's outputs that the worker wrote."""
         for output in answer.outputs:
             if output.dtype not in DTYPES:
                 raise BorderError(f"an output of dtype {output.dtype}, which torch does not have")
@@ -372,7 +361,7 @@ class CallMemory:
         total = sum(map(aligned, sizes))
         if total > self.outputs.size:
             raise BorderError(f"outputs of {total} bytes, far more than the definition says")
-        outputs: dict[str, torch.Tensor] = {}
+        outputs: Tensors = {}
         place = 0
         for output, size in zip(answer.outputs, sizes, strict=True):
             name, dtype = names[output.index], DTYPES[output.dtype]
@@ -384,7 +373,7 @@ class CallMemory:
                 )
                 outputs[name] = flat.reshape(output.shape)
             place += aligned(size)
-        return outputs, [name for name in names.values() if name not in self.definition.outputs]
+        return outputs
 
 
 def _destinations(definition: Definition, case: Case, fill: float) -> Values:
@@ -493,18 +482,14 @@ def untrusted_pool(
     The arguments are those of `Pool`.
     """
     where = Path(traceproof.__file__).resolve().parents[1]
-    given = dict(environment or {})
-    env = {**given, "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    without = CUDA_REFUSES if gpu else ()
-    hidden = [*project_folders(), *conceal]
-    readable = [Path(env[TRITON])] if TRITON in env else []
+    env = {**(environment or {}), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return Pool(
         preload=PRELOAD,
-        conceal=hidden,
+        conceal=[*project_folders(), *conceal],
         env=env,
         gpu=gpu,
-        readable=readable,
-        without=without,
+        readable=[Path(env[TRITON])] if TRITON in env else [],
+        without=CUDA_REFUSES if gpu else (),
         weak=weak,
     )
 

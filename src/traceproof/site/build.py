@@ -24,10 +24,9 @@ from traceproof.errors import TraceproofError
 from traceproof.names import fresh_folder, path_part
 from traceproof.publish.verified import ModelRow, implementation_verdicts, model_rows
 from traceproof.reasons import Skip, Verdict
-from traceproof.run.implementations import IMPLEMENTATIONS
 from traceproof.run.proof import WORDS, Conclusion, sentence, sentences
 from traceproof.run.report import read_summary
-from traceproof.run.schema import OpTypePlan, VerdictRow, each_row
+from traceproof.run.schema import IMPLEMENTATIONS, OpTypePlan, VerdictRow, each_row
 from traceproof.site.view import View, plot
 
 HERE = Path(__file__).parent

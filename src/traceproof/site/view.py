@@ -10,8 +10,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.octaves import OCTAVES
 from traceproof.publish.verified import Verdicts, Verification, verification
 from traceproof.reasons import Verdict
-from traceproof.run.implementations import IMPLEMENTATIONS, PAIR, environment_of
-from traceproof.run.schema import WHOLE, PlannedDefinition, VerdictRow
+from traceproof.run.schema import IMPLEMENTATIONS, PAIR, WHOLE, PlannedDefinition, VerdictRow, environment_of
 from traceproof.stacks import STACKS, distribution
 
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
