@@ -20,7 +20,6 @@ COMMANDS = {
     "verify": "verify",
     "doctor": "verify",
     "judge": "judge",
-    "check-certificate": "judge",
     "show": "results",
     "diff": "results",
     "site": "results",

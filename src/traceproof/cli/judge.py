@@ -2,16 +2,13 @@
 
 import shlex
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from traceproof.cli import options, run
 from traceproof.config import Solutions
-from traceproof.errors import TraceproofError
 from traceproof.programs import telling
 from traceproof.solutions.judging import JUDGED, Session, new_hidden_seed
 from traceproof.solutions.reading import read
@@ -30,10 +27,6 @@ StackName = Annotated[
 Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
 Whole = Annotated[bool, typer.Option("--all", help="Go on after a wrong answer: all cases, and its precision.")]
 Demand = Annotated[list[str] | None, typer.Option(help="A property without which it is refused, beside others.")]
-Sign = Annotated[
-    Path | None, typer.Option(metavar="KEY.pem", help="Sign certificates: an Ed25519 key (beside it, .json.sig).")
-]
-Key = Annotated[Path | None, typer.Option(metavar="KEY.pub", help="The public key that must have signed it.")]
 
 
 def judge_command(  # noqa: PLR0913 - one parameter per option
@@ -50,7 +43,6 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     timed: Timed = False,
     whole: Whole = False,
     demand: Demand = None,
-    sign: Sign = None,
     out: options.Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -76,7 +68,6 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         stack=stack,
         timed=timed,
         whole=whole,
-        sign=None if sign is None else partial(_signatures().sign, key=_signatures().private_key(sign)),
     )
     given = run.given(definition=definition, dataset=dataset, **given)
     repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -85,30 +76,6 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     certificates = _judged(session, path, repeats, json_file)
     run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
     raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
-
-
-def check_certificate(
-    certificate: Annotated[Path, typer.Argument(help="A certificate's JSON file, with its .sig beside it.")],
-    *,
-    key: Key = None,
-) -> None:
-    """Check that a certificate is as it was signed, by the key given or by the one that the signature names.
-
-    Exit codes: 0 it is, 2 it was changed, is signed by another key, or not at all.
-    """
-    fingerprint = _signatures().check(certificate, key)
-    run.say(f"{certificate} is as it was signed, by the key sha256:{fingerprint}")
-
-
-def _signatures() -> ModuleType:
-    """What signs and checks. Raises TraceproofError: its package is not installed."""
-    try:
-        from traceproof.solutions import signature
-    except ImportError:
-        raise TraceproofError(
-            "signatures need the package cryptography", todo="pip install cryptography"
-        ) from None
-    return signature
 
 
 def _judged(session: Session, path: str, given: Sequence[str], json_file: Path | None) -> list[Certificate]:

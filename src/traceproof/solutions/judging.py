@@ -74,7 +74,6 @@ class JudgeEnvironment:
     record: Mapping[str, Any]  # of its stack: versions, device
     caches: Path  # folder for what is compiled on the way
     settings: JudgeSettings  # all but the dataset, the device and variables
-    told: Callable[[str], object] = lambda _: None  # hears how far it is
 
     @property
     def gpu(self) -> bool:
@@ -189,13 +188,10 @@ def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) 
             "definition": target.definition.name,
         }
         outcome = worker.ask(order)
-        while outcome.status is Status.OK and "told" in outcome.value:
-            environment.told(outcome.value["told"])
-            outcome = worker.ask({})
     if outcome.status is not Status.OK:
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]
         raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
-    trial = SolutionTrial.model_validate(outcome.value["trial"])
+    trial = SolutionTrial.model_validate(outcome.value)
     shut_out = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
     if shut_out is not None:
         raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])
@@ -217,11 +213,13 @@ class Session:
     stack: str | None = None  # the environment that all run in; None: that of the package that one imports
     timed: bool = False  # whether what passes is timed
     whole: bool = False  # whether a wrong answer does not end it
-    sign: Callable[[Path], object] | None = None  # signs a certificate's file
 
     def judge(self, candidate: Candidate, repeat: str) -> Certificate:
         """Judge one solution, and write its certificate. Raises TraceproofError: why it can not be judged here."""
-        name = self._named(candidate)
+        name = self.definition or candidate.definition
+        if not name:
+            todo = "Give --definition NAME, as it stands in the dataset, or --definition FILE.json."
+            raise TraceproofError(f"{candidate.path} does not say which definition it implements", todo=todo)
         why = blocked(candidate, gpu=has_driver())
         if why is not None:  # found out before an environment is built
             raise TraceproofError(why)
@@ -234,8 +232,6 @@ class Session:
             certificate = judge(candidate, target, environment, repeat=repeat)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
             write_text(self.place(certificate).with_suffix(suffix), text)
-        if self.sign is not None:
-            self.sign(self.place(certificate).with_suffix(".json"))
         if certificate.accepted and certificate.speed:
             write_text(self.place(certificate).with_suffix(TRACES), "".join(trace_lines(certificate)))
         return certificate
@@ -251,46 +247,25 @@ class Session:
             raise TraceproofError(f"--stack {stack}: there is no such stack; known: {', '.join(STACKS)}")
         installation = resolve(self.config, stack)
         python = str(ready(installation, root=self.root, say=self.say))
-        results = self.root / self.config.results
+        results, limits = self.root / self.config.results, self.config.limits
         return JudgeEnvironment(
             python=python,
             record=probe(installation, root=self.root),
             caches=results / "compiled",
-            settings=self._settings(conceal=(str(results), str(self.out))),
-            told=self._told,
+            settings=JudgeSettings(
+                conceal=(str(results), str(self.out)),
+                sizes=self.config.test_sizes,
+                seed=self.config.seed,
+                hidden_seed=self.hidden_seed,
+                memory_limit=int(limits.memory_gb * GIB),
+                tolerance=self.config.tolerance,
+                limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
+                demanded=self.config.solutions.demanded,
+                timed=self.timed,
+                whole=self.whole,
+                weak=self.config.allow_weak_isolation,
+            ),
         )
-
-    def _settings(self, conceal: tuple[str, ...]) -> JudgeSettings:
-        """How the configuration has solutions judged."""
-        limits = self.config.limits
-        return JudgeSettings(
-            conceal=conceal,
-            sizes=self.config.test_sizes,
-            seed=self.config.seed,
-            hidden_seed=self.hidden_seed,
-            memory_limit=int(limits.memory_gb * GIB),
-            tolerance=self.config.tolerance,
-            limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
-            demanded=self.config.solutions.demanded,
-            timed=self.timed,
-            whole=self.whole,
-            weak=self.config.allow_weak_isolation,
-        )
-
-    @staticmethod
-    def _told(what: str) -> None:
-        """Rewrite the line that says how far the judge is, on a terminal."""
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{what:<60}\r")
-            sys.stderr.flush()
-
-    def _named(self, candidate: Candidate) -> str:
-        """Name or file of the definition that a solution is held against."""
-        name = self.definition or candidate.definition
-        if not name:
-            todo = "Give --definition NAME, as it stands in the dataset, or --definition FILE.json."
-            raise TraceproofError(f"{candidate.path} does not say which definition it implements", todo=todo)
-        return name
 
     @property
     def folder(self) -> Path:

@@ -5,8 +5,7 @@ the inputs of one call at a time as a file, and nothing that is expected.
 """
 
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,40 +57,23 @@ SEED_BITS = 30
 # Wrong answers that another precision may explain: a narrower one loses infinities and NaN, too.
 ROUNDED = (Failure.NUMERICS, Failure.INFINITY, Failure.NAN)
 UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
-TELLING_SECONDS = 0.3  # between two words on how far it is
 ALIKE = 4  # cases cost alike whose memory has as many digits to the base of 2**ALIKE
 DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
 SOLUTION = "solution"  # what it is called among implementations
 
 
 def setup(_: object) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in a worker, which judges `{"settings": ..., "solution": ..., "definition": name}`.
-
-    It answers `{"told": how far it is}`, and is asked on with `{}`, until it answers `{"trial": what came of it}`.
-    """
+    """Called once in a worker, which judges `{"settings": ..., "solution": ..., "definition": name}`."""
     torch.set_num_threads(1)
-    running: list[Iterator[dict[str, Any]]] = []
 
     def handle(item: dict[str, Any]) -> dict[str, Any]:
-        if item:
-            running[:] = [_answers(item)]
-        return next(running[0])
+        settings, candidate = JudgeSettings.model_validate(item["settings"]), Candidate(**item["solution"])
+        definition, cases = planned(item["definition"], settings)
+        with workers(settings) as pool:
+            run = SolutionRun.of(definition, candidate, settings, pool)
+            return tried(run, cases, whole=settings.whole).model_dump(mode="json")
 
     return handle
-
-
-def _answers(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the judging process answers one after the other."""
-    settings, candidate = JudgeSettings.model_validate(item["settings"]), Candidate(**item["solution"])
-    definition, cases = planned(item["definition"], settings)
-    with workers(settings) as pool:
-        trial = Steps(SolutionRun.of(definition, candidate, settings, pool), cases, whole=settings.whole)
-        told = 0.0
-        for what in trial.run():
-            if time.monotonic() - told > TELLING_SECONDS:
-                yield {"told": what}
-                told = time.monotonic()
-        yield {"trial": trial.result().model_dump(mode="json")}
 
 
 def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[PlannedCase]]:
@@ -121,64 +103,34 @@ def workers(settings: JudgeSettings) -> Pool:
 
 
 def tried(evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool = True) -> SolutionTrial:
-    """What comes of all steps."""
-    steps = Steps(evaluation, cases, whole=whole)
-    for _ in steps.run():
-        pass
-    return steps.result()
-
-
-class Steps:
     """All cases, the precision that was used, and where nothing speaks against the answers, properties and speed.
 
     What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
     """
+    from traceproof.solutions.properties import measure, precision
+    from traceproof.solutions.speed import measure_speed
 
-    def __init__(self, evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool) -> None:
-        self.evaluation, self.cases, self.whole = evaluation, cases, whole
-        self.rows: list[SolutionRow] = []
-        self.properties: tuple[PropertyResult, ...] = ()
-        self.precision: tuple[PrecisionResult, ...] = ()
-        self.speed: tuple[SpeedResult, ...] = ()
-
-    def run(self) -> Iterator[str]:
-        """Take one step after the other; says before each what it is."""
-        from traceproof.solutions.properties import measure, precision
-        from traceproof.solutions.speed import measure_speed
-
-        yield "compiling"
-        with self.evaluation.prepared() as ready:
-            failed = ready.compile(self.cases)
-            cases: set[tuple[str, int]] = set()
-            for row in ready.rows(self.cases) if failed is None else [failed]:
-                self.rows.append(row)
-                cases.add((row.case, row.seed))
-                yield f"{len(cases)} of {len(self.cases)} cases"
-                if row.bad and not self.whole:
-                    return
-            wrong = bad(self.rows)
-            if all(row.reason in ROUNDED for row in wrong):
-                yield "precision"
-                self.precision = tuple(precision(ready, self.cases))
-            if wrong:
-                return
-            yield "properties"
-            self.properties, further = measure(ready, self.cases)
-            self.rows += further
-            if self.evaluation.settings.timed and not bad(further):
-                yield "speed"
-                self.speed, late = measure_speed(ready, self.cases)
-                self.rows += late
-
-    def result(self) -> SolutionTrial:
-        """What came of the steps that were taken."""
-        return SolutionTrial(
-            rows=tuple(self.rows),
-            properties=self.properties,
-            precision=self.precision,
-            speed=self.speed,
-            isolation=", ".join(sorted(self.evaluation.reached - {""})),
-        )
+    rows: list[SolutionRow] = []
+    properties: tuple[PropertyResult, ...] = ()
+    seen: tuple[PrecisionResult, ...] = ()
+    speed: tuple[SpeedResult, ...] = ()
+    with evaluation.prepared() as ready:
+        failed = ready.compile(cases)
+        for row in ready.rows(cases) if failed is None else [failed]:
+            rows.append(row)
+            if row.bad and not whole:
+                break
+        wrong = bad(rows)
+        if (whole or not wrong) and all(row.reason in ROUNDED for row in wrong):
+            seen = tuple(precision(ready, cases))
+        if not wrong:
+            properties, further = measure(ready, cases)
+            rows += further
+            if evaluation.settings.timed and not bad(further):
+                speed, late = measure_speed(ready, cases)
+                rows += late
+    isolation = ", ".join(sorted(evaluation.reached - {""}))
+    return SolutionTrial(rows=tuple(rows), properties=properties, precision=seen, speed=speed, isolation=isolation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
