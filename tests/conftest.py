@@ -7,10 +7,14 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from traceproof.sandbox import Pool
+
+if TYPE_CHECKING:
+    from solution_judge import SolutionJudge
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
@@ -63,6 +67,15 @@ def pool() -> Iterator[Pool]:
     from pipeline import borrowed  # imports torch
 
     with borrowed() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
+    """A judge of solutions over the tests' dataset."""
+    from solution_judge import solution_judge  # imports torch
+
+    with solution_judge(tmp_path_factory.mktemp("judging")) as found:
         yield found
 
 

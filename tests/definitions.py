@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,20 @@ def write(root: Path, definition: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(definition), encoding="utf-8")
     return path
+
+
+def write_files(root: Path, files: Mapping[str, str]) -> Path:
+    """Write texts below a folder, by path."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+def write_workloads(root: Path, name: str, lines: Iterable[dict[str, Any]]) -> Path:
+    """Write the workload lines of an rmsnorm definition."""
+    path = f"workloads/rmsnorm/{name}.jsonl"
+    rest = {"definition": name, "solution": None, "evaluation": None}
+    write_files(root, {path: "".join(json.dumps(rest | {"workload": line}) + "\n" for line in lines)})
+    return root / path

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from solution_judge import SolutionJudge, candidate, solution_judge
+from solution_judge import SolutionJudge, candidate
 
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND
 from traceproof.run.untrusted import CallError
@@ -29,12 +27,6 @@ READ, WRITE = "ctypes.string_at({}, 64)", "ctypes.memset({}, 0, 64)"
 PLACES = {"before": "{of}.data_ptr() - 64", "behind": "end + 64"}
 OWN = {"more": "", "new": "output = torch.empty_like(hidden_states)", "back": "return output"}
 GIVEN = {"more": ", output", "new": "pass", "back": "pass"}
-
-
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
-    with solution_judge(tmp_path_factory.mktemp("judging")) as found:
-        yield found
 
 
 def ended(judge: SolutionJudge, text: str) -> dict[str, str]:

@@ -53,6 +53,20 @@ def upstream(tmp_path: Path) -> Upstream:
     return upstream
 
 
+def clone_of_traceproof(folder: Path, *stacks: str) -> Path:
+    """A clone as it is laid out, with results of its own, whose stacks are this interpreter's."""
+    folder.mkdir()
+    for name in ("src", "scripts", "Snakefile", "envs"):
+        (folder / name).symlink_to(ROOT / name)
+    config = {
+        "dataset": {"path": str(ROOT / "tests" / "dataset")},
+        "stacks": {name: {"python": sys.executable} for name in stacks},
+        "test_sizes": ["small"],
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    return folder
+
+
 def history(upstream: Upstream) -> str:
     """Nine commits after `good`; the one that breaks the norm."""
     upstream.commit({"README.md": "two"}, "Say more")
@@ -73,26 +87,11 @@ def test_the_planted_regression_is_found_by_running_it(
 ) -> None:
     upstream.commit({"README.md": "two"}, "Say more")
     broken = upstream.commit({"python/sglang/srt/scale.py": REGRESSION}, "Scale faster")
-    folder = tmp_path / "repository"  # as a clone of traceproof is laid out, with results of its own
-    folder.mkdir()
-    for name in ("src", "scripts", "Snakefile", "envs"):
-        (folder / name).symlink_to(ROOT / name)
-    python = {"python": sys.executable}
-    stacks = {"torch": python, "sglang": python, "flashinfer": python, "fla": python}
-    dataset = ROOT / "tests" / "dataset"
-    (folder / "config.yaml").write_text(
-        json.dumps({"dataset": {"path": str(dataset)}, "stacks": stacks, "test_sizes": ["small"]})
-    )
-    name = next(
-        path.stem
-        for path in sorted((dataset / "definitions" / "rmsnorm").glob("*.json"))
-        if "residual" not in json.loads(path.read_text())["inputs"]
-    )
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(clone_of_traceproof(tmp_path / "repository", "torch", "sglang", "flashinfer", "fla"))
     answer = tmp_path / "answer.json"
-    arguments = ["--definition", name, "--good", "good", "--bad", "main", "--repository", str(upstream.folder)]
+    arguments = ["--definition", "rmsnorm_h96", "--good", "good", "--bad", "main"]
     with pytest.raises(SystemExit) as ended:
-        main(["bisect", *arguments, "--json", str(answer)])
+        main(["bisect", *arguments, "--repository", str(upstream.folder), "--json", str(answer)])
     assert ended.value.code == 0
     found = json.loads(answer.read_text())
     assert found["commit"] == broken

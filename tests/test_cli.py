@@ -108,9 +108,6 @@ def test_a_case_is_shown_with_its_outputs_its_worst_place_and_how_to_repeat_it()
         "  lse  FAIL   ratio 1.4427; worst at [1, 2]: oracle 2.0, reference 1.0",
         "  repeat  traceproof verify --definition-name d",
     ]
-
-
-def test_a_case_in_full_has_its_metrics_too() -> None:
     text = "\n".join(results.describe(typed([row()]), full=True))
     assert "max_abs 0.125" in text
     assert "within the specification's row (atol 0.01)" in text

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from solution_judge import SolutionJudge, candidate, solution_judge
+from solution_judge import SolutionJudge, candidate
 
 from traceproof.ops.cases import Case
 from traceproof.reasons import Error, Failure, Verdict
@@ -59,12 +58,6 @@ PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&module
 """
 
 
-@pytest.fixture(scope="module")
-def judged_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
-    with solution_judge(tmp_path_factory.mktemp("judging")) as found:
-        yield found
-
-
 def compiled(text: str) -> Candidate:
     """A solution in C++ that returns its output."""
     return Candidate(
@@ -79,15 +72,15 @@ def compiled(text: str) -> Candidate:
     )
 
 
-def test_a_compiled_solution_is_accepted(judged_by: SolutionJudge) -> None:
-    assert judged_by.reasons(compiled(CPP.replace("SOURCE", NORM)), NAME) == []
+def test_a_compiled_solution_is_accepted(judge: SolutionJudge) -> None:
+    assert judge.reasons(compiled(CPP.replace("SOURCE", NORM)), NAME) == []
 
 
-def test_it_is_compiled_once_for_all_of_its_workers(judged_by: SolutionJudge) -> None:
-    definition, cases = judged_by.planned(NAME)
+def test_it_is_compiled_once_for_all_of_its_workers(judge: SolutionJudge) -> None:
+    definition, cases = judge.planned(NAME)
     solution = compiled(CPP.replace("SOURCE", STAMP))
     stamps = []
-    with SolutionRun.of(definition, solution, judged_by.settings, judged_by.pool).prepared() as ready:
+    with SolutionRun.of(definition, solution, judge.settings, judge.pool).prepared() as ready:
         assert ready.compile(cases) is None
         subject = ready.subject(cases[0].case)
         for _ in range(2):
@@ -97,8 +90,8 @@ def test_it_is_compiled_once_for_all_of_its_workers(judged_by: SolutionJudge) ->
     assert torch.count_nonzero(stamps[0]) > 1
 
 
-def test_what_does_not_compile_is_refused_once_in_the_compilers_words(judged_by: SolutionJudge) -> None:
-    trial = judged_by.trial(compiled("// PYBIND11_MODULE\n#error no such luck\n"), NAME)
+def test_what_does_not_compile_is_refused_once_in_the_compilers_words(judge: SolutionJudge) -> None:
+    trial = judge.trial(compiled("// PYBIND11_MODULE\n#error no such luck\n"), NAME)
     [row] = trial.rows
     assert row.reason == Error.EXCEPTION
     assert "no such luck" in row.message
@@ -190,13 +183,12 @@ def run(hidden_states, weight):
 
 
 @pytest.mark.parametrize("channels", [None, CHANNELS])
-def test_a_process_may_have_more_channels_to_a_gpu(channels: int | None, tmp_path: Path) -> None:
-    with solution_judge(tmp_path) as judge:
-        definition, cases = judge.planned("rmsnorm_h96")
-        evaluation = SolutionRun.of(definition, candidate("one", SOURCE), judge.settings, judge.pool)
-        subject = evaluation.subject(next(case.case for case in cases if case.id == "small-0"))
-        with evaluation.source(channels=channels) as source:
-            (output,) = evaluation.call(source, subject).outputs.values()
+def test_a_process_may_have_more_channels_to_a_gpu(channels: int | None, judge: SolutionJudge) -> None:
+    definition, cases = judge.planned("rmsnorm_h96")
+    evaluation = SolutionRun.of(definition, candidate("one", SOURCE), judge.settings, judge.pool)
+    subject = evaluation.subject(next(case.case for case in cases if case.id == "small-0"))
+    with evaluation.source(channels=channels) as source:
+        (output,) = evaluation.call(source, subject).outputs.values()
     assert isinstance(output, torch.Tensor)
     assert bool((output == (channels or 0)).all())
 

@@ -98,11 +98,8 @@ def test_a_dataset_source_that_cannot_be_used(
     assert any(said in problem for problem in problems(raw, tmp_path))
 
 
-def test_a_folder_alone_is_short_for_path(shipped: dict[str, Any]) -> None:
+def test_a_folder_alone_is_short_for_path_and_all_overrides_both_lists(shipped: dict[str, Any]) -> None:
     assert read_config({**shipped, "dataset": str(DATASET)}, root=ROOT).dataset.path == DATASET
-
-
-def test_all_overrides_both_lists(shipped: dict[str, Any]) -> None:
     changes = {"selection": {"op_type": ["rmsnorm"], "definition_name": ["x"], "all": True}}
     selection = read_config(merged(shipped, changes), root=ROOT).selection
     assert (selection.op_types, selection.definitions) == ((), ())

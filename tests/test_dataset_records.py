@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -58,13 +59,10 @@ def test_a_workload_line_is_written_as_it_was_read() -> None:
     assert workload.blobs == ("./blob/a.safetensors",)
 
 
-@pytest.mark.parametrize("has_correctness", [False, True])
-@pytest.mark.parametrize("has_performance", [False, True])
-def test_correctness_and_performance_are_there_exactly_where_the_status_has_them(
-    *, has_correctness: bool, has_performance: bool
-) -> None:
+def test_correctness_and_performance_are_there_exactly_where_the_status_has_them() -> None:
     with_both = {"PASSED": (True, True), "INCORRECT_NUMERICAL": (True, False)}
-    for status in EvaluationStatus:
+    each = (False, True)
+    for status, has_correctness, has_performance in product(EvaluationStatus, each, each):
         figures = {
             "correctness": EVALUATION["correctness"] if has_correctness else None,
             "performance": EVALUATION["performance"] if has_performance else None,

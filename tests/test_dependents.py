@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from definitions import write_files
 from source_remotes import Upstream
 
 from traceproof.checkouts.tree import CommitTree, FolderTree, changed_between
@@ -32,14 +33,6 @@ FILES = {
 }
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return root
-
-
 def reached(root: Path, *changed: str) -> tuple[set[str], Reached]:
     """The tests that a change reaches."""
     graph = Graph(FolderTree(root))
@@ -66,18 +59,18 @@ UNDER_PKG = ALL - {"free/test_nothing.py"}
     ],
 )
 def test_a_change_reaches_what_needs_it(tmp_path: Path, changed: str, tests: set[str]) -> None:
-    assert reached(write(tmp_path, FILES), changed)[0] == tests
+    assert reached(write_files(tmp_path, FILES), changed)[0] == tests
 
 
 def test_a_chain_says_why(tmp_path: Path) -> None:
-    _, found = reached(write(tmp_path, FILES), "other/leaf.py")
+    _, found = reached(write_files(tmp_path, FILES), "other/leaf.py")
     chain = [str(step) for step in found.chains["tests/test_core.py"]]
     assert chain[0].startswith("tests/test_core.py:1 imports pkg/")
     assert chain[-1] == "pkg/deep/inner.py:1 imports other/leaf.py"
 
 
 def test_a_file_that_can_not_be_parsed_reaches_everything_and_is_reached_by_all(tmp_path: Path) -> None:
-    root = write(tmp_path, {**FILES, "tests/test_broken.py": "def (:\n"})
+    root = write_files(tmp_path, {**FILES, "tests/test_broken.py": "def (:\n"})
     tests, found = reached(root, "tests/test_broken.py")
     assert tests == {*ALL, "tests/test_broken.py"}
     assert found.everything is not None
@@ -86,7 +79,7 @@ def test_a_file_that_can_not_be_parsed_reaches_everything_and_is_reached_by_all(
 
 
 def test_an_import_by_an_unknown_name_may_mean_any_module(tmp_path: Path) -> None:
-    root = write(
+    root = write_files(
         tmp_path,
         {**FILES, "free/test_nothing.py": "import importlib, sys\nimportlib.import_module(sys.argv[1])\n"},
     )
@@ -94,7 +87,7 @@ def test_an_import_by_an_unknown_name_may_mean_any_module(tmp_path: Path) -> Non
 
 
 def test_a_file_that_nobody_is_seen_to_read_reaches_everything(tmp_path: Path) -> None:
-    assert reached(write(tmp_path, {**FILES, "data/x.bin": "0"}), "data/x.bin")[0] == ALL
+    assert reached(write_files(tmp_path, {**FILES, "data/x.bin": "0"}), "data/x.bin")[0] == ALL
 
 
 def test_two_commits_are_compared_without_a_checkout(tmp_path: Path) -> None:
@@ -107,7 +100,7 @@ def test_two_commits_are_compared_without_a_checkout(tmp_path: Path) -> None:
 
 
 def test_bad_use_is_said(tmp_path: Path) -> None:
-    write(tmp_path, FILES)
+    write_files(tmp_path, FILES)
     with pytest.raises(TraceproofError, match="--changed FILE"):
         dependents(root=tmp_path)
     with pytest.raises(TraceproofError, match=r"not in .*: pkg/gone\.py"):

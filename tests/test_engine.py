@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from definitions import GOOD, HIDDEN, rmsnorm, write
+from definitions import GOOD, HIDDEN, rmsnorm, write, write_files, write_workloads
 from dialect_samples import GATED
 from pipeline import STACK, Run, engine_of, verdicts
 from safetensors.torch import save_file
@@ -24,7 +24,7 @@ from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
 from traceproof.run import engine as engines
 from traceproof.run import judging
-from traceproof.run.case import HOST_BYTES, drawing_device, solve
+from traceproof.run.case import HOST_BYTES, drawing_device, sent_together, solve
 from traceproof.run.engine import DefinitionRun, Engine, EngineSettings
 from traceproof.run.judging import JudgedCase, LargeCase
 from traceproof.run.plan import PlanSelection, plan, planned_alone
@@ -109,12 +109,12 @@ def test_a_package_that_cannot_be_imported_is_an_error_and_an_absent_one_a_skip(
 ) -> None:
     packages = tmp_path / "packages"
     if installed:
-        for name, text in {
-            "sglang-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 1.0\n",
+        metadata = "Metadata-Version: 2.1\nName: sglang\nVersion: 1.0\n"
+        files = {
+            "sglang-1.0.dist-info/METADATA": metadata,
             "sglang/srt/layers/layernorm.py": "import undeclared\n",
-        }.items():
-            (packages / name).parent.mkdir(parents=True, exist_ok=True)
-            (packages / name).write_text(text)
+        }
+        write_files(packages, files)
     other = Environment(name="sglang", python=sys.executable, record=STACK, path=(str(packages),))
     with engine_of(EngineSettings(environments={MAIN: HERE, "sglang": other}, limits=LIMITS)) as made:
         rows = made.rows(planned(dataset, tmp_path / "cases")["alpha"], ("sglang_native",))
@@ -136,10 +136,7 @@ def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: P
         {"uuid": "three", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": there}},
         {"uuid": "two", "axes": {"batch_size": 3}, "inputs": {"hidden_states": random, "weight": blob}},
     ]
-    path = dataset / "workloads" / "rmsnorm" / "alpha.jsonl"
-    path.parent.mkdir(parents=True)
-    empty = {"definition": "alpha", "solution": None, "evaluation": None}
-    path.write_text("".join(json.dumps(empty | {"workload": line}) + "\n" for line in lines), encoding="utf-8")
+    write_workloads(dataset, "alpha", lines)
     selection = PlanSelection(definitions=("alpha",), sizes=("small",), workloads=True)
     rows = Run(dataset, tmp_path / "results", selection=selection, limits=LIMITS).verify("torch")["alpha"]
     by_case = {(row["case"], row["implementation"]): (row["verdict"], row["reason"]) for row in rows}
@@ -337,3 +334,24 @@ def test_an_implementation_that_saw_other_inputs_is_not_judged(dataset: Path, tm
     )
     [row] = judged.every
     assert (row.verdict, row.reason, row.output) == ("error", "inputs_differ", "*")
+
+
+def test_small_inputs_sent_together_are_what_they_were() -> None:
+    transposed = torch.arange(6.0).view(2, 3).t()
+    inputs: Values = {
+        "one": torch.tensor(2.5, dtype=torch.float64),
+        "two": None,
+        "transposed": transposed,
+        "three": torch.tensor([True, False, True]),
+        "none": torch.empty(0),
+        "column": torch.arange(3, dtype=torch.bfloat16).as_strided((1, 3), (7, 1)),
+    }
+    sent = sent_together(inputs, torch.device("cpu"))
+    assert set(sent) == {"one", "three", "column"}
+    for name, value in sent.items():
+        given = inputs[name]
+        assert isinstance(value, torch.Tensor)
+        assert isinstance(given, torch.Tensor)
+        assert (value.dtype, value.shape, value.stride()) == (given.dtype, given.shape, given.stride())
+        assert torch.equal(value, given)
+        assert value.data_ptr() != given.data_ptr()

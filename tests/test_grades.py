@@ -54,20 +54,20 @@ def judged(*names: str) -> list[dict[str, Any]]:
     return [found.as_json() for name in names for found in graded(typed(ROWS[name]))]
 
 
-@pytest.mark.parametrize(
-    ("name", "grade"),
-    [
-        ("a_proved", Grade.PROVED),
-        ("a_checked", Grade.CHECKED),
-        ("b_agreed", Grade.AGREED),
-        ("b_consistent", Grade.CONSISTENT),
-        ("b_lonely", Grade.CONSISTENT),
-    ],
-)
-def test_a_passing_row_of_a_reference_says_how_strong_its_proof_is(name: str, grade: Grade) -> None:
-    first, *others = judged(name)
-    assert first["grade"] == grade
-    assert not any("grade" in other for other in others)
+GRADES = {
+    "a_proved": Grade.PROVED,
+    "a_checked": Grade.CHECKED,
+    "b_agreed": Grade.AGREED,
+    "b_consistent": Grade.CONSISTENT,
+    "b_lonely": Grade.CONSISTENT,
+}
+
+
+def test_a_passing_row_of_a_reference_says_how_strong_its_proof_is() -> None:
+    for name, grade in GRADES.items():
+        first, *others = judged(name)
+        assert first["grade"] == grade
+        assert not any("grade" in other for other in others)
 
 
 def test_a_row_that_fails_is_about_conduct_or_passed_a_tolerance_has_no_grade() -> None:
@@ -81,13 +81,7 @@ def test_a_row_that_fails_is_about_conduct_or_passed_a_tolerance_has_no_grade() 
 
 def test_a_definition_has_a_grade_only_where_all_its_outputs_were_judged() -> None:
     summary = summarise(judged(*ROWS), Known())
-    assert {name: grade for name, grade in told(summary, "grade").items() if grade} == {
-        "a_checked": "checked",
-        "a_proved": "proved",
-        "b_agreed": "agreed",
-        "b_consistent": "consistent",
-        "b_lonely": "consistent",
-    }
+    assert {name: grade for name, grade in told(summary, "grade").items() if grade} == GRADES
     assert told(summary, "conclusion")["b_open"] == "unverified"
     assert told(summary, "conclusion")["b_agreed"] == "agreed"
     assert told(summary, "conclusion")["b_consistent"] == "consistent"
@@ -113,17 +107,11 @@ def test_a_definition_that_agrees_with_itself_alone_is_not_verified_unless_it_is
 def test_the_table_counts_grades_by_op_type_and_says_what_is_not_proved() -> None:
     text = table(summarise(judged("a_proved", "b_agreed", "b_consistent"), Known()))
     assert "Grades of proof" in text
-    assert [
-        cell.strip() for cell in next(line for line in text.splitlines() if line.startswith("│ b")).split("│")[1:3]
-    ]
     lines = [line for line in text.split("Grades of proof")[1].splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert cells == [["a", "1", "0", "0", "0", "0", "0", "0"], ["b", "0", "0", "1", "1", "0", "0", "0"]]
     assert "1 not verified: consistent with their own float64 alone" in text
     assert "1 agreed without an oracle, 1 consistent with float64 alone" in text
-
-
-def test_without_a_definition_of_no_oracle_the_table_is_as_it_was() -> None:
     assert "Grades of proof" not in table(summarise(judged("a_proved", "a_checked"), Known()))
 
 

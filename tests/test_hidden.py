@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from definitions import HIDDEN, rmsnorm, write
+from definitions import HIDDEN, rmsnorm, write, write_workloads
 from pipeline import Rows, Run, plans, summarise, told, verdicts
 from safetensors.torch import save_file
 from test_hostile import RIGHT, reference
@@ -128,10 +128,7 @@ def test_a_changed_blob_is_another_key(tmp_path: Path) -> None:
     inputs = {"hidden_states": {"type": "random"}}
     inputs["weight"] = {"type": "safetensors", "path": "./blob/w.safetensors", "tensor_key": "weight"}
     line = {"uuid": "one", "axes": {"batch_size": 3}, "inputs": inputs}
-    path = root / "workloads" / "rmsnorm" / "alpha.jsonl"
-    path.parent.mkdir(parents=True)
-    text = json.dumps({"definition": "alpha", "solution": None, "evaluation": None, "workload": line})
-    path.write_text(text + "\n", encoding="utf-8")
+    write_workloads(root, "alpha", [line])
     selection = PlanSelection(sizes=("small",), workloads=True, cases=("workload-one",))
     run = Run(root, tmp_path / "results", selection=selection, limits=LIMITS)
     digests = []

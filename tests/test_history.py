@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 from ruamel.yaml import YAML
+from test_bumps_bisect import BASE, clone_of_traceproof
 
 from history import catalogue
 from history.catalogue import Bug, Found, Kind, Why, bugs, judged, parsed
@@ -20,19 +20,6 @@ from traceproof.reasons import Skip
 from traceproof.run.schema import VerdictRow
 
 ROOT = Path(__file__).resolve().parents[1]
-NORM = """
-import torch
-
-
-class RMSNorm:
-    def __init__(self, size, eps):
-        self.eps = eps
-
-    def forward_native(self, x, residual=None):
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (wide * self.weight.float() * FACTOR).to(x.dtype)
-"""
 FILE = """
 title: The norm is too large
 kind: scale
@@ -99,19 +86,13 @@ def test_a_release_without_the_bug_that_fails_is_an_alarm() -> None:
 def wheel(folder: Path, version: str, *, factor: str) -> None:
     """A released package of which only the norm is there."""
     folder.mkdir(exist_ok=True)
-    about = f"sglang-{version}.dist-info"
-    files = {
-        "sglang/__init__.py": f"__version__ = '{version}'\n",
-        "sglang/srt/__init__.py": "",
-        "sglang/srt/layers/__init__.py": "",
-        "sglang/srt/layers/layernorm.py": NORM.replace("FACTOR", factor),
-        "sglang/srt/runtime_context.py": "def publish_role():\n    return 'there already'\n",
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n",
-        f"{about}/WHEEL": "Wheel-Version: 1.0\n",
-    }
     with zipfile.ZipFile(folder / f"sglang-{version}-py3-none-any.whl", "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
+        for name, text in BASE.items():
+            path = name.removeprefix("python/").replace("1.0", version)
+            archive.writestr(
+                path, str(text).replace("1.0", version).replace("x * weight", f"x * weight * {factor}")
+            )
+        archive.writestr(f"sglang-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
 
 
 def test_the_releases_nearest_the_fix_are_taken_from_a_folder(tmp_path: Path) -> None:
@@ -130,16 +111,7 @@ def test_the_releases_nearest_the_fix_are_taken_from_a_folder(tmp_path: Path) ->
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A clone of traceproof with results of its own, with one bug in its catalogue."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    for name in ("src", "scripts", "Snakefile", "envs"):
-        (folder / name).symlink_to(ROOT / name)
-    config = {
-        "dataset": {"path": str(ROOT / "tests" / "dataset")},
-        "stacks": {name: {"python": sys.executable} for name in ("torch", "sglang")},
-        "test_sizes": ["small"],
-    }
-    (folder / "config.yaml").write_text(json.dumps(config))
+    folder = clone_of_traceproof(tmp_path / "repository", "torch", "sglang")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(catalogue, "bugs", lambda: {"planted": bug()})
     return folder

@@ -52,20 +52,11 @@ HOSTILE: dict[str, tuple[str, tuple[str, str]]] = {
         ("fail", "nan"),
     ),
     "zeros": ("return torch.zeros_like(hidden_states)", ("fail", "numerics")),
-    "reads_environment": ("import os\nos.environ['HOME']\n" + RIGHT, ("error", "refused")),
-    "reads_home": ("open('/root/.profile').read()\n" + RIGHT, ("error", "refused")),
     "writes_outside": ("open('OUTSIDE/was-here', 'w')\n" + RIGHT, ("error", "refused")),
     "opens_a_socket": (
         "import socket\nsocket.create_connection(('127.0.0.1', 9))\n" + RIGHT,
         ("error", "refused"),
     ),
-    "kills_its_parent": (
-        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n" + RIGHT,
-        ("error", "refused"),
-    ),
-    "forks": ("import os\nos.fork()\n" + RIGHT, ("error", "refused")),
-    "patches_torch": ("torch.rsqrt = torch.sqrt\n" + RIGHT, ("error", "refused")),
-    "reaches_through_classes": ("().__class__.__base__.__subclasses__()\n" + RIGHT, ("error", "refused")),
 }
 
 LAZY = "\nclass Lazy(torch.Tensor):\n    pass\n"

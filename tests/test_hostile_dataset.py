@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hostile_dataset
 import pytest
-from definitions import GOOD, rmsnorm, write
+from definitions import GOOD, rmsnorm, write, write_workloads
 from hostile_dataset import FILES, ODD, TEXTS
 from pipeline import Rows, Run, plans, verdicts
 
@@ -139,10 +139,7 @@ def test_a_workload_line_that_does_not_fit_costs_itself(tmp_path: Path) -> None:
         {"uuid": "large", "axes": {"batch_size": 1 << 60}, "inputs": both},
         {"uuid": "inf", "axes": {"batch_size": 3}, "inputs": both | {"weight": endless}},
     ]
-    rest = {"definition": "good", "solution": None, "evaluation": None}
-    path = tmp_path / "workloads" / "rmsnorm" / "good.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(rest | {"workload": line}) + "\n" for line in lines))
+    write_workloads(tmp_path, "good", lines)
     (cases,) = plans(tmp_path, tmp_path / "cases", PlanSelection(workloads=True))
     planned = json.loads(cases.read_text())
     ids = [entry["case"]["id"] for entry in planned["definitions"]["good"]["cases"]]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import stacks as script
+from definitions import write_files
 from stacks import Imports, check
 
 from traceproof.checkouts.pins import Pin, write_lock
@@ -34,9 +35,7 @@ def environment(root: Path, code: str, *, installed: bool = True) -> None:
             "fla_core-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: fla-core\nVersion: 1.0\n",
             "fla/ops/gated_delta_rule.py": code + RULES,
         }
-    for name, text in files.items():
-        (packages / name).parent.mkdir(parents=True, exist_ok=True)
-        (packages / name).write_text(text)
+    write_files(packages, files)
     python = root / ".venvs" / "fla" / "bin" / "python"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} "$@"\n')
@@ -102,21 +101,13 @@ def test_the_command_fails_with_what_is_absent(
     assert told == {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return root
-
-
 def test_a_stack_is_known_by_its_package(tmp_path: Path) -> None:
-    assert stack_of(FolderTree(write(tmp_path / "a", {"python/sglang/__init__.py": ""}))) == "sglang"
-    assert stack_of(FolderTree(write(tmp_path / "b", {"numpy/__init__.py": ""}))) is None
+    assert stack_of(FolderTree(write_files(tmp_path / "a", {"python/sglang/__init__.py": ""}))) == "sglang"
+    assert stack_of(FolderTree(write_files(tmp_path / "b", {"numpy/__init__.py": ""}))) is None
 
 
 def test_a_checkout_is_imported_with_its_kernels(tmp_path: Path) -> None:
-    checkout = write(
+    checkout = write_files(
         tmp_path / "checkout", {"flashinfer/__init__.py": "x = 1\n", "csrc/norm.cu": "//\n", "include/a.h": "//\n"}
     )
     linked = importable(checkout, "flashinfer", tmp_path / "linked")
@@ -137,24 +128,24 @@ def test_a_locked_source_needs_a_pin(tmp_path: Path) -> None:
 
 
 def test_an_edit_of_what_was_cloned_is_seen(tmp_path: Path) -> None:
-    folder = write(tmp_path / "sources" / "fla", {"fla/__init__.py": "1"})
+    folder = write_files(tmp_path / "sources" / "fla", {"fla/__init__.py": "1"})
     cloned = tmp_path / "sources.json"
     cloned.write_text(json.dumps({"scans": {"fla": scan(folder)}}))
     assert source_state("fla", LOCKED, root=tmp_path, cloned=cloned) == "as cloned"
-    write(folder, {"fla/__init__.py": "12"})
+    write_files(folder, {"fla/__init__.py": "12"})
     assert source_state("fla", LOCKED, root=tmp_path, cloned=cloned) == scan(folder) != "as cloned"
 
 
 @pytest.mark.slow
 def test_the_record_goes_by_what_the_package_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkout = write(
+    checkout = write_files(
         tmp_path / "checkout", {"sglang/__init__.py": "", "sglang/srt/norm.py": "EPS = 1\n", "README.md": "a"}
     )
     stack = Installation.at("sglang", sys.executable)
     monkeypatch.chdir(ROOT)
 
     def digest(**files: str) -> str:
-        write(checkout, files)
+        write_files(checkout, files)
         record_stack(stack, checkout, linked=tmp_path / "linked", out=tmp_path / "sglang.json")
         record = json.loads((tmp_path / "sglang.json").read_text())
         assert record["versions"]["sglang"] == "0+edited"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from definitions import rmsnorm, write
-from op_support import ROOT, cases, inputs_of, load
+from op_support import ROOT, load
 from pipeline import Rows, Run, summarise, told, verdicts
 
 from traceproof.ops import registry
@@ -27,19 +26,6 @@ BUFFERS = {
     "of_the_row": WRITE.replace("[slot, t]", "[row, t]"),
     "before_the_token": "intermediate_states_buffer[slot, t] = initial_state[slot]",
 }
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*/*.json")), ids=lambda path: path.stem)
-def test_each_output_of_each_definition_has_an_answer_and_a_comparison(path: Path) -> None:
-    definition = load(path.parent.name, path.stem)
-    op = registry.get(definition.op_type).of_form(definition)
-    lacking = set(op.judged(definition))
-    assert lacking == lacking & op.comparisons(definition).keys()
-    for case in sorted(cases(definition, "small"), key=lambda case: op.memory(definition, case)):
-        lacking -= op.oracle(definition, inputs_of(definition, case)).keys()
-        if not lacking:
-            return
-    assert not lacking
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from definitions import write_files
 from lint_samples import ATTENTION, PLANTED, Edit, Sample, attention_line
 from typer.testing import CliRunner
 
@@ -21,11 +22,9 @@ from traceproof.lint.run import lint, report_text
 @pytest.fixture(scope="module")
 def flashinfer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("site")
-    (root / "flashinfer").mkdir()
-    (root / "flashinfer/__init__.py").write_text("")
-    (root / "flashinfer/prefill.py").write_text("class Prefill: ...\n")
-    (root / "flashinfer/moe.py").write_text("def fp4_moe(): ...\n")
-    (root / "flashinfer/fused_moe.py").write_text("def block_scale_fp8_moe(): ...\n")
+    files = {"__init__": "", "prefill": "class Prefill: ...\n", "moe": "def fp4_moe(): ...\n"}
+    files["fused_moe"] = "def block_scale_fp8_moe(): ...\n"
+    write_files(root, {f"flashinfer/{name}.py": text for name, text in files.items()})
     return root
 
 
@@ -225,10 +224,7 @@ from ..outside import thing
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     root = tmp_path_factory.mktemp("site")
-    for name, text in FILES.items():
-        path = root / "flashinfer" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write_files(root / "flashinfer", FILES)
     return Package(root)
 
 

@@ -135,6 +135,8 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
     """Each variant in every case, each mutant in one case at least of those that it applies to."""
     declared = registry.get(definition.op_type)
     waiting = [*generic_mutants(declared.variants[0]), *declared.mutants]
+    names = [answer.name for answer in (*declared.variants, *waiting)]
+    assert len(set(names)) == len(names)
     applying: set[str] = set()
     dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}
     for case in cases(definition, "small", "medium"):

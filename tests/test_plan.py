@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from definitions import rmsnorm, write
+from definitions import rmsnorm, write, write_workloads
 
 from traceproof.errors import TraceproofError
 from traceproof.run import plan as planning
@@ -103,13 +103,10 @@ def test_a_definition_with_workload_lines_is_planned_each_time(
 ) -> None:
     drawn = {"type": "random"}
     line = {"uuid": "one", "axes": {"batch_size": 3}, "inputs": {"hidden_states": drawn, "weight": drawn}}
-    path = dataset / "workloads" / "rmsnorm" / "alpha.jsonl"
-    path.parent.mkdir(parents=True)
-    text = json.dumps({"definition": "alpha", "solution": None, "evaluation": None, "workload": line})
-    path.write_text(text, encoding="utf-8")
+    path = write_workloads(dataset, "alpha", [line])
     planned(workloads=True)
     assert planned(workloads=True) == ["alpha"]
-    path.write_text(text.replace("3", "4"), encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8").replace("3", "4"), encoding="utf-8")
     assert planned(workloads=True) == ["alpha"]
     assert planned() != []
     assert planned() == []

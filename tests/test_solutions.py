@@ -39,21 +39,15 @@ WRITES = f"{NORM}\n\ndef run(hidden_states, weight, output):\n    output.copy_(n
 WRONG = RETURNS.replace("1e-5", "1e-6")
 
 
-@pytest.fixture(scope="module")
-def judged_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
-    with solution_judge(tmp_path_factory.mktemp("judging")) as found:
-        yield found
-
-
-def states(judged_by: SolutionJudge, source: str) -> dict[str, str]:
+def states(judge: SolutionJudge, source: str) -> dict[str, str]:
     """The state of each property of a solution."""
-    return {one.name: one.state for one in judged_by.trial(candidate("one", source), NAME).properties}
+    return {one.name: one.state for one in judge.trial(candidate("one", source), NAME).properties}
 
 
 @pytest.mark.parametrize("source", [RETURNS, WRITES], ids=["value-returning", "destination-passing"])
-def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, judged_by: SolutionJudge) -> None:
-    trial = judged_by.trial(candidate("right", source), NAME)
-    assert judged_by.reasons(candidate("right", source), NAME) == []
+def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, judge: SolutionJudge) -> None:
+    trial = judge.trial(candidate("right", source), NAME)
+    assert judge.reasons(candidate("right", source), NAME) == []
     assert {row.seed for row in trial.rows} >= {0, 987_654}
     assert {row.size for row in trial.rows} == {"small", "adversarial"}
     measured = {one.name: one.state for one in trial.properties}
@@ -62,9 +56,7 @@ def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, judged_b
 
 
 @pytest.mark.parametrize("eps", ["1e-5", "1e-6"])
-def test_a_module_with_a_model_is_judged_by_its_forward(
-    eps: str, judged_by: SolutionJudge, tmp_path: Path
-) -> None:
+def test_a_module_with_a_model_is_judge_its_forward(eps: str, judge: SolutionJudge, tmp_path: Path) -> None:
     lines = ("class Model:", "    pass", "", "class ModelNew(torch.nn.Module):")
     own = ("    def __init__(self, eps):", "        super().__init__()", "        self.eps = eps")
     forward = ("    def forward(self, hidden_states, weight):", "        return norm(hidden_states, weight)")
@@ -75,26 +67,26 @@ def test_a_module_with_a_model_is_judged_by_its_forward(
     file.write_text(text, encoding="utf-8")
     [found] = read(file)
     assert not found.refusals
-    assert bool(judged_by.reasons(found, NAME)) == (eps != "1e-5")
+    assert bool(judge.reasons(found, NAME)) == (eps != "1e-5")
 
 
-def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(judged_by: SolutionJudge) -> None:
-    reasons = judged_by.reasons(candidate("wrong", WRONG), NAME)
+def test_a_wrong_constant_is_refused_with_the_case_that_shows_it(judge: SolutionJudge) -> None:
+    reasons = judge.reasons(candidate("wrong", WRONG), NAME)
     told = next(reason for reason in reasons if "numerics: output in case adversarial-tiny" in reason)
     assert re.search(r"; worst at \[\d+, \d+\]: expected -?\d\S*, solution -?\d\S*; max_abs \d", told), told
 
 
-def test_a_kernel_that_can_not_be_launched_on_none_is_reported_and_no_refusal(judged_by: SolutionJudge) -> None:
+def test_a_kernel_that_can_not_be_launched_on_none_is_reported_and_no_refusal(judge: SolutionJudge) -> None:
     source = RETURNS.replace("    return norm", "    assert len(hidden_states)\n    return norm")
-    assert judged_by.reasons(candidate("empty", source), NAME) == []
-    found = states(judged_by, source)
+    assert judge.reasons(candidate("empty", source), NAME) == []
+    found = states(judge, source)
     assert found.pop("empty") == "broken"
     assert "broken" not in found.values()
 
 
-def test_noise_is_reported_as_such_and_nothing_else_is_said_of_bits(judged_by: SolutionJudge) -> None:
+def test_noise_is_reported_as_such_and_nothing_else_is_said_of_bits(judge: SolutionJudge) -> None:
     source = RETURNS.replace("x.square()", "x.square().mul(1 + 2e-3 * torch.rand(()))")
-    found = states(judged_by, source)
+    found = states(judge, source)
     assert found["determinism"] == "broken"
     assert found["process"] == "not measured"
 
@@ -119,14 +111,14 @@ def _solution(
     return json.dumps(record, indent=1)
 
 
-def test_several_files_and_a_named_function(judged_by: SolutionJudge, tmp_path: Path) -> None:
+def test_several_files_and_a_named_function(judge: SolutionJudge, tmp_path: Path) -> None:
     main = "from inner import norm\n\n\ndef entry(x, weight):\n    return norm(x, weight)\n"
     text = _solution("two", NAME, {"kernels/main.py": main, "inner.py": NORM}, entry="kernels/main.py::entry")
     (tmp_path / "two.json").write_text(text, encoding="utf-8")
     [found] = read(tmp_path)
     assert found.definition == NAME
     assert not found.refusals
-    assert judged_by.reasons(found, NAME) == []
+    assert judge.reasons(found, NAME) == []
 
 
 def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> None:
@@ -313,14 +305,14 @@ GIVEN = "def run(probs, top_k):\n    return draw(probs, top_k)\n"
 WRITTEN = "def run(probs, top_k, samples):\n    samples.copy_(draw(probs, top_k))\n"
 
 
-def test_a_sampler_that_is_greedy_in_one_of_a_hundred_draws_is_refused(judged_by: SolutionJudge) -> None:
-    greedy = judged_by.trial(candidate("greedy", SAMPLER.format(part=0.01) + GIVEN), TOP_K, whole=False)
+def test_a_sampler_that_is_greedy_in_one_of_a_hundred_draws_is_refused(judge: SolutionJudge) -> None:
+    greedy = judge.trial(candidate("greedy", SAMPLER.format(part=0.01) + GIVEN), TOP_K, whole=False)
     assert [(row.reason, row.output) for row in greedy.rows if row.bad] == [("numerics", "samples")]
 
 
 def test_a_right_sampler_that_writes_into_its_output_is_accepted(
-    judged_by: SolutionJudge, monkeypatch: pytest.MonkeyPatch
+    judge: SolutionJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "FURTHER_SECONDS", 1.0)
     monkeypatch.setattr(sampler, "SHORT_SECONDS", 0.05)
-    assert judged_by.reasons(candidate("right", SAMPLER.format(part=0.0) + WRITTEN), TOP_K) == []
+    assert judge.reasons(candidate("right", SAMPLER.format(part=0.0) + WRITTEN), TOP_K) == []

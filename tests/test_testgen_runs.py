@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from definitions import GOOD, rmsnorm, write
+from definitions import GOOD, rmsnorm, write, write_workloads
 from dialect_samples import GATED
 from testgen_support import NOTHING_KNOWN, contents, dataset, everything
 
@@ -55,9 +55,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"uuid": uuid, "axes": {"batch_size": rows}, "inputs": given}
         for uuid, rows, given in (("one", 3, inputs), ("two", 3, stored), ("huge", 100_000, inputs))
     ]
-    path = root / "workloads" / "rmsnorm" / "rmsnorm_a.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps({"definition": "rmsnorm_a", "workload": one}) + "\n" for one in workloads))
+    write_workloads(root, "rmsnorm_a", workloads)
     everything(root)
     (root / PLACE / "test_own.py").write_text(OWN)
     return root
