@@ -152,7 +152,7 @@ def normal_table(device: torch.device) -> torch.Tensor:
     return torch.tensor([*(-x for x in reversed(upper)), *upper], dtype=torch.float32)
 
 
-FINGERPRINT_SALTS = (0x243F6A8885A308D3, 0x13198A2E03707344)  # fractional digits of pi
+FINGERPRINT_SALT = 0x243F6A8885A308D3  # fractional digits of pi
 FP8_NAN_CODES = {torch.float8_e4m3fn: 0x7F}  # the only one, whatever the sign bit
 EACH_BYTE = 0x0101010101010101
 
@@ -281,8 +281,8 @@ def _lower_nan_codes(words: torch.Tensor) -> None:
 def fingerprint(tensor: torch.Tensor) -> str:
     """128-bit fingerprint of a tensor's shape, dtype and bits, computed where the tensor lies.
 
-    Not cryptographic: it tells whether two processes saw the same inputs. A position-keyed hash is summed
-    modulo 2**64, so any order of summation gives the same result.
+    Not cryptographic: it tells whether two processes saw the same inputs. A position-keyed hash and its square are
+    summed modulo 2**64, so any order of summation gives the same result.
     """
     return fingerprint_each([tensor])[0]
 
@@ -322,11 +322,10 @@ def _hash_sums(tensor: torch.Tensor) -> torch.Tensor:
     for start in range(0, len(words), step):
         part = words[start : start + step]
         hashed, spare = scratch[0, : len(part)], scratch[1, : len(part)]
-        fill_multiples(hashed, FINGERPRINT_SALTS[0], start)
+        fill_multiples(hashed, FINGERPRINT_SALT, start)
         hashed ^= part
         mix_(hashed, spare)
         sums[0] += hashed.sum()
-        hashed *= signed(FINGERPRINT_SALTS[1])
-        mix_(hashed, spare)
+        hashed *= hashed  # of words that are mixed already, a sum that says what theirs does not
         sums[1] += hashed.sum()
     return sums

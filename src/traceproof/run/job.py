@@ -96,7 +96,8 @@ class Job:
         if not lacking:
             return
         calls = _Calls(f"{self.plan.op_type + self.group:24}", sum(one.calls for one in lacking))
-        with telling(calls), self.engine(calls.count) as engine:
+        with self.engine(calls.count) as engine:
+            # Before there is a second thread, which would keep it from forking.
             engine.prepare([one.entry for one in lacking if one.runs], self.implementations)
 
             def compute(one: _Asked) -> None:
@@ -105,10 +106,11 @@ class Job:
                     cache.put(kept)
 
             threads = ThreadPoolExecutor(self.parallel)
+            order = sorted(lacking, key=lambda one: -one.cost) if self.parallel > 1 else lacking
             try:
-                order = sorted(lacking, key=lambda one: -one.cost) if self.parallel > 1 else lacking
-                for done in [threads.submit(compute, one) for one in order]:
-                    done.result()
+                with telling(calls):
+                    for done in [threads.submit(compute, one) for one in order]:
+                        done.result()
             except BaseException as error:  # an interrupt waits for nothing
                 threads.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
                 raise
