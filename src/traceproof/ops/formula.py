@@ -360,6 +360,20 @@ class FormulaOp(Op):
         for turn, (name, params) in enumerate(self.adversarial.items(), 2):
             yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
 
+    def case(
+        self,
+        definition: Definition,
+        name: str,
+        sizes: Mapping[str, int],
+        seed: int,
+        params: Mapping[str, Any] = NOTHING,
+    ) -> Case:
+        """A case of the size class that its name begins with, the var axes by the form's letters; others of 1."""
+        letters = self.form(definition).axes(definition)
+        axes = {letters[one]: size for one, size in sizes.items() if one in letters}
+        var = {axis: axes.get(axis, 1) for axis in definition.var_axes}
+        return Case(name, name.partition("-")[0], var, seed, dict(params))
+
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Far rows, where rows are computed by themselves, and `extremes`, of a medium case's sizes."""
         yield from super().stress(definition, seed=seed)

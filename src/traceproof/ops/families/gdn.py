@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
@@ -16,9 +17,9 @@ from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
+from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.far import Far
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
+from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wide, altered, has, same
 from traceproof.ops.gates import (
     FAST_EXP,
     FAST_EXP_FACTOR,
@@ -33,13 +34,11 @@ from traceproof.ops.gates import (
 from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.quant import exact, to_bf16
 
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-
 # Three forms: decode with one token per sequence, mtp with a few and states picked out of a pool, prefill with
 # whole sequences side by side. In the states' shape, v before k.
 
 BUFFER = "intermediate_states_buffer"
+STATES = ("state", "initial_state")
 CHUNK = 64  # tokens that kernels of prefill keep a state of
 BATCHED = "q[n s g k] k[n s j k] v[n s h v] A_log[h] a[n s h] dt_bias[h] b[n s h] scale"
 
@@ -257,21 +256,12 @@ class GatedDeltaRule(FormulaOp):
         return self._made(definition, seed, planned)
 
     def _made(self, definition: Definition, seed: int, planned: Iterable[Planned]) -> Iterator[Case]:
-        """The cases, with sizes of the var axes told by where they stand in the shapes."""
-        letters = self.form(definition).axes(definition)
         for name, lengths, params in planned:
             count = len(lengths)
             longest = max(lengths, default=2 if is_mtp(definition.inputs) else 1)
             pool = POOLS.get(name, count + count // 2 + 2)
             sizes = {"n": count, "i": count + 1, "s": longest, "t": sum(lengths), "p": pool}
-            axes = {letters[letter]: size for letter, size in sizes.items() if letter in letters}
-            yield Case(
-                name,
-                name.partition("-")[0],
-                {axis: axes[axis] for axis in definition.var_axes},
-                seed,
-                {"lengths": list(lengths), **params},
-            )
+            yield self.case(definition, name, sizes, seed, {"lengths": list(lengths), **params})
 
     def enlarged(self, definition: Definition) -> Far:
         """The pool of states, the requests of a decode with theirs, or the tokens before those that are judged."""
@@ -323,8 +313,6 @@ class GatedDeltaRule(FormulaOp):
         if not params.get("no_state"):
             drawn[source] = draw.normal(source, shapes[source], scale=small)
         if is_mtp(definition.inputs):
-            from traceproof.draw import HostDraw
-
             host = HostDraw(definition=definition.name, case=case.id, seed=case.seed)
             slots = host.shuffled("slots", range(shapes[source][0]))[: len(lengths)]
             drawn["initial_state_indices"] = torch.tensor(slots, dtype=torch.int64, device=draw.device)
@@ -357,18 +345,6 @@ class GatedDeltaRule(FormulaOp):
 def by_token_alone(wide: Wide) -> bool:
     """Whether kernels compute token by token, and multiply in float32."""
     return not is_prefill(wide.values)
-
-
-def several(wide: Wide) -> bool:
-    """Whether there are several sequences, with states."""
-    states = wide.maybe(state_names(wide.values, wide.definition)[0])
-    return states is not None and len(states) > 1
-
-
-def other_states(wide: Wide) -> Tensors:
-    """Each sequence with the state of the one before, each slot of a pool with that of another."""
-    source = state_names(wide.values, wide.definition)[0]
-    return {source: wide[source].roll(1, 0)}
 
 
 def first_ignored(wide: Wide) -> Tensors:
@@ -411,16 +387,14 @@ GDN = GatedDeltaRule(
     },
     # Not tokens of a prefill: a chunk's products multiply those that come later by zero.
     unusual={
-        **dict.fromkeys(("nan", "large"), ("state", "initial_state")),
-        "small": ("state", "initial_state", "v"),
+        **dict.fromkeys(("nan", "large"), STATES),
+        "small": (*STATES, "v"),
     },
     variants=(
         Variant("the recurrence at the kernel's precision"),
         Variant("the recurrence in float64", precision="float64"),
-        Variant("chunks of 64, float32", applies=lambda wide: is_prefill(wide.values), chunks="float32"),
-        Variant(
-            "chunks of 64, operands in bfloat16", applies=lambda wide: is_prefill(wide.values), chunks="bfloat16"
-        ),
+        Variant("chunks of 64, float32", applies=has("cu_seqlens"), chunks="float32"),
+        Variant("chunks of 64, operands in bfloat16", applies=has("cu_seqlens"), chunks="bfloat16"),
     ),
     mutants=(
         STALE,
@@ -431,7 +405,11 @@ GDN = GatedDeltaRule(
         Mutant("error before decay", early=True),
         Mutant("no correction", corrected=0.0),
         Mutant("state in bfloat16", applies=by_token_alone, carried=to_bf16),
-        Mutant("state of the sequence before", applies=several, inputs=other_states),
+        Mutant(
+            "state of the sequence before",
+            applies=lambda wide: any(name in wide and len(wide[name]) > 1 for name in STATES),
+            inputs=lambda wide: {name: wide[name].roll(1, 0) for name in STATES if name in wide},
+        ),
         altered("no decay", "A_log", change=lambda a: torch.full_like(a, -60.0)),
         altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
         altered("dt_bias dropped", "dt_bias", change=lambda bias: bias * 0),
@@ -516,56 +494,30 @@ def by_token(api: Api, inputs: Given, *, flipped: bool) -> Outputs:
 
 # FlashInfer: states are [.., V, K] too.
 
-
-HOPPER_UP = ((9, 0), (10, 9))
 # Of 64 instances, a source of a minute and more each, calls reach those with a rate of updates, a decay and a
 # state, without checkpoints.
 PREFILL_SM90 = Module("gen_gdn_prefill", unused=r"_kernel_(half|bf16)_g\d(?!b1a1i1(c0)?$)")
 HEAD_SIZE = 128  # the only one that the kernels are written for
+FLASHINFER: Any = {
+    "accepts": lambda definition: dim(definition, "k", -1) == dim(definition, "v", -1) == HEAD_SIZE,
+    "sm": ((9, 0), (10, 9)),
+}
+CUTE: Any = {**FLASHINFER, "packages": ("cutlass",)}
 
 
-def _wide(definition: Definition) -> bool:
-    return dim(definition, "k", -1) == dim(definition, "v", -1) == HEAD_SIZE
-
-
-def _gated(inputs: Given) -> dict[str, torch.Tensor]:
-    return {name: inputs[name] for name in ("q", "k", "v", "A_log", "a", "dt_bias", "b")}
-
-
-@GDN.truth(
-    "flashinfer",
-    "gdn_decode.gated_delta_rule_decode_pretranspose",
-    "gdn_decode",
-    serves=DECODE,
-    accepts=_wide,
-    packages=("cutlass",),
-    sm=HOPPER_UP,
-)
-def _flashinfer_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Updates the state in place. `use_qk_l2norm` is on by default and not part of the definition."""
-    carried = state_of(inputs)
-    output, after = api["gdn_decode"](**_gated(inputs), state=carried, scale=scale_of(inputs), use_qk_l2norm=False)
-    return {"output": output, "new_state": after}
-
-
-@GDN.truth(
-    "flashinfer",
-    "gdn_decode.gated_delta_rule_mtp",
-    "gdn_mtp",
-    serves=MTP,
-    accepts=_wide,
-    packages=("cutlass",),
-    sm=HOPPER_UP,
-)
-def _flashinfer_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Updates the pool in place; with updates disabled it would return what came in."""
+@GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_decode_pretranspose", "gdn_decode", serves=DECODE, **CUTE)
+@GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_mtp", "gdn_mtp", serves=MTP, **CUTE)
+def _flashinfer_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """Updates state or pool in place; normalising q and k is on by default and not part of the definition."""
+    given = {name: inputs[name] for name in ("q", "k", "v", "A_log", "a", "dt_bias", "b")}
+    given |= {"scale": scale_of(inputs), "use_qk_l2norm": False}
+    if "initial_state" not in inputs:
+        output, after = api["gdn_decode"](**given, state=state_of(inputs))
+        return {"output": output, "new_state": after}
+    pool, slots = inputs["initial_state"].clone(), inputs["initial_state_indices"]
+    # with updates disabled it would return what came in
     output, after = api["gdn_mtp"](
-        **_gated(inputs),
-        initial_state=inputs["initial_state"].clone(),
-        initial_state_indices=inputs["initial_state_indices"],
-        scale=scale_of(inputs),
-        disable_state_update=False,
-        use_qk_l2norm=False,
+        **given, initial_state=pool, initial_state_indices=slots, disable_state_update=False
     )
     return {"output": output, "final_state": after}
 
@@ -576,9 +528,8 @@ def _flashinfer_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
     "gdn_prefill",
     serves=PREFILL,
     rows=None,
-    accepts=_wide,
     modules=lambda _, capability: (PREFILL_SM90,) if capability == (9, 0) else (),
-    sm=HOPPER_UP,
+    **FLASHINFER,
 )
 def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Wants the decay itself where others want its logarithm.
@@ -588,10 +539,10 @@ def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
     """
     states = state_of(inputs)
     rows, bounds = with_tokens(inputs)
-    if not inputs["q"].shape[0]:
+    if not len(rows):
         return {"output": torch.empty_like(inputs["v"]), "new_state": states}
     carried = states[rows]
-    output, after = api["gdn_prefill"](
+    output, states[rows] = api["gdn_prefill"](
         inputs["q"],
         inputs["k"],
         inputs["v"],
@@ -603,7 +554,6 @@ def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
         cu_seqlens=bounds,
         output_state=torch.empty_like(carried),
     )
-    states[rows] = after
     return {"output": output, "new_state": states}
 
 
@@ -632,7 +582,7 @@ def _sglang_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Updates the states in place, each where its index points. A sequence without tokens keeps its own."""
     states = state_of(inputs)
     rows, bounds = with_tokens(inputs)
-    if not inputs["q"].shape[0]:
+    if not len(inputs["q"]):
         return {"output": torch.empty_like(inputs["v"]), "new_state": states}
     returned = api["chunk"](
         **arguments(inputs), initial_state=states, initial_state_indices=rows.to(torch.int32), cu_seqlens=bounds
@@ -654,7 +604,7 @@ def _fla_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
 def _fla_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
     """All sequences in one row of tokens, empty ones among them: such a one keeps its state."""
     states = state_of(inputs)
-    if not inputs["q"].shape[0]:
+    if not len(inputs["q"]):
         return {"output": torch.empty_like(inputs["v"]), "new_state": states}
     output, after = api["chunk"](
         **arguments(inputs),
@@ -686,15 +636,10 @@ def _call(module: ModelModule, _: Reading) -> KernelCall | str:
     return call_of(module, "gdn", "q_heads", "v_heads", dim=facts["k_dim"])
 
 
-def _differs(call: KernelCall, evidence: Evidence) -> str | None:
-    tp = evidence.parallel.attention
-
-    def terms(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        keys, values = facts.get("num_k_heads", 0), facts.get("num_v_heads", 0)
-        widths = {"dim": facts.get("head_k_dim"), "v_dim": facts.get("head_v_dim")}
-        return {"q_heads": keys // tp, "v_heads": values // tp} | widths
-
-    return evidence.differs(call, "state", terms, v_dim=call["dim"])
+def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    """A layer of transformers' model in the terms of a call."""
+    keys, values = (facts.get(name, 0) // evidence.parallel.attention for name in ("num_k_heads", "num_v_heads"))
+    return {"q_heads": keys, "v_heads": values, "dim": facts.get("head_k_dim"), "v_dim": facts.get("head_v_dim")}
 
 
 def _drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
@@ -705,6 +650,6 @@ def _drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
 GDN.extraction = Extraction(
     readers={"RadixLinearAttention": ("linear_attention", _delta_net)},
     calls={"linear_attention": _call},
-    differs={"gdn": _differs},
+    differs={"gdn": lambda call, evidence: held_against("state", _terms, v_dim=call["dim"])(call, evidence)},
     drafts={"gdn": _drafts},
 )

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
-from traceproof.ops.cases import STRESS, Case
+from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Variant, Wanted, Wide, altered
 from traceproof.ops.gates import FAST_EXP, FAST_EXP_FACTOR, FORGOTTEN, STALE, TRANSPOSED, plain_softplus, softplus
 from traceproof.ops.lossless import SURE, whole
 
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-
-BATCHES = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
+KINDS = ("tiny", "outlier", "slow", "long", "saturated")
 PAD = -1  # in state_batch_indices: no state, none is written
 
 
@@ -47,16 +45,11 @@ def step(wide: Wide) -> Tensors:
 
 
 def grouped(definition: Definition) -> str | None:
-    """Why it is no step: an output is missing, heads are not in groups, an axis of a state is var."""
-    if list(definition.outputs) != ["output", "new_state"]:
-        return f"outputs are {list(definition.outputs)}"
-    slots, heads, *_ = definition.inputs["state"].shape or ()
-    groups, const = (definition.inputs["B"].shape or ())[1], definition.const_axes
-    if heads not in const or groups not in const or const[heads] % const[groups]:
-        return f"{heads} and {groups} are not const, or the heads do not divide into the groups"
-    if set(definition.var_axes) != {slots, (definition.inputs["x"].shape or ())[0]}:
-        return f"the var axes are {list(definition.var_axes)}"
-    return None
+    """Why it is no step: an output is missing, or heads are not in groups."""
+    heads, groups = dim(definition, "x", 1), dim(definition, "B", 1)
+    if not heads or not groups or heads % groups:
+        return f"{heads} heads do not divide into the groups, {groups}"
+    return None if len(definition.outputs) == 2 else f"outputs are {list(definition.outputs)}"
 
 
 def vectors(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -91,8 +84,6 @@ def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Distinct slots in no order, with gaps; PAD in the rows that the case names."""
-    from traceproof.draw import HostDraw
-
     host = HostDraw(definition=wanted.definition.name, case=wanted.case.id, seed=wanted.case.seed)
     chosen = host.shuffled("slots", range(wanted.shape_of("state")[0]))[: wanted.shape_of("x")[0]]
     for row in wanted.params.get("padding", []):
@@ -103,30 +94,26 @@ def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
 class MambaSsu(FormulaOp):
     """Rows in a cache with slots to spare."""
 
-    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """The specification's batches; padding rows; slow and saturated gates."""
-        for size in sizes:
-            for index, batch in enumerate(BATCHES[size]):
-                yield Case(f"{size}-{index}", size, self._axes(definition, batch, batch + batch // 2 + 3), seed)
-        yield Case("edge-empty", "edge", self._axes(definition, 0, 2), seed)
-        yield Case("edge-single", "edge", self._axes(definition, 1, 1), seed)
-        yield Case("edge-padding", "edge", self._axes(definition, 5, 6), seed, {"padding": [1, 4]})
-        for kind in ("tiny", "outlier", "slow", "long", "saturated"):
-            yield Case(f"adversarial-{kind}", "adversarial", self._axes(definition, 3, 5), seed, {"kind": kind})
+        planned: list[tuple[str, int, int, Mapping[str, Any]]] = [
+            *((f"{size}-{at}", n, n + n // 2 + 3, {}) for size in sizes for at, n in enumerate(SIZES[size])),
+            ("edge-empty", 0, 2, {}),
+            ("edge-single", 1, 1, {}),
+            ("edge-padding", 5, 6, {"padding": [1, 4]}),
+            *((f"adversarial-{kind}", 3, 5, {"kind": kind}) for kind in KINDS),
+        ]
+        for name, rows, count, params in planned:
+            yield self.case(definition, name, {"b": rows, "s": count}, seed, params)
 
-    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+    def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Five rows in a cache of which half the slots in use lie far away."""
         params = {far.SIZE: self.enlarged(definition).size(definition, 6)}
-        yield Case("stress-far", STRESS, self._axes(definition, 5, 6), seed, params)
+        yield self.case(definition, "stress-far", {"b": 5, "s": 6}, seed, params)
 
     def enlarged(self, definition: Definition) -> Far:
         """The cache of states."""
-        return Far(axis=(definition.inputs["state"].shape or ())[0], slots=("state_batch_indices",), copies=1)
-
-    @staticmethod
-    def _axes(definition: Definition, batch: int, count: int) -> dict[str, int]:
-        rows = (definition.inputs["x"].shape or ())[0]
-        return {name: batch if name == rows else count for name in definition.var_axes}
+        return Far(axis=self.form(definition).axes(definition)["s"], slots=("state_batch_indices",), copies=1)
 
     def memory(self, definition: Definition, case: Case) -> int:
         """All tensors once as stored, the cache four times more in float64, the rows' states thrice."""
@@ -171,10 +158,10 @@ MAMBA_SSU = MambaSsu(
         STALE,
         TRANSPOSED,
         FORGOTTEN,
-        Mutant("skip connection dropped", inputs=lambda wide: {"D": wide["D"] * 0}),
-        Mutant("dt_bias dropped", inputs=lambda wide: {"dt_bias": wide["dt_bias"] * 0}),
-        Mutant("A of the wrong sign", inputs=lambda wide: {"A": -wide["A"]}),
-        Mutant("no decay", inputs=lambda wide: {"A": wide["A"] * 0}),
+        altered("skip connection dropped", "D", change=lambda d: d * 0),
+        altered("dt_bias dropped", "dt_bias", change=lambda bias: bias * 0),
+        altered("A of the wrong sign", "A", change=lambda a: -a),
+        altered("no decay", "A", change=lambda a: a * 0),
         Mutant("B and C swapped", inputs=lambda wide: {"B": wide["C"], "C": wide["B"]}),
         Mutant(
             "wrong group map",
@@ -245,7 +232,7 @@ def _update(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"output": output, "new_state": cache}
 
 
-SIZES = ("heads", "head_dim", "state", "groups")
+FACTS = ("heads", "head_dim", "state", "groups")
 SMALL_CELLS = 1 << 16
 
 
@@ -265,9 +252,9 @@ def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's o
 
 def mamba_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
     """One token per sequence, states in the slots of a cache."""
-    heads, width, state, groups = (call[name] for name in SIZES)
+    heads, width, state, groups = (call[name] for name in FACTS)
     # The small form keeps how many heads share a group; a real slot is a million cells, in float64 seconds a case.
-    small = dict(zip(SIZES, (2 * heads // groups, 8, 16, 2), strict=True))
+    small = dict(zip(FACTS, (2 * heads // groups, 8, 16, 2), strict=True))
     name = "mamba_ssu_decode"
     scaled_down = draft(MAMBA_SSU.op_type, name, small) if heads * width * state > SMALL_CELLS else None
     yield draft(MAMBA_SSU.op_type, name, dict(call.facts), scaled_down=scaled_down)
@@ -275,13 +262,13 @@ def mamba_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
 
 def mamba_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     """A mixer of transformers' model in the terms of a call."""
-    known: Facts = {name: facts.get(name, 0) for name in SIZES}
+    known: Facts = {name: facts.get(name, 0) for name in FACTS}
     return known | {name: known[name] // evidence.parallel.attention for name in ("heads", "groups")}
 
 
 MAMBA_SSU.extraction = Extraction(
     readers={"MambaMixer2": ("mamba", read_mixer)},
-    calls={"mamba": lambda module, _: call_of(module, "mamba", *SIZES)},
+    calls={"mamba": lambda module, _: call_of(module, "mamba", *FACTS)},
     differs={"mamba": held_against("state", mamba_terms)},
     drafts={"mamba": mamba_drafts},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
@@ -121,24 +121,23 @@ def positions_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 class Rope(FormulaOp):
     """Sizes go together: few tokens, few positions."""
 
-    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """The specification's sequence lengths with several ratios of heads; long positions, equal positions."""
-        q, k, cache = (definition.inputs[name].shape or () for name in ("q", "k", "cos_sin_cache"))
-
-        def axes(tokens: int, heads: tuple[int, int], positions: int) -> dict[str, int]:
-            values = {q[0]: tokens, q[1]: heads[0], k[1]: heads[1], cache[0]: positions}
-            return {name: values.get(name, 1) for name in definition.var_axes}
-
-        for size in sizes:
-            for index, tokens in enumerate(TOKENS[size]):
-                yield Case(f"{size}-{index}", size, axes(tokens, HEADS[index % len(HEADS)], POSITIONS[size]), seed)
-        yield Case("edge-empty", "edge", axes(0, (4, 2), 8), seed)
-        yield Case("edge-single", "edge", axes(1, (1, 1), 1), seed)
-        extremes = axes(9, (6, 1), 40_000)
-        yield Case("adversarial-positions", "adversarial", extremes, seed, {"positions": "extreme"})
-        few = axes(8, (4, 4), 32)
-        yield Case("adversarial-tiny", "adversarial", few, seed, {"scale": 1e-3})
-        yield Case("adversarial-outlier", "adversarial", few, seed, {"outlier": 300.0})
+        planned: list[tuple[str, int, tuple[int, int], int, Mapping[str, Any]]] = [
+            *(
+                (f"{size}-{index}", tokens, HEADS[index % len(HEADS)], POSITIONS[size], {})
+                for size in sizes
+                for index, tokens in enumerate(TOKENS[size])
+            ),
+            ("edge-empty", 0, (4, 2), 8, {}),
+            ("edge-single", 1, (1, 1), 1, {}),
+            ("adversarial-positions", 9, (6, 1), 40_000, {"positions": "extreme"}),
+            ("adversarial-tiny", 8, (4, 4), 32, {"scale": 1e-3}),
+            ("adversarial-outlier", 8, (4, 4), 32, {"outlier": 300.0}),
+        ]
+        for name, tokens, (queries, keys), positions, params in planned:
+            letters = {"n": tokens, "a": queries, "b": keys, "p": positions}
+            yield self.case(definition, name, letters, seed, params)
 
 
 ROPE = Rope(
@@ -179,28 +178,6 @@ ROPE = Rope(
 ROTARY = "q k cos_sin_cache positions -> q_out k_out"
 
 
-@ROPE.truth(
-    "flashinfer",
-    "apply_rope_with_cos_sin_cache_inplace",
-    "rope",
-    serves=ROTARY,
-    modules=lambda _, __: (Module("gen_rope"),),
-    sm=SM75,
-)
-def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In place, on copies: tokens by heads times channels; which channels pair stands only in the reference."""
-    q, k = inputs["q"].clone(), inputs["k"].clone()
-    api["rope"](
-        inputs["positions"],
-        q.view(q.shape[0], -1),
-        k.view(k.shape[0], -1),
-        q.shape[-1],
-        inputs["cos_sin_cache"],
-        is_neox=pairs_halves(definition),
-    )
-    return {"q_out": q, "k_out": k}
-
-
 def one_width(definition: Definition) -> bool:
     """Whether heads of q and of k are equally wide."""
     return len({(definition.inputs[name].shape or ("",))[-1] for name in ("q", "k")}) == 1
@@ -213,6 +190,14 @@ def instantiated(definition: Definition) -> bool:
 
 
 @ROPE.truth(
+    "flashinfer",
+    "apply_rope_with_cos_sin_cache_inplace",
+    "rope",
+    serves=ROTARY,
+    modules=lambda _, __: (Module("gen_rope"),),
+    sm=SM75,
+)
+@ROPE.truth(
     "sglang",
     "sgl_kernel.rotary_embedding",
     "rotary_embedding",
@@ -221,10 +206,11 @@ def instantiated(definition: Definition) -> bool:
     packages=(KERNELS,),
     sm=SM80,
 )
-def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In place, on copies: positions as int64, and tokens by heads times channels."""
+def _in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """On copies: positions as int64, tokens by heads times channels; which channels pair is a constant."""
     q, k = inputs["q"].clone(), inputs["k"].clone()
-    api["rotary_embedding"](
+    [rotated] = api.values()
+    rotated(
         inputs["positions"].long(),
         q.view(q.shape[0], -1),
         k.view(k.shape[0], -1),
