@@ -1,23 +1,29 @@
-"""What lies in the memory that a call shares: inputs and their surroundings, what was changed there, outputs."""
+"""What lies in the memory of a call: inputs, their surroundings, outputs, and what was never written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from definitions import rmsnorm, write
+from safetensors.torch import save_file
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_definition
 from traceproof.files import BorderError
 from traceproof.ops import registry
-from traceproof.ops.base import Values
+from traceproof.ops.base import Values, tensor
 from traceproof.ops.cases import Case
+from traceproof.ops.generic import GenericOp
 from traceproof.run import tensors
-from traceproof.run.runner import differing, write_back, write_outputs
+from traceproof.run.calls import UNWRITTEN, poisoned
+from traceproof.run.runner import differing, load_module, write_back, write_outputs
 from traceproof.run.tensors import plain_tensor, plain_tensors, values_in, whole
+from traceproof.run.trusted import Implementation, Runner
 from traceproof.run.untrusted import PLAIN, CallMemory, Layout
 
 DATASET = Path(__file__).parent / "dataset"
@@ -171,3 +177,94 @@ def test_inputs_out_of_one_buffer_lie_on_its_device_the_empty_ones_too() -> None
     found = values_in(torch.empty(64, dtype=torch.uint8, device="meta"), specs)
     assert [value.device.type for value in found] == ["meta", "meta"]
     assert [tuple(value.shape) for value in found] == [(2,), (0, 4)]
+
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8]
+GIVEN = torch.zeros(3, 4)
+MAKERS: dict[str, Callable[[], torch.Tensor]] = {
+    "empty": lambda: torch.empty(3, 4),
+    "empty_like": lambda: torch.empty_like(GIVEN),
+    "empty_strided": lambda: torch.empty_strided((3, 4), (1, 3)),
+    "empty_permuted": lambda: torch.empty_permuted((3, 4), (1, 0)),
+    "new_empty": lambda: GIVEN.new_empty(3, 4),
+    "new_empty_strided": lambda: GIVEN.new_empty_strided((3, 4), (4, 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e8m0fnu, *INTEGERS, torch.bool])
+def test_floats_are_nan_or_any_fill_and_integers_the_largest(dtype: torch.dtype) -> None:
+    values = []
+    for fill in ((), (-217.0,), (20.0,)):
+        with poisoned(*fill):
+            values.append(torch.empty(5, dtype=dtype))
+            assert torch.empty(0, 7, dtype=dtype).shape == (0, 7)
+    if dtype.is_floating_point:
+        assert bool(values[0].float().isnan().all())
+        assert all(bool((value.float().abs() >= 16).all()) for value in values[1:])
+    else:
+        assert bool((values[0] == (1 if dtype is torch.bool else torch.iinfo(dtype).max)).all())
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_every_way_to_get_such_memory(make: Callable[[], torch.Tensor]) -> None:
+    with poisoned():
+        value = make()
+    assert bool(value.isnan().all())
+    assert value.shape == (3, 4)
+
+
+def test_what_was_there_is_put_back_even_after_an_error() -> None:
+    before = [vars(owner).get(name) for owner, name in UNWRITTEN]
+    with pytest.raises(ZeroDivisionError), poisoned():
+        raise ZeroDivisionError
+    assert [vars(owner).get(name) for owner, name in UNWRITTEN] == before
+
+
+def test_names_that_a_reference_takes_out_of_torch_are_covered(tmp_path: Path) -> None:
+    text = "from torch import empty\n\n\ndef run(hidden_states, weight):\n    return empty(hidden_states.shape)\n"
+    definition = read_definition(write(tmp_path, rmsnorm("rmsnorm_a", reference=text))).definition
+    with poisoned():
+        returned = load_module(definition.reference, "poisoned_reference").run(torch.ones(2, 3), torch.ones(3))
+    assert bool(returned.isnan().all())
+
+
+GIVEN_INPUTS = {"values": torch.arange(8.0), "out": torch.full((8,), torch.nan)}  # `out`: memory to write to
+COPIED = Definition.model_validate(
+    {
+        "name": "copied",
+        "op_type": "unheard_of",
+        "axes": {"rows": {"type": "var"}},
+        "inputs": {name: {"shape": ["rows"], "dtype": "float32"} for name in GIVEN_INPUTS},
+        "outputs": {"copy": {"shape": ["rows"], "dtype": "float32"}},
+        "reference": "def run(values, out):\n    return values\n",
+    }
+)
+
+
+class _Copies(Implementation):
+    def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - as it returns
+        del definition
+        return {"copy": tensor(inputs, "values").clone()}
+
+
+class _Draws(Implementation):
+    def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - as it returns
+        del definition
+        return {"copy": tensor(inputs, "values") + torch.rand(8)}
+
+
+@pytest.mark.parametrize("implementation", [_Copies, _Draws])
+def test_what_an_init_made_is_one_set_of_inputs_and_a_sampler_draws_from_the_case_s_seed(
+    implementation: type[Implementation], tmp_path: Path
+) -> None:
+    save_file(GIVEN_INPUTS, tmp_path / "made.safetensors")
+    given = {
+        name: {"type": "safetensors", "path": "made.safetensors", "tensor_key": name} for name in GIVEN_INPUTS
+    }
+    case = Case("small-0", "small", {"rows": 8}, 0, {"inputs": given})
+    op, device = GenericOp("unheard_of"), torch.device("cpu")
+    runner = Runner(COPIED, op, implementation("copies"), device, tmp_path)
+    said = runner.run({"case": case.as_json(), "repeat": True})
+    assert said["varying"] == []
+    assert not said["remembered"]
