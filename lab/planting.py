@@ -8,6 +8,7 @@ what they load.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import shutil
@@ -19,14 +20,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceproof.audit import Function, TestFile, stand_in
+from traceproof.audit import Function, TestFile
 from traceproof.dataset.definition import Definition
+from traceproof.lazy import StandIns
 
 SECONDS = 120  # of one run of one definition's tests; the child is ended by an alarm
 CRASHED = "the run"  # stands in the place of a test where there is no outcome of any
 PASSED = "passed"
 DENIED = "denied"  # passed, and returned False
 GOOD = frozenset({PASSED, DENIED})
+
+
+class AbsentError(RuntimeError):
+    """A function of a package that is not installed was called."""
+
+
+def _raising(place: str) -> Callable[..., None]:
+    def absent(*_: object, **__: object) -> None:
+        raise AbsentError(f"{place} was called, and its package is not installed")
+
+    return absent
+
+
+def stand_in(source: str) -> tuple[str, ...]:
+    """Let every absent package that the source imports be imported; gives their names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    absent = frozenset(name for name in names if importlib.util.find_spec(name) is None)
+    StandIns(absent, _raising).install()
+    return tuple(sorted(absent))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,39 +1,22 @@
-"""The audit of a folder of tests: which of them can not fail, and which test something else than the dataset.
-
-Every file is read without running it, then run in an isolated worker, in bounded time, in an environment with
-torch and pytest. Packages that it imports and that are absent get stand-ins, whose functions raise when they are
-called: what a test does before it needs a kernel is run.
-"""
+"""The audit of a folder of tests, read without running them: which can not fail, or test something else."""
 
 import ast
-import contextlib
-import importlib.util
-import io
-import os
 import re
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, parse_quietly, read_bytes
-from traceproof.lazy import StandIns
 from traceproof.lint.model import Finding, Reference
-from traceproof.sandbox import GIB, Limits, Pool, Status
 from traceproof.text import names
 
-SECONDS = 180.0  # for one file, if nothing else is said; a reference over gigabytes of weights takes most of it
 LARGEST = 16 * MIB  # of a test file
-SETUP = "traceproof.audit:setup"
-STDERR_CHARACTERS = 300
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ASSERTING = re.compile(r"^(assert_\w+|assertEqual|assertTrue|fail|raises)$")
 COMPARING = names(
@@ -396,16 +379,6 @@ def _statements(function: Function) -> list[str]:
 # All of it.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditSettings:
-    """How a folder is audited."""
-
-    dataset: Path  # the definitions that the tests are of
-    python: str | None = None  # an interpreter with torch and pytest; None: nothing is run
-    seconds: float = SECONDS  # of one file
-    say: Callable[[str], None] = field(default=lambda _: None)  # takes a line whenever a file begins to run
-
-
 @dataclass(slots=True)
 class AuditReport:
     """What an audit found."""
@@ -413,162 +386,23 @@ class AuditReport:
     findings: list[Finding] = field(default_factory=list)
     files: int = 0
     tests: int = 0  # how many tests stand in the files
-    # how many pytest found, inherited and parametrised ones too; None where no file was run
-    collected: int | None = None
-    not_run: dict[str, str] = field(default_factory=dict)  # why a file could not be run, or not whole
 
 
-def audit(folder: Path, settings: AuditSettings) -> AuditReport:
+def audit(folder: Path, dataset: Path) -> AuditReport:
     """Audit every test_*.py below a folder. Raises TraceproofError: no tests, or no dataset."""
     paths = sorted(folder.rglob("test_*.py"))
     if not paths:
         raise TraceproofError(f"{folder} holds no test_*.py", todo="Give the folder of the tests.")
-    tree = read_tree(settings.dataset)
-    definitions = {name: entry.definition for name, entry in tree.definitions.items()}
+    definitions = {name: entry.definition for name, entry in read_tree(dataset).definitions.items()}
     report = AuditReport(files=len(paths))
-    with contextlib.ExitStack() as stack:
-        workers = None
-        if settings.python is not None:
-            workers = stack.enter_context(pool(settings.python, folder.resolve(), tree.root))
-        for number, path in enumerate(paths, start=1):
-            relative = path.relative_to(folder)
-            try:
-                file = TestFile(relative, read_bytes(path, most=LARGEST).decode())
-            except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
-                report.findings.append(Finding(relative, 1, 1, "TA000", "", str(error)))
-                continue
-            report.tests += len(file.tests)
-            report.findings += [*check(file), *check_subject(file, definitions)]
-            if workers is not None:
-                settings.say(f"{number}/{len(paths)}  {relative}  running, at most {settings.seconds:g} s")
-                report.findings += _run(path, file, workers, settings.seconds, report)
+    for path in paths:
+        relative = path.relative_to(folder)
+        try:
+            file = TestFile(relative, read_bytes(path, most=LARGEST).decode())
+        except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
+            report.findings.append(Finding(relative, 1, 1, "TA000", "", str(error)))
+            continue
+        report.tests += len(file.tests)
+        report.findings += [*check(file), *check_subject(file, definitions)]
     report.findings = sorted(set(report.findings))
     return report
-
-
-def pool(python: str, *readable: Path) -> Pool:
-    """Isolated workers that may read the tests and the dataset: test files are untrusted code."""
-    source = str(Path(__file__).resolve().parents[1])
-    return Pool(preload=("torch",), python=python, env={"PYTHONPATH": source}, readable=readable)
-
-
-def _run(path: Path, file: TestFile, workers: Pool, seconds: float, report: AuditReport) -> Iterator[Finding]:
-    """What running a file shows; why it could not be run goes into the report."""
-    limits = Limits(seconds=seconds, memory_bytes=16 * GIB, output_bytes=64 * MIB, processes=64)
-    with (
-        tempfile.TemporaryDirectory(prefix="traceproof-audit-", ignore_cleanup_errors=True) as scratch,
-        workers.session(setup=SETUP, payload=None, limits=limits, scratch=Path(scratch)) as session,
-    ):
-        ended = session.ask(str(path.resolve()))
-    report.collected = report.collected or 0
-    if ended.status is Status.TIMEOUT:
-        yield file.finding(file.tree, "TA109", f"not done after {seconds:g} s")
-        return
-    name = file.path.as_posix()
-    match ended.value:
-        case {"collected": int(collected), "problem": str(problem), "passed_without": list(passed)}:
-            report.collected += collected
-            if problem:
-                report.not_run[name] = problem
-            for test in dict.fromkeys(str(one).partition("[")[0] for one in passed):
-                if test in file.functions:
-                    what = f"{test} passed without a GPU, after 0 comparisons"
-                    yield file.finding(file.functions[test], "TA107", what)
-        case _:
-            report.not_run[name] = f"ended with {ended.status}: {ended.message.strip()[-STDERR_CHARACTERS:]}"
-
-
-# In the worker.
-
-
-class ComparisonCounter:
-    """A pytest plugin that counts tests, and the comparisons that each makes."""
-
-    def __init__(self) -> None:
-        self.collected = 0
-        self.problem = ""  # why the file could not be collected
-        self.passed_without: list[str] = []  # tests that passed without a comparison
-        self._count = 0
-        import torch
-
-        for owner, name in (
-            (torch, "allclose"),
-            (torch, "isclose"),
-            (torch, "equal"),
-            (torch.testing, "assert_close"),
-        ):
-            setattr(owner, name, self._counted(getattr(owner, name)))
-
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as the function wrapped
-            self._count += 1
-            return function(*arguments, **options)
-
-        return counting
-
-    def pytest_collection_finish(self, session: Any) -> None:  # noqa: ANN401 - pytest's session
-        """How many tests there are."""
-        self.collected = len(session.items)
-
-    def pytest_collectreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
-        """A file that can not be collected."""
-        if report.failed:
-            self.problem = str(report.longrepr).strip().splitlines()[-1][-200:]
-
-    def pytest_runtest_setup(self) -> None:
-        """Start counting."""
-        self._count = 0
-
-    def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
-        """Note a test that passed and compared nothing."""
-        if report.when == "call" and report.outcome == "passed" and not self._count:
-            self.passed_without.append(report.nodeid.rpartition("::")[2])
-
-
-class AbsentError(RuntimeError):
-    """A function of a package that is not installed was called."""
-
-
-def _raising(place: str) -> Callable[..., None]:
-    def absent(*_: object, **__: object) -> None:
-        raise AbsentError(f"{place} was called, and its package is not installed")
-
-    return absent
-
-
-def stand_in(source: str) -> tuple[str, ...]:
-    """Let every absent package that the source imports be imported; gives their names."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    absent = frozenset(name for name in names if importlib.util.find_spec(name) is None)
-    StandIns(absent, _raising).install()
-    return tuple(sorted(absent))
-
-
-def setup(_payload: None, _scratch: Path) -> Callable[[str], dict[str, Any]]:
-    """In the worker: the result runs the tests of a file."""
-    import pytest
-    import torch
-
-    def run(name: str) -> dict[str, Any]:
-        path = Path(name)
-        os.chdir(path.parent)
-        sys.path.insert(0, str(path.parent))  # as `python FILE` has it
-        torch.set_num_threads(1)
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what a machine without a GPU sees is the question
-        stand_in(path.read_text(encoding="utf-8"))
-        watch = ComparisonCounter()
-        arguments = [name, "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
-            code = pytest.main(arguments, plugins=[watch])
-        problem = watch.problem
-        if code in {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR}:  # no test was even looked for
-            lines = said.getvalue().strip().splitlines() or ["pytest did not say why"]
-            problem = f"pytest ended with {code}: {lines[-1][-200:]}"
-        return {"collected": watch.collected, "problem": problem, "passed_without": watch.passed_without}
-
-    return run

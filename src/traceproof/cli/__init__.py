@@ -32,8 +32,8 @@ COMMANDS = {
     "extract-kernel-definitions": "extract",
     "add-new-model": "extract",
     "add-reference-tests": "add_reference_tests",
-    "audit-tests": "audit_tests",
-    "coverage": "coverage",
+    "audit-tests": "lint",
+    "coverage": "lint",
     "publish": "publish",
 }
 # Options that take several values after one flag, and what a further value looks like:

@@ -1,11 +1,14 @@
-"""`traceproof lint` and `lint-kernels`: mistakes in a dataset, or in kernels, found without running anything."""
+"""Mistakes found without running anything: `traceproof lint`, `lint-kernels`, `audit-tests` and `coverage`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from traceproof.audit import audit
 from traceproof.cli import options, run
+from traceproof.coverage import LIBRARY, of_suite
+from traceproof.coverage import as_text as coverage_text
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint import CODES, lint_kernels
 from traceproof.lint.model import as_text, write_baseline
@@ -80,3 +83,50 @@ def lint_kernels_command(
     text = f"{as_text(report.findings)}{counts}, {len(accepted)} known by the baseline\n"
     run.told(json_file).write(text)
     raise typer.Exit(run.FINDINGS if findings else run.FINE)
+
+
+def audit_tests(
+    folder: Annotated[Path, typer.Argument(help="Folder of test_*.py files.")],
+    *,
+    dataset: Annotated[
+        Path | None, typer.Option(help="The dataset that is tested; the one that holds the folder if left out.")
+    ] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Find tests that can not fail, or that test something else than the dataset.
+
+    Exit codes: 0 nothing found, 1 findings, 2 bad use or input.
+    """
+    if not folder.is_dir():
+        raise TraceproofError(f"{folder} is no folder", todo="Give the folder of the tests.")
+    above = (parent for parent in folder.resolve().parents if (parent / "definitions").is_dir())
+    tested = dataset.expanduser() if dataset is not None else next(above, None)
+    if tested is None:
+        raise TraceproofError(f"no dataset above {folder}", todo="Give its folder with --dataset.")
+    report = audit(folder, tested)
+    findings = [finding.as_json() for finding in report.findings]
+    run.write_result(json_file, {"files": report.files, "tests": report.tests, "findings": findings})
+    counts = f"{report.tests} tests written in {report.files} files: {len(findings)} findings\n"
+    run.told(json_file).write(as_text(report.findings) + counts)
+    raise typer.Exit(run.FINDINGS if findings else run.FINE)
+
+
+def coverage(
+    *,
+    tests: Annotated[Path, typer.Option(help="A kernel library's tests of linear attention, file or folder.")],
+    python: Annotated[
+        Path | None,
+        typer.Option(help="Interpreter with what --tests imports and pytest; that of its stack if left out."),
+    ] = None,
+    gaps: Annotated[int, typer.Option(min=0, help="Pairs shown.")] = 10,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Report one-way and pairwise coverage of a kernel library's tests, and a smallest case for every gap.
+
+    Exit codes: 0 reported, 2 bad use or input.
+    """
+    chosen = run.interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
+    run.say(f"{tests}: collecting its tests with {chosen}")
+    found = [of_suite(tests, python=chosen)]
+    run.write_result(json_file, {"op_types": [one.as_json() for one in found]})
+    run.told(json_file).write(coverage_text(found, gaps=gaps))
