@@ -379,15 +379,14 @@ def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant
         changes |= {f"times {factor:.6g}": partial(scaled, factor) for factor in (1 + step, 1 - step)}
         for told, change in changes.items():
             yield Mutant(ROUNDING, f"{name} {told}", exactly(name, change))
-    for name, spec in definition.inputs.items():
-        if spec.shape is not None and spec.dtype in NARROWER:
-            kind = NARROWER[spec.dtype]
-            if spec.dtype == "float32" and all(isinstance(one, Quantised) for one in kinds.values()):
-                continue  # the form allows 16 bits within
+    quantised = all(isinstance(kind, Quantised) for kind in kinds.values())  # which allow 16 bits within
+    rounded = {name: spec.dtype for name, spec in definition.inputs.items() if spec.shape is not None}
+    for name, dtype in rounded.items():
+        if dtype in NARROWER and not (quantised and dtype == "float32"):
+            kind = NARROWER[dtype]
             make = on_input(name, lambda value, kind=kind: value.to(TORCH_DTYPES[kind]))  # type: ignore[misc]
             yield Mutant(ROUNDING, f"{name} rounded to {kind}", make)
-    # PyTorch sums products in float32 whatever it is given, copies are as they were, and quantised forms allow
-    # intermediates of 16 bits.
+    # PyTorch sums products in float32 whatever it is given, and copies are as they were.
     other = Backward | Exact | Quantised
     if isinstance(op, FormulaOp) and not any(isinstance(kind, other) for kind in kinds.values()):
         for precision in ("bfloat16", "float16"):

@@ -85,7 +85,9 @@ def test_a_kernel_that_can_not_be_launched_on_none_is_reported_and_no_refusal(ju
 
 
 def test_noise_is_reported_as_such_and_nothing_else_is_said_of_bits(judge: SolutionJudge) -> None:
-    source = RETURNS.replace("x.square()", "x.square().mul(1 + 2e-3 * torch.rand(()))")
+    # Not of the large numbers that everybody computes exactly.
+    noise = "x.square().mul(1 + 2e-3 * torch.rand(()) * (x.abs().amax(-1, keepdim=True) < 1000))"
+    source = RETURNS.replace("x.square()", noise)
     found = states(judge, source)
     assert found["determinism"] == "broken"
     assert found["process"] == "not measured"

@@ -187,7 +187,7 @@ class Op(ABC):
         return {}
 
     def lossless(self, definition: Definition) -> Mapping[str, Exactly]:
-        """Values of inputs for which every right way computes exactly until it rounds the output; empty: none known.
+        """Values of inputs for which every right way is exact until it rounds the output; empty: none are known.
 
         They name all inputs of floating point but scalars that change nothing. See `ops.lossless`.
         """

@@ -1,7 +1,7 @@
 """Inputs for which a formula is computed exactly in float32, in any order of sums, until the output is rounded.
 
-Then no error is allowed but that one rounding, to nearest, ties to even: each element has one right value. It shows
-ties that go the other way, values that are cut off, sums in half precision, constants that are a little off.
+Then no error is allowed but that one rounding, to nearest, ties to even: each element has one right value. It
+shows ties that go the other way, values that are cut off, sums in half precision, constants that are a little off.
 
 Values are whole numbers times powers of two, of so few bits that every product and partial sum is exact in
 float32, and outputs lie on, and close to, the middle between two neighbours. What is no sum of products gets

@@ -147,7 +147,7 @@ def _unfit(traces: bytes, known: Iterable[str]) -> Iterator[str]:
     for number, line in enumerate(traces.splitlines(), start=1):
         try:
             trace = Trace.model_validate(strict_json(line.decode()))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             yield f"line {number} does not fit the schema: {' '.join(str(error).split())[:300]}"
             continue
         if trace.evaluation is None or trace.evaluation.status is not EvaluationStatus.PASSED:

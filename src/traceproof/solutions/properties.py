@@ -6,6 +6,7 @@ count then.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
 from traceproof.judge.precision import examine
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
-from traceproof.ops.cases import WORKLOADS
+from traceproof.ops.cases import UNUSUAL, WORKLOADS
+from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.run.case import SolvedCase
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
 from traceproof.run.schema import PlannedCase
@@ -25,10 +27,13 @@ from traceproof.sandbox import Status
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, SolutionRow
 from traceproof.solutions.trial import SolutionRun, left_behind, refused
 
-LARGEST = 256 << 20  # bytes that the case of these calls may need
+LARGEST = 256 << 20  # bytes that the case of these calls may need, where there is such a case
+LEAST_OF_LARGE = 4 << 30  # bytes that the smallest one may need elsewhere: experts
 OTHER_BYTE = 0x3C  # small positive floats, and large whole numbers
 OTHER_FILL = 96.0
 WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+# Outputs for which something is chosen by what may be close: only drawn inputs have margins.
+CHOOSING = IndexSet | Quantised | Samples
 FAR = 64 * 129  # bytes: another room around inputs, so other addresses with the same alignment
 OTHERS = 3  # sizes between two calls that must agree
 DRAWS = 4  # of a sampler, in these calls
@@ -64,7 +69,8 @@ class PropertyCalls:
         """One call, judged; None: it left no outputs, which is the property's result."""
         given = subject or self.subject
         try:
-            taken = self.evaluation.call(source, given, trials=min(given.trials, DRAWS), **order)
+            order.setdefault("trials", min(given.trials, DRAWS))
+            taken = self.evaluation.call(source, given, **order)
         except CallError as error:
             self.states[name] = BROKEN, f"the call failed: {error.told}"
             left = left_behind(given.case, error, name)
@@ -73,7 +79,8 @@ class PropertyCalls:
             elif PROPERTIES[name].must_run:
                 self.rows.append(refused(given.case, error, name))
             return None
-        wrong = [] if given.trials else [row for row in self.evaluation.rule(given, taken, name) if row.bad]
+        few = order["trials"] < given.trials
+        wrong = [] if few else [row for row in self.evaluation.rule(given, taken, name) if row.bad]
         if wrong:
             self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
             self.rows += wrong if PROPERTIES[name].must_run else []
@@ -114,7 +121,7 @@ def measure(
     """All properties of a solution that has passed its cases, and rows of calls whose answers were wrong."""
     base = chosen(cases)
     if base is None:
-        why = f"no ordinary case needs less than {LARGEST >> 20} MiB"
+        why = f"no ordinary case needs less than {LEAST_OF_LARGE >> 30} GiB"
         return tuple(_result(evaluation, name, (UNMEASURED, why)) for name in PROPERTIES), []
     subject = evaluation.subject(base.case)
     with evaluation.source() as source:
@@ -142,15 +149,19 @@ def measure(
 
 
 def chosen(cases: Sequence[PlannedCase]) -> PlannedCase | None:
-    """The largest ordinary case that these calls may take."""
-    fitting = [
+    """The largest ordinary case that these calls may take, or the smallest one of large ones."""
+    ordinary = [
         case
         for case in cases
         if case.skip is None
         and case.case.size not in {"edge", "adversarial", WORKLOADS}
-        and case.memory <= LARGEST
+        and UNUSUAL not in case.case.params
+        and case.memory <= LEAST_OF_LARGE
     ]
-    return max(fitting, key=lambda case: (case.memory, case.id), default=None)
+    fitting = [case for case in ordinary if case.memory <= LARGEST]
+    if not fitting:
+        return min(ordinary, key=lambda case: (case.memory, case.id), default=None)
+    return max(fitting, key=lambda case: (case.memory, case.id))
 
 
 def _result(evaluation: SolutionRun, name: str, state: tuple[str, str] | None) -> PropertyResult:
@@ -178,34 +189,41 @@ def _addresses(found: PropertyCalls, source: UntrustedSource) -> None:
 
 
 def _contents(found: PropertyCalls, source: UntrustedSource) -> None:
-    """Other contents where the last call had its inputs, with the same ends and sums."""
-    subject = found.subject
-    values = moved(subject.inputs)
-    if subject.trials or values is None:
-        found.states["contents"] = UNMEASURED, "no input can be changed so"
-        return
-    other = replace(subject, inputs=values)
-    try:
-        other = found.evaluation.solved(other)
-    except (RuntimeError, ValueError, IndexError) as error:
-        found.states["contents"] = UNMEASURED, f"the oracle does not take such inputs: {error}"
-        return
-    if found.call(source, "contents") is None:
-        return
-    taken = found.call(source, "contents", other, how=SAME_MEMORY)
-    if taken is not None:
-        fresh = found.call(source, "contents", other)
-        found.same("contents", taken, fresh.outputs if fresh is not None else None)
+    """Other contents where the last call had its inputs: those of `_others`."""
+    trials = found.subject.trials
+    for other in _others(found):
+        if found.call(source, "contents") is None:
+            return
+        taken = found.call(source, "contents", other, how=SAME_MEMORY, trials=trials)
+        if taken is None:
+            return
+        found.states["contents"] = HOLDS, "right draws"
+        if not trials:
+            fresh = found.call(source, "contents", other)
+            found.same("contents", taken, fresh.outputs if fresh is not None else None)
+        if found.states["contents"][0] == BROKEN:
+            return
+
+
+def _others(found: PropertyCalls) -> Iterator[SolvedCase]:
+    """The case with other inputs: of the same sums and ends, where right answers allow for it; of another seed."""
+    subject, kinds = found.subject, found.evaluation.op.comparisons(found.evaluation.definition).values()
+    values = None if any(isinstance(kind, CHOOSING) for kind in kinds) else moved(subject.inputs)
+    if values is not None:
+        with suppress(RuntimeError, ValueError, IndexError):  # the oracle does not take such inputs
+            yield found.evaluation.solved(replace(subject, inputs=values))
+    yield found.evaluation.subject(replace(subject.case, seed=subject.case.seed + 1))
 
 
 def moved(inputs: Values) -> Values | None:
     """Inputs of which the middle half of every row of floats is reversed; None: they have no such row."""
     changed = dict(inputs)
     for name, value in inputs.items():
-        if isinstance(value, torch.Tensor) and value.dtype in WIDE and value.dim() and value.shape[-1] >= 8:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] >= 8:
             low, high = value.shape[-1] // 4, value.shape[-1] * 3 // 4
             copy = value.clone()
-            copy[..., low:high] = value[..., low:high].flip(-1)
+            bits = copy.view(torch.uint8) if value.dtype.itemsize == 1 else copy
+            bits[..., low:high] = bits[..., low:high].flip(-1)
             changed[name] = copy
     same = all(value is changed[name] for name, value in inputs.items())
     return None if same else changed

@@ -124,7 +124,7 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
     for file in files:
         try:
             found.append(_read(file, entry))
-        except (ValueError, SyntaxError, OSError) as error:
+        except (ValueError, SyntaxError, OSError, RecursionError) as error:
             problems.append(printable(f"{file}: {explain(error)}"))
     if problems:
         raise TraceproofError("solutions that can not be read", problems=problems)

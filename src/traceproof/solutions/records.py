@@ -183,6 +183,13 @@ class Certificate(ClosedModel):
         """Whether nothing speaks against it."""
         return self.verdict == "accepted"
 
+    @property
+    def headline(self) -> str:
+        """The verdict in one line, with what is demanded and could not be measured."""
+        said = f"{self.verdict.upper()}: {self.solution} for {self.definition} on {self.device}"
+        missed = [one.name for one in self.properties if one.demanded and one.state == UNMEASURED]
+        return f"{said}, {' and '.join(missed)} not measured" if missed and self.accepted else said
+
 
 def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
     """Why a solution to a definition of so many outputs is refused; nothing: it is accepted."""

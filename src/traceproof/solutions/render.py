@@ -120,8 +120,7 @@ def _closing(certificate: Certificate, reasons: int | None) -> Iterator[str]:
         yield f"clocks in {speed.case}: {speed.clocks}"
         if speed.doubt:
             yield f"TIMES OF {speed.case} NOT BELIEVED: {speed.doubt}"
-    word = certificate.verdict.upper()
-    yield f"{word}: {certificate.solution} for {certificate.definition} on {certificate.device}"
+    yield certificate.headline
     shown = certificate.reasons[:reasons]
     yield from (f"  {reason}" for reason in shown)
     if len(certificate.reasons) > len(shown):

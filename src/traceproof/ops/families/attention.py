@@ -38,8 +38,8 @@ from traceproof.ops.cases import Case
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of
 from traceproof.ops.far import Far
-from traceproof.ops.lossless import Exactly, full
 from traceproof.ops.formula import Form, FormulaOp
+from traceproof.ops.lossless import Exactly, full
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

@@ -374,7 +374,7 @@ GDN = GatedDeltaRule(
     requires=unshared,
     sizes=dict.fromkeys("nspi", ()),  # as the cases have it; the others' rows are the outputs'
     apart=False,
-    # Nothing decays, all of an error is corrected, and keys are unit vectors: chunks in bfloat16 are exact as well.
+    # Nothing decays, all of an error is corrected, keys are unit vectors: chunks in bfloat16 are exact as well.
     lossless=lambda _: {
         "q": whole(3),
         "k": one_hot,
