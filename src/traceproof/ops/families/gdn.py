@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
@@ -33,6 +32,9 @@ from traceproof.ops.gates import (
 )
 from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.quant import exact, to_bf16
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
 
 # Three forms: decode with one token per sequence, mtp with a few and states picked out of a pool, prefill with
 # whole sequences side by side. In the states' shape, v before k.
@@ -313,6 +315,8 @@ class GatedDeltaRule(FormulaOp):
         if not params.get("no_state"):
             drawn[source] = draw.normal(source, shapes[source], scale=small)
         if is_mtp(definition.inputs):
+            from traceproof.draw import HostDraw
+
             host = HostDraw(definition=definition.name, case=case.id, seed=case.seed)
             slots = host.shuffled("slots", range(shapes[source][0]))[: len(lengths)]
             drawn["initial_state_indices"] = torch.tensor(slots, dtype=torch.int64, device=draw.device)

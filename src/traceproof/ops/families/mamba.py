@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far
@@ -20,6 +19,9 @@ from traceproof.ops.far import Far
 from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Variant, Wanted, Wide, altered
 from traceproof.ops.gates import FAST_EXP, FAST_EXP_FACTOR, FORGOTTEN, STALE, TRANSPOSED, plain_softplus, softplus
 from traceproof.ops.lossless import SURE, whole
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
 
 KINDS = ("tiny", "outlier", "slow", "long", "saturated")
 PAD = -1  # in state_batch_indices: no state, none is written
@@ -84,6 +86,8 @@ def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Distinct slots in no order, with gaps; PAD in the rows that the case names."""
+    from traceproof.draw import HostDraw
+
     host = HostDraw(definition=wanted.definition.name, case=wanted.case.id, seed=wanted.case.seed)
     chosen = host.shuffled("slots", range(wanted.shape_of("state")[0]))[: wanted.shape_of("x")[0]]
     for row in wanted.params.get("padding", []):
