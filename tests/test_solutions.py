@@ -246,17 +246,14 @@ def test_what_nobody_can_judge_is_not_accepted(without_oracle: SolutionJudge) ->
     assert reason.startswith("not judged: not verified: no oracle")
 
 
-def test_the_solutions_of_a_dataset_are_judged_and_summed_up(tmp_path: Path) -> None:
+def test_a_session_judges_by_the_configuration_and_writes_certificates(tmp_path: Path) -> None:
     root = tmp_path / "dataset"
     write(root, rmsnorm("alpha"))
-    write(root, rmsnorm("beta"))
-    right = RETURNS.replace("1e-5", "1e-6").replace(".to(hidden_states.dtype)", ".bfloat16()")
-    main = {"main.py": right}
+    right = {"main.py": RETURNS.replace("1e-5", "1e-6").replace(".to(hidden_states.dtype)", ".bfloat16()")}
     files = {
-        "right": _solution("right", "alpha", main),
+        "right": _solution("right", "alpha", right),
+        "triton": _solution("on_a_gpu", "alpha", right, language="triton"),
         "wrong": _solution("wrong", "alpha", {"main.py": RETURNS.replace("mean", "sum")}),
-        "triton": _solution("on_a_gpu", "alpha", main, language="triton"),
-        "beta": _solution("other", "beta", main),
     }
     (root / "solutions").mkdir()
     for name, text in files.items():
@@ -264,19 +261,19 @@ def test_the_solutions_of_a_dataset_are_judged_and_summed_up(tmp_path: Path) -> 
     config = Config.model_validate(
         {
             "dataset": {"path": str(root)},
-            "selection": {"definition_name": ["alpha"]},
             "test_sizes": ["small"],
             "stacks": {"torch": {"python": sys.executable}},
             "allow_weak_isolation": True,
         }
     )
-    repository = Path(__file__).parents[1]
-    session = Session(root=repository, config=config, out=tmp_path / "out", say=lambda _: None, dataset=root)
-    assert session.judge_folder(session.selected(), tmp_path / "solutions.json") == 1
-    found = json.loads((tmp_path / "solutions.json").read_text(encoding="utf-8"))["solutions"]
-    told = {Path(path).stem: one["verdict"] for path, one in found.items()}
-    assert told == {"right": "accepted", "wrong": "refused", "triton": "not judged"}
-    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    repository, out = Path(__file__).parents[1], tmp_path / "out"
+    session = Session(root=repository, config=config, out=out, say=lambda _: None, dataset=root)
+    one, triton, wrong = read(root / "solutions")
+    assert session.judge(one, "again").accepted
+    assert not session.judge(wrong, "again").accepted
+    with pytest.raises(TraceproofError, match="needs a GPU"):
+        session.judge(triton, "again")
+    written = sorted(path.name for path in out.iterdir())
     assert written == ["right-alpha.html", "right-alpha.json", "wrong-alpha.html", "wrong-alpha.json"]
 
 

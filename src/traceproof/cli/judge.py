@@ -9,6 +9,7 @@ import typer
 
 from traceproof.cli import options, run
 from traceproof.config import Solutions
+from traceproof.errors import TraceproofError
 from traceproof.programs import telling
 from traceproof.solutions.judging import JUDGED, Session, new_hidden_seed
 from traceproof.solutions.reading import read
@@ -86,8 +87,14 @@ def _judged(session: Session, path: str, given: Sequence[str], json_file: Path |
     certificates: list[Certificate] = []
     for candidate in candidates:
         named = path if len(candidates) == 1 else candidate.path
-        with telling(f"judging {candidate.name}"):
-            certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *repeats]))
+        try:
+            with telling(f"judging {candidate.name}"):
+                certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *repeats]))
+        except TraceproofError as error:
+            if len(candidates) == 1:
+                raise
+            run.say(f"not judged: {error}")  # the others are
+            continue
         certificates.append(certificate)
         place = session.place(certificate).with_suffix(".html")
         run.told(json_file).write(f"{table(certificate)}certificate: {place} and .json\n")

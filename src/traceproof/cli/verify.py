@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,6 @@ from traceproof.digests import digest_json
 from traceproof.environments.building import unlike_the_lock
 from traceproof.errors import TraceproofError
 from traceproof.programs import telling
-from traceproof.run.flow import Pipeline
 
 SLUG_LENGTH = 60  # of the readable part of a folder's name
 DOCTOR_SECONDS = 60.0
@@ -35,9 +33,6 @@ HiddenSeed = Annotated[
     int | None, typer.Option(help="What hidden cases follow from; one of this results folder if not given.")
 ]
 Cores = Annotated[int | None, typer.Option(min=1, help="Cores to use; all of them if not given.")]
-Solutions = Annotated[
-    bool, typer.Option("--solutions", help="Then judge the dataset's solutions for what is selected.")
-]
 Seconds = Annotated[
     float, typer.Option(min=1, help="Seconds that a stack's interpreter may take to import its packages.")
 ]
@@ -59,7 +54,6 @@ def verify(  # noqa: PLR0913 - the specification's options
     allow_weak_isolation: options.WeakIsolation = False,
     dataset: options.Dataset = None,
     cores: Cores = None,
-    solutions: Solutions = False,
     json_file: options.JsonFile = None,
 ) -> None:
     """Verify definitions against every truth there is; prints the table. What stands behind `--` is Snakemake's.
@@ -105,9 +99,6 @@ def verify(  # noqa: PLR0913 - the specification's options
     if code in {run.FINE, run.FINDINGS} and summary.is_file():
         result |= {"summary": str(summary), **json.loads(summary.read_text(encoding="utf-8"))}
     run.write_result(json_file, result)
-    if solutions and code in {run.FINE, run.FINDINGS}:
-        with redirect_stdout(run.told(json_file)):
-            code = max(code, _judge_solutions(root, run.config_of(root, changes)))
     raise typer.Exit(code)
 
 
@@ -122,17 +113,6 @@ def _named(
         )
     found = wanted(what, run.configured_dataset, dataset)
     return list(found.op_types), list(found.definitions), found.root or dataset
-
-
-def _judge_solutions(root: Path, config: Config) -> int:
-    """Judge the dataset's solutions for the selected definitions."""
-    from traceproof.solutions.judging import JUDGED, SUMMARY, Session  # a fifth of what the command imports
-
-    flow = Pipeline(config, root)
-    out = root / flow.results / JUDGED
-    session = Session(root=root, config=config, out=out, say=run.say, dataset=root / flow.dataset)
-    refused = session.judge_folder(session.selected(), root / flow.run / SUMMARY)
-    return run.FINDINGS if refused else run.FINE
 
 
 def folder_of(configured: Config, config: Config, changes: Mapping[str, Any]) -> str:

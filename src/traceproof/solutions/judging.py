@@ -1,13 +1,11 @@
-"""Judging solutions one after the other by one configuration; without torch.
+"""Judging solutions one after the other by one configuration, without torch.
 
-For the command, `verify --solutions` and the rule: finds their definitions, starts the judging process, makes
-certificates.
+Finds their definitions, starts the judging process, makes certificates.
 """
 
 import json
 import secrets
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -29,7 +27,7 @@ from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.schema import ORACLE, SHADOW
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import GIB, Limits, Status
-from traceproof.solutions.reading import ON_CPU, Candidate, read
+from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import (
     Certificate,
     Digests,
@@ -38,18 +36,15 @@ from traceproof.solutions.records import (
     SolutionTrial,
     objections,
 )
-from traceproof.solutions.render import as_json, page, table, trace_lines
+from traceproof.solutions.render import as_json, page, trace_lines
 from traceproof.stacks import MAIN, PACKAGES, STACKS
 
 SETUP = "traceproof.solutions.trial:setup"
 SEED_BITS = 30  # cases take seeds up to 2**31
 OVERALL = Limits(seconds=6 * 3600.0, memory_bytes=None)
-FOLDER = "solutions"  # of a dataset
-SUMMARY = "solutions.json"  # of a run
 TRACES = ".traces.jsonl"  # beside a certificate that has times
 JUDGED = "judged"  # below the results folder
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-KINDS = ("accepted", "refused", "not judged")
 
 
 def new_hidden_seed() -> int:
@@ -227,7 +222,10 @@ class Session:
         why = blocked(candidate, gpu=environment.gpu)
         if why is not None:
             raise TraceproofError(why)
-        with target_of(name, None if name.endswith(".json") else self.folder) as target:
+        folder = None
+        if not name.endswith(".json"):
+            folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
+        with target_of(name, folder) as target:
             self.say(f"judging {candidate.name} for {target.definition.name}")
             certificate = judge(candidate, target, environment, repeat=repeat)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
@@ -266,43 +264,6 @@ class Session:
                 weak=self.config.allow_weak_isolation,
             ),
         )
-
-    @property
-    def folder(self) -> Path:
-        """The dataset's folder."""
-        return self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
-
-    def selected(self) -> list[Candidate]:
-        """The dataset's solutions to the selected definitions. Raises TraceproofError: one can not be read."""
-        place, chosen = self.folder / FOLDER, self.config.selection
-        if not place.is_dir():
-            return []
-        found = [one for one in read(place) if not chosen.definitions or one.definition in chosen.definitions]
-        if not chosen.op_types:
-            return found
-        kinds = {name: entry.definition.op_type for name, entry in read_tree(self.folder).definitions.items()}
-        return [one for one in found if kinds.get(one.definition) in chosen.op_types]
-
-    def judge_folder(self, candidates: Iterable[Candidate], summary: Path) -> int:
-        """Judge a dataset's solutions, print their tables, and write a summary; gives how many are refused.
-
-        One that can not be judged here is named with the reason, and counts as neither.
-        """
-        found: dict[str, dict[str, object]] = {}
-        for candidate in candidates:
-            repeat = f"traceproof judge {candidate.path} --dataset {self.folder}"
-            try:
-                certificate = self.judge(candidate, repeat)
-            except TraceproofError as error:
-                found[candidate.path] = {"verdict": "not judged", "reasons": [str(error)]}
-                self.say(f"not judged: {error}")
-                continue
-            sys.stdout.write(table(certificate))
-            found[candidate.path] = {"verdict": certificate.verdict, "reasons": list(certificate.reasons)}
-        write_text(summary, json.dumps({"solutions": found}, indent=1, ensure_ascii=False) + "\n")
-        counts = {kind: sum(one["verdict"] == kind for one in found.values()) for kind in KINDS}
-        sys.stdout.write(f"solutions: {', '.join(f'{count} {kind}' for kind, count in counts.items())}\n")
-        return counts["refused"]
 
 
 def _stack_of(candidate: Candidate) -> str:
