@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LONGEST = (
     *("chain", "pipeline", "ops", "exploits", "interrupts", "history", "tutorial"),
     *("testgen_runs", "audit", "ops_sampling", "solutions", "imports", "scorecard", "doctor"),
-    *("sources_checkout", "bumps_bisect", "shadow", "lab", "border"),
+    *("sources_checkout", "bumps", "shadow", "lab", "border"),
     *("extract_definitions", "nox", "judge_sampling", "ops_attention", "calibrate"),
     *("hostile", "wheels", "ops_moe"),
 )

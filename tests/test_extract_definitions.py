@@ -1,20 +1,255 @@
-"""Definitions made of kernel calls: the dataset's names and shapes, and references that hold."""
+"""From SGLang's reading, confirmed by transformers', to definitions with references that hold."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from extract_support import GOLDEN, drafts_of, named
+from extract_support import GOLDEN, drafts_of, golden, named, reading_of
 
 from traceproof.dataset.definition import Definition
+from traceproof.extract import kernels
+from traceproof.extract.bootstrap import SUPPORTED
+from traceproof.extract.kernels import Unmapped
 from traceproof.extract.merge import _judge_reference
-from traceproof.models.reading import kernel
+from traceproof.extract.pipeline import Choices, Described, definitions_of, summary
+from traceproof.extract.reading import ReaderEnvironment
+from traceproof.models import catalogue
+from traceproof.models.reading import KernelCall, ModelModule, Reading, Second, kernel
 from traceproof.ops.drafts import Draft
 from traceproof.ops.families.expert import mixture_draft
 from traceproof.sandbox import Pool
+
+
+def confirmed(reading: Reading, model: str) -> tuple[list[KernelCall], list[Unmapped]]:
+    calls, _ = kernels.from_reading(reading)
+    assert len(calls) >= 8
+    agreed, differing, counts = kernels.confirmed(calls, reading, catalogue.entries()[model].config)
+    assert counts == []
+    return agreed, differing
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_transformers_confirms_every_call_of_a_stored_model(path: Path) -> None:
+    reading = reading_of(path)
+    assert reading.second.problem == ""
+    agreed, differing = confirmed(reading, golden(path)["model"])
+    assert agreed
+    assert differing == []
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_a_golden_reading_exists_for_every_supported_version(path: Path) -> None:
+    assert golden(path)["sglang"] == list(SUPPORTED)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_this_sglang_still_gives_the_golden_reading(path: Path) -> None:
+    python = os.environ.get("TRACEPROOF_EXTRACT_PYTHON")
+    if not python:
+        pytest.skip("package absent: TRACEPROOF_EXTRACT_PYTHON names no interpreter with SGLang")
+    checkout = os.environ.get("TRACEPROOF_SGLANG_PATH")
+    environment = ReaderEnvironment(Path(python), Path(checkout) if checkout else None)
+    stored = reading_of(path)
+    config = catalogue.entries()[golden(path)["model"]].config
+    found = environment.read(config, stored.parallel)
+    assert found.modules == stored.modules
+    assert found.second == stored.second
+
+
+def slipped(reading: Reading, kind: str, **facts: object) -> Reading:
+    """The reading with other facts in transformers' modules of a kind."""
+    modules = tuple(
+        replace(one, facts=dict(one.facts) | facts) if one.kind == kind else one for one in reading.second.modules
+    )
+    return replace(reading, second=replace(reading.second, modules=modules))
+
+
+def changed(name: str, *kinds: str, **facts: object) -> Reading:
+    """A stored reading with other facts in SGLang's modules of some kinds, or whose paths end so."""
+    reading = reading_of(named(name))
+
+    def wanted(one: ModelModule) -> bool:
+        return one.kind in kinds or one.path.rpartition(".")[2] in kinds
+
+    modules = (replace(one, facts=dict(one.facts) | facts) if wanted(one) else one for one in reading.modules)
+    return replace(reading, modules=tuple(modules))
+
+
+def described(reading: Reading, model: str, *, second: bool = True) -> Described:
+    choices = Choices(second_reading=second)
+    return definitions_of(reading, catalogue.entries()[model].config, choices)
+
+
+SLIPS: list[tuple[str, dict[str, object], str]] = [
+    ("attention", {"heads": 64}, "heads: SGLang 32, transformers 64"),
+    ("attention", {"kv_heads": 16}, "kv_heads: SGLang 4, transformers 16"),
+    ("attention", {"qk_dim": 64}, "dim: SGLang 128, transformers 64"),
+    ("attention", {"window": 1024}, "window: SGLang None, transformers 1024"),
+    ("attention", {"sinks": True}, "sinks: SGLang False, transformers True"),
+    ("norm", {"eps": 1e-5}, "eps: SGLang 1e-06, transformers 1e-05"),
+    ("norm", {"variant": "gemma"}, "variant: SGLang 'plain', transformers 'gemma'"),
+    ("rotary", {"rotary_dim": 64}, "rotary_dim: SGLang 128, transformers 64"),
+    ("rotary", {"style": "gptj"}, "style: SGLang 'neox', transformers 'gptj'"),
+    ("experts", {"experts": 64}, "experts: SGLang 128, transformers 64"),
+    ("experts", {"top_k": 4}, "top_k: SGLang 8, transformers 4"),
+    ("experts", {"renormalise": False}, "routing: SGLang 'renormalise', transformers 'softmax'"),
+    ("experts", {"intermediate": 512}, "intermediate: SGLang 768, transformers 512"),
+    ("embedding", {"vocab": 151937}, "vocab: SGLang 151936, transformers 151937"),
+    ("projections", {"o_proj": [4096, 4096]}, "SGLang has 2048 x 4096, transformers 4096 x 4096"),
+]
+
+
+@pytest.mark.parametrize(("kind", "facts", "told"), SLIPS, ids=[f"{kind} {told[:20]}" for kind, _, told in SLIPS])
+def test_a_number_that_only_one_reading_has_is_told_with_both_and_the_rest_is_kept(
+    kind: str, facts: dict[str, object], told: str
+) -> None:
+    reading = reading_of(named("qwen3_30b"))
+    all_of_them, _ = confirmed(reading, "qwen3_30b_a3b")
+    agreed, differing = confirmed(slipped(reading, kind, **facts), "qwen3_30b_a3b")
+    assert any(told in item.why for item in differing), [item.why for item in differing]
+    assert all(item.disagreed for item in differing)
+    assert 0 < len(agreed) < len(all_of_them)
+    assert len(agreed) + len(differing) == len(all_of_them)
+
+
+def test_a_slip_in_sglangs_reading_is_named() -> None:
+    _, [item] = confirmed(changed("deepseek_v3", "experts", experts=257, local_experts=33), "deepseek_v3")
+    assert "experts: SGLang 257, transformers 256" in item.why
+    assert "local_experts: SGLang 33, transformers 32" in item.why
+    _, [item] = confirmed(changed("llama_3_1_70b", "o_proj", rank_k=512), "llama_3_1_70b")
+    assert "SGLang's rank has 8192 x 512, which is no share of 8192 x 8192 by 4" in item.why
+
+
+def test_without_a_second_reading_nothing_is_confirmed_and_the_reason_is_told() -> None:
+    reading = replace(reading_of(named("llama_3_1_70b")), second=Second(problem="transformers has no model 'x'"))
+    agreed, differing = confirmed(reading, "llama_3_1_70b")
+    assert agreed == []
+    assert all("transformers has no model 'x'" in item.why for item in differing)
+
+
+def test_the_summary_counts_what_is_described_and_names_what_is_not() -> None:
+    reading = slipped(reading_of(named("qwen3_30b")), "norm", eps=1e-5)
+    found = described(reading, "qwen3_30b_a3b")
+    assert {call.kind for call, _ in found.made} == {"linear", "gqa", "rotary", "experts", "sampling"}
+    line = summary("qwen3", found.calls, found.left)
+    assert line == (
+        "qwen3: 8 of 17 kernel calls described; 9 not: 6 norm (readings differ), "
+        "2 projection in float8_e4m3fn by block 128x128, 1 routing by softmax, renormalised"
+    )
+
+
+def test_a_call_that_transformers_has_less_often_is_written_and_the_counts_are_told() -> None:
+    reading = reading_of(named("qwen3_30b"))
+    modules = tuple(replace(one, count=47) if one.kind == "attention" else one for one in reading.second.modules)
+    found = described(replace(reading, second=replace(reading.second, modules=modules)), "qwen3_30b_a3b")
+    assert "gqa" in {call.kind for call, _ in found.made}
+    assert found.counts == ["model.layers.*.self_attn.attn: gqa: counted 48 times in SGLang, 47 in transformers"]
+
+
+def test_encoders_and_what_stands_beside_them_make_no_calls() -> None:
+    reading = reading_of(named("llama_3_1_70b"))
+
+    def inner(path: str) -> str:
+        return f"language_model.{path}" if path else "language_model"
+
+    language = tuple(
+        replace(one, path=inner(one.path), parent=inner(one.parent) if one.parent is not None else "")
+        for one in reading.modules
+    )
+    tower = [("vision", "block", ""), ("vision.layers.*", "block", "vision"), ("projector", "weights", "")]
+    tower += [("vision.layers.*.qkv", "linear", "vision.layers.*"), ("projector.up", "linear", "projector")]
+    facts = {"full_n": 8, "full_k": 8, "rank_n": 8, "rank_k": 8, "conv": False, "dtype": "bfloat16"}
+    others = tuple(ModelModule(path, parent, "X", "Tower", kind, facts, 1) for path, kind, parent in tower)
+    calls, left = kernels.from_reading(replace(reading, modules=(*language, *others)))
+    assert {item.path for item in left if item.why.startswith("encoder")} == {"vision", "projector"}
+    assert not any(path.startswith(("vision", "projector")) for call in calls for path in call.paths)
+
+
+def test_attention_that_the_dataset_can_not_say_becomes_no_definition() -> None:
+    calls, unmapped = kernels.from_reading(changed("llama_3_1_70b", "attention", window=1024))
+    assert all(call.kind != "gqa" for call in calls)
+    assert any("sliding window of 1024" in item.why for item in unmapped)
+
+
+def test_a_quantised_projection_is_described_in_the_datasets_form_and_listed_as_launched() -> None:
+    found = described(reading_of(named("deepseek_v3")), "deepseek_v3")
+    listed = {item.path: item.why for item in found.left}
+    assert listed["model.layers.*.self_attn.o_proj"] == "projection in float8_e4m3fn by block 128x128: no op_type"
+    assert "gemm_n7168_k16384" in {draft.name for _, draft in found.made}
+    assert not any(item.disagreed for item in found.left)
+
+
+def test_weights_that_sglang_can_not_pack_here_become_no_definition() -> None:
+    reading = changed("qwen3_30b", "linear", "experts", scheme="gptq")
+    found = described(replace(reading, unpacked="gptq: ValueError: unknown"), "qwen3_30b_a3b")
+    assert found.counts == ["read as if not quantised, gptq: ValueError: unknown"]
+    assert {call.kind for call, _ in found.made} >= {"norm", "gqa"}
+    assert {draft.name for call, draft in found.made if call.kind == "linear"} == {"gemm_n151936_k2048"}
+    whys = [item.why for item in found.left]
+    assert "projection in gptq: no op_type" in whys
+    assert "experts with weights packed by gptq: no form" in whys
+
+
+def test_routing_is_listed() -> None:
+    _, left = kernels.from_reading(reading_of(named("deepseek_v3")))
+    why = "routing by sigmoid, renormalised, within groups, with a bias: no op_type"
+    assert why in {item.why for item in left}
+
+
+def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:
+    reading = reading_of(named("deepseek_v3_2"))
+    made = described(reading, "deepseek_v3_2").made
+    assert [draft.name for call, draft in made if call.kind.startswith("dsa")] == [
+        "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64",
+        "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1",
+        "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps64",
+    ]
+    left = described(slipped(reading, "indexer", topk=1024), "deepseek_v3_2").left
+    told = [item.why for item in left if item.disagreed]
+    assert len(told) == 2
+    assert any("topk: SGLang 2048, transformers [1024]" in why for why in told)
+    assert any("topk: SGLang 2048, transformers 1024" in why for why in told)
+
+
+def test_a_bias_within_groups_means_sigmoid_scores_whatever_they_are_called() -> None:
+    calls, left = kernels.from_reading(changed("deepseek_v3", "top_k", scoring="softmax"))
+    assert "routing by sigmoid, renormalised, within groups, with a bias: no op_type" in {one.why for one in left}
+    assert {call["routing"] for call in calls if call.kind == "experts"} == {"deepseek_v3"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "why"),
+    [
+        ("experts", {"beside": "gemm1_alpha, bias"}, "experts with more than silu: gemm1_alpha, bias, which"),
+        ("top_k", {"bias": "float32"}, "experts with routing by softmax and a bias: no form"),
+        ("attention", {"chunks": True}, "attention within chunks: no form"),
+    ],
+)
+def test_what_a_form_can_not_say_becomes_none(kind: str, facts: dict[str, object], why: str) -> None:
+    _, left = kernels.from_reading(changed("qwen3_30b", kind, **facts))
+    assert any(item.why.startswith(why) for item in left)
+
+
+def test_each_norm_becomes_the_forms_that_the_model_calls() -> None:
+    reading = reading_of(named("llama_3_1_70b"))
+    calls = [call for call in kernels.from_reading(reading)[0] if call.kind == "norm"]
+    assert [(call.role, call["uses"], call.count) for call in calls] == [
+        ("input_layernorm", "alone", 1),
+        ("post_attention_layernorm", "adding", 80),
+        ("input_layernorm", "adding", 79),
+        ("norm", "adding", 1),
+    ]
+    found = described(reading, "llama_3_1_70b")
+    assert found.counts == []
+    names = [draft.name for call, draft in found.made if call.kind == "norm"]
+    assert names == ["rmsnorm_h8192", "fused_add_rmsnorm_h8192"]
+
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 from ruamel.yaml import YAML
-from test_bumps_bisect import BASE, clone_of_traceproof
+from test_bumps import BASE, clone_of_traceproof
 
 from history import catalogue
 from history.catalogue import Bug, Found, Kind, Why, bugs, judged, parsed
