@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import DType
+from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.ops import far
 from traceproof.ops.attention import layout_of
@@ -33,7 +34,6 @@ from traceproof.ops.cases import AFTER
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
-    from traceproof.draw import Draw
     from traceproof.ops.cases import Case
 
 POISON = 50.0
@@ -243,7 +243,6 @@ def sized(definition: Definition, seed: int, size: str, page: int) -> Iterator[P
 
     Of the queries, one row is a whole prompt, one a single token, one has none, the others a short suffix.
     """
-    from traceproof.draw import HostDraw
 
     def draw(index: int) -> HostDraw:
         return HostDraw(definition=definition.name, case=f"{size}-{index}", seed=seed)

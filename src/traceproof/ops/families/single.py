@@ -191,32 +191,35 @@ SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] -> output"
 PREFILL = "flashinfer.prefill:single_prefill_with_kv_cache"
 DECODE = "flashinfer.decode:single_decode_with_kv_cache"
 SDPA, SOFTMAX = "torch.nn.functional:scaled_dot_product_attention", "torch:softmax"
-KEYWORDS = ("sm_scale", "logits_soft_cap", "window_left")
+BY_SDPA: Any = {"serves": BARE, "rows": None}
 
 
 @SINGLE_PREFILL.truth("flashinfer", "prefill.single_prefill_with_kv_cache", PREFILL, serves=BENT, sm=SM75)
-def _flashinfer_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    given = {name: inputs[name] for name in KEYWORDS if inputs.get(name) is not None}
-    causal = bool(definition.constants.number("causal"))
-    return {"output": api[PREFILL](inputs["q"], inputs["k"], inputs["v"], causal=causal, **given)}
-
-
 @SINGLE_DECODE.truth("flashinfer", "decode.single_decode_with_kv_cache", DECODE, serves=BENT, rows=None, sm=SM75)
-def _flashinfer_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
-    given = {name: inputs[name] for name in KEYWORDS if inputs.get(name) is not None}
-    return {"output": api[DECODE](inputs["q"], inputs["k"], inputs["v"], **given)}
+def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """By keyword what the definition has; only a prefill knows whether it is causal."""
+    [attention] = api.values()
+    names = ("sm_scale", "logits_soft_cap", "window_left")
+    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+    if inputs["q"].dim() > 2:
+        given["causal"] = bool(definition.constants.get("causal"))
+    return {"output": attention(inputs["q"], inputs["k"], inputs["v"], **given)}
 
 
-@SINGLE_PREFILL.truth("torch", "functional.scaled_dot_product_attention", SDPA, serves=BARE, rows=None)
-def _pytorch_prefill(api: Api, definition: Definition, inputs: Given) -> Outputs:
+@SINGLE_PREFILL.truth("torch", "functional.scaled_dot_product_attention", SDPA, **BY_SDPA)
+@SINGLE_DECODE.truth("torch", "functional.scaled_dot_product_attention", SDPA, **BY_SDPA)
+def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """The one query of a decode as a request of one."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    causal = bool(definition.constants.number("causal"))
-    place = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
-    mask = torch.arange(len(k), device=q.device)[None] <= place if causal else None
-    heads = (one.transpose(0, 1).unsqueeze(0) for one in (q, k, v))
+    queries = q.reshape(-1, *q.shape[-2:])
+    mask = None
+    if definition.constants.get("causal"):
+        place = torch.arange(len(queries), device=q.device)[:, None] + len(k) - len(queries)
+        mask = torch.arange(len(k), device=q.device)[None] <= place
+    heads = (one.transpose(0, 1).unsqueeze(0) for one in (queries, k, v))
     scale = inputs.get("sm_scale")
     found = api[SDPA](*heads, scale=None if scale is None else float(scale), enable_gqa=True, attn_mask=mask)
-    return {"output": found.squeeze(0).transpose(0, 1)}
+    return {"output": found.squeeze(0).transpose(0, 1).reshape(*q.shape[:-1], v.shape[-1])}
 
 
 @SINGLE_PREFILL.truth("torch", "softmax", SOFTMAX, serves=SUNK, rows=None)
@@ -236,16 +239,6 @@ def _pytorch_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs
         hidden = hidden | (key < place - int(scalar(inputs, "window_left")))
     logits = logits.masked_fill(hidden, float("-inf"))
     if inputs.get("sinks") is not None:
-        sinks = inputs["sinks"][:, None, None].expand(-1, len(q), 1)
-        logits = torch.cat([logits, sinks], -1)
+        logits = torch.cat([logits, inputs["sinks"][:, None, None].expand(-1, len(q), 1)], -1)
     weights = api[SOFTMAX](logits, -1)[..., : len(k)]
     return {"output": torch.einsum("hnl,lhd->nhd", weights, v).to(inputs["q"].dtype)}
-
-
-@SINGLE_DECODE.truth("torch", "functional.scaled_dot_product_attention", SDPA, serves=BARE, rows=None)
-def _pytorch_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    heads = (one.transpose(0, 1).unsqueeze(0) for one in (q[None], k, v))
-    scale = inputs.get("sm_scale")
-    found = api[SDPA](*heads, scale=None if scale is None else float(scale), enable_gqa=True)
-    return {"output": found.squeeze(0).transpose(0, 1).squeeze(0)}

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, scalar, tensor
@@ -22,7 +23,6 @@ from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sd
 from traceproof.ops.formula import NOTHING, Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
 
 if TYPE_CHECKING:
-    from traceproof.draw import Draw
     from traceproof.ops.lossless import Exactly
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
@@ -149,7 +149,6 @@ PLANTED_SCALE = 4.0  # scale of tokens at boundaries, whose key is a copy of the
 
 def indexer_cases(definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Case]:
     """Lengths around topk and around page boundaries; the block table always reaches topk tokens."""
-    from traceproof.draw import HostDraw
 
     def integers(case: str, count: int, low: int, high: int) -> list[int]:
         draw = HostDraw(definition=definition.name, case=case, seed=seed)
@@ -165,13 +164,12 @@ def indexer_cases(definition: Definition, sizes: Sequence[str], seed: int) -> It
     planned += [("edge-all-empty", [0, 0], "planted"), ("edge-single", [1], "planted")]
     for pattern in ("plain", "negative", "zero", "outlier", "tiny", "ties", "boundary"):
         planned.append((f"adversarial-{pattern}", [topk + topk // 2 + 1, page + 1], pattern))
-    letters = DSA_PAGED.form(definition).axes(definition)
     for name, lens, pattern in planned:
         pages = PageTable.of(lens, page, shared=False)
         # One column more than needed: the table's unused entries name a page of poison.
         columns = max(-(-topk // page), *pages.counts) + 1
-        axes = {letters["b"]: len(lens), letters["p"]: pages.pool, letters["r"]: columns}
-        yield Case(name, name.partition("-")[0], axes, seed, {"seq_lens": lens, "pattern": pattern})
+        letters = {"b": len(lens), "p": pages.pool, "r": columns}
+        yield DSA_PAGED.case(definition, name, letters, seed, {"seq_lens": lens, "pattern": pattern})
 
 
 def indexer_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
@@ -239,8 +237,6 @@ SPARE = 3  # one pool row in three is named by nobody, and holds poison
 
 def listed_cases(definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Case]:
     """Tokens 1-2, 4-16, 32-64, with lists that are empty, short, one below full, and full."""
-    from traceproof.draw import HostDraw
-
     topk = dim(definition, "sparse_indices", 1) or 0
 
     def integers(case: str, count: int, low: int) -> list[int]:
@@ -272,12 +268,11 @@ def listed_case(
     definition: Definition, name: str, valid: list[int], seed: int, more: Mapping[str, Any] = NOTHING
 ) -> Case:
     """A case of lists with so many indices each."""
-    letters, page_size = DSA_PAGED.form(definition).axes(definition), dim(definition, "ckv_cache", 1) or 1
     named = max(valid, default=0)
     rows = named + max(3, named // SPARE)  # the first and the last row of the pool are always spare
-    axes = {letters["t"]: len(valid), letters["p"]: -(-rows // page_size)}
+    sizes = {"t": len(valid), "p": -(-rows // (dim(definition, "ckv_cache", 1) or 1))}
     params = {"valid": valid, "pattern": "lean", "amplitude": 1.0, "holes": False, **more}
-    return Case(name, name.partition("-")[0], axes, seed, params)
+    return DSA_PAGED.case(definition, name, sizes, seed, params)
 
 
 def listed_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
