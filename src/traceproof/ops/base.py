@@ -116,6 +116,14 @@ class Op(ABC):
     extraction: Extraction | None = None  # how its calls are found in a model
     variants: Sequence[Variant] = ()  # equivalent ways of computing it; generic mutants are made from the first
     mutants: Sequence[Variant] = ()  # bugs that a kernel could have
+    # values of inputs for which every right way computes exactly until it rounds the output; empty: none known.
+    # They name all inputs of floating point but scalars that change nothing. See `ops.lossless`
+    lossless: Callable[[Definition], Mapping[str, Exactly]] = staticmethod(lambda _: {})
+    # whether right ways are as exact on a GPU, where divisions are approximate and products may be split
+    exact_on_gpu: Callable[[Definition], bool] = staticmethod(lambda _: True)
+    # what is enlarged in cases of far addresses, by the axis of the rows, where they are computed by themselves
+    far: Callable[[Definition, str], Far] = staticmethod(lambda _, rows: Far(axis=rows))
+    inputs_summed: Sequence[str] = ()  # see `summed`
 
     @cached_property
     def truths(self) -> dict[str, list[Adapter]]:
@@ -159,9 +167,9 @@ class Op(ABC):
         return ()
 
     def enlarged(self, definition: Definition) -> Far | None:
-        """What is enlarged in cases of far addresses; None: nothing can be. The default: rows."""
+        """What is enlarged in cases of far addresses; None: nothing can be. The default: rows, as `far` says."""
         rows = self.row_axis(definition)
-        return None if rows is None else Far(axis=rows)
+        return None if rows is None else self.far(definition, rows)
 
     def planned(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """All cases of sizes out of ALL_SIZES."""
@@ -186,22 +194,9 @@ class Op(ABC):
         del definition
         return {}
 
-    def lossless(self, definition: Definition) -> Mapping[str, Exactly]:
-        """Values of inputs for which every right way is exact until it rounds the output; empty: none are known.
-
-        They name all inputs of floating point but scalars that change nothing. See `ops.lossless`.
-        """
-        del definition
-        return {}
-
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """The sizes of the case with these values, from an ordinary one. The default: LOSSLESS_ROWS rows."""
         return self.of_size(definition, base, LOSSLESS_ROWS, long=False)
-
-    def exact_on_gpu(self, definition: Definition) -> bool:
-        """Whether right ways are as exact there, where divisions are approximate and products may be split."""
-        del definition
-        return True
 
     def errors(self, definition: Definition, inputs: Values) -> Iterator[tuple[str, Values]]:
         """Inputs that the definition rules out, each with what is wrong: a kernel has to raise, or to be right.
@@ -323,13 +318,11 @@ class Op(ABC):
 
     def summed(self, definition: Definition) -> tuple[str, ...]:
         """Inputs over whose last axis the op sums, where zeros in all of them add nothing (`judge.precision`)."""
-        del definition
-        return ()
+        return tuple(name for name in self.inputs_summed if name in definition.inputs)
 
     def mutated(self, definition: Definition) -> frozenset[str]:
-        """Inputs that the definition says are modified in place."""
-        del definition
-        return frozenset()
+        """Inputs that a call may write to. The default: those that an output is written to."""
+        return definition.in_place
 
     def judged(self, definition: Definition) -> dict[str, TensorSpec]:
         """All that a call gives: the outputs, then inputs that it writes to and that no output stands for."""

@@ -254,12 +254,12 @@ class FormulaOp(Op):
         # what hidden cases put into inputs, where right ways agree, and into which; no names: all of floating
         # point. None: UNUSUAL, where rows are computed by themselves and judged by their numbers
         unusual: Mapping[str, Sequence[str]] | None = None,
-        # see `Op.lossless`; sizes of axes in that case by letter, and `Op.exact_on_gpu`
+        # see `Op`; sizes of axes in that case by letter
         lossless: Callable[[Definition], Mapping[str, Exactly]] = lambda _: NOTHING,
         lossless_sizes: Mapping[str, int] = NOTHING,
         exact_on_gpu: Callable[[Definition], bool] = lambda _: True,
         summed: Sequence[str] = (),  # see `Op.summed`
-        far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op.enlarged`
+        far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),  # see `Op`
         variants: Sequence[Variant] = (),  # equivalent ways; generic mutants are made from the first
         mutants: Sequence[Mutant] = (),
         **facts: Unpack[Facts],
@@ -272,7 +272,7 @@ class FormulaOp(Op):
         self.wide_gate = wide_gate
         self.draws, self.requires, self.extremes = draws, requires, extremes
         self.spread = unusual
-        self.exactly, self.lossless_sizes, self.exact_anywhere = lossless, lossless_sizes, exact_on_gpu
+        self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.variants, self.mutants = tuple(summed), tuple(variants), tuple(mutants)
 
     def truth(
@@ -417,19 +417,11 @@ class FormulaOp(Op):
         declared = usual if self.spread is None else self.spread
         return {value: [name for name in wide if name in (names or wide)] for value, names in declared.items()}
 
-    def lossless(self, definition: Definition) -> Mapping[str, Exactly]:
-        """Those of the declaration."""
-        return self.exactly(definition)
-
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """The default, with the sizes of the declaration."""
         case, letters = super().lossless_case(definition, base), self.form(definition).axes(definition)
         sizes = {letters[one]: size for one, size in self.lossless_sizes.items() if letters.get(one) in case.axes}
         return replace(case, axes={**case.axes, **sizes})
-
-    def exact_on_gpu(self, definition: Definition) -> bool:
-        """As the declaration says."""
-        return self.exact_anywhere(definition)
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
@@ -488,19 +480,6 @@ class FormulaOp(Op):
             name: self.gates.get(name, self.wide_gate if spec.dtype == "float32" else Close())
             for name, spec in self.judged(definition).items()
         }
-
-    def mutated(self, definition: Definition) -> frozenset[str]:
-        """Inputs that an output is written to."""
-        return definition.in_place
-
-    def summed(self, definition: Definition) -> tuple[str, ...]:
-        """Those of the declaration that are given."""
-        return tuple(name for name in self.inputs_summed if name in definition.inputs)
-
-    def enlarged(self, definition: Definition) -> Far | None:
-        """As the declaration says."""
-        rows = self.row_axis(definition)
-        return None if rows is None else self.far(definition, rows)
 
     def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
         """The formula with the variant's parameters, rounded once."""

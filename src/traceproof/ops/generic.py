@@ -115,10 +115,6 @@ class GenericOp(Op):
                 return True
         return False
 
-    def mutated(self, definition: Definition) -> frozenset[str]:
-        """Inputs that an output is written to."""
-        return definition.in_place
-
 
 def sizes_near(definition: Definition, wanted: Sequence[int]) -> dict[str, int] | None:
     """Sizes of the var axes that satisfy the constraints, near the wanted ones; None: none were found.

@@ -26,7 +26,7 @@ from traceproof.lazy import torch
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.base import Tensors, Unsupported, Values
-from traceproof.ops.cases import STRESS, Case
+from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, Quantised
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
@@ -388,22 +388,6 @@ REQUANTISED = Quantised(
 UNQUANTISED = Quantised(rms=0.02, slope=0.01, reason="16-bit intermediates cost 0.5 % of a row's RMS")
 
 
-def case_of(
-    definition: Definition,
-    seed: int,
-    name: tuple[str, str],
-    tokens: int,
-    position: int = 1,
-    **params: Any,  # noqa: ANN401 - JSON
-) -> Case:
-    """A case of a size class and a name in it; where local experts lie turns with `position`."""
-    found = routing_of(definition)
-    room = found.experts - found.local
-    places = (room, room // 2 - room // 2 % 2, min(37, room), 0)  # at the end, in the middle, uneven, at the start
-    offset = {"offset": places[position % len(places)]} if "local_expert_offset" in definition.inputs else {}
-    return Case("-".join(name), name[0], {definition.var_axes[0]: tokens}, seed, {**offset, **params})
-
-
 class Experts(FormulaOp):
     """Mixture of experts with routing; see the module's text for the readings taken."""
 
@@ -414,32 +398,54 @@ class Experts(FormulaOp):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's sizes, then edge and adversarial ones; few for a definition with many weights."""
-        found, case = mixture_of(definition), partial(case_of, definition, seed)
+        found, case = mixture_of(definition), partial(self.placed, definition, seed)
         routed, heavy = found.routing, found.weight_count >= HEAVY
         lengths = HEAVY_SIZES if heavy else SIZES
         for size in sizes:
             for index, tokens in enumerate(lengths[size]):
-                yield case((size, str(index)), tokens, list(SIZES).index(size) + index)
+                yield case(f"{size}-{index}", tokens, list(SIZES).index(size) + index)
         if not routed.given:
-            yield case(("adversarial", "rows"), len(MIXED_ROWS), rows=list(MIXED_ROWS))
+            yield case("adversarial-rows", len(MIXED_ROWS), rows=list(MIXED_ROWS))
         # The first and the last local expert have work: loops over experts end there.
-        yield case(("edge", "ends"), 2, START, rows=["first", "last"])
+        yield case("edge-ends", 2, START, rows=["first", "last"])
         if heavy:
             return
-        yield case(("edge", "empty"), 0, 0)
+        yield case("edge-empty", 0, 0)
         if routed.local < routed.experts and not routed.given:
-            yield case(("edge", "remote"), 3, rows=["remote"])
-        yield case(("adversarial", "hot"), 8, rows=["hot"])
+            yield case("edge-remote", 3, rows=["remote"])
+        yield case("adversarial-hot", 8, rows=["hot"])
         if routed.method == Method.DEEPSEEK:
             # One sigmoid next to 1, the others small: a wrong constant in it shows in the weights.
-            yield case(("adversarial", "steep"), 8, rows=["steep"])
+            yield case("adversarial-steep", 8, rows=["steep"])
         if routed.experts % 2 == 0 and routed.local % 2 == 0 and not routed.given:
-            yield case(("adversarial", "ties"), 6, ties=True)
+            yield case("adversarial-ties", 6, ties=True)
+
+    def placed(
+        self,
+        definition: Definition,
+        seed: int,
+        name: str,
+        tokens: int,
+        position: int = 1,
+        **params: Any,  # noqa: ANN401 - JSON
+    ) -> Case:
+        """A case of so many tokens; where local experts lie turns with `position`."""
+        found = routing_of(definition)
+        room = found.experts - found.local
+        places = (
+            room,
+            room // 2 - room // 2 % 2,
+            min(37, room),
+            0,
+        )  # at the end, in the middle, uneven, at the start
+        if "local_expert_offset" in definition.inputs:
+            params["offset"] = places[position % len(places)]
+        return self.case(definition, name, {"t": tokens}, seed, params)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Sigmoids of 1e-8, among which a bias of up to 16 chooses alone."""
         if routing_of(definition).method == Method.DEEPSEEK:
-            yield case_of(definition, seed, (STRESS, "faint"), 8, START, rows=["faint"])
+            yield self.placed(definition, seed, "stress-faint", 8, START, rows=["faint"])
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Routing without luck, quantised data over their whole range."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from traceproof.lazy import torch
@@ -88,32 +89,25 @@ class PageAppend(FormulaOp):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Ordinary sizes, no token at all, and tokens that begin in the last row of a page."""
-        for size in sizes:
-            for index, counts in enumerate(SIZES[size]):
-                yield self._case(definition, f"{size}-{index}", size, counts, seed)
-        yield self._case(definition, "edge-empty", "edge", (1, 0, 1), seed)
-        yield self._case(definition, "adversarial-crossing", "adversarial", (5, 4, 3), seed, crossing=True)
+        ordinary = {f"{size}-{index}": counts for size in sizes for index, counts in enumerate(SIZES[size])}
+        for name, counts in {**ordinary, "edge-empty": (1, 0, 1)}.items():
+            yield self._case(definition, name, counts, seed)
+        yield self._case(definition, "adversarial-crossing", (5, 4, 3), seed, crossing=True)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many sequences of a token each, or one of so many tokens."""
         counts = (1, count, 1) if long else (count, 1, 1)
-        return self._case(definition, case.id, case.size, counts, case.seed)
+        return replace(self._case(definition, case.id, counts, case.seed), size=case.size)
 
     def _case(
-        self,
-        definition: Definition,
-        name: str,
-        size: str,
-        counts: tuple[int, int, int],  # sequences, their tokens, and their pages beside those that these fill
-        seed: int,
-        **params: bool,
+        self, definition: Definition, name: str, counts: tuple[int, int, int], seed: int, **params: bool
     ) -> Case:
-        letters = self.form(definition).axes(definition)
+        """A case of so many sequences, of their tokens, and of their pages beside those that these fill."""
         batch, tokens, more = counts
-        pages = more + tokens // definition.const_axes[letters["s"]]
-        wanted = {"t": batch * tokens, "p": batch * pages + GAPS, "i": batch * pages, "c": batch + 1, "b": batch}
-        axes = {axis: wanted[letter] for letter, axis in letters.items() if axis in definition.var_axes}
-        return Case(name, size, axes, seed, {"batch": batch, "tokens": tokens, "pages": pages, **params})
+        pages = more + tokens // definition.const_axes[self.form(definition).axes(definition)["s"]]
+        axes = {"t": batch * tokens, "p": batch * pages + GAPS, "i": batch * pages, "c": batch + 1, "b": batch}
+        said = {"batch": batch, "tokens": tokens, "pages": pages, **params}
+        return self.case(definition, name, axes, seed, said)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal keys, values and caches; the layout as the case says."""

@@ -156,12 +156,11 @@ class Gemm(FormulaOp):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Few rows, since B is what costs; one adversarial case whose rows differ in kind."""
-        rows = roles(definition).rows
-        for size in sizes:
-            for index, count in enumerate(SIZES[size]):
-                yield Case(f"{size}-{index}", size, {rows: count}, seed)
-        yield Case("edge-empty", "edge", {rows: 0}, seed)
-        yield Case("adversarial-rows", "adversarial", {rows: 6}, seed, {"rows": ["tiny", "outlier", "positive"]})
+        counts = {f"{size}-{index}": count for size in sizes for index, count in enumerate(SIZES[size])}
+        for name, count in {**counts, "edge-empty": 0}.items():
+            yield self.case(definition, name, {"m": count}, seed)
+        kinds = {"rows": ["tiny", "outlier", "positive"]}
+        yield self.case(definition, "adversarial-rows", {"m": 6}, seed, kinds)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Each row of A has an element that decides it."""

@@ -363,17 +363,16 @@ class Filtered(Sampler):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Batches of telling rows; ties, one-hot and the like; three rows over the whole vocabulary."""
-        rows = (definition.inputs["probs"].shape or ())[0]
+        told = []
         for size in sizes:
             for index, count in enumerate(SIZES[size]):
-                name = "single" if count == 1 else "plain" if count < 16 else "weights"
-                yield Case(f"{size}-{index}", size, {rows: count}, seed, {"rows": name})
-        yield Case("edge-empty", "edge", {rows: 0}, seed, {"rows": "plain"})
-        if "top_p" in definition.inputs:
-            yield Case("edge-p-zero", "edge", {rows: 2}, seed, {"rows": "nothing"})
-        yield Case("adversarial-rows", "adversarial", {rows: len(TRICKY)}, seed, {"rows": "tricky"})
-        yield Case("adversarial-dense", "adversarial", {rows: 3}, seed, {"rows": "dense"})
-        yield Case("adversarial-draws", "adversarial", {rows: DRAWN_ROWS}, seed, {"rows": DRAWS})
+                pack = "single" if count == 1 else "plain" if count < 16 else "weights"
+                told.append((f"{size}-{index}", count, pack))
+        told.append(("edge-empty", 0, "plain"))
+        told += [("edge-p-zero", 2, "nothing")] if "top_p" in definition.inputs else []
+        told += [("adversarial-rows", len(TRICKY), "tricky"), ("adversarial-dense", 3, "dense")]
+        for name, count, pack in (*told, ("adversarial-draws", DRAWN_ROWS, DRAWS)):
+            yield self.case(definition, name, {"n": count}, seed, {"rows": pack})
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Telling rows behind so many that 32 bits do not count their probabilities."""
@@ -458,18 +457,19 @@ class Distributions(Sampler):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Batches of telling rows, under filters that cut deep, a little, and nothing; ties; one against many."""
-
-        def case(name: str, size: str, count: int, values: str, rows: str) -> Case:
-            axes = dict.fromkeys(definition.var_axes, count)
-            return Case(name, size, axes, seed, {"values": values, "rows": rows})
-
-        for size in sizes:
-            for index, count in enumerate(CALL_SIZES[size]):
-                yield case(f"{size}-{index}", size, count, ("deep", "little")[index % 2], "plain")
-        yield case("edge-no-filter", "edge", 4, "none", "plain")
-        yield case("adversarial-weights", "adversarial", len(PACKS["weights"]), "none", "weights")
-        yield case("adversarial-rows", "adversarial", len(TRICKY), "deep", "tricky")
-        yield case("adversarial-draws", "adversarial", DRAWN_ROWS, "none", DRAWS)
+        told = [
+            (f"{size}-{index}", count, ("deep", "little")[index % 2], "plain")
+            for size in sizes
+            for index, count in enumerate(CALL_SIZES[size])
+        ]
+        told += [
+            ("edge-no-filter", 4, "none", "plain"),
+            ("adversarial-weights", len(PACKS["weights"]), "none", "weights"),
+            ("adversarial-rows", len(TRICKY), "deep", "tricky"),
+            ("adversarial-draws", DRAWN_ROWS, "none", DRAWS),
+        ]
+        for name, count, values, rows in told:
+            yield self.case(definition, name, {"n": count, "r": count}, seed, {"values": values, "rows": rows})
 
     def trials(self, definition: Definition, case: Case) -> int:
         """About CALL_DRAWS draws in all."""
@@ -555,18 +555,13 @@ class Speculative(Sampler):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Rows whose drafts are accepted by chance; then all drafts accepted, and all refused."""
-        axes = self.form(definition).axes(definition)
-
-        def case(name: str, size: str, count: int, drafted: int, kind: str) -> Case:
-            counts = {axes["n"]: count, axes["d"]: drafted, axes["m"]: drafted + 1}
-            return Case(name, size, counts, seed, {"drafts": kind})
-
-        for size in sizes:
-            for index, (count, drafted) in enumerate(CHAINS[size]):
-                yield case(f"{size}-{index}", size, count, drafted, "mixed")
-        yield case("edge-one-draft", "edge", 2, 1, "mixed")
-        for kind in ("accepted", "refused"):
-            yield case(f"adversarial-{kind}", "adversarial", 3, 3, kind)
+        ordinary = [
+            (f"{size}-{index}", *counts, "mixed") for size in sizes for index, counts in enumerate(CHAINS[size])
+        ]
+        chosen = [(f"adversarial-{kind}", 3, 3, kind) for kind in ("accepted", "refused")]
+        for name, count, drafted, kind in (*ordinary, ("edge-one-draft", 2, 1, "mixed"), *chosen):
+            axes = {"n": count, "d": drafted, "m": drafted + 1}
+            yield self.case(definition, name, axes, seed, {"drafts": kind})
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many rows of as many drafts."""

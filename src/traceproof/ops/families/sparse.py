@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
@@ -21,9 +21,6 @@ from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, equal_keys, workspace
 from traceproof.ops.formula import NOTHING, Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
-
-if TYPE_CHECKING:
-    from traceproof.ops.lossless import Exactly
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
 # [page_size, 1, D + 4] int8 without regard to that (DeepGEMM's layout). An index is page * page_size + offset, a
@@ -328,10 +325,6 @@ class SparseAttention(FormulaOp):
         """See `listed_inputs` and `indexer_inputs`."""
         return (listed_inputs if is_listed(definition) else indexer_inputs)(definition, case, draw)
 
-    def lossless(self, definition: Definition) -> Mapping[str, Exactly]:
-        """Of a list; places of the indexer's best are no numbers."""
-        return equal_keys(definition) if is_listed(definition) else {}
-
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """Lists of a power of two of keys each."""
         topk = dim(definition, "sparse_indices", 1) or 0
@@ -396,6 +389,8 @@ DSA_PAGED = SparseAttention(
     requires=unknown,
     sizes={"p": (), "r": ()},  # as the cases have it
     apart=False,
+    # of a list; places of the indexer's best are no numbers
+    lossless=lambda definition: equal_keys(definition) if is_listed(definition) else {},
     gates={**GATES, "topk_indices": IndexSet()},
     variants=(
         Variant("naive, at a kernel's precision"),
