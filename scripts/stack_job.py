@@ -44,7 +44,7 @@ def cases(
     gpu = record["device_type"] == "cuda"
     selection["workloads"] = gpu if selection["workloads"] == "auto" else selection["workloads"]
     state = f"{code} {record['digest']}" if code else ""
-    with Inits(results, (dataset,), weak=weak, parallel=len(os.sched_getaffinity(0))) as inits:
+    with Inits(results, (dataset,), weak=weak) as inits:
         plan(dataset, out.parent, PlanSelection.of_json(selection), inits, code=state, gpu=gpu)
 
 

@@ -150,21 +150,6 @@ def test_a_plan_takes_them_for_every_case_and_keeps_them(tmp_path: Path) -> None
     assert (values["gain"], values["bias"]) == (3, None)
 
 
-def test_inits_of_several_definitions_run_side_by_side(tmp_path: Path) -> None:
-    dump = tmp_path / "dump"
-    dump.mkdir()
-    for name in ("one", "two", "three"):
-        (dump / f"{name}.json").write_text(json.dumps(changed(SAMPLE, name=name)))
-    found = []
-    for parallel in (1, 3):
-        calls = inits(tmp_path / f"results-{parallel}", parallel=parallel)
-        (op_type,) = plan(dump, tmp_path / "cases", PlanSelection(sizes=("small",)), calls).op_types
-        definitions = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions
-        found.append({name: [case.digest for case in entry.cases] for name, entry in definitions.items()})
-    assert found[0] == found[1]
-    assert sorted(found[0]) == ["one", "three", "two"]
-
-
 def test_where_init_can_not_run_inputs_are_drawn_by_role_and_say_why(tmp_path: Path) -> None:
     entries = planned(tmp_path, init=INIT.replace("import torch", "import flashinfer, torch", 1))
     assert {entry.case.params["drawn"] for entry in entries.values()} == {"by role"}

@@ -93,12 +93,12 @@ class Cache:
             try:
                 return self._execute(statements)
             except sqlite3.DatabaseError as error:
-                if _code(error) not in DAMAGED:
+                # Where Python itself could make nothing of what is there, it gives no code.
+                if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in DAMAGED:
                     raise self._unusable(error) from error
                 sys.stderr.write(f"{self._path} is damaged ({error}): removed, its rows will be computed again\n")
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self.__exit__()
+            self._connection = None
             for suffix in ("", "-journal", "-wal", "-shm"):
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
             try:
@@ -114,29 +114,20 @@ class Cache:
             )
             self._connection.execute("PRAGMA synchronous=OFF")
             self._connection.execute(TABLE)
-        found: list[Any] = []
         try:
-            for statement, values in statements:
-                found = self._connection.execute(statement, values).fetchall()
+            return [self._connection.execute(statement, values).fetchall() for statement, values in statements][-1]
         except sqlite3.DatabaseError:
             if self._connection.in_transaction:
                 self._connection.rollback()
             raise
-        return found
 
     def _unusable(self, error: sqlite3.DatabaseError) -> TraceproofError:
-        free = shutil.disk_usage(self._path.parent).free
-        full = _code(error) == sqlite3.SQLITE_FULL
+        full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
         what = "no space left while writing" if full else f"{error} while using"
-        todo = "Free some space and run the same command again: finished rows are kept."
-        if not full:
-            todo = "Check the disk, or remove the file: its rows are then computed again."
+        todo = "Check the disk, or remove the file: its rows are then computed again."
+        todo = "Free some space and run the same command again: finished rows are kept." if full else todo
+        free = shutil.disk_usage(self._path.parent).free
         return TraceproofError(f"{what} {self._path} ({free / 2**20:.0f} MiB free)", todo=todo)
-
-
-def _code(error: sqlite3.DatabaseError) -> int:
-    """SQLite's primary result code; that of damage where Python itself could make nothing of what is there."""
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
 
 
 def _digest(key: str, packed: bytes) -> str:

@@ -131,9 +131,21 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
     if fill is None:
         yield
         return
+    value = fill
+
+    def filling(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(allocate)
+        def filled(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
+            made = allocate(*args, **kwargs)
+            with torch.no_grad():
+                made.fill_(filler(made.dtype, value))
+                return FENCES[-1].around(made) if FENCES else made
+
+        return filled
+
     own = [(owner, name, vars(owner).get(name)) for owner, name in UNWRITTEN]
     for owner, name in UNWRITTEN:
-        setattr(owner, name, _filling(getattr(owner, name), fill))
+        setattr(owner, name, filling(getattr(owner, name)))
     try:
         yield
     finally:
@@ -142,17 +154,6 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
                 delattr(owner, name)  # inherited
             else:
                 setattr(owner, name, before)
-
-
-def _filling(allocate: Callable[..., torch.Tensor], fill: float) -> Callable[..., torch.Tensor]:
-    @functools.wraps(allocate)
-    def filled(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
-        value = allocate(*args, **kwargs)
-        with torch.no_grad():
-            value.fill_(filler(value.dtype, fill))
-            return FENCES[-1].around(value) if FENCES else value
-
-    return filled
 
 
 FENCE, FENCE_BYTE = 1 << 16, 0xA5  # bytes on each side of a tensor on a GPU, and what they hold
@@ -240,7 +241,9 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
     """
     repeated = [inputs[place] for place in order["inputs"]]
     rows = len(repeated[0])
-    most = _most_bytes(device) // max(1, sum(value.nbytes for value in repeated))
+    room = MOST_BYTES[device.type]
+    room = room if device.type == "cpu" else min(room, torch.cuda.mem_get_info(device)[0] // PART_OF_FREE)
+    most = room // max(1, sum(value.nbytes for value in repeated))
     clock = _clock(device)
     end = clock() + order["seconds"]
     left, times = order["draws"], 1
@@ -280,11 +283,6 @@ def _clock(device: torch.device) -> Callable[[], float]:
         return time.monotonic
     wall, own = time.monotonic(), time.process_time()
     return lambda: max(time.process_time() - own, (time.monotonic() - wall) / BESIDE)
-
-
-def _most_bytes(device: torch.device) -> int:
-    most = MOST_BYTES[device.type]
-    return most if device.type == "cpu" else min(most, torch.cuda.mem_get_info(device)[0] // PART_OF_FREE)
 
 
 def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
@@ -327,16 +325,15 @@ class Stopwatch:
         self._inputs, self._kept = inputs, len(inputs) - destinations
         self._gpu = device.type == "cuda"
         self._random = Random(seed)  # noqa: S311 - addresses
-        sizes = [_room(value) for value in inputs]
+        tensors = (value if isinstance(value, torch.Tensor) else torch.empty(0) for value in inputs)
+        sizes = [-(-value.numel() * value.element_size() // APART) * APART for value in tensors]
         self._starts = [sum(sizes[:place]) for place in range(len(sizes))]
         size = sum(sizes) + APART * SPAN
         self._rooms = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._flush = torch.empty(self._flush_bytes(device), dtype=torch.uint8, device=device)
-
-    def _flush_bytes(self, device: torch.device) -> int:
-        if not self._gpu:
-            return HOST_CACHE
-        return max(LEAST_FLUSH, 2 * int(torch.cuda.get_device_properties(device).L2_cache_size))
+        cache = HOST_CACHE
+        if self._gpu:
+            cache = max(LEAST_FLUSH, 2 * int(torch.cuda.get_device_properties(device).L2_cache_size))
+        self._flush = torch.empty(cache, dtype=torch.uint8, device=device)
 
     def repeat(
         self, call: Callable[[Sequence[Any]], Any] | None, turn: int
@@ -378,12 +375,6 @@ class Stopwatch:
             copy.copy_(moved(value, turn) if place < self._kept else value)
             given.append(copy)
         return given
-
-
-def _room(value: Any) -> int:  # noqa: ANN401 - an input
-    if not isinstance(value, torch.Tensor):
-        return 0
-    return -(-value.numel() * value.element_size() // APART) * APART
 
 
 def moved(value: torch.Tensor, turn: int) -> torch.Tensor:

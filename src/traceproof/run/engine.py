@@ -277,12 +277,7 @@ class DefinitionRun:
 
     @classmethod
     def of_cases(
-        cls,
-        engine: Engine,
-        definition: Definition,
-        cases: Iterable[PlannedCase],
-        *,
-        no_oracle: str | None = None,
+        cls, engine: Engine, definition: Definition, cases: Iterable[PlannedCase], *, no_oracle: str | None = None
     ) -> Self:
         """For `each` alone, over cases that no plan file has."""
         return cls(engine, PlannedDefinition.alone(definition, cases, no_oracle), [])
@@ -465,7 +460,7 @@ class DefinitionRun:
         case.inputs = None
         self.rows_of[planned.id] = dict(case.rows)
         self.pairs += case.pairs()
-        if case.disputed and planned.memory <= EXPLAINED_BYTES:
+        if any(row.arbitration for row in case.every) and planned.memory <= EXPLAINED_BYTES:
             self.held.append(case)
         if planned is self.entry.cases[0] and REFERENCE in case.results and not self.entry.scaled_down:
             self.disagreements = case.disagreements()

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import io
 import os
 import signal
 import sys
@@ -62,7 +63,13 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
         signal.signal(number, _interrupt)
     end_with_parent(signal.SIGTERM)
     terminal = sys.stderr
-    file = _opened(log)
+    file: TextIO
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("w", encoding="utf-8", buffering=1)
+    except OSError as error:  # the work will say what is the matter, if anything is
+        sys.stderr.write(f"{log} can not be written ({error.strerror}); going on without it\n")
+        file = io.StringIO()
     sys.stderr = Tee(terminal, file)
     try:
         with telling(log.stem) if terminal.isatty() else contextlib.nullcontext():
@@ -125,13 +132,3 @@ def _interrupt(*_: object) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.alarm(PATIENCE_SECONDS)
     raise KeyboardInterrupt
-
-
-def _opened(log: Path) -> TextIO:
-    """The log; where there is no place for one, nothing: the work will say what is the matter, if anything is."""
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        return log.open("w", encoding="utf-8", buffering=1)
-    except OSError as error:
-        sys.stderr.write(f"{log} can not be written ({error.strerror}); going on without it\n")
-        return Path(os.devnull).open("w", encoding="utf-8")

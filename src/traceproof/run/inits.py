@@ -7,8 +7,7 @@ it leaves out is drawn by role, and what is optional stays out.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -153,15 +152,8 @@ class Inits:
     folder: Path  # of the results
     conceal: Sequence[Path] = ()  # folders that untrusted code does not see
     weak: bool = False  # whether it may run where isolation is not whole
-    parallel: int = 1  # how many run side by side
 
-    def filled(self, planned: Iterable[tuple[Definition, Sequence[PlannedCase]]]) -> list[Sequence[PlannedCase]]:
-        """The cases of several definitions, in their order, as `_filled` has them."""
-        _ = self._pool  # made once, before there are threads
-        with ThreadPoolExecutor(self.parallel) as threads:
-            return list(threads.map(lambda one: self._filled(*one), planned))
-
-    def _filled(self, definition: Definition, planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+    def filled(self, definition: Definition, planned: Sequence[PlannedCase]) -> Sequence[PlannedCase]:
         """The cases with inputs made by `init` in place of those drawn by role, if it can be run here.
 
         Whoever wrote `init` knows which values are allowed, so tied, tiny and large ones are left out. Where it
@@ -170,7 +162,7 @@ class Inits:
         drawn = {entry.id: entry for entry in planned if entry.skip is None and entry.case.params.get("drawn")}
         wanted = [entry for entry in drawn.values() if entry.case.size != "adversarial"]
         if definition.init is None or not wanted:
-            return list(planned)
+            return planned
         made, why = self._made(definition, wanted)
         changed = made or {name: _noted(entry, why) for name, entry in drawn.items()}
         return [changed.get(entry.id, entry) for entry in planned if entry.id in changed or entry.id not in drawn]

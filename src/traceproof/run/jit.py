@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,39 +37,30 @@ OTHERS_NICE = 5
 HOPPER = (9, 0)
 
 
-def needed(truths: Iterable[str], definition: Definition, capability: tuple[int, int]) -> list[Module]:
-    """The modules that ground truths need for a definition, on a GPU of that compute capability."""
+def told(truth: str, definition: Definition, capability: tuple[int, int]) -> list[Module]:
+    """The modules that a ground truth needs for a definition, on a GPU of that compute capability.
+
+    None where they can not be told, which is said on stderr.
+    """
     from traceproof.ops import lookup  # imports torch, which the driver lacks
 
-    served = [lookup.adapter(truth, definition) for truth in truths]
-    able = [adapter for adapter in served if adapter and adapter.runs_on(capability)]
-    return [module for adapter in able for module in adapter.modules(definition, capability)]
+    try:
+        adapter = lookup.adapter(truth, definition)
+        able = adapter is not None and adapter.runs_on(capability)
+        return list(adapter.modules(definition, capability)) if adapter is not None and able else []
+    except Exception as error:  # noqa: BLE001 - its call will meet it too, and it is that definition's verdict
+        sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")
+        return []
 
 
-def longest(truths: Iterable[str], definitions: Iterable[Definition]) -> float:
+def longest(truths: Sequence[str], definitions: Iterable[Definition]) -> float:
     """Seconds that the slowest module of definitions takes to build, about, on this GPU or a Hopper one."""
     import torch
 
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else HOPPER
-    names = list(truths)
-    return max(
-        (
-            urgency(STACKS[STACK_OF[name]], module)[1]
-            for definition in definitions
-            for name in names
-            for module in told(name, definition, capability)
-        ),
-        default=0.0,
-    )
-
-
-def told(truth: str, definition: Definition, capability: tuple[int, int]) -> list[Module]:
-    """As `needed`, of one ground truth; none where they can not be told, which is said on stderr."""
-    try:
-        return needed([truth], definition, capability)
-    except Exception as error:  # noqa: BLE001 - its call will meet it too, and it is that definition's verdict
-        sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")
-        return []
+    pairs = [(name, definition) for definition in definitions for name in truths]
+    modules = ((name, module) for name, definition in pairs for module in told(name, definition, capability))
+    return max((urgency(STACKS[STACK_OF[name]], module)[1] for name, module in modules), default=0.0)
 
 
 def urgency(stack: Stack, module: Module) -> tuple[bool, float]:

@@ -4,27 +4,19 @@ Large cases come last: there the oracle is computed a chunk of rows at a time.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.numerics import Numerics
-from traceproof.judge.output import (
-    MISCONDUCT,
-    Ruling,
-    judge_form,
-    misconduct,
-    numerics_of,
-    rule_on,
-    surplus,
-)
+from traceproof.judge.output import MISCONDUCT, Ruling, judge_form, misconduct, numerics_of, rule_on, surplus
 from traceproof.ops.base import Op, Tensors, Values
 from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
@@ -108,11 +100,6 @@ class JudgedCase:
         """All rows."""
         return [row for rows in self.rows.values() for row in rows]
 
-    @property
-    def disputed(self) -> bool:
-        """Whether any output failed by its numbers, and who agrees with whom could be told."""
-        return any(row.arbitration is not None for row in self.every)
-
     def disagreements(self) -> Rows:
         """A row for each constant of the definition that its sources give different values."""
         faults = self.definition.constants.conflicts
@@ -154,12 +141,7 @@ class JudgedCase:
         """The case and what is expected of it, without its inputs."""
         case = self.planned.case
         return SolvedCase(
-            definition=self.definition,
-            op=self.op,
-            case=case,
-            inputs={},
-            oracle=self.right.oracle,
-            seed=case.seed,
+            definition=self.definition, op=self.op, case=case, inputs={}, oracle=self.right.oracle, seed=case.seed
         )
 
     def _row(self, name: str, output: str, ruling: Ruling) -> VerdictRow:
@@ -249,7 +231,10 @@ class JudgedCase:
         outvoted = ours if len(ours) < len(theirs) else theirs if len(theirs) < len(ours) else []
         sides = {"ours": ours, "theirs": theirs, "outvoted": outvoted, "recognised": []}
         found = Arbitration.model_validate(sides)
-        return row.changed(message=f"{row.message}; {_told(ours, theirs, outvoted)}", arbitration=found)
+        told = f"{', '.join(ours)} against {', '.join(theirs)}: "
+        told += f"{', '.join(outvoted)} in the minority" if outvoted else "undecided"
+        told = "no other implementation to compare with" if len(ours) == len(theirs) == 1 else told
+        return row.changed(message=f"{row.message}; {told}", arbitration=found)
 
     def explained(self, row: VerdictRow) -> VerdictRow:
         """An arbitrated row that says what its answer looks like, if that is known."""
@@ -290,13 +275,6 @@ def _pair(row: VerdictRow, other: str, output: str, apart: float, about: str = "
         gate=GateResult(kind="pair", margin=apart if math.isfinite(apart) else None),
         repeat=row.repeat,
     )
-
-
-def _told(ours: Sequence[str], theirs: Sequence[str], outvoted: Sequence[str]) -> str:
-    if len(ours) == 1 and len(theirs) == 1:
-        return "no other implementation to compare with"
-    sides = f"{', '.join(ours)} against {', '.join(theirs)}"
-    return f"{sides}: {', '.join(outvoted)} in the minority" if outvoted else f"{sides}: undecided"
 
 
 def rulings(  # noqa: PLR0913 - one call, spelled out
@@ -418,13 +396,13 @@ class LargeCase:
             if twice and left > 0:
                 kept[start] = entries
             for one in measured:
-                rows = one.numerics.measure(one.rows(start, length), entries[one.output], start)
+                rows = one.numerics.measure(one.value.narrow(0, start, length), entries[one.output], start)
                 if not one.numerics.two_passes:
                     one.numerics.hold_prepared(rows)
         for start, length in chunks if twice else ():
             entries = kept.pop(start) if start in kept else self._oracle(inputs, axis, start, length)
             for one in twice:
-                one.numerics.hold(one.rows(start, length), entries[one.output])
+                one.numerics.hold(one.value.narrow(0, start, length), entries[one.output])
 
     def _oracle(self, inputs: Values, axis: str, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
         """The oracle's entries for some rows, by output and by what follows `@`."""
@@ -440,18 +418,13 @@ class LargeCase:
         return entries
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
+class _Measured(NamedTuple):
     """An output of an implementation while it is measured."""
 
     implementation: str
     output: str
     value: torch.Tensor
     numerics: Numerics
-
-    def rows(self, start: int, length: int) -> torch.Tensor:
-        """Some of its rows."""
-        return self.value.narrow(0, start, length)
 
 
 def output_elements(definition: Definition, case: Case) -> int:

@@ -4,7 +4,7 @@ First what is selected, then plans of definitions, scaled down where they do not
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import file_digest
@@ -172,7 +172,14 @@ def plan(  # noqa: PLR0913 - a rule's inputs and outputs
             plans.append(_op_type_plan(tree, name, groups[name], selection, context, out))
         check_cases(selection, groups)
         listed: dict[str, Listed] = {}
-        for planned in plans if inits is None else _with_inits(tree, plans, inits):
+        for drawn in plans:
+            planned = drawn
+            if inits is not None:  # with the inputs that definitions' own `init`s make
+                entries = dict(drawn.definitions)
+                for name, entry in drawn.whole.items():
+                    definition = tree.definitions[name].definition
+                    entries[name] = entry.holding(inits.filled(definition, entry.cases))
+                planned = drawn.model_copy(update={"definitions": entries})
             write_if_changed(out / f"{planned.op_type}.json", planned.as_text())
             listed[planned.op_type] = _listed(planned, gpu=gpu)
         for path in out.glob("*.json"):
@@ -228,19 +235,6 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
 def workers_of(parallel: int) -> int:
     """Workers of each environment of ground truths: several where many definitions draw side by side."""
     return DRAWING_WORKERS if parallel > PARALLEL else 1
-
-
-def _with_inits(tree: DatasetTree, plans: Sequence[OpTypePlan], inits: Inits) -> Iterator[OpTypePlan]:
-    """The plans, with the inputs that definitions' own `init`s make."""
-    entries = {name: entry for plan in plans for name, entry in plan.whole.items()}
-    entries = {
-        name: entry for name, entry in entries.items() if tree.definitions[name].definition.init is not None
-    }
-    filled = inits.filled((tree.definitions[name].definition, entry.cases) for name, entry in entries.items())
-    known = {name: entries[name].holding(cases) for name, cases in zip(entries, filled, strict=True)}
-    for plan in plans:
-        mine = {name: known.get(name, entry) for name, entry in plan.definitions.items()}
-        yield plan.model_copy(update={"definitions": mine})
 
 
 def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`

@@ -234,8 +234,11 @@ def table(summary: Mapping[str, Any]) -> str:
         console.print(f"Not run here: {name} ({why})", markup=False, highlight=False, soft_wrap=True)
     if any(one["grade"] not in {Grade.PROVED, Grade.CHECKED, None} for one in summary["definitions"].values()):
         console.print(_grades(summary))
-    ending = sentences(summary)
-    for text in (*_closing(summary), *ending):
+    texts: list[str] = []
+    for kind, heading in (("new", "new"), ("unexpected", "not as known.yaml says")):
+        findings = summary["findings"][kind]
+        texts += [f"\n{len(findings)} {heading}:", *_findings(findings)] if findings else []
+    for text in (*texts, f"\n{sentence(summary)}", *sentences(summary)):
         safe = "\n".join(map(printable, text.split("\n")))  # the lines are ours, what stands in them is anybody's
         console.print(safe, markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
@@ -252,47 +255,34 @@ def _grades(summary: Mapping[str, Any]) -> Table:
     return grid
 
 
-def _closing(summary: Mapping[str, Any]) -> Iterator[str]:
-    for kind, heading in (("new", "new"), ("unexpected", "not as known.yaml says")):
-        by_definition: dict[str, list[Mapping[str, Any]]] = {}
-        for found in summary["findings"][kind]:
-            by_definition.setdefault(found["definition"], []).append(found)
-        if by_definition:
-            yield f"\n{len(summary['findings'][kind])} {heading}:"
-            yield from _findings(by_definition)
-    yield f"\n{sentence(summary)}"
-
-
-def _findings(by_definition: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line per definition first, where there are several; then some findings of each in full."""
+    by_definition: dict[str, list[Mapping[str, Any]]] = {}
+    for found in findings:
+        by_definition.setdefault(found["definition"], []).append(found)
+
+    def where(one: Mapping[str, Any]) -> str:
+        """Case and implementation; of a file that is no definition there is no case."""
+        return one["implementation"] if one["case"] is None else f"case {one['case']}, {one['implementation']}"
+
     if len(by_definition) > 1:
-        for name, found in islice(by_definition.items(), DEFINITIONS_SHOWN):
-            first = f"{_where(found[0])}, {found[0]['output']}: {found[0]['reason']}"
-            yield f"  {printable(name)}: {len(found)}, first {first}"
+        for name, of_it in islice(by_definition.items(), DEFINITIONS_SHOWN):
+            first = f"{where(of_it[0])}, {of_it[0]['output']}: {of_it[0]['reason']}"
+            yield f"  {printable(name)}: {len(of_it)}, first {first}"
         if len(by_definition) > DEFINITIONS_SHOWN:
             yield f"  ... and {len(by_definition) - DEFINITIONS_SHOWN} more definitions in summary.json"
         yield ""
     each = max(1, SHOWN // len(by_definition))
-    shown = 0
-    for name, found in islice(by_definition.items(), SHOWN):
-        for one in found[:each]:
-            shown += 1
-            yield f"  {printable(name)}, {_where(one)}"
-            yield f"    {one['output']}  {one['verdict'].upper()}  {one['reason']}: {_first(one['message'])}"
-            if one["repeat"]:
-                yield f"    repeat  {one['repeat']}"
-    rest = sum(map(len, by_definition.values())) - shown
-    if rest:
-        yield f"  ... and {rest} more in summary.json"
-
-
-def _where(finding: Mapping[str, Any]) -> str:
-    """Case and implementation; of a file that is no definition there is no case."""
-    return (
-        finding["implementation"]
-        if finding["case"] is None
-        else f"case {finding['case']}, {finding['implementation']}"
-    )
+    shown = [one for of_it in islice(by_definition.values(), SHOWN) for one in of_it[:each]]
+    for one in shown:
+        last = (one["message"].strip().splitlines() or [""])[-1]  # an exception's own
+        last = last if len(last) <= 200 else f"{last[:197]}..."
+        yield f"  {printable(one['definition'])}, {where(one)}"
+        yield f"    {one['output']}  {one['verdict'].upper()}  {one['reason']}: {last}"
+        if one["repeat"]:
+            yield f"    repeat  {one['repeat']}"
+    if len(findings) > len(shown):
+        yield f"  ... and {len(findings) - len(shown)} more in summary.json"
 
 
 def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:
@@ -303,12 +293,6 @@ def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence
         f"({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"
         f"{'; families: ' + ', '.join(there) if there else ''}. Change `dataset` or `selection` in config.yaml."
     )
-
-
-def _first(message: str) -> str:
-    """The last line of a message (an exception's own), cut to a readable length."""
-    line = message.strip().splitlines()[-1] if message.strip() else ""
-    return line if len(line) <= 200 else line[:197] + "..."
 
 
 def headed(title: str, words: Iterable[str], numbers: Iterable[str] = (), *last: str) -> Table:

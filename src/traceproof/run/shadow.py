@@ -15,8 +15,7 @@ stays as it is. Runs in the process of untrusted code: standard library, torch.
 # ruff: noqa: ANN401, SLF001
 # mypy: disallow-untyped-calls=False
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -155,11 +154,14 @@ class Float64(PlainMode):
                 return of(one) if one.is_floating_point() else one
             return torch.float64 if isinstance(one, torch.dtype) and one.is_floating_point else one
 
-        with _double():
-            try:
-                return self._instead.get(func, func)(*tree_map(lifted, args), **tree_map(lifted, named))
-            except NotImplementedError as error:
-                raise UnsupportedError(f"{func.overloadpacket.__name__} is not there in float64") from error
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)  # of what has none of its own
+        try:
+            return self._instead.get(func, func)(*tree_map(lifted, args), **tree_map(lifted, named))
+        except NotImplementedError as error:
+            raise UnsupportedError(f"{func.overloadpacket.__name__} is not there in float64") from error
+        finally:
+            torch.set_default_dtype(before)
 
     def _shadowed(self, func: Any, args: Any, named: Any, out: Any) -> None:
         """Give new floating-point tensors their shadows."""
@@ -221,15 +223,15 @@ def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries:
     shadows = Float64(INSTEAD if mode == OTHER_TIES else {})
     with torch.no_grad(), shadows:
         returned = entries(function(*inputs))
-    return [(name, _shadow(shadows, value)) for name, value in returned]
 
+    def shadow(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.is_floating_point():
+            return shadows.exact(value).clone()
+        return None if shadows.decided(value) else value
 
-def _shadow(shadows: Float64, value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.is_floating_point():
-        return shadows.exact(value).clone()
-    return None if shadows.decided(value) else value
+    return [(name, shadow(value)) for name, value in returned]
 
 
 def _rounded(
@@ -238,14 +240,9 @@ def _rounded(
     """A value cast from one dtype to another, and what it was before; a wider one rounds nothing."""
     if source == target:
         return value, exact
-    if _narrows(source, target):
-        return value.to(target).to(torch.float64), value
-    return value, value
-
-
-def _narrows(source: torch.dtype, target: torch.dtype) -> bool:
     one, other = torch.finfo(source), torch.finfo(target)
-    return bool(other.eps > one.eps or other.max < one.max)
+    narrows = other.eps > one.eps or other.max < one.max
+    return (value.to(target).to(torch.float64), value) if narrows else (value, value)
 
 
 def _check(name: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -262,17 +259,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-@contextmanager
-def _double() -> Iterator[None]:
-    """While it is active, what has no dtype of its own is float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class OtherOrder(PlainMode):

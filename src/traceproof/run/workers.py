@@ -24,7 +24,7 @@ import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
 from traceproof.sandbox import Limits, Reply, Status
-from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl, private_bytes, status_bytes
+from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl, status_bytes
 from traceproof.sandbox.pool import environment, how_it_ended
 from traceproof.sandbox.worker import guarded, run_and_exit
 from traceproof.stacks import STACKS
@@ -165,7 +165,11 @@ class Worker:
                 if time.monotonic() >= end:
                     self.close()
                     return Reply(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
-                if most is not None and self._baseline and private_bytes(self._pid) - self._baseline > most:
+                if (
+                    most is not None
+                    and self._baseline
+                    and status_bytes(self._pid, b"RssAnon:", b"RssShmem:") - self._baseline > most
+                ):
                     self.close()
                     message = f"took more than {most} bytes of memory"
                     return Reply(status=Status.MEMORY, message=message)
@@ -181,12 +185,9 @@ class Worker:
             return -1
         self._channel.close()
         self._channel, self._baseline = None, 0
-        with contextlib.suppress(ProcessLookupError):
-            if killing:
-                os.killpg(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
-            if killing:
-                os.kill(self._pid, signal.SIGKILL)  # it may not have a group of its own yet
+        for kill in (os.killpg, os.kill) if killing else ():  # it may not have a group of its own yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             return os.waitpid(self._pid, 0)[1]
         return -1

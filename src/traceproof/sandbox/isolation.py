@@ -210,7 +210,9 @@ def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -
     wanted += [path for path in sys.path if path]
     for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
         wanted += [path for path in os.environ.get(name, "").split(os.pathsep) if path]
-    wanted += _folders_of_loaded_libraries()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    loaded = ("/" + line.partition("/")[2] for line in maps if ".so" in line.partition("/")[2])
+    wanted += sorted({str(Path(path).parent) for path in loaded})
     patterns = (*DEVICES, *(GPU_DEVICES if gpu else ()))
     devices = [str(path) for pattern in patterns for path in sorted(Path("/dev").glob(pattern))]
     return VisibleFiles(_without_nested(wanted), scratch, tuple(devices))
@@ -218,15 +220,6 @@ def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -
 
 def _inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _folders_of_loaded_libraries() -> list[str]:
-    found = set()
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        path = line.partition("/")[2]
-        if ".so" in path:
-            found.add(os.path.dirname("/" + path))  # noqa: PTH120
-    return sorted(found)
 
 
 def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:

@@ -88,15 +88,10 @@ def mount(
     checked(LIBC.mount(*words[:3], ctypes.c_ulong(flags), words[3]), f"mount {target}")
 
 
-def detach(target: str) -> None:
-    """Unmount, now or when the last user is gone."""
-    checked(LIBC.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
-
-
 def pivot_root_here() -> None:
     """Make the current folder, a mount point, the root, and let go of the old one."""
     syscall("pivot_root", b".", b".")
-    detach(".")
+    checked(LIBC.umount2(b".", ctypes.c_int(MNT_DETACH)), "umount .")  # or when its last user is gone
     os.chdir("/")
 
 
@@ -186,23 +181,19 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
     try:
         for paths, rights in ((readable, READ), (writable, ~(MAKE_CHAR | MAKE_BLOCK)), (devices, DEVICE)):
             for path in paths:
-                _allow(rules, path, rights & handled)
+                try:
+                    beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                except (FileNotFoundError, PermissionError):
+                    continue
+                able = rights & handled & (-1 if stat.S_ISDIR(os.fstat(beneath).st_mode) else ON_FILES)
+                described = struct.pack("=Qi", able, beneath)
+                try:
+                    syscall("landlock_add_rule", rules, RULE_PATH_BENEATH, described, 0)
+                finally:
+                    os.close(beneath)
         syscall("landlock_restrict_self", rules, 0)
     finally:
         os.close(rules)
-
-
-def _allow(rules: int, path: str, rights: int) -> None:
-    try:
-        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError):
-        return
-    try:
-        if not stat.S_ISDIR(os.fstat(beneath).st_mode):
-            rights &= ON_FILES
-        syscall("landlock_add_rule", rules, RULE_PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
-    finally:
-        os.close(beneath)
 
 
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
@@ -266,30 +257,30 @@ SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
 
 
 class FilterProgram:
-    """Builds the filter, one refusal after the other; what none refuses is allowed."""
+    """Builds the filter, a `code` of struct sock_filter, one refusal after the other."""
 
     def __init__(self, machine: str) -> None:
         self._column = 0 if machine == X86_64 else 1
-        self._code: list[tuple[int, int, int, int]] = [
+        self.code: list[tuple[int, int, int, int]] = [
             (LOAD, 0, 0, ARCH_AT),
             (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
             (RETURN, 0, 0, KILL),
             (LOAD, 0, 0, NUMBER_AT),
         ]
         if machine == X86_64:
-            self._code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, ERRNO | ENOSYS)]
+            self.code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, ERRNO | ENOSYS)]
 
     def refuse(self, numbers: Numbers, error: int = EPERM) -> None:
         """Refuse a call whatever its arguments."""
         number = numbers[self._column]
         if number is not None:
-            self._code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
+            self.code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
 
     def refuse_argument(self, numbers: Numbers, argument: int, test: int, value: int, *, when: bool) -> None:
         """Refuse a call if `test` (JUMP_EQUAL, JUMP_SET) of the argument's low word with `value` is `when`."""
         number = numbers[self._column]
         if number is not None:
-            self._code += [
+            self.code += [
                 (JUMP_EQUAL, 0, 4, number),
                 (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # both processors are little-endian: the low word
                 (test, 0, 1, value) if when else (test, 1, 0, value),
@@ -299,7 +290,7 @@ class FilterProgram:
 
     def refuse_flags(self, numbers: Numbers, argument: int, flags: int) -> None:
         """Refuse a call whose argument has all of some flags."""
-        self._code += [
+        self.code += [
             (JUMP_EQUAL, 0, 5, numbers[self._column] or 0),
             (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),
             (AND, 0, 0, flags),
@@ -307,10 +298,6 @@ class FilterProgram:
             (RETURN, 0, 0, ERRNO | EPERM),
             (LOAD, 0, 0, NUMBER_AT),
         ]
-
-    def assemble(self) -> bytes:
-        """The program as an array of struct sock_filter."""
-        return b"".join(struct.pack("=HBBI", *line) for line in [*self._code, (RETURN, 0, 0, ALLOW)])
 
 
 def filter_program(machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False) -> bytes:
@@ -341,7 +328,7 @@ def filter_program(machine: str, *, processes: bool, only_signal: int | None, gp
             built.refuse_argument(call, 0, JUMP_EQUAL, only_signal, when=False)
         built.refuse(TKILL)
         built.refuse(PIDFD_SIGNAL)
-    return built.assemble()
+    return b"".join(struct.pack("=HBBI", *line) for line in [*built.code, (RETURN, 0, 0, ALLOW)])
 
 
 def install_filter(code: bytes) -> None:
@@ -433,11 +420,6 @@ def buffer_bytes(pid: int) -> int:
             kinds = (os.readlink(f"{folder}/{name}") for name in names)  # noqa: PTH115
             return BUFFER_BYTES * sum(kind.startswith(("socket:", "pipe:")) for kind in kinds)
     return 0
-
-
-def private_bytes(pid: int) -> int:
-    """Anonymous and shared-memory pages of a process in memory, in bytes; mapped files do not count; 0 if gone."""
-    return status_bytes(pid, b"RssAnon:", b"RssShmem:")
 
 
 def kill_all(pid: int) -> None:

@@ -40,17 +40,7 @@ from traceproof.sandbox.isolation import (
     probe,
     view_of_this_process,
 )
-from traceproof.sandbox.model import (
-    ANSWERED,
-    ITEM,
-    LENGTH,
-    MIB,
-    PACKET_BYTES,
-    Limits,
-    Status,
-    encode,
-    receive,
-)
+from traceproof.sandbox.model import ANSWERED, ITEM, LENGTH, MIB, PACKET_BYTES, Limits, Status, encode, receive
 
 Handler = Callable[[Any], Any]
 
@@ -99,10 +89,6 @@ class WorkerSpec:
 # The interpreter.
 
 
-class CanNotServeError(Exception):
-    """This interpreter can start no workers; the text, for the user, says why."""
-
-
 def main(arguments: Sequence[str]) -> int:
     """Find the layers, import the modules, say so, then serve until the supervisor hangs up."""
     fd, said = arguments
@@ -123,10 +109,9 @@ def main(arguments: Sequence[str]) -> int:
             control.close()
             return os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) & 0xFF
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    try:
-        import_all(order["modules"])
-    except CanNotServeError as error:
-        control.send(json.dumps({"error": str(error)}).encode())
+    problem = import_all(order["modules"])
+    if problem:
+        control.send(json.dumps({"error": problem}).encode())
         return 1
     seen = view_of_this_process("", gpu=order["gpu"], more=order["readable"])
     control.send(json.dumps({"ready": True, "layers": layers}).encode())
@@ -134,27 +119,24 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def import_all(modules: Sequence[str]) -> None:
-    """Import, and settle for being forked. Raises CanNotServeError: a module is absent, or no fork survives it."""
+def import_all(modules: Sequence[str]) -> str:
+    """Import, and settle for being forked; gives why no worker can be forked, or nothing."""
     gc.disable()  # a quarter of the time that importing takes
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as error:
-            text = f"{name} can not be imported:\n{traceback.format_exc(limit=-3)}"[-8000:]
-            raise CanNotServeError(text) from error
-    torch = sys.modules.get("torch")
-    names = ", ".join(modules)
+        except Exception:  # noqa: BLE001 - the user is told, whatever it is
+            return f"{name} can not be imported:\n{traceback.format_exc(limit=-3)}"[-8000:]
+    torch, names = sys.modules.get("torch"), ", ".join(modules)
     if torch is not None and torch.cuda.is_initialized():
-        raise CanNotServeError(f"importing {names} started CUDA, which no forked process can use; preload less")
+        return f"importing {names} started CUDA, which no forked process can use; preload less"
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
-        raise CanNotServeError(
-            f"importing {names} left {threads} threads, over which a fork can hang; preload less"
-        )
+        return f"importing {names} left {threads} threads, over which a fork can hang; preload less"
     gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
     gc.enable()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its guards
+    return ""
 
 
 def serve(control: socket.socket, spec: WorkerSpec) -> None:
@@ -276,7 +258,13 @@ class Guard:
         return max(LEAST_LOOK_SECONDS, min(MOST_LOOK_SECONDS, left)) * 1000
 
     def _excess(self) -> str | None:
-        full, limits = self._scratch_is_full(), self.spec.limits
+        """What there is too much of."""
+        limits, started = self.spec.limits, time.monotonic()
+        if started >= self._next_scratch:
+            self._full = folder_bytes(self.spec.scratch) > limits.file_bytes
+            ended = time.monotonic()
+            # A large folder is walked less often: a tenth of the time at most.
+            self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
         if self.spec.plan.process:  # /proc shows this namespace
             below = [pid for pid in kernel.numbers_in("/proc") if pid != os.getpid()]
         else:
@@ -291,16 +279,7 @@ class Guard:
             return "memory"
         if len(below) - 1 > limits.processes:
             return "processes"
-        return "scratch" if full else None
-
-    def _scratch_is_full(self) -> bool:
-        started = time.monotonic()
-        if started >= self._next_scratch:
-            self._full = folder_bytes(self.spec.scratch) > self.spec.limits.file_bytes
-            ended = time.monotonic()
-            # A large folder is walked less often: a tenth of the time at most.
-            self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
-        return self._full
+        return "scratch" if self._full else None
 
 
 def folder_bytes(folder: Path) -> int:
@@ -345,60 +324,59 @@ def work(spec: WorkerSpec, data: socket.socket) -> None:
 
 
 def set_limits(spec: WorkerSpec) -> None:
-    """The kernel's own limits, per process; the monitor's are on the sum of all."""
-    limits = spec.limits
-    lower(resource.RLIMIT_CORE, 0)
-    lower(resource.RLIMIT_FSIZE, limits.file_bytes)
-    lower(resource.RLIMIT_NOFILE, OPEN_FILES)
-    cores = os.cpu_count() or 1
-    if spec.plan.user and linux_version() >= (5, 14):
+    """The kernel's own limits, per process; the guard's are on the sum of all."""
+    limits, cores = spec.limits, os.cpu_count() or 1
+    values = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+    }
+    major, minor, *_ = os.uname().release.replace("-", ".").split(".")
+    if spec.plan.user and (int(major), int(minor)) >= (5, 14):
         # Before 5.14 it counts all processes of the user, everywhere.
-        lower(resource.RLIMIT_NPROC, limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores)
+        values[resource.RLIMIT_NPROC] = limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores
     if limits.memory_bytes is not None and not spec.gpu:
         # A CUDA context reserves address space by the hundred GB; without one, an allocation that can not fit
         # fails at once, with an exception instead of a kill.
         used = kernel.status_bytes(os.getpid(), b"VmData:")
-        lower(resource.RLIMIT_DATA, used + limits.memory_bytes + THREADS_PER_CORE * cores * STACK_BYTES)
-
-
-def linux_version() -> tuple[int, int]:
-    """Major and minor version of the kernel."""
-    major, minor, *_ = os.uname().release.replace("-", ".").split(".")
-    return int(major), int(minor)
-
-
-def lower(what: int, value: int) -> None:
-    """Set a soft and hard limit, never above the present hard one."""
-    _, hard = resource.getrlimit(what)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(what, (value, value))
+        values[resource.RLIMIT_DATA] = used + limits.memory_bytes + THREADS_PER_CORE * cores * STACK_BYTES
+    for what, value in values.items():
+        _, hard = resource.getrlimit(what)
+        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(what, (least, least))
 
 
 def answer_all(channel: socket.socket, spec: WorkerSpec) -> None:
     """Set up once, then answer the supervisor until it hangs up."""
-    handler: Handler | None = None
+    held: list[Handler] = []
+
+    def answered(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON value
+        if held:
+            return held[0](request["item"])
+        module, _, function = request["setup"].partition(":")
+        held.append(getattr(importlib.import_module(module), function)(request["payload"], spec.scratch))
+        return None
+
     while (request := receive(channel)) is not None:
-        started = time.perf_counter()
-        if handler is None:
-            held: list[Handler] = []
-            answer = guarded(lambda asked=request, held=held: held.append(_loaded(asked, spec.scratch)))  # type: ignore[misc]
-            handler = held[0] if held else None
-        else:
-            answer = guarded(lambda item=request["item"], run=handler: run(item))  # type: ignore[misc]
+        started, begun = time.perf_counter(), bool(held)
+        answer = guarded(lambda request=request: answered(request))  # type: ignore[misc]
+        if begun:
             answer["seconds"] = time.perf_counter() - started
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        _send(channel, answer | {"id": request["id"]}, spec.limits)
-        if handler is None:
+        own, most = {"id": request["id"]}, spec.limits.message_bytes
+        try:
+            data = encode(answer | own)
+        except (TypeError, ValueError, RecursionError) as error:
+            said = f"the handler's value is not JSON: {error}"
+            data = encode(own | {"status": Status.ERROR, "message": said})
+        if len(data) - LENGTH.size > most:
+            said = f"an answer of {len(data)} bytes; the limit is {most}"
+            data = encode(own | {"status": Status.OUTPUT, "message": said})
+        channel.sendall(data)
+        if not held:
             return
-
-
-def _loaded(request: Mapping[str, Any], scratch: Path) -> Handler:
-    module_name, _, function_name = request["setup"].partition(":")
-    handler: Handler = getattr(importlib.import_module(module_name), function_name)(request["payload"], scratch)
-    return handler
 
 
 def guarded(call: Callable[[], Any]) -> dict[str, Any]:
@@ -410,13 +388,9 @@ def guarded(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _status_of(error: BaseException) -> Status:
-    if isinstance(error, MemoryError):
-        return Status.MEMORY
-    if isinstance(error, RuntimeError):
-        text = _text_of(error).lower()
-        if any(sign in text for sign in MEMORY_SIGNS):
-            return Status.MEMORY
-    return Status.ERROR
+    text = _text_of(error).lower() if isinstance(error, RuntimeError) else ""
+    short = isinstance(error, MemoryError) or any(sign in text for sign in MEMORY_SIGNS)
+    return Status.MEMORY if short else Status.ERROR
 
 
 def _text_of(error: BaseException) -> str:
@@ -440,18 +414,6 @@ def describe(error: BaseException) -> str:
         what = "".join(traceback.format_exception_only(error)).strip()
         return f"{where}{what}"[-MESSAGE_CHARACTERS:]
     return f"{type(error).__name__}: {_text_of(error)}"[-MESSAGE_CHARACTERS:]
-
-
-def _send(channel: socket.socket, answer: dict[str, Any], limits: Limits) -> None:
-    try:
-        data = encode(answer)
-    except (TypeError, ValueError, RecursionError) as error:
-        message = f"the handler's value is not JSON: {error}"
-        data = encode({"id": answer["id"], "status": Status.ERROR, "message": message})
-    if len(data) - LENGTH.size > limits.message_bytes:
-        message = f"an answer of {len(data)} bytes; the limit is {limits.message_bytes}"
-        data = encode({"id": answer["id"], "status": Status.OUTPUT, "message": message})
-    channel.sendall(data)
 
 
 if __name__ == "__main__":
