@@ -109,6 +109,22 @@ class Run:
         )
 
 
+def row(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """A verdict row that passed, with changes."""
+    plain = {
+        "definition": "rmsnorm_h8",
+        "op_type": "rmsnorm",
+        "case": "small-0",
+        "implementation": "reference",
+        "output": "output",
+        "verdict": "pass",
+        "reason": None,
+        "message": "fine",
+        "repeat": "traceproof verify --definition-name rmsnorm_h8 --case small-0",
+    }
+    return plain | changes
+
+
 def plans(dataset: Path, folder: Path, selection: PlanSelection) -> list[Path]:
     """The plans of a dataset, in a folder."""
     return [folder / f"{op_type}.json" for op_type in plan(dataset, folder, selection).op_types]

@@ -14,6 +14,7 @@ from dialect_samples import GATED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline import Run, summarise, told, typed
+from pipeline import row as row_of
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.dialects import read
@@ -124,19 +125,8 @@ def test_an_outvoted_reference_is_named_and_leaves_a_replay(tmp_path: Path) -> N
 
 
 def row(name: str, implementation: str, against: str, verdict: str = "pass", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    made = {
-        "definition": name,
-        "op_type": name.partition("_")[0],
-        "case": "small-0",
-        "implementation": implementation,
-        "against": against,
-        "output": "y",
-        "verdict": verdict,
-        "reason": None,
-        "message": "",
-        "repeat": "",
-    }
-    return made | more
+    of = {"definition": name, "op_type": name.partition("_")[0], "output": "y"}
+    return row_of(**of, implementation=implementation, against=against, verdict=verdict) | more
 
 
 def unjudged(name: str, output: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline import row as row_of
 from source_remotes import Upstream
 
 from traceproof.bumps.bisect import Bisection, commits_between
@@ -26,15 +27,9 @@ STACKS = [{"stack": "fla", "digest": "d", "versions": {"fla-core": "0.5.0"}}]
 def row(verdict: str = "pass", *, margin: float | None = 0.5, **changes: object) -> dict[str, Any]:
     """A verdict row."""
     reason = None if verdict == "pass" else "x"
-    base = {
-        "definition": "a",
-        "op_type": "gdn",
-        "case": "small-0",
-        "implementation": "fla",
-        "output": "o",
-        "message": "m",
-    }
-    return {**base, "verdict": verdict, "reason": reason, "gate": {"kind": "close", "margin": margin}, **changes}
+    gate = {"kind": "close", "margin": margin}
+    base = row_of(definition="a", op_type="gdn", implementation="fla", output="o", verdict=verdict)
+    return {**base, "reason": reason, "gate": gate, **changes}
 
 
 def state(digest: str, rows: Sequence[Mapping[str, Any]], version: str = "0.5.0") -> Kept:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline import row as row_of
 from pipeline import typed
 from ruamel.yaml import YAML
 
@@ -87,23 +88,10 @@ def test_only_another_selection_gets_a_folder_of_its_own(changes: dict[str, Any]
 
 
 def row(**changes: object) -> dict[str, Any]:
-    return {
-        "definition": "d",
-        "op_type": "rmsnorm",
-        "case": "small-0",
-        "axes": {"n": 3},
-        "seed": 0,
-        "implementation": "reference",
-        "against": "oracle",
-        "output": "y",
-        "verdict": "pass",
-        "message": "fine",
-        "metrics": {"max_abs": 0.125, "within_specification": True},
-        "specification": {"atol": 0.01},
-        "worst": [{"index": [1, 2], "actual": 1.0, "expected": 2.0}],
-        "repeat": "traceproof verify --definition-name d",
-        **changes,
-    }
+    figures = {"metrics": {"max_abs": 0.125, "within_specification": True}, "specification": {"atol": 0.01}}
+    worst = [{"index": [1, 2], "actual": 1.0, "expected": 2.0}]
+    told = {"definition": "d", "output": "y", "repeat": "traceproof verify --definition-name d", "worst": worst}
+    return row_of(axes={"n": 3}, seed=0, against="oracle", **told | figures | changes)
 
 
 def test_a_case_is_shown_with_its_outputs_its_worst_place_and_how_to_repeat_it() -> None:

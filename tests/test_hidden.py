@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from definitions import HIDDEN, rmsnorm, write, write_workloads
-from pipeline import Rows, Run, plans, summarise, told, verdicts
+from pipeline import Rows, Run, plans, row, summarise, told, verdicts
 from safetensors.torch import save_file
 from test_hostile import RIGHT, reference
 
@@ -141,18 +140,8 @@ def test_a_changed_blob_is_another_key(tmp_path: Path) -> None:
 
 
 def test_no_oracle_is_no_pass() -> None:
-    plain = {
-        "definition": "mystery",
-        "op_type": "mystery",
-        "case": "small-0",
-        "implementation": "reference",
-        "repeat": "",
-        "message": "not verified: no oracle",
-    }
-    rows: list[dict[str, Any]] = [
-        plain | {"output": "y", "verdict": "skip", "reason": "no_oracle"},
-        plain | {"output": "*", "verdict": "pass", "reason": None, "message": ""},
-    ]
+    of = {"definition": "mystery", "op_type": "mystery"}
+    rows = [row(**of, output="y", verdict="skip", reason="no_oracle"), row(**of, output="*")]
     summary = summarise(rows, Known())
     assert failed(summary)
     assert told(summary, "verdict") == {"mystery": "no_oracle"}
@@ -169,20 +158,13 @@ def test_no_oracle_is_no_pass() -> None:
 def test_a_known_fault_may_show_in_a_hidden_case_or_not() -> None:
     entry = {"definitions": ["a"], "cases": ["small-0"], "outputs": ["y"], "verdict": "fail", "reason": "numerics"}
     known = Known.model_validate({"findings": [entry | {"why": "the reference's fault: see the findings"}]})
-    row = {
-        "definition": "a",
-        "op_type": "rope",
-        "implementation": "reference",
-        "output": "y",
-        "repeat": "",
-        "message": "",
-    }
+    of = {"definition": "a", "op_type": "rope", "output": "y"}
     fault = {"verdict": "fail", "reason": "numerics"}
     for there in (fault, {"verdict": "pass", "reason": None}):
-        rows = [row | {"case": "small-0"} | fault, row | {"case": "hidden-0"} | there]
+        rows = [row(**of, **fault), row(**of, case="hidden-0", **there)]
         assert not failed(summarise(rows, known))
-    other = row | {"case": "hidden-0", "verdict": "fail", "reason": "nan"}
-    assert failed(summarise([row | {"case": "small-0"} | fault, other], known))
+    other = row(**of, case="hidden-0", verdict="fail", reason="nan")
+    assert failed(summarise([row(**of, **fault), other], known))
 
 
 def test_a_hidden_case_is_published_nowhere(rows: dict[str, Rows]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import Rows, summarise, told, typed
+from pipeline import Rows, row, summarise, told, typed
 
 from traceproof.config import config_of, repeat_options
 from traceproof.digests import digest_file
@@ -23,21 +23,6 @@ from traceproof.run.schema import VerdictRow, each_row, rows_text
 
 ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"
-
-
-def row(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    plain = {
-        "definition": "rmsnorm_h8",
-        "op_type": "rmsnorm",
-        "case": "small-0",
-        "implementation": "reference",
-        "output": "output",
-        "verdict": "pass",
-        "reason": None,
-        "message": "fine",
-        "repeat": "traceproof verify --definition-name rmsnorm_h8 --case small-0",
-    }
-    return plain | changes
 
 
 def known(**changes: Any) -> Known:  # noqa: ANN401 - JSON
