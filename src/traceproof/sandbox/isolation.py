@@ -51,21 +51,7 @@ class VisibleFiles:
         return VisibleFiles(tuple(kept), self.scratch, self.devices, tuple(hidden))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IsolationPlan:
-    """The layers to put up; those that the machine does not have stay away."""
-
-    user: bool = False
-    process: bool = False
-    network: bool = False
-    ipc: bool = False
-    files: bool = False
-    privileges: bool = False
-    system_calls: bool = False
-    landlock: bool = False
-
-
-LAYERS = {
+LAYERS = {  # around untrusted code; those that a machine does not have stay away
     "user": "user namespace",
     "process": "process namespace",
     "network": "network namespace",
@@ -102,39 +88,39 @@ def new_user() -> None:
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
 
 
-def leave(plan: IsolationPlan, seen: VisibleFiles, stage: str) -> None:
+def leave(plan: frozenset[str], seen: VisibleFiles, stage: str) -> None:
     """Enter the namespaces of network, IPC and mounts, and the file view; with `process`, as its first process."""
-    flags = kernel.CLONE_NEWNET if plan.network else 0
-    flags |= kernel.CLONE_NEWIPC if plan.ipc else 0
-    flags |= kernel.CLONE_NEWNS if plan.files or plan.process else 0
+    flags = kernel.CLONE_NEWNET if "network" in plan else 0
+    flags |= kernel.CLONE_NEWIPC if "ipc" in plan else 0
+    flags |= kernel.CLONE_NEWNS if {"files", "process"} & plan else 0
     if flags:
         kernel.unshare(flags)
     if flags & kernel.CLONE_NEWNS:
         kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    if plan.files:
-        enter_view(seen, stage, fresh_proc=plan.process)
-    elif plan.process:
+    if "files" in plan:
+        enter_view(seen, stage, fresh_proc="process" in plan)
+    elif "process" in plan:
         _show_proc("/proc", fresh=True)
 
 
-def give_up(plan: IsolationPlan, seen: VisibleFiles, *, processes: bool, gpu: bool = False) -> None:
+def give_up(plan: frozenset[str], seen: VisibleFiles, *, processes: bool, gpu: bool = False) -> None:
     """Give up privileges, then files and system calls: the last step before foreign code, which nothing undoes."""
-    if plan.privileges:
+    if "privileges" in plan:
         kernel.drop_capabilities()
-    if plan.privileges or plan.landlock or plan.system_calls:
+    if {"privileges", "landlock", "system_calls"} & plan:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    if plan.landlock:
-        own = [seen.scratch, SHARED] if plan.files else [seen.scratch]  # private only then
+    if "landlock" in plan:
+        own = [seen.scratch, SHARED] if "files" in plan else [seen.scratch]  # private only then
         kernel.restrict_files([*seen.readable, "/proc"], own, seen.devices)
-    if plan.system_calls:
+    if "system_calls" in plan:
         # Without a process namespace it could signal every process of this user, its own monitor first.
-        only = None if plan.process else os.getpid()
+        only = None if "process" in plan else os.getpid()
         kernel.install_filter(
             kernel.filter_program(kernel.MACHINE, processes=processes, only_signal=only, gpu=gpu)
         )
 
 
-def probe(stage: str, without: Collection[str] = ()) -> tuple[IsolationPlan, dict[str, str]]:
+def probe(stage: str, without: Collection[str] = ()) -> tuple[frozenset[str], dict[str, str]]:
     """Try the layers, all at once; where that fails, each in a process of its own.
 
     Must run in a single thread, before anything heavy is imported. `stage` is an empty folder; its parent is one
@@ -142,7 +128,7 @@ def probe(stage: str, without: Collection[str] = ()) -> tuple[IsolationPlan, dic
     """
     with tempfile.TemporaryDirectory(dir=Path(stage).parent) as scratch:
         seen = view_of_this_process(scratch, gpu=False)
-        plan = IsolationPlan(**{name: name not in without for name in LAYERS})
+        plan = frozenset(LAYERS) - frozenset(without)
         states = {name: LEFT_OUT if name in without else HOLDS for name in LAYERS}
         if outcome_of(lambda: _try_all(plan, seen, stage)) == HOLDS:
             return plan, states
@@ -153,27 +139,27 @@ def probe(stage: str, without: Collection[str] = ()) -> tuple[IsolationPlan, dic
 
         attempt("user", new_user)
         user = states["user"] == HOLDS
-        for name in ("network", "ipc", "files", "process", "privileges", "system_calls", "landlock"):
-            own = user and name not in {"system_calls", "landlock"}
-            single = IsolationPlan(**{"user": own, "files": name == "process", name: True})
-            attempt(name, lambda plan=single: _try_all(plan, seen, stage))  # type: ignore[misc]
-    return IsolationPlan(**{name: state == HOLDS for name, state in states.items()}), states
+        for name in (one for one in LAYERS if one != "user"):
+            single = {name} | ({"files"} if name == "process" else set())
+            single |= {"user"} if user and name not in {"system_calls", "landlock"} else set()
+            attempt(name, lambda plan=frozenset(single): _try_all(plan, seen, stage))  # type: ignore[misc]
+    return frozenset(name for name, state in states.items() if state == HOLDS), states
 
 
-def _try_all(plan: IsolationPlan, seen: VisibleFiles, stage: str) -> None:
+def _try_all(plan: frozenset[str], seen: VisibleFiles, stage: str) -> None:
     """Enter all layers of a plan as a worker does. Raises OSError: one of them is refused, or does not act."""
 
     def inside() -> None:
         leave(plan, seen, stage)
         give_up(plan, seen, processes=True)
-        if plan.system_calls:
+        if "system_calls" in plan:
             with contextlib.suppress(PermissionError):
                 socket.socket(socket.AF_INET).close()
                 raise OSError("the filter was taken but does not act")
 
-    if plan.user:
+    if "user" in plan:
         new_user()
-    if not plan.process:
+    if "process" not in plan:
         inside()
         return
     kernel.unshare(kernel.CLONE_NEWPID)

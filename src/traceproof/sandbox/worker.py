@@ -32,7 +32,6 @@ from typing import Any, NoReturn, Self
 
 from traceproof.sandbox import kernel
 from traceproof.sandbox.isolation import (
-    IsolationPlan,
     VisibleFiles,
     give_up,
     leave,
@@ -69,7 +68,7 @@ class WorkerSpec:
     """A request with its surroundings."""
 
     limits: Limits
-    plan: IsolationPlan  # the layers that this machine has
+    plan: frozenset[str]  # the layers that this machine has
     seen: VisibleFiles  # what the worker keeps of the file system if the plan gives it a view of its own
     stage: str  # an empty folder to build that view at
     gpu: bool
@@ -99,9 +98,9 @@ def main(arguments: Sequence[str]) -> int:
     stage.mkdir()
     plan, layers = probe(str(stage), order["without"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the supervisor decides
-    if plan.user:
+    if "user" in plan:
         new_user()  # which all workers share
-    if plan.process:
+    if "process" in plan:
         # A process namespace of its own, of that user's: `serve` returns to it, which the machine's would refuse.
         kernel.unshare(kernel.CLONE_NEWPID)
         inner = os.fork()
@@ -151,14 +150,14 @@ def serve(control: socket.socket, spec: WorkerSpec) -> None:
         data, supervisor = socket.socket(fileno=channel), socket.socket(fileno=life)
         with data, supervisor, os.fdopen(output, "wb"):
             try:
-                if spec.plan.process:
+                if "process" in spec.plan:
                     kernel.unshare(kernel.CLONE_NEWPID)
                 if os.fork() == 0:
                     control.close()
                     os.dup2(output, 1)
                     os.dup2(output, 2)
                     run_and_exit(lambda: guard(spec.told(request), data, supervisor))  # noqa: B023 - never returns
-                if spec.plan.process:
+                if "process" in spec.plan:
                     kernel.setns(own, kernel.CLONE_NEWPID)
             except OSError as error:
                 report(supervisor, {"reason": "failed", "message": str(error)})
@@ -265,7 +264,7 @@ class Guard:
             ended = time.monotonic()
             # A large folder is walked less often: a tenth of the time at most.
             self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
-        if self.spec.plan.process:  # /proc shows this namespace
+        if "process" in self.spec.plan:  # /proc shows this namespace
             below = [pid for pid in kernel.numbers_in("/proc") if pid != os.getpid()]
         else:
             below = kernel.descendants(os.getpid())
@@ -332,7 +331,7 @@ def set_limits(spec: WorkerSpec) -> None:
         resource.RLIMIT_NOFILE: OPEN_FILES,
     }
     major, minor, *_ = os.uname().release.replace("-", ".").split(".")
-    if spec.plan.user and (int(major), int(minor)) >= (5, 14):
+    if "user" in spec.plan and (int(major), int(minor)) >= (5, 14):
         # Before 5.14 it counts all processes of the user, everywhere.
         values[resource.RLIMIT_NPROC] = limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores
     if limits.memory_bytes is not None and not spec.gpu:
