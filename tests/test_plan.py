@@ -145,9 +145,7 @@ def test_the_index_says_what_jobs_take(dataset: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "files"), [(1, 1), (GROUP, 1), (GROUP + 1, 2), (3 * GROUP, 3)])
 def test_a_large_op_type_has_a_verdict_file_per_group(count: int, files: int) -> None:
     names = tuple(f"d{number:03}" for number in range(count))
-    listed = Listed(
-        digests={}, definitions=names, cases=0, mem_mb=0, gpu_mb=0, parallel=1, builds=0.0, seconds=0.0
-    )
+    listed = Listed(digests={}, definitions=names, mem_mb=0, gpu_mb=0, parallel=1, builds=0.0, seconds=0.0)
     found = Index(dataset="", op_types={"a": listed}).files("a")
     assert found == (["a"] if files == 1 else [f"a.{number}-of-{files}" for number in range(1, files + 1)])
 

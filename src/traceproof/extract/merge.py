@@ -97,7 +97,7 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     from traceproof.reasons import Verdict
     from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, this_interpreter
     from traceproof.run.judging import JudgedCase
-    from traceproof.run.schema import REFERENCE, PlannedCase
+    from traceproof.run.schema import REFERENCE, PlannedCase, PlannedDefinition
     from traceproof.run.untrusted import CallError, CaseResult, loaded
 
     op, unknown = registry.for_definition(definition)
@@ -122,7 +122,7 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
                 case = drawn.planned.case
                 return source.run(case, drawn.inputs or {}, seed=0, trials=op.trials(definition, case))
 
-            run = DefinitionRun.of_cases(engine, definition, cases)
+            run = DefinitionRun(engine, PlannedDefinition.alone(definition, cases, None))
             for drawn in run.each(cases, call):
                 run.judge(drawn)
                 for output, ruling in drawn.rulings(REFERENCE):

@@ -53,7 +53,7 @@ from traceproof.run.untrusted import NAN, CallError, CaseResult, UntrustedSource
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import Limits, Pool, Reply, Status
 from traceproof.sandbox.worker import describe
-from traceproof.stacks import MAIN, STACKS, TAGGED, Module
+from traceproof.stacks import MAIN, STACKS, TAGGED
 
 PATIENCE = 2  # timeouts of an implementation of a definition after which its other cases are not waited for
 # In float64 a CPU takes less than two seconds for a case of this memory, and less than a crowded GPU for most.
@@ -155,28 +155,26 @@ class Engine:
             for module in jit.told(name, entry.parsed, torch.cuda.get_device_capability())
         ]
         order = sorted(wanted, key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
+        caches = self.settings.caches
         with self._lock:
-            for environment, module in order:
+            for environment, module in (
+                order if caches is not None else ()
+            ):  # else it is compiled when it is called
                 key = environment.name, module.label
-                if key not in self._builds:
-                    self._builds[key] = self._builders.submit(self._build, environment, module)
+                if key not in self._builds and caches is not None:
+                    self._builds[key] = self._builders.submit(
+                        jit.build,
+                        environment.name,
+                        module,
+                        python=environment.python,
+                        variables=environment.told(caches),
+                        marks=jit.folder_of(caches, environment.record) / "built",
+                        seconds=self.settings.build_seconds,
+                        stopped=self._closed,
+                    )
 
     def _environment(self, name: str) -> Environment | None:
         return None if name == REFERENCE else self.environments.get(environment_of(name))
-
-    def _build(self, environment: Environment, module: Module) -> str | None:
-        caches = self.settings.caches
-        if caches is None:
-            return None  # the package compiles it when it is called
-        return jit.build(
-            environment.name,
-            module,
-            python=environment.python,
-            variables=environment.told(caches),
-            marks=jit.folder_of(caches, environment.record) / "built",
-            seconds=self.settings.build_seconds,
-            stopped=self._closed,
-        )
 
     def not_built(self, name: str, definition: Definition) -> str | None:
         """Why a ground truth's modules for a definition were not built; waits for them. None: they were."""
@@ -264,7 +262,7 @@ class DefinitionRun:
     them: the definition's reference, or a solution in its place (`traceproof.solutions.trial`).
     """
 
-    def __init__(self, engine: Engine, entry: PlannedDefinition, names: Sequence[str]) -> None:
+    def __init__(self, engine: Engine, entry: PlannedDefinition, names: Sequence[str] = ()) -> None:
         self.engine, self.settings, self.entry, self.names = engine, engine.settings, entry, names
         self.definition = entry.parsed
         self.op, _ = registry.for_definition(self.definition)
@@ -274,13 +272,6 @@ class DefinitionRun:
         self.pairs: Rows = []
         self.held: list[JudgedCase] = []  # with a disputed output that may be explained
         self.disagreements: Rows = []
-
-    @classmethod
-    def of_cases(
-        cls, engine: Engine, definition: Definition, cases: Iterable[PlannedCase], *, no_oracle: str | None = None
-    ) -> Self:
-        """For `each` alone, over cases that no plan file has."""
-        return cls(engine, PlannedDefinition.alone(definition, cases, no_oracle), [])
 
     def rows(self) -> Rows:
         """All rows in their order. Of each implementation's smallest disputed case they say what it looks like."""

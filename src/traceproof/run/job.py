@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,27 +254,24 @@ def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
     )
 
 
-@dataclass(slots=True)
 class _Calls:
     """How many calls of a job are done, and what came of them; its text is a line of progress."""
 
-    label: str
-    total: int
-    done: int = 0
-    tally: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, label: str, total: int) -> None:
+        self._label, self._total = label, total
+        self._tally: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def count(self, _implementation: str, _definition: str, _case: str, status: str) -> None:
         """Count one."""
-        with self.lock:
-            self.done += 1
-            self.total = max(self.total, self.done)  # what a process died of is called again
-            self.tally[status] += 1
+        with self._lock:
+            self._tally[status] += 1
 
     def __str__(self) -> str:
-        with self.lock:
-            counts = ", ".join(f"{key} {value}" for key, value in sorted(self.tally.items()))
-            return f"{self.label}  {self.done}/{self.total} calls, {counts or 'none ended yet'}"
+        with self._lock:
+            counts = ", ".join(f"{key} {value}" for key, value in sorted(self._tally.items()))
+            done = self._tally.total()  # what a process died of is called again
+        return f"{self._label}  {done}/{max(self._total, done)} calls, {counts or 'none ended yet'}"
 
 
 REPLAY = "replay"  # folder of a run's replay bundles

@@ -221,7 +221,6 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
             for group in group_names(len(planned.whole))
         },
         definitions=tuple(sorted(planned.whole)),
-        cases=sum(len(entry.cases) for entry in planned.definitions.values()),
         mem_mb=(GPU_BASE_MB if gpu else BASE_MB)
         + parallel * PROCESS_MB
         + (stacks * STACK_MB + largest // parallel if gpu else largest),
@@ -364,7 +363,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     def made(case: Case, skip: SkipNote | None = None) -> PlannedCase:
         """One case as the plan has it; `skip`: why it is not run, whatever its size."""
         need, trials = op.memory(definition, case), op.trials(definition, case)
-        # What a kernel and PyTorch's form of one get in place of a small case's tensors.
+        # What a kernel gets in place of a small case's tensors.
         enlarged = op.enlarged(definition) if far.SIZE in case.params else None
         more = enlarged.bytes(definition, case) if enlarged else 0
         if skip is None and need + more > selection.memory_limit:
@@ -380,7 +379,6 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
             large=not unknown and is_large(definition, op, case),
             nonce=selection.hidden_seed if trials else 0,
             kernel_bytes=more,
-            eager_bytes=enlarged.eager_bytes(definition, case) if enlarged else 0,
             oracle_bytes=op.oracle_memory(definition, case),
             further=op.further(definition, case),
         )

@@ -82,10 +82,7 @@ class PlannedCase(ClosedModel):
     repeat: bool = False  # whether it is run again, for determinism and remembered answers
     hidden: str = ""  # options of the command that repeats a hidden case; empty: it is none
     blobs: dict[str, str] = {}  # digest of each file that inputs of a workload line are loaded from
-    # kernel_bytes, eager_bytes: what a kernel, or PyTorch's form of one, needs beside that, where it alone gets
-    # large tensors
-    kernel_bytes: int = 0
-    eager_bytes: int = 0
+    kernel_bytes: int = 0  # what a kernel needs beside that, where it alone gets large tensors
     oracle_bytes: int = 0  # what the oracle alone needs
     further: Further | None = None  # how a sampler draws on after its trials; None: it does not
 
@@ -218,7 +215,6 @@ class Listed(ClosedModel):
 
     digests: dict[str, str]  # of what each of its jobs runs, by group
     definitions: tuple[str, ...]  # the dataset's, by name
-    cases: int  # how many there are, those that are skipped too
     # mem_mb, gpu_mb: MiB of the host and of a GPU that a job takes; no gpu_mb: it opens none
     mem_mb: int
     gpu_mb: int

@@ -444,7 +444,8 @@ class UntrustedSource:
                 places = range(len(memory.values), len(memory.specs))  # of outputs, repeated as inputs are
                 request = CallRequest(
                     inputs=memory.specs,
-                    seeds=[seed, *(_seed_of(seed, trial) for trial in range(1, trials))],
+                    # Every other draw has one of its own; the ones between show who is right with a fresh one alone.
+                    seeds=[seed, *(None if n % 2 else (seed + n * GOLDEN) % (1 << 63) for n in range(1, trials))],
                     trials=bool(trials),
                     further=None if further is None else {**asdict(further), "inputs": [*further.inputs, *places]},
                     destinations=memory.destinations,
@@ -463,11 +464,6 @@ class UntrustedSource:
     def outputs(self, subject: SolvedCase) -> Tensors:
         """Outputs of a case; raises as `run` does."""
         return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
-
-
-def _seed_of(seed: int, trial: int) -> int | None:
-    """Of every other draw a seed of its own; the ones between show who is right with a fresh generator alone."""
-    return None if trial % 2 else (seed + trial * GOLDEN) % (1 << 63)
 
 
 def untrusted_pool(

@@ -142,7 +142,11 @@ def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
         return [Refusal(1, 1, "syntax", f"is longer than {MOST_CHARACTERS} characters")]
     try:
         tree = parsed(source)
-        _check_depth(tree)
+        level: list[ast.AST] = [tree]
+        for _ in range(DEEPEST):  # whatever Python's own limit is
+            level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if level:
+            raise _Unread(level[0], TOO_DEEP)  # noqa: TRY301 - as what a reading meets
         return sorted(set(_Reading(tree, rules, names_of_builtins(source)).refusals()))
     except _Unread as unread:
         return [unread.refusal]
@@ -170,15 +174,6 @@ def names_of_builtins(source: str) -> frozenset[str]:
             if symbol.is_referenced() and not bound:
                 found.add(symbol.get_name())
     return frozenset(found)
-
-
-def _check_depth(tree: ast.Module) -> None:
-    """Raises _Unread where a syntax tree is nested too deeply, whatever Python's own limit is."""
-    level: list[ast.AST] = [tree]
-    for _ in range(DEEPEST):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-    if level:
-        raise _Unread(level[0], TOO_DEEP)
 
 
 class _Reading:
@@ -315,14 +310,10 @@ class _Reading:
             return
         for end in range(2, len(parts) + 1):
             prefix = ".".join(parts[:end])
-            if prefix in REFUSED_PATHS and not any(one.startswith(f"{prefix}.") for one in self._opened(path)):
+            if prefix in REFUSED_PATHS and not any(one.startswith(f"{path}.") for one in self._rules.paths):
                 yield "call", f"{prefix} {REFUSED_PATHS[prefix]}"
                 return
         for part in parts[1:]:
             if part in MODULES_WITHIN or (part.startswith("_") and not part.endswith("__")):
                 yield "attribute", f"{path} reaches inside the module {parts[0]}"
                 return
-
-    def _opened(self, path: str) -> Iterator[str]:
-        """Paths below this one that may be named, as `torch.utils.cpp_extension` below `torch.utils`."""
-        return (one for one in self._rules.paths if one.startswith(f"{path}."))

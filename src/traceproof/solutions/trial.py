@@ -27,7 +27,7 @@ from traceproof.run.case import CPU, SolvedCase, make_inputs
 from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, shadowed, this_interpreter
 from traceproof.run.judging import JudgedCase, Right, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
-from traceproof.run.schema import WHOLE, PlannedCase
+from traceproof.run.schema import WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.untrusted import (
     REASONS,
     CallError,
@@ -251,7 +251,7 @@ class SolutionRun:
             if case.skip is not None:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
         assert self.engine is not None
-        run = DefinitionRun.of_cases(self.engine, self.definition, order, no_oracle=self.unknown)
+        run = DefinitionRun(self.engine, PlannedDefinition.alone(self.definition, order, self.unknown))
         with self.source() as source:
             for drawn in run.each(order, partial(self._called, source), SOLUTION):
                 why = drawn.problem.message if drawn.problem is not None else ""
