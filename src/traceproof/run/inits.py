@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Self
@@ -145,13 +144,20 @@ DRAWN = "by init"
 INPUTS = "inputs"  # folder of what was made
 
 
-@dataclass(frozen=True)
 class Inits:
     """Calls of `init`; what each gave is kept: not a pure function of ours, which every process could call."""
 
-    folder: Path  # of the results
-    conceal: Sequence[Path] = ()  # folders that untrusted code does not see
-    weak: bool = False  # whether it may run where isolation is not whole
+    def __init__(self, folder: Path, conceal: Sequence[Path] = (), *, weak: bool = False) -> None:
+        """`folder` is that of the results. `weak`: they may run where isolation is not whole."""
+        self._folder = folder
+        self._pool = untrusted_pool(conceal=[folder, *conceal], weak=weak)  # which starts when it is first needed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the workers, if there are any."""
+        self._pool.close()
 
     def filled(self, definition: Definition, planned: Sequence[PlannedCase]) -> Sequence[PlannedCase]:
         """The cases with inputs made by `init` in place of those drawn by role, if it can be run here.
@@ -188,25 +194,13 @@ class Inits:
             return {}, str(error)
         return made, why
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the workers, if there are any."""
-        if "_pool" in vars(self):
-            self._pool.close()
-
-    @cached_property
-    def _pool(self) -> Pool:
-        return untrusted_pool(conceal=[self.folder, *self.conceal], weak=self.weak)
-
     def _case(self, source: Maker, entry: PlannedCase) -> PlannedCase:
         """One case with inputs that `init` makes, or made before."""
         definition, case = source.definition, entry.case
         key = digest_json(
             [definition.digest, code_digest("sandbox", "run"), torch.__version__, dict(case.axes), case.seed]
         )
-        path = (self.folder / INPUTS / f"{key}.safetensors").absolute()
+        path = (self._folder / INPUTS / f"{key}.safetensors").absolute()
         record = _kept(path) or _written(path, source.make(case.axes, case.seed))
         filled, anywhere = (_described(case, record, place) for place in (str(path), path.name))
         with path.open("rb") as file:

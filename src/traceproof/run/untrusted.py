@@ -444,7 +444,7 @@ class UntrustedSource:
                 places = range(len(memory.values), len(memory.specs))  # of outputs, repeated as inputs are
                 request = CallRequest(
                     inputs=memory.specs,
-                    # Every other draw has one of its own; the ones between show who is right with a fresh one alone.
+                    # Every other draw has its own; those between show who is right with a fresh generator alone.
                     seeds=[seed, *(None if n % 2 else (seed + n * GOLDEN) % (1 << 63) for n in range(1, trials))],
                     trials=bool(trials),
                     further=None if further is None else {**asdict(further), "inputs": [*further.inputs, *places]},
