@@ -21,11 +21,11 @@ from random import Random
 
 import torch
 
-from batch import SLOTS, batch_of, halved
 from calibrate import chosen
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
+from traceproof.ops.batch import SLOTS, batch_of, halved
 from traceproof.ops.cases import BEFALLEN, UNUSUAL
 from traceproof.ops.compare import Backward, Exact, Quantised
 from traceproof.ops.formula import FormulaOp, Variant

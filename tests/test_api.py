@@ -200,6 +200,18 @@ def test_a_definition_of_a_dataset_or_a_file_is_judged_with_its_reference() -> N
 
 
 @pytest.mark.slow
+def test_a_file_is_judged_isolated(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    source = "import torch\n\n\ndef run(hidden_states, weight):\n    x = hidden_states.float()\n"
+    source += "    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)\n"
+    source += "    return (y * weight.float()).to(hidden_states.dtype)\n"
+    for eps, accepted in ((1e-6, True), (1e-5, False)):
+        file.write_text(source.replace("EPS", str(eps)), encoding="utf-8")
+        found = traceproof.judge_file(file, "rmsnorm", sizes=("small",), weak=True, hidden_size=96)
+        assert bool(found) == accepted
+        assert ("ACCEPTED: mine for rmsnorm_h96" in str(found)) == accepted
+
+
 def test_importing_it_takes_no_torch_and_no_time() -> None:
     text = (
         "import sys, time; t = time.process_time(); import traceproof; s = time.process_time() - t; "

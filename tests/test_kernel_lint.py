@@ -30,6 +30,45 @@ RIGHT = {
         o = i_t * BT + tl.arange(0, BT)
         tl.store(p + o, 0.0, mask=o < n)
 """,
+    "an index within a tile": """
+    o = tl.arange(0, BT)
+    tl.store(y + o, tl.load(x + o))
+""",
+    "the mask in the branch where it is needed": """
+    i = tl.program_id(0).to(tl.int64)
+    if H > 1:
+        p = x + i
+    else:
+        p = x + i * BT + tl.arange(0, BT)
+    if H > 1:
+        v = tl.load(p)
+    else:
+        v = tl.load(p, mask=i * BT + tl.arange(0, BT) < n)
+    tl.store(y + i, v)
+""",
+    "the mask in the branch where it is needed, the pointer moved in a loop": """
+    i = tl.program_id(0).to(tl.int64)
+    o = i * BT + tl.arange(0, BT)
+    if H > 1:
+        p = x + o
+    else:
+        p = x + i
+    for j in range(0, n):
+        if stride > 1:
+            tl.store(y + i, 0.0)
+        if H > 1:
+            v = tl.load(p, mask=o < n)
+        else:
+            v = tl.load(p)
+        p += n * (BT if H > 1 else 1)
+""",
+    "columns of a block inside another": """
+    i, j = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    o = tl.arange(0, BT)
+    tl.store(y + (i * BT + o) * H, 0.0, mask=i * BT + o < n)
+    for r in range(0, min(BT, n - i * BT)):
+        v = tl.load(x + (i * BT + r) * BT + o)
+""",
     "a remainder has its bound in it": """
     o = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     v = tl.load(x + o % H)
@@ -97,6 +136,25 @@ PLANTED = {
     },
     "KL102": {
         "a block pointer": "    p = tl.make_block_ptr(x, (n,), (1,), (0,), (BT,), (0,))\n    tl.store(p, 0.0)\n"
+    },
+    "KL103": {
+        "a load": (
+            "    i = tl.program_id(0).to(tl.int64)\n    o = i * BT + tl.arange(0, BT)\n    v = tl.load(x + o)\n"
+            "    tl.store(y + o, v, mask=o < n)\n"
+        ),
+        "a store": "    i = tl.program_id(0).to(tl.int64)\n    tl.store(y + i * BT + tl.arange(0, BT), 0.0)\n",
+        "where another access has a mask": (
+            "    o = tl.arange(0, 64)\n    v = tl.load(x + o * stride, mask=o < n)\n"
+            "    tl.store(y + o * stride, v)\n"
+        ),
+        "where the sum is masked elsewhere": (
+            "    i = tl.program_id(0).to(tl.int64)\n    o = (i * BT + tl.arange(0, BT))[:, None]\n"
+            "    p = y + (o + 16) * H + stride\n    v = tl.load(p, mask=o + 16 < n)\n    tl.store(p, v)\n"
+        ),
+        "in a loop": (
+            "    for i in range(0, tl.cdiv(n, BT)):\n        p = x + i * BT + tl.arange(0, BT)\n"
+            "        v = tl.load(p)\n"
+        ),
     },
     "KL104": {
         "through a helper's argument": (

@@ -13,13 +13,14 @@ import pytest
 from definitions import rmsnorm, write
 from solution_judge import DATASET, SolutionJudge, candidate, solution_judge
 
+from traceproof.cli.judge import Session
 from traceproof.config import Config
 from traceproof.dataset.definition import Definition
 from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
 from traceproof.ops.families import sampler
 from traceproof.run import runner
-from traceproof.solutions.judging import JudgeEnvironment, Session, blocked, judge, target_of
+from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table
@@ -81,6 +82,16 @@ def test_a_kernel_that_can_not_be_launched_on_none_is_reported_and_no_refusal(ju
     assert judge.reasons(candidate("empty", source), NAME) == []
     found = states(judge, source)
     assert found.pop("empty") == "broken"
+    assert "broken" not in found.values()
+
+
+def test_bits_that_depend_on_the_batch_are_reported_and_no_refusal(judge: SolutionJudge) -> None:
+    # Not of the large numbers that everybody computes exactly.
+    part = "1e-3 / (1 + len(x)) * (x.abs().amax(-1, keepdim=True) < 1000)"
+    source = RETURNS.replace("y * weight", f"y * (1 + {part}) * weight")
+    assert judge.reasons(candidate("batch", source), NAME) == []
+    found = states(judge, source)
+    assert found.pop("batch") == "broken"
     assert "broken" not in found.values()
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from batch import QUERIES, batch_of, taken
 from relations.building import (
     BATCH,
     Experiment,
@@ -22,6 +21,7 @@ from relations.building import (
 )
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Subject, Tensors, Values
+from traceproof.ops.batch import QUERIES, batch_of, taken
 
 CACHES = ("k_cache", "v_cache", "ckv_cache", "kpe_cache", "k_index_cache_fp8")
 LOG2E = math.log2(math.e)

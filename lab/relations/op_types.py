@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from batch import batch_of, taken
 from relations.attention import APPENDED, PAGED, SINGLE, SPARSE
 from relations.building import (
     BATCH,
@@ -25,6 +24,7 @@ from relations.building import (
 )
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Subject, Tensors, Values
+from traceproof.ops.batch import batch_of, taken
 from traceproof.ops.families.product import roles
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of
 from traceproof.ops.gates import state_names

@@ -1,16 +1,16 @@
 """traceproof: proves LLM kernels and their references right, against independent float64 oracles.
 
 `check` judges a function, `assert_right` outputs that somebody else computed; `cases` gives adversarial inputs and
-what is expected of them; `verify` judges a definition's own reference;
+what is expected of them; `judge_file` runs a file isolated; `verify` judges a definition's own reference;
 `definition` says what is judged. Nothing is imported before one of them is used: PyTorch takes seconds.
 """
 
 __version__ = "0.1.0"
-__all__ = ["Report", "TraceproofError", "assert_right", "cases", "check", "definition", "verify"]
+__all__ = ["Report", "TraceproofError", "assert_right", "cases", "check", "definition", "judge_file", "verify"]
 TYPE_CHECKING = False  # type checkers know the name; the module `typing` takes milliseconds
 
 if TYPE_CHECKING:
-    from traceproof.api import Report, assert_right, cases, check, definition, verify
+    from traceproof.api import Report, assert_right, cases, check, definition, judge_file, verify
     from traceproof.errors import TraceproofError
 else:
 

@@ -6,6 +6,7 @@ first, then reports, then what is judged: functions, cases, outputs, files.
 
 import inspect
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,10 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest, find, read_file, read_tree
+from traceproof.digests import digest_json
+from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
+from traceproof.files import own_folder
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.cases import Case
@@ -44,6 +48,9 @@ from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, named_outputs, notes_of
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import Environment
+from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
+from traceproof.solutions.reading import read
+from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.stacks import MAIN, STACKS
 
 OUTPUTS = "outputs"  # what implementations are called that gave tensors, and no function
@@ -610,3 +617,65 @@ def _sizes(shapes: Mapping[str, Sequence[str] | None], values: Mapping[str, Any]
     if problems:
         raise TraceproofError("the inputs do not belong together", problems=problems)
     return {axis: size for axis, (size, _) in found.items()}
+
+
+def judge_file(  # noqa: PLR0913 - all but one have defaults
+    file: str | Path,
+    of: str | Path | Definition,
+    *,
+    sizes: Sequence[str] = SIZES,
+    seed: int = 0,
+    hidden_seed: int | None = None,
+    tolerance: float | None = None,
+    timed: bool = False,
+    whole: bool = False,
+    weak: bool = False,
+    dtype: str | torch.dtype = "bfloat16",
+    dataset: str | Path | None = None,
+    **axes: Axis,
+) -> Certificate:
+    """Judge a kernel that nobody trusts, isolated, with this interpreter's packages; see `traceproof judge`.
+
+    Args:
+        file: a solution (`.json`, `.py`, `.cu`), or `FILE::FUNCTION`.
+        of: as in `definition`.
+        sizes: as in `check`.
+        seed: of the public cases.
+        hidden_seed: of those that it can not know; None: drawn.
+        tolerance: as in `check`.
+        timed: whether it is timed if it is accepted.
+        whole: whether all cases are called; if not, the first wrong answer ends it.
+        weak: whether it may run where isolation is not whole.
+        dtype: as in `definition`.
+        dataset: likewise.
+        axes: likewise.
+
+    Raises:
+        TraceproofError: it can not be read, called or isolated.
+    """
+    path, _, entry = str(file).partition("::")
+    candidates = read(Path(path).expanduser(), entry or None)
+    if len(candidates) > 1:
+        raise TraceproofError(f"{path} holds {len(candidates)} solutions", todo="Give the file of one.")
+    if dataset is None:
+        one = definition(of, dtype=dtype, dataset=None, **axes)
+        target = alone(one, one.name if isinstance(of, Definition) else str(of))
+    else:
+        target = target_of(str(of), Path(dataset))
+    with own_folder() as caches, target as found:
+        settings = JudgeSettings(
+            sizes=tuple(sizes),
+            seed=seed,
+            hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
+            tolerance=tolerance,
+            timed=timed,
+            whole=whole,
+            weak=weak,
+        )
+        here = probe()
+        record = {**here, "digest": digest_json(here)}
+        environment = JudgeEnvironment(python=sys.executable, record=record, caches=caches, settings=settings)
+        why = blocked(candidates[0], gpu=environment.gpu)
+        if why is not None:
+            raise TraceproofError(why)
+        return judge(candidates[0], found, environment, repeat=f"traceproof judge {shlex.quote(str(file))}")

@@ -29,7 +29,13 @@ class Value:
     level: int = BARE
     wide: bool = False  # it is 64 bits wide
     wrapped: bool = False  # it was a PRODUCT in 32 bits before it was widened
+    blocks: frozenset[str] = frozenset()  # names X for which `<program id or loop variable> * X` is a term of it
+    ranges: frozenset[str] = frozenset()  # names X for which `tl.arange(0, X)` is a term of it
+    tail: frozenset[str] = frozenset()  # names X for which both are: its last block of X may reach beyond the end
+    # of a value with a range in it, texts of what is added up: by these a mask elsewhere means it too
+    spans: frozenset[str] = frozenset()
     origin: str = ""  # where its program id was read, for messages
+    counts: bool = False  # a bare program id or loop variable
     looped: bool = False  # computed from the variable of a loop that run-time numbers bound
     runtime: bool = False  # a number that the kernel is given when it is launched, such as a stride
 
@@ -46,7 +52,15 @@ class Value:
 
     def merged(self, other: "Value") -> "Value":
         """Of two branches: whatever may be wrong in one of them."""
-        return max(self, other, key=lambda value: (value.narrow, value.wrapped, value.level, value.grid))
+        worse = max(self, other, key=lambda value: (value.narrow, value.wrapped, value.level, value.grid))
+        return replace(
+            worse,
+            blocks=self.blocks | other.blocks,
+            ranges=self.ranges | other.ranges,
+            tail=self.tail | other.tail,
+            spans=self.spans | other.spans,
+            counts=False,
+        )
 
 
 NOTHING = Value()
@@ -57,7 +71,8 @@ def evaluate(node: ast.expr, known: Known) -> Value:
     """Facts of an expression, by those of the names in it."""
     match node:
         case ast.Name(id=name):
-            return known.get(name, NOTHING)
+            found = known.get(name, NOTHING)
+            return replace(found, spans=found.spans | {name}) if found.spans else found
         case ast.BinOp():
             return _binary(node, known)
         case ast.Call():
@@ -72,25 +87,40 @@ def evaluate(node: ast.expr, known: Known) -> Value:
 
 def _binary(node: ast.BinOp, known: Known) -> Value:
     left, right = evaluate(node.left, known), evaluate(node.right, known)
+    both = _both(left, right)
+    match node.op:
+        case ast.Mult():
+            return _product(node, both, (left, right))
+        case ast.Add() | ast.Sub():
+            blocks = left.blocks | right.blocks
+            spans = both.spans
+            if spans:
+                spans |= {text_of(one) for one in addends(node) if not evaluate(one, known).spans}
+            return replace(both, blocks=blocks, tail=both.tail | (blocks & both.ranges), spans=spans)
+        case ast.FloorDiv() | ast.Mod() | ast.Div():
+            none = frozenset[str]()
+            spans = none if isinstance(node.op, ast.Mod) else both.spans  # a remainder has its bound in it
+            level = min(both.level, INDEX)
+            return replace(both, ranges=none, tail=none, spans=spans, level=level, counts=both.grid)
+        case _:
+            return both
+
+
+def _both(left: Value, right: Value) -> Value:
+    """What any operation makes of its two sides."""
     source = left if left.narrow or not right.grid else right
     wide = left.wide or right.wide
-    both = Value(
+    return Value(
         grid=left.grid or right.grid,
         level=max((side.level for side in (left, right) if side.grid or side.looped), default=BARE),
         wide=wide,
         wrapped=left.wrapped or right.wrapped or (wide and (left.late or right.late)),
+        ranges=left.ranges | right.ranges,
+        tail=left.tail | right.tail,
+        spans=left.spans | right.spans,
         origin=source.origin or left.origin or right.origin,
         looped=left.looped or right.looped,
     )
-    if isinstance(node.op, ast.FloorDiv | ast.Mod | ast.Div):
-        return replace(both, level=min(both.level, INDEX))
-    literals = [one.value for one in (node.left, node.right) if isinstance(one, ast.Constant)]
-    small = any(isinstance(one, int) and abs(one) <= SMALL for one in literals)
-    if isinstance(node.op, ast.Mult) and (both.grid or both.looped) and not both.wide and not small:
-        # A loop runs over blocks: times their constant size it is a position, times a stride an offset at once.
-        strided = both.looped and (left.runtime or right.runtime)
-        return replace(both, level=PRODUCT if strided else min(both.level + 1, PRODUCT))
-    return both
 
 
 def addends(node: ast.expr) -> Iterator[ast.expr]:
@@ -102,6 +132,17 @@ def addends(node: ast.expr) -> Iterator[ast.expr]:
         yield node
 
 
+def text_of(node: ast.expr) -> str:
+    """An expression without the `[:, None]` that only say along which axis it lies."""
+    return ast.unparse(_Flat().visit(ast.parse(ast.unparse(node), mode="eval")))
+
+
+class _Flat(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """What is indexed."""
+        return self.visit(node.value)  # type: ignore[no-any-return]
+
+
 def spanned(arguments: Sequence[ast.expr], known: Known) -> Value:
     """The variable of a loop over `range(*arguments)`: as wide as the widest of them."""
     found = [evaluate(argument, known) for argument in arguments]
@@ -109,7 +150,7 @@ def spanned(arguments: Sequence[ast.expr], known: Known) -> Value:
     for value in found:
         merged = merged.merged(value)
     wide = any(value.wide for value in found)
-    return Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin)
+    return Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
 
 
 def bounded(arguments: Sequence[ast.expr], constants: Collection[str]) -> bool:
@@ -118,10 +159,30 @@ def bounded(arguments: Sequence[ast.expr], constants: Collection[str]) -> bool:
     return all(name in constants for name in names)
 
 
+def _product(node: ast.BinOp, both: Value, sides: tuple[Value, Value]) -> Value:
+    level = both.level
+    literals = [one.value for one in (node.left, node.right) if isinstance(one, ast.Constant)]
+    small = any(isinstance(one, int) and abs(one) <= SMALL for one in literals)
+    if (both.grid or both.looped) and not both.wide and not small:
+        # A loop runs over blocks: times their constant size it is a position, times a stride an offset at once.
+        strided = both.looped and any(side.runtime for side in sides)
+        level = PRODUCT if strided else min(level + 1, PRODUCT)
+    blocks = frozenset(
+        other.id
+        for other, value in ((node.left, sides[1]), (node.right, sides[0]))
+        if isinstance(other, ast.Name) and value.counts
+    )
+    return replace(both, level=level, blocks=blocks, ranges=frozenset())
+
+
 def _call(node: ast.Call, known: Known) -> Value:
     name = last_name(node.func)
     if name in GRID:
-        return Value(grid=True, origin=f"tl.{name} in line {node.lineno}")
+        return Value(grid=True, origin=f"tl.{name} in line {node.lineno}", counts=True)
+    if name == "arange" and len(node.args) == 2:
+        end = node.args[1]
+        ranges = frozenset({end.id}) if isinstance(end, ast.Name) else frozenset[str]()
+        return Value(ranges=ranges, spans=frozenset({ast.unparse(node)}))
     if name in {"to", "cast"} and (node.args or name == "to"):
         inner = node.func.value if name == "to" and isinstance(node.func, ast.Attribute) else node.args[0]
         return _cast(evaluate(inner, known), inner, node, known)
@@ -142,7 +203,7 @@ def _cast(value: Value, inner: ast.expr, node: ast.Call, known: Known) -> Value:
     if kinds & {"int32", "uint32"} and isinstance(inner, ast.Call) and last_name(inner.func) == "load":
         names = {one.id for one in ast.walk(inner) if isinstance(one, ast.Name)}
         if any(known.get(name, NOTHING).grid for name in names):
-            return Value(grid=True, origin=f"the 32-bit index loaded in line {node.lineno}")
+            return Value(grid=True, origin=f"the 32-bit index loaded in line {node.lineno}", counts=True)
     return value
 
 
@@ -211,6 +272,7 @@ def _is_size(name: str, function: ast.FunctionDef) -> bool:
 
 CALLS = 3  # helpers of helpers; nothing here goes deeper
 NO_FACTS: Known = MappingProxyType({})
+MASKED = frozenset({"mask", "boundary_check"})
 
 
 def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
@@ -238,12 +300,17 @@ class Kernel:
         path: Path,  # for findings
         function: ast.FunctionDef,  # the kernel
         lines: list[str],  # of its file
+        # names of block sizes by which the file divides a length, rounding up: their last block may be partial.
+        # None: the file launches nothing, so any block may.
+        partial: frozenset[str] | None,
         given: Known = NO_FACTS,  # facts of parameters, where another kernel calls this one
     ) -> None:
         self._path = path
         self._function = function
         self._lines = lines
+        self._partial = partial
         self._pointers = pointers(function) - {name for name, value in given.items() if value.grid}
+        self._branched: dict[str, tuple[dict[str, Value], dict[str, Value], dict[str, Value]]] = {}
         sizes = [argument for argument in function.args.args if argument.arg not in self._pointers]
         self._constants = {argument.arg for argument in sizes if _is_constexpr(argument)}
         numbers = (argument.arg for argument in sizes if not _is_constexpr(argument))
@@ -251,10 +318,17 @@ class Kernel:
         # calls of plain names, with the facts of their arguments in order and by name
         self.calls: list[tuple[str, list[Value], dict[str, Value]]] = []
         self._found: dict[tuple[int, int, str], Finding] = {}
+        self._unmasked: list[tuple[ast.Call, Value]] = []
+        self._guards: set[frozenset[str]] = set()  # sums that the kernel compares with a length somewhere
+        self._counting = _counting(function) | (partial or frozenset())
 
     def findings(self) -> list[Finding]:
-        """Addresses that may wrap, and block pointers."""
+        """Addresses that may wrap, and blocks that may reach beyond the end."""
         self._block(self._function.body)
+        for call, address in self._unmasked:
+            launched = address.tail if self._partial is None else address.tail & self._partial
+            if launched or any(guard <= address.spans for guard in self._guards):
+                self._add(call, "KL103", f"{self._function.name}: {ast.unparse(call)[:80]}")
         return sorted(self._found.values())
 
     def _block(self, body: list[ast.stmt]) -> None:
@@ -274,12 +348,7 @@ class Kernel:
                 self._augmented(statement, target, op, value)
             case ast.If(test=test, body=body, orelse=orelse):
                 self._look(test)
-                before = dict(self._known)
-                self._block(body)
-                taken, self._known = self._known, before
-                self._block(orelse)
-                for name, facts in taken.items():
-                    self._known[name] = facts.merged(self._known.get(name, NOTHING))
+                self._branches(test, body, orelse)
             case ast.For(target=target, iter=iterable, body=body):
                 self._look(iterable)
                 self._assign_loop(target, iterable)
@@ -293,6 +362,25 @@ class Kernel:
             case _:
                 pass
 
+    def _branches(self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
+        """Both ways; where the same test was met before, each way knows what it left there."""
+        before, key = dict(self._known), ast.unparse(test)
+        taken, other, joined = self._branched.get(key, ({}, {}, {}))
+        same = {name for name, value in joined.items() if before.get(name) is value}
+        self._known = {**before, **{name: taken[name] for name in same if name in taken}}
+        self._block(body)
+        first = self._known
+        self._known = {**before, **{name: other[name] for name in same if name in other}}
+        self._block(orelse)
+        second = self._known
+        self._known = {
+            # The value itself where both ways have it, since it is known again by its identity.
+            name: one if one is other else one.merged(other)
+            for name in first.keys() | second.keys()
+            for one, other in [(first.get(name, NOTHING), second.get(name, NOTHING))]
+        }
+        self._branched[key] = (first, second, dict(self._known))
+
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             found = [(one, self._facts(one, other)) for one, other in zip(target.elts, value.elts, strict=False)]
@@ -302,10 +390,12 @@ class Kernel:
         elif isinstance(target, ast.Name):
             self._known[target.id] = self._facts(target, value)
 
-    def _facts(self, target: ast.expr, value: ast.expr) -> Value:
+    def _facts(self, target: ast.expr, value: ast.expr, known: Known | None = None) -> Value:
         """Facts of what is assigned; an address is 64 bits wide whatever was added to it."""
-        is_address = isinstance(target, ast.Name) and target.id in self._pointers
-        return NOTHING if is_address else evaluate(value, self._known)
+        facts = evaluate(value, self._known if known is None else known)
+        if isinstance(target, ast.Name) and target.id in self._pointers:
+            return Value(blocks=facts.blocks, ranges=facts.ranges, tail=facts.tail, spans=facts.spans)
+        return facts
 
     def _assign_loop(self, target: ast.expr, iterable: ast.expr) -> None:
         if isinstance(target, ast.Name):
@@ -320,7 +410,15 @@ class Kernel:
         if target.id in self._pointers:
             self._addend(node, value)
         sum_ = ast.copy_location(ast.BinOp(ast.Name(target.id, ast.Load()), op, value), node)
-        self._known[target.id] = self._facts(target, sum_)
+        before = self._known.get(target.id)
+        self._known[target.id] = after = self._facts(target, sum_)
+        for taken, other, joined in self._branched.values():
+            if before is not None and joined.get(target.id) is before:  # each way's own value moves along
+                joined[target.id] = after
+                for way in (taken, other):
+                    mine = way.get(target.id, NOTHING)
+                    known = {**self._known, target.id: mine}
+                    way[target.id] = after if mine is before else self._facts(target, sum_, known)
 
     def _look(self, expression: ast.expr) -> None:
         """Every address computed in an expression, and every access to memory."""
@@ -335,6 +433,8 @@ class Kernel:
                 inner -= {id(one) for addend in terms for one in ast.walk(addend)}
             elif isinstance(node, ast.Call):
                 self._access(node)
+            elif isinstance(node, ast.Compare):
+                self._guard(node)
 
     def _addend(self, node: ast.AST, expression: ast.expr) -> None:
         facts = evaluate(expression, self._known)
@@ -350,22 +450,56 @@ class Kernel:
             self.calls.append((name, [evaluate(one, self._known) for one in call.args], keywords))
         if name == "make_block_ptr":
             self._add(call, "KL102", f"{self._function.name}: {ast.unparse(call)[:80]}")
+        if name not in {"load", "store"} or not call.args or not dotted(call.func).startswith(("tl.", "triton.")):
+            return
+        masked = any(keyword.arg in MASKED for keyword in call.keywords) or len(call.args) > (
+            1 if name == "load" else 2
+        )
+        if not masked:
+            self._unmasked.append((call, evaluate(call.args[0], self._known)))
+
+    def _guard(self, node: ast.Compare) -> None:
+        """A block held against a length, as masks do; two blocks against each other say nothing of an end."""
+        if not isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+            return
+        sides = [(one, evaluate(one, self._known)) for one in (node.left, *node.comparators)]
+        blocks = [one for one, facts in sides if facts.spans]
+        others = {
+            name.id
+            for one, facts in sides
+            if not facts.spans
+            for name in ast.walk(one)
+            if isinstance(name, ast.Name)
+        }
+        if len(blocks) == 1 and not others & self._counting:
+            self._guards.add(frozenset(text_of(one) for one in addends(blocks[0])))
 
     def _add(self, node: ast.AST, code: str, evidence: str) -> None:
         finding = at(self._path, node, code, evidence, self._lines)
         self._found.setdefault((finding.line, finding.column, code), finding)
 
 
+def _counting(function: ast.FunctionDef) -> frozenset[str]:
+    """Names that are no length: sizes of blocks, and what loops count."""
+    found: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and last_name(node.func) == "arange":
+            found |= {inner.id for one in node.args for inner in ast.walk(one) if isinstance(inner, ast.Name)}
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return frozenset(found)
+
+
 def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
     """Findings of every kernel of a file, and of its helpers with the arguments that kernels give them."""
-    found = list(kernels(tree))
+    partial, found = partial_blocks(tree), list(kernels(tree))
     helpers = {function.name: function for function in found}
     seen: set[Finding] = set()
     for function in found:
         waiting: list[tuple[ast.FunctionDef, Known, int]] = [(function, NO_FACTS, 0)]
         while waiting:
             one, given, depth = waiting.pop()
-            kernel = Kernel(path, one, lines, given)
+            kernel = Kernel(path, one, lines, partial, given)
             seen |= set(kernel.findings())
             for name, values, keywords in kernel.calls if depth < CALLS else ():
                 if name in helpers and any(value.grid for value in (*values, *keywords.values())):
@@ -373,6 +507,21 @@ def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Find
                     facts = {**dict(zip(parameters, values, strict=False)), **keywords}
                     waiting.append((helpers[name], facts, depth + 1))
     yield from sorted(seen)
+
+
+def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
+    """Names by which a file divides lengths, rounding up; None if it does so nowhere. Blocks hold whole blocks."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "cdiv")
+    found = [(_named(call.args[0]), _named(call.args[1])) for call in calls if len(call.args) == 2]
+    blocks = {name for _, by in found for name in by}
+    return frozenset(name for length, by in found if not length & blocks for name in by) or None
+
+
+def _named(expression: ast.expr) -> set[str]:
+    """Names, and keys as in `meta["BT"]`."""
+    nodes = list(ast.walk(expression))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return texts | {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 CODES: Mapping[str, Code] = codes("KL")

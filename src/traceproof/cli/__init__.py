@@ -20,6 +20,7 @@ COMMANDS = {
     "verify": "verify",
     "doctor": "verify",
     "judge": "judge",
+    "check-certificate": "judge",
     "show": "results",
     "diff": "results",
     "site": "results",

@@ -1,20 +1,33 @@
 """`traceproof judge`: whether a kernel computes what a definition says, with a certificate."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from traceproof.cli import options, run
-from traceproof.config import Solutions
+from traceproof.config import Config, Solutions
+from traceproof.dataset.fetch import fetch
+from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.errors import TraceproofError
+from traceproof.files import write_text
+from traceproof.names import path_part
 from traceproof.programs import telling
-from traceproof.solutions.judging import JUDGED, Session, new_hidden_seed
-from traceproof.solutions.reading import read
-from traceproof.solutions.records import Certificate
-from traceproof.solutions.render import table
+from traceproof.sandbox import GIB
+from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, new_hidden_seed, target_of
+from traceproof.solutions.reading import Candidate, read
+from traceproof.solutions.records import Certificate, JudgeSettings
+from traceproof.solutions.render import as_json, page, table, trace_lines
+from traceproof.stacks import MAIN, PACKAGES, STACKS
+
+TRACES = ".traces.jsonl"  # beside a certificate that has times
+JUDGED = "judged"  # below the results folder
+PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 Solution = Annotated[
     str, typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder.")
@@ -28,6 +41,12 @@ StackName = Annotated[
 Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
 Whole = Annotated[bool, typer.Option("--all", help="Go on after a wrong answer: all cases, and its precision.")]
 Demand = Annotated[list[str] | None, typer.Option(help="A property without which it is refused, beside others.")]
+
+
+Sign = Annotated[
+    Path | None, typer.Option(metavar="KEY.pem", help="Sign certificates: an Ed25519 key (beside it, .json.sig).")
+]
+Key = Annotated[Path | None, typer.Option(metavar="KEY.pub", help="The public key that must have signed it.")]
 
 
 def judge_command(  # noqa: PLR0913 - one parameter per option
@@ -44,6 +63,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     timed: Timed = False,
     whole: Whole = False,
     demand: Demand = None,
+    sign: Sign = None,
     out: options.Out = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -69,6 +89,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         stack=stack,
         timed=timed,
         whole=whole,
+        sign=None if sign is None else partial(_signatures().sign, key=_signatures().private_key(sign)),
     )
     given = run.given(definition=definition, dataset=dataset, **given)
     repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -77,6 +98,114 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     certificates = _judged(session, path, repeats, json_file)
     run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
     raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
+
+
+def check_certificate(
+    certificate: Annotated[Path, typer.Argument(help="A certificate's JSON file, with its .sig beside it.")],
+    *,
+    key: Key = None,
+) -> None:
+    """Check that a certificate is as it was signed, by the key given or by the one that the signature names.
+
+    Exit codes: 0 it is, 2 it was changed, is signed by another key, or not at all.
+    """
+    fingerprint = _signatures().check(certificate, key)
+    run.say(f"{certificate} is as it was signed, by the key sha256:{fingerprint}")
+
+
+def _signatures() -> ModuleType:
+    """What signs and checks. Raises TraceproofError: its package is not installed."""
+    try:
+        from traceproof.solutions import signature
+    except ImportError:
+        raise TraceproofError(
+            "signatures need the package cryptography", todo="pip install 'traceproof[sign]'"
+        ) from None
+    return signature
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Session:
+    """How solutions are judged."""
+
+    root: Path  # the repository
+    config: Config  # sizes, seed, limits, stacks, properties that are demanded
+    out: Path  # folder of the certificates
+    say: Callable[[str], None]  # tells how far it is
+    hidden_seed: int = field(default_factory=new_hidden_seed)  # what the hidden cases follow from
+    definition: str | None = None  # name or file of the definition; None: as a solution says
+    # the folder that holds definitions; None: the configured one, fetched where it is absent
+    dataset: Path | None = None
+    stack: str | None = None  # the environment that all run in; None: that of the package that one imports
+    timed: bool = False  # whether what passes is timed
+    whole: bool = False  # whether a wrong answer does not end it
+    sign: Callable[[Path], object] | None = None  # signs a certificate's file
+
+    def judge(self, candidate: Candidate, repeat: str) -> Certificate:
+        """Judge one solution, and write its certificate. Raises TraceproofError: why it can not be judged here."""
+        name = self.definition or candidate.definition
+        if not name:
+            todo = "Give --definition NAME, as it stands in the dataset, or --definition FILE.json."
+            raise TraceproofError(f"{candidate.path} does not say which definition it implements", todo=todo)
+        why = blocked(candidate, gpu=has_driver())
+        if why is not None:  # found out before an environment is built
+            raise TraceproofError(why)
+        environment = self._environment(self.stack or _stack_of(candidate))
+        why = blocked(candidate, gpu=environment.gpu)
+        if why is not None:
+            raise TraceproofError(why)
+        folder = None
+        if not name.endswith(".json"):
+            folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
+        with target_of(name, folder) as target:
+            self.say(f"judging {candidate.name} for {target.definition.name}")
+            certificate = judge(candidate, target, environment, repeat=repeat)
+        for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
+            write_text(self.place(certificate).with_suffix(suffix), text)
+        if self.sign is not None:
+            self.sign(self.place(certificate).with_suffix(".json"))
+        if certificate.accepted and certificate.speed:
+            write_text(self.place(certificate).with_suffix(TRACES), "".join(trace_lines(certificate)))
+        return certificate
+
+    def place(self, certificate: Certificate) -> Path:
+        """Where a certificate's files lie, less what they end with."""
+        name = f"{path_part(certificate.solution, PART)}-{path_part(certificate.definition, PART)}"
+        return self.out / f"{name}.json"
+
+    @cache  # noqa: B019 - a session lives as long as its command
+    def _environment(self, stack: str) -> JudgeEnvironment:
+        if stack not in STACKS:
+            raise TraceproofError(f"--stack {stack}: there is no such stack; known: {', '.join(STACKS)}")
+        installation = resolve(self.config, stack)
+        python = str(ready(installation, root=self.root, say=self.say))
+        results, limits = self.root / self.config.results, self.config.limits
+        return JudgeEnvironment(
+            python=python,
+            record=probe(installation, root=self.root),
+            caches=results / "compiled",
+            settings=JudgeSettings(
+                conceal=(str(results), str(self.out)),
+                sizes=self.config.test_sizes,
+                seed=self.config.seed,
+                hidden_seed=self.hidden_seed,
+                memory_limit=int(limits.memory_gb * GIB),
+                tolerance=self.config.tolerance,
+                limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
+                demanded=self.config.solutions.demanded,
+                timed=self.timed,
+                whole=self.whole,
+                weak=self.config.allow_weak_isolation,
+            ),
+        )
+
+
+def _stack_of(candidate: Candidate) -> str:
+    """The stack whose package a solution imports, one that has a CUDA compiler if it needs that, or the main."""
+    imported = candidate.imported
+    own = [name for name, package in PACKAGES.items() if package in imported]
+    compilers = [name for name, stack in STACKS.items() if stack.toolkit and candidate.is_compiled]
+    return [*own, *compilers, MAIN][0]
 
 
 def _judged(session: Session, path: str, given: Sequence[str], json_file: Path | None) -> list[Certificate]:

@@ -61,7 +61,7 @@ def lint_kernels_command(
     update_baseline: options.UpdateBaseline = False,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Find addresses computed in 32 bits, new block pointers, and hard-coded devices.
+    """Find addresses computed in 32 bits, new block pointers, unmasked last blocks, and hard-coded devices.
 
     Exit codes: 0 nothing beyond the baseline, 1 findings, 2 bad use or input.
     """

@@ -32,6 +32,7 @@ PROPERTIES: Mapping[str, Property] = {
     "strides": Property(
         "inputs whose rows do not lie side by side, of which no definition speaks", demanded=False, must_run=False
     ),
+    "batch": Property("parts of a batch alone, and beside others", demanded=False),
     "empty": Property("calls with nothing to compute, of a batch without rows", demanded=False, must_run=False),
     "errors": Property("another dtype, an axis one short: it raises, or is right", demanded=False, must_run=False),
     "stream": Property("on another CUDA stream, which still writes the inputs", demanded=True),

@@ -1,32 +1,24 @@
-"""Judging solutions one after the other by one configuration, without torch.
-
-Finds their definitions, starts the judging process, makes certificates.
-"""
+"""Finds solutions' definitions, starts the judging process, makes certificates; without torch."""
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from traceproof.config import Config
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import find, read_file, read_tree
 from traceproof.digests import code_digest, digest_json, verdict_code
-from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.errors import TraceproofError
-from traceproof.files import own_folder, write_text
-from traceproof.names import path_part
+from traceproof.files import own_folder
 from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.schema import ORACLE, SHADOW
 from traceproof.run.workers import Environment, Worker
-from traceproof.sandbox import GIB, Limits, Status
+from traceproof.sandbox import Limits, Status
 from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import (
     Certificate,
@@ -36,15 +28,11 @@ from traceproof.solutions.records import (
     SolutionTrial,
     objections,
 )
-from traceproof.solutions.render import as_json, page, trace_lines
-from traceproof.stacks import MAIN, PACKAGES, STACKS
+from traceproof.stacks import MAIN
 
 SETUP = "traceproof.solutions.trial:setup"
 SEED_BITS = 30  # cases take seeds up to 2**31
 OVERALL = Limits(seconds=6 * 3600.0, memory_bytes=None)
-TRACES = ".traces.jsonl"  # beside a certificate that has times
-JUDGED = "judged"  # below the results folder
-PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 
 def new_hidden_seed() -> int:
@@ -77,16 +65,22 @@ class JudgeEnvironment:
 
 
 @contextmanager
+def alone(definition: Definition, path: str) -> Iterator[Target]:
+    """A definition that no dataset holds, in one of its own; `path` says where it is from."""
+    with own_folder() as root:
+        folder = root / "definitions" / definition.op_type
+        folder.mkdir(parents=True)
+        (folder / f"{definition.name}.json").write_text(json.dumps(definition.as_json()), encoding="utf-8")
+        yield Target(definition=definition, path=path, dataset=root)
+
+
+@contextmanager
 def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     """The definition of a name in a dataset, or in a file of its own. Raises TraceproofError: there is none."""
     if name.endswith(".json"):
         file = Path(name).expanduser()
-        definition = read_file(file)
-        with own_folder() as root:
-            folder = root / "definitions" / definition.op_type
-            folder.mkdir(parents=True)
-            (folder / f"{definition.name}.json").write_text(json.dumps(definition.as_json()), encoding="utf-8")
-            yield Target(definition=definition, path=str(file), dataset=root)
+        with alone(read_file(file), str(file)) as found:
+            yield found
         return
     if dataset is None:
         raise TraceproofError(f"there is no dataset to find {name} in", todo="Give one with --dataset.")
@@ -191,84 +185,3 @@ def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) 
     if shut_out is not None:
         raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])
     return trial
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Session:
-    """How solutions are judged."""
-
-    root: Path  # the repository
-    config: Config  # sizes, seed, limits, stacks, properties that are demanded
-    out: Path  # folder of the certificates
-    say: Callable[[str], None]  # tells how far it is
-    hidden_seed: int = field(default_factory=new_hidden_seed)  # what the hidden cases follow from
-    definition: str | None = None  # name or file of the definition; None: as a solution says
-    # the folder that holds definitions; None: the configured one, fetched where it is absent
-    dataset: Path | None = None
-    stack: str | None = None  # the environment that all run in; None: that of the package that one imports
-    timed: bool = False  # whether what passes is timed
-    whole: bool = False  # whether a wrong answer does not end it
-
-    def judge(self, candidate: Candidate, repeat: str) -> Certificate:
-        """Judge one solution, and write its certificate. Raises TraceproofError: why it can not be judged here."""
-        name = self.definition or candidate.definition
-        if not name:
-            todo = "Give --definition NAME, as it stands in the dataset, or --definition FILE.json."
-            raise TraceproofError(f"{candidate.path} does not say which definition it implements", todo=todo)
-        why = blocked(candidate, gpu=has_driver())
-        if why is not None:  # found out before an environment is built
-            raise TraceproofError(why)
-        environment = self._environment(self.stack or _stack_of(candidate))
-        why = blocked(candidate, gpu=environment.gpu)
-        if why is not None:
-            raise TraceproofError(why)
-        folder = None
-        if not name.endswith(".json"):
-            folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
-        with target_of(name, folder) as target:
-            self.say(f"judging {candidate.name} for {target.definition.name}")
-            certificate = judge(candidate, target, environment, repeat=repeat)
-        for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
-            write_text(self.place(certificate).with_suffix(suffix), text)
-        if certificate.accepted and certificate.speed:
-            write_text(self.place(certificate).with_suffix(TRACES), "".join(trace_lines(certificate)))
-        return certificate
-
-    def place(self, certificate: Certificate) -> Path:
-        """Where a certificate's files lie, less what they end with."""
-        name = f"{path_part(certificate.solution, PART)}-{path_part(certificate.definition, PART)}"
-        return self.out / f"{name}.json"
-
-    @cache  # noqa: B019 - a session lives as long as its command
-    def _environment(self, stack: str) -> JudgeEnvironment:
-        if stack not in STACKS:
-            raise TraceproofError(f"--stack {stack}: there is no such stack; known: {', '.join(STACKS)}")
-        installation = resolve(self.config, stack)
-        python = str(ready(installation, root=self.root, say=self.say))
-        results, limits = self.root / self.config.results, self.config.limits
-        return JudgeEnvironment(
-            python=python,
-            record=probe(installation, root=self.root),
-            caches=results / "compiled",
-            settings=JudgeSettings(
-                conceal=(str(results), str(self.out)),
-                sizes=self.config.test_sizes,
-                seed=self.config.seed,
-                hidden_seed=self.hidden_seed,
-                memory_limit=int(limits.memory_gb * GIB),
-                tolerance=self.config.tolerance,
-                limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
-                demanded=self.config.solutions.demanded,
-                timed=self.timed,
-                whole=self.whole,
-                weak=self.config.allow_weak_isolation,
-            ),
-        )
-
-
-def _stack_of(candidate: Candidate) -> str:
-    """The stack whose package a solution imports, one that has a CUDA compiler if it needs that, or the main."""
-    imported = candidate.imported
-    own = [name for name, package in PACKAGES.items() if package in imported]
-    compilers = [name for name, stack in STACKS.items() if stack.toolkit and candidate.is_compiled]
-    return [*own, *compilers, MAIN][0]

@@ -16,7 +16,8 @@ from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
 from traceproof.judge.precision import examine
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
-from traceproof.ops.cases import UNUSUAL, WORKLOADS
+from traceproof.ops.batch import halved
+from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.run.case import SolvedCase
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
@@ -128,7 +129,7 @@ def measure(
         first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
         found = PropertyCalls(evaluation, subject, first)
         found.same("determinism", found.call(source, "determinism"))
-        for step in (_memory, _addresses, _contents):
+        for step in (_memory, _addresses, _contents, _batch):
             step(found, source)
         found.same("threads", found.call(source, "threads", threads=2))
         found.same("strides", found.call(source, "strides", how=STRIDED))
@@ -240,6 +241,37 @@ def _on_gpu(found: PropertyCalls, source: UntrustedSource, name: str, *hows: str
             found.same(name, found.call(source, name, how=how))
             if found.states[name][0] == BROKEN:
                 return
+
+
+def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
+    """The parts of a batch on their own must have the bits that they have beside others."""
+    evaluation, subject = found.evaluation, found.subject
+    halves = None if subject.trials else halved(subject)
+    if halves is None:
+        found.states["batch"] = UNMEASURED, "it is not known which parts of its inputs are independent"
+        return
+    if found.varies:
+        found.states["batch"] = UNMEASURED, "its bits differ from run to run"
+        return
+    outputs: list[Tensors] = []
+    for values in halves.inputs:
+        part = replace(subject, inputs=values, case=_case_of(evaluation, subject.case, values))
+        try:
+            outputs.append(evaluation.call(source, part).outputs)
+        except CallError as error:
+            found.states["batch"] = BROKEN, f"a part of the batch alone: {error.told}"
+            return
+    found.states["batch"] = _same(halves.whole(found.first.outputs), halves.joined(outputs))
+
+
+def _case_of(evaluation: SolutionRun, case: Case, values: Values) -> Case:
+    """The case with the sizes that some inputs have."""
+    axes = dict(case.axes)
+    for name, spec in evaluation.definition.inputs.items():
+        value = values[name]
+        if isinstance(value, torch.Tensor):
+            axes |= {axis: size for axis, size in zip(spec.shape or (), value.shape, strict=False) if axis in axes}
+    return replace(case, axes=axes)
 
 
 def _after_others(found: PropertyCalls, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:

@@ -190,6 +190,13 @@ class Certificate(ClosedModel):
         missed = [one.name for one in self.properties if one.demanded and one.state == UNMEASURED]
         return f"{said}, {' and '.join(missed)} not measured" if missed and self.accepted else said
 
+    def __bool__(self) -> bool:
+        return self.accepted
+
+    def __str__(self) -> str:
+        head = f"{self.verdict.upper()}: {self.solution} for {self.definition} on {self.device}"
+        return "\n".join([head, *(f"  {reason}" for reason in self.reasons)])
+
 
 def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
     """Why a solution to a definition of so many outputs is refused; nothing: it is accepted."""
