@@ -19,51 +19,33 @@ from traceproof.sandbox.isolation import lacking
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 30)
 SELECTION = PlanSelection(sizes=("small",), cases=("small-0",))
 SOURCE = Path(traceproof.__file__).parent
-# Each looks for something, and raises what it finds.
+# Each looks for something; what it finds must be nothing.
+IMPORTS = "try:\n    {}\nexcept ImportError:\n    found = None"
 LOOKS = {
-    "imports_the_project": """
-try:
-    import traceproof.ops.families.norm as found
-except ImportError:
-    found = None
-""",
-    "imports_the_registry": """
-try:
-    from traceproof.ops import registry as found
-except ImportError:
-    found = None
-""",
+    "imports_the_project": IMPORTS.format("import traceproof.ops.families.norm as found"),
+    "imports_the_registry": IMPORTS.format("from traceproof.ops import registry as found"),
     "finds_the_oracle_in_memory": """
 ours = ('traceproof.ops', 'traceproof.judge', 'traceproof.dataset')
 found = [one for one in object.__subclasses__() if one.__module__.startswith(ours)]
-found += [one for one in list(__import__('sys').modules) if one.startswith('traceproof')]
-""",
+found += [one for one in list(__import__('sys').modules) if one.startswith('traceproof')]""",
     "finds_the_oracle_by_its_text": """
 import gc
 names = {'oracle', 'tells_apart', 'baseline', 'comparisons'}
-found = [one for one in gc.get_objects() if isinstance(one, type) and names <= set(vars(one))]
-""",
-    "reads_the_source": """
+found = [one for one in gc.get_objects() if isinstance(one, type) and names <= set(vars(one))]""",
+    "reads_files": """
 import os
-found = [path for path in ('SOURCE', 'SOURCE/ops/families/norm.py', 'SOURCE/ops') if os.path.exists(path)]
-""",
-    "reads_the_results": """
-import os
-found = [path for path in ('RESULTS/cases', 'RESULTS/verdicts', 'RESULTS/cache.sqlite', 'DATASET/definitions')
-         if os.path.exists(path)]
-""",
+places = ('SOURCE', 'SOURCE/ops/families/norm.py', 'SOURCE/ops', 'DATASET/definitions', 'RESULTS/cases',
+          'RESULTS/verdicts', 'RESULTS/cache.sqlite')
+found = [path for path in places if os.path.exists(path)]""",
     "finds_its_neighbours": """
 import os
-above = os.path.dirname(os.getcwd())
 try:
-    found = [name for name in os.listdir(above) if name != os.path.basename(os.getcwd())]
+    found = [name for name in os.listdir(os.path.dirname(os.getcwd())) if name != os.path.basename(os.getcwd())]
 except OSError:
-    found = []
-""",
+    found = []""",
     "reads_the_environment": """
 import os
-found = [name for name in os.environ if 'TOKEN' in name or 'PYTHONPATH' in name]
-""",
+found = [name for name in os.environ if 'TOKEN' in name or 'PYTHONPATH' in name]""",
     "reads_other_environments": """
 import glob
 found = []
@@ -71,16 +53,9 @@ for path in glob.glob('/proc/[0-9]*/environ'):
     try:
         found += [path] if b'TOKEN' in open(path, 'rb').read() else []
     except OSError:
-        pass
-""",
-    "takes_system_v_memory": """
-import ctypes
-found = ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) != -1
-""",
-    "takes_a_memfd": """
-import ctypes
-found = ctypes.CDLL(None).memfd_create(b'x', 0) != -1
-""",
+        pass""",
+    "takes_system_v_memory": "import ctypes\nfound = ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) != -1",
+    "takes_a_memfd": "import ctypes\nfound = ctypes.CDLL(None).memfd_create(b'x', 0) != -1",
 }
 
 
