@@ -57,7 +57,7 @@ def test_a_right_kernel_is_accepted_in_both_calling_styles(source: str, judge: S
 
 
 @pytest.mark.parametrize("eps", ["1e-5", "1e-6"])
-def test_a_module_with_a_model_is_judge_its_forward(eps: str, judge: SolutionJudge, tmp_path: Path) -> None:
+def test_a_module_with_a_model_is_judged_by_its_forward(eps: str, judge: SolutionJudge, tmp_path: Path) -> None:
     lines = ("class Model:", "    pass", "", "class ModelNew(torch.nn.Module):")
     own = ("    def __init__(self, eps):", "        super().__init__()", "        self.eps = eps")
     forward = ("    def forward(self, hidden_states, weight):", "        return norm(hidden_states, weight)")
@@ -151,12 +151,12 @@ def _judged(source: str, tmp_path: Path, *, whole: bool = True) -> Certificate:
         return judge(found, target, environment, repeat="traceproof judge mine.py")
 
 
-def test_the_first_wrong_answer_ends_it(tmp_path: Path) -> None:
+def test_the_first_wrong_answer_ends_it(judge: SolutionJudge, tmp_path: Path) -> None:
     certificate = _judged(WRONG, tmp_path, whole=False)
     assert [row.bad for row in certificate.rows] == [False] * (len(certificate.rows) - 1) + [True]
     assert certificate.rows[-1].case == "adversarial-tiny"
     assert not certificate.precision
-    assert len(certificate.rows) < len(_judged(WRONG, tmp_path).rows)
+    assert len(certificate.rows) < len(judge.trial(candidate("wrong", WRONG), NAME).rows)
 
 
 def test_a_certificate_says_what_was_asked_run_and_seen(tmp_path: Path) -> None:
