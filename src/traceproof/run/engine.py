@@ -36,6 +36,7 @@ from traceproof.run import jit
 from traceproof.run.calls import BETWEEN_BYTES, cuda_is_lost, giving_back, keep_memory, set_seed, wait_asleep
 from traceproof.run.case import CPU, drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Right, Rows
+from traceproof.run.runner import SAME_MEMORY
 from traceproof.run.schema import (
     BASELINE,
     PAIR,
@@ -55,6 +56,7 @@ from traceproof.sandbox import Limits, Pool, Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import MAIN, STACKS, TAGGED
 
+MANY_CALLS = 32  # so many at least, and less than twice as many, before a second run's bits are compared
 PATIENCE = 2  # timeouts of an implementation of a definition after which its other cases are not waited for
 # In float64 a CPU takes less than two seconds for a case of this memory, and less than a crowded GPU for most.
 ORACLE_HOST_BYTES = 512 << 20
@@ -503,13 +505,21 @@ class DefinitionRun:
         before: tuple[Values, Tensors] | None = None
         second: CaseResult | None = None
         if first is not None:
-            call = partial(self._called, source, fill=fill, again=True)
+            writes = self.definition.in_place or self.op.mutated(self.definition) or first.planned.trials
+            calls = 1 if writes else MANY_CALLS + secrets.randbelow(MANY_CALLS)
+            call = partial(self._called, source, fill=fill, again=True, calls=calls)
             second = self._attempt(REFERENCE, partial(self._untrusted, first, call))
             if second.status == "ok" and first.inputs is not None:
                 before = first.inputs, second.outputs
         remembered = False
         threads = 2 if self.engine.device.type == "cpu" else 1  # others than elsewhere, where there are several
-        for case in self.each(hidden, partial(self._called, source, fill=None, threads=threads)):
+        axes = None if before is None or first is None or first.planned.trials else first.planned.case.axes
+
+        def called(case: JudgedCase) -> CaseResult:  # the first one where the call before had its inputs
+            there = case.planned is hidden[0] and case.planned.case.axes == axes
+            return self._called(source, case, fill=None, threads=threads, how=SAME_MEMORY if there else "")
+
+        for case in self.each(hidden, called):
             result = case.results[REFERENCE]
             if repeated and result.status == "ok" and case.inputs is not None:
                 if before is not None:
@@ -561,6 +571,7 @@ class DefinitionRun:
         fill: float | None = NAN,
         threads: int = 1,
         again: bool = False,
+        **more: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> CaseResult:
         """What a call of the reference leaves; without an oracle, its shadow stands beside as what is right.
 
@@ -577,7 +588,7 @@ class DefinitionRun:
 
         seed = {"seed": secrets.randbits(62)} if again and drawn is None else {}
         further = once and once.within(self.settings.limits.seconds)
-        result = call(trials=planned.trials, further=further, **seed)
+        result = call(trials=planned.trials, further=further, **seed, **more)
         if self.entry.no_oracle is not None and not planned.trials and not again:
             case.right = shadowed(self.entry.reference, call)
         return result

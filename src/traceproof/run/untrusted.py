@@ -399,6 +399,7 @@ class CallRequest:
     trials: bool  # whether outputs of several draws are stacked along a new first axis
     # draws with repeated rows after those, as `calls.further_draws` takes them; None: none are made
     further: Mapping[str, Any] | None = None
+    calls: int = 1  # that are made, as far as `runner.CALLS_SECONDS` allow for those before the last one
     fill: float | None = NAN  # what memory without a value holds; None: whatever lies there
     threads: int = 1  # torch's
     mode: str = ""  # of `traceproof.run.shadow`; empty: the code as it is
