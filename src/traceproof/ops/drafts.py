@@ -86,7 +86,8 @@ def draft(
     scalars bare. `sizes` are const axes, constants of the reference by their names in capitals; those of
     `unstated` are not, so that a scaled-down definition may have smaller ones. `says` and `run` are the
     reference's docstring and body, `head` stands before its functions; a function of the file is in it where it is
-    called. Raises KeyError: a placeholder has no value, or a tensor or axis no description.
+    called. What a table does not say is as in the one that it is `like`.
+    Raises KeyError: a placeholder has no value, or a tensor or axis no description.
     """
     told = next(found for found in _files() if skeleton in found)
 
@@ -99,7 +100,7 @@ def draft(
 
     own = told[skeleton]
     stated: dict[str, Any] = {
-        name: filled(said) for name, said in {**told[own.get("run_of", skeleton)], **own}.items()
+        name: filled(said) for name, said in {**told[own.get("like", skeleton)], **own}.items()
     }
     described = told["described"] | stated.pop("described", {})
     constants, run = stated.pop("sizes", {}), stated.pop("run")
@@ -120,7 +121,7 @@ def draft(
     called = _function(inputs, constants, stated.pop("says"), run)
     imports = "import math\n\nimport torch" if "math." in "".join((run, *functions)) else "import torch"
     parts = ["\n\n".join(filter(None, (imports, "\n".join(before).strip("\n")))), *functions, called]
-    stated.pop("run_of", None)
+    stated.pop("like", None)
     return Draft(
         op_type=op_type,
         axes={axis: _axis(described[axis], sizes.get(axis)) for axis in dict.fromkeys([*used, *sizes])},

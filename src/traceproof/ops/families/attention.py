@@ -661,20 +661,6 @@ def no_form(facts: Mapping[str, Any]) -> str | None:
     return None
 
 
-def called(
-    kind: str, of: Callable[[Mapping[str, Any]], bool], **sizes: str
-) -> Callable[[ModelModule, Reading], KernelCall | str | None]:
-    """How modules of some facts are called, with sizes that are facts; else why there is no form, or None."""
-
-    def call(module: ModelModule, _: Reading) -> KernelCall | str | None:
-        if not of(module.facts):
-            return None
-        named: Facts = {name: module.facts.get(fact) for name, fact in sizes.items()}
-        return no_form(module.facts) or call_of(module, kind, **named)
-
-    return call
-
-
 def against(**sizes: str) -> Callable[[KernelCall, Evidence], str | None]:
     """What transformers' attention says otherwise of sizes on one rank, which are these facts of it."""
 
@@ -732,55 +718,57 @@ def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
     return drafts
 
 
-def grouped_ragged(call: KernelCall, _: Choice) -> Iterator[Draft]:
-    """Whole sequences, keys and values side by side; causal."""
-    sizes = {"num_qo_heads": call["heads"], "num_kv_heads": call["kv_heads"]}
-    yield draft("gqa_ragged", "gqa_ragged", {**sizes, "qk_dim": call["dim"], "vo_dim": call["dim"]})
+def ragged(op_type: str, **facts: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
+    """Whole sequences, keys and values side by side; causal. `facts` of the call are the constants of the text."""
+    return lambda call, _: iter([draft(op_type, op_type, {name: call[fact] for name, fact in facts.items()})])
 
 
-def latent_ragged(call: KernelCall, _: Choice) -> Iterator[Draft]:
-    """Latent attention before absorption: full keys and values per head."""
-    sizes = {"num_qo_heads": call["heads"], "num_kv_heads": call["heads"]}
-    yield draft("mla_ragged", "mla_ragged", {**sizes, "qk_dim": call["qk"], "vo_dim": call["vo"]})
+def extraction(
+    kind: str,
+    drafts: Callable[[KernelCall, Choice], Iterator[Draft]],
+    of: Callable[[Mapping[str, Any]], bool],
+    differs: Callable[[KernelCall, Evidence], str | None],
+    **sizes: str,
+) -> Extraction:
+    """How modules of some facts are called, with sizes that are facts; else why there is no form."""
+
+    def call(module: ModelModule, _: Reading) -> KernelCall | str | None:
+        if not of(module.facts):
+            return None
+        named: Facts = {name: module.facts.get(fact) for name, fact in sizes.items()}
+        return no_form(module.facts) or call_of(module, kind, **named)
+
+    readers = {"RadixAttention": ("attention", read_attention)}
+    return Extraction(readers=readers, calls={"attention": call}, differs={kind: differs}, drafts={kind: drafts})
 
 
-READERS = {"RadixAttention": ("attention", read_attention)}
-GQA_PAGED.extraction = Extraction(
-    readers=READERS,
-    calls={
-        "attention": called(
-            "gqa", lambda facts: "kv_lora_rank" not in facts, heads="heads", kv_heads="kv_heads", dim="qk_dim"
-        )
-    },
-    differs={"gqa": against(heads="heads", kv_heads="kv_heads", dim="qk_dim", vo_dim="vo_dim")},
-    drafts={"gqa": paged("gqa_paged")},
+GQA_PAGED.extraction = extraction(
+    "gqa",
+    paged("gqa_paged"),
+    lambda facts: "kv_lora_rank" not in facts,
+    against(heads="heads", kv_heads="kv_heads", dim="qk_dim", vo_dim="vo_dim"),
+    heads="heads",
+    kv_heads="kv_heads",
+    dim="qk_dim",
 )
-GQA_RAGGED.extraction = Extraction(drafts={"gqa": grouped_ragged})
-MLA_PAGED.extraction = Extraction(
-    readers=READERS,
-    calls={
-        "attention": called(
-            "mla_absorbed",
-            lambda facts: bool(facts.get("absorbed")),
-            heads="heads",
-            ckv="kv_lora_rank",
-            kpe="rope_dim",
-        )
-    },
-    differs={"mla_absorbed": against_latent},
-    drafts={"mla_absorbed": paged("mla_paged")},
+GQA_RAGGED.extraction = Extraction(
+    drafts={"gqa": ragged("gqa_ragged", num_qo_heads="heads", num_kv_heads="kv_heads", qk_dim="dim", vo_dim="dim")}
 )
-MLA_RAGGED.extraction = Extraction(
-    readers=READERS,
-    calls={
-        "attention": called(
-            "mla_ragged",
-            lambda facts: "kv_lora_rank" in facts and not facts.get("absorbed"),
-            heads="heads",
-            qk="qk_dim",
-            vo="vo_dim",
-        )
-    },
-    differs={"mla_ragged": against(heads="heads", qk="qk_dim", vo="vo_dim")},
-    drafts={"mla_ragged": latent_ragged},
+MLA_PAGED.extraction = extraction(
+    "mla_absorbed",
+    paged("mla_paged"),
+    lambda facts: bool(facts.get("absorbed")),
+    against_latent,
+    heads="heads",
+    ckv="kv_lora_rank",
+    kpe="rope_dim",
+)
+MLA_RAGGED.extraction = extraction(
+    "mla_ragged",
+    ragged("mla_ragged", num_qo_heads="heads", num_kv_heads="heads", qk_dim="qk", vo_dim="vo"),
+    lambda facts: "kv_lora_rank" in facts and not facts.get("absorbed"),
+    against(heads="heads", qk="qk_dim", vo="vo_dim"),
+    heads="heads",
+    qk="qk_dim",
+    vo="vo_dim",
 )

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 BUFFER = "intermediate_states_buffer"
 STATES = ("state", "initial_state")
 CHUNK = 64  # tokens that kernels of prefill keep a state of
-BATCHED = "q[n s g k] k[n s j k] v[n s h v] A_log[h] a[n s h] dt_bias[h] b[n s h] scale"
 
 
 def is_prefill(inputs: Mapping[str, object]) -> bool:
@@ -358,19 +357,23 @@ def first_ignored(wide: Wide) -> Tensors:
     return {"b": b}
 
 
+BATCHED = "q[n s g k] k[n s j k] v[n s h v] A_log[h] a[n s h] dt_bias[h] b[n s h] scale"
+DECODE = Form(f"{BATCHED} state[n h v k] -> output[n s h v] new_state[n h v k]", gated_delta)
+MTP = Form(
+    f"{BATCHED} initial_state[p h v k] initial_state_indices[n] {BUFFER}[p s h v k]?"
+    " -> output[n s h v] final_state[p h v k]",
+    gated_delta,
+)
+PREFILL = Form(
+    "q[t g k] k[t j k] v[t h v] A_log[h] a[t h] dt_bias[h] b[t h] scale state[n h v k] cu_seqlens[i]"
+    " -> output[t h v] new_state[n h v k]",
+    gated_delta,
+)
 GDN = GatedDeltaRule(
     "gdn",
-    Form(f"{BATCHED} state[n h v k] -> output[n s h v] new_state[n h v k]", gated_delta),
-    Form(
-        f"{BATCHED} initial_state[p h v k] initial_state_indices[n] {BUFFER}[p s h v k]?"
-        " -> output[n s h v] final_state[p h v k]",
-        gated_delta,
-    ),
-    Form(
-        "q[t g k] k[t j k] v[t h v] A_log[h] a[t h] dt_bias[h] b[t h] scale state[n h v k] cu_seqlens[i]"
-        " -> output[t h v] new_state[n h v k]",
-        gated_delta,
-    ),
+    DECODE,
+    MTP,
+    PREFILL,
     family="gdn",
     long=True,
     compiles_late=("flashinfer", "fla", "sglang"),
@@ -431,10 +434,6 @@ GDN = GatedDeltaRule(
         Mutant("first token not written", applies=lambda wide: wide["b"].numel() > 0, inputs=first_ignored),
     ),
 )
-GATES = "q k v A_log a dt_bias b scale"
-DECODE = f"{GATES} state -> output new_state"
-MTP = f"{GATES} initial_state initial_state_indices [intermediate_states_buffer] -> output final_state"
-PREFILL = f"{GATES} state cu_seqlens -> output new_state"
 
 
 def log_decay(inputs: Given) -> torch.Tensor:
@@ -509,8 +508,10 @@ FLASHINFER: Any = {
 CUTE: Any = {**FLASHINFER, "packages": ("cutlass",)}
 
 
-@GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_decode_pretranspose", "gdn_decode", serves=DECODE, **CUTE)
-@GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_mtp", "gdn_mtp", serves=MTP, **CUTE)
+@GDN.truth(
+    "flashinfer", "gdn_decode.gated_delta_rule_decode_pretranspose", "gdn_decode", serves=DECODE.names, **CUTE
+)
+@GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_mtp", "gdn_mtp", serves=MTP.names, **CUTE)
 def _flashinfer_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Updates state or pool in place; normalising q and k is on by default and not part of the definition."""
     given = {name: inputs[name] for name in ("q", "k", "v", "A_log", "a", "dt_bias", "b")}
@@ -530,7 +531,7 @@ def _flashinfer_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
     "flashinfer",
     "gdn_prefill.chunk_gated_delta_rule",
     "gdn_prefill",
-    serves=PREFILL,
+    serves=PREFILL.names,
     rows=None,
     modules=lambda _, capability: (PREFILL_SM90,) if capability == (9, 0) else (),
     **FLASHINFER,
@@ -564,12 +565,12 @@ def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
 # SGLang: its own branch of FLA's Triton kernels, with states [.., V, K].
 
 
-@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE, sm=SM80)
+@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, sm=SM80)
 def _sglang_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
     return by_token(api, inputs, flipped=False)
 
 
-@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=MTP, sm=SM80)
+@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=MTP.names, sm=SM80)
 def _sglang_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Updates the named slots of the pool in place."""
     pool = inputs["initial_state"].clone()
@@ -581,7 +582,7 @@ def _sglang_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"output": output, "final_state": pool}
 
 
-@GDN.truth("sglang", "fla.chunk_gated_delta_rule", "chunk", serves=PREFILL, rows=None, sm=SM80)
+@GDN.truth("sglang", "fla.chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, sm=SM80)
 def _sglang_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Updates the states in place, each where its index points. A sequence without tokens keeps its own."""
     states = state_of(inputs)
@@ -598,13 +599,13 @@ def _sglang_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
 # are [.., K, V] there, and are transposed on the way in and out: the option that spares it has changed its name.
 
 
-@GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=MTP, sm=SM80)
-@GDN.truth("fla", "fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE, sm=SM80)
+@GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=MTP.names, sm=SM80)
+@GDN.truth("fla", "fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, sm=SM80)
 def _fla_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
     return by_token(api, inputs, flipped=True)
 
 
-@GDN.truth("fla", "chunk_gated_delta_rule", "chunk", serves=PREFILL, rows=None, sm=SM80)
+@GDN.truth("fla", "chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, sm=SM80)
 def _fla_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
     """All sequences in one row of tokens, empty ones among them: such a one keeps its state."""
     states = state_of(inputs)

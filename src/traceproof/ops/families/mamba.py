@@ -179,7 +179,6 @@ MAMBA_SSU = MambaSsu(
         ),
     ),
 )
-UPDATE = "state x dt A B C D dt_bias state_batch_indices -> output new_state"
 
 
 def packed(x: torch.Tensor, keep: int) -> torch.Tensor:
@@ -206,13 +205,12 @@ def gen_mamba(definition: Definition, capability: tuple[int, int]) -> tuple[Modu
     "flashinfer",
     "mamba.selective_state_update",
     "mamba",
-    serves=UPDATE,
     rows=None,
     accepts=written_for,
     modules=gen_mamba,
     sm=SM80,
 )
-@MAMBA_SSU.truth("sglang", "mamba_ssm.selective_state_update", "mamba", serves=UPDATE, rows=None, sm=SM80)
+@MAMBA_SSU.truth("sglang", "mamba_ssm.selective_state_update", "mamba", rows=None, sm=SM80)
 def _update(api: Api, _: Definition, inputs: Given) -> Outputs:
     """One step on a copy of the cache. A padding row is not written, so the output starts as zeros."""
     cache, x = inputs["state"].clone(), inputs["x"]

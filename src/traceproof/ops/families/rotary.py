@@ -175,7 +175,6 @@ ROPE = Rope(
         Mutant("keys not rotated", keys=False),
     ),
 )
-ROTARY = "q k cos_sin_cache positions -> q_out k_out"
 
 
 def one_width(definition: Definition) -> bool:
@@ -193,7 +192,6 @@ def instantiated(definition: Definition) -> bool:
     "flashinfer",
     "apply_rope_with_cos_sin_cache_inplace",
     "rope",
-    serves=ROTARY,
     modules=lambda _, __: (Module("gen_rope"),),
     sm=SM75,
 )
@@ -201,7 +199,6 @@ def instantiated(definition: Definition) -> bool:
     "sglang",
     "sgl_kernel.rotary_embedding",
     "rotary_embedding",
-    serves=ROTARY,
     accepts=instantiated,
     packages=(KERNELS,),
     sm=SM80,
@@ -221,7 +218,7 @@ def _in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"q_out": q, "k_out": k}
 
 
-@ROPE.truth("sglang_native", "rotary_embedding.apply_rotary_emb", "apply_rotary_emb", serves=ROTARY)
+@ROPE.truth("sglang_native", "rotary_embedding.apply_rotary_emb", "apply_rotary_emb")
 def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32: the native form takes cosines in the data's dtype, which its kernels do not."""
     cache = inputs["cos_sin_cache"]
@@ -240,7 +237,6 @@ def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     "liger",
     "rope_forward",
     "rope",
-    serves=ROTARY,
     accepts=lambda definition: one_width(definition) and pairs_halves(definition),
     sm=SM80,
 )
