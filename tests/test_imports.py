@@ -43,35 +43,27 @@ def environment(root: Path, code: str, *, installed: bool = True) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_environment_lacks_nothing(tmp_path: Path) -> None:
-    environment(tmp_path, "")
-    found = check("fla", root=tmp_path)
+def test_a_whole_environment_lacks_nothing_and_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    environment(tmp_path / "whole", "")
+    found = check("fla", root=tmp_path / "whole")
     assert [name.partition(" ")[0] for name in found.names] == ["chunk", "recurrent"]
     assert found == Imports(names=found.names, behind_driver=(), problems={})
+    environment(tmp_path / "none", "", installed=False)
+    assert check("fla", root=tmp_path / "none").problems == {"fla-core": "is not installed"}
 
 
 @pytest.mark.slow
 @without_driver
-def test_what_lacks_the_drivers_library_alone_is_no_problem(tmp_path: Path) -> None:
-    environment(tmp_path, OPENS_DRIVER)
-    found = check("fla", root=tmp_path)
+def test_what_lacks_the_drivers_library_alone_is_no_problem_and_a_missing_package_behind_it_is(
+    tmp_path: Path,
+) -> None:
+    environment(tmp_path / "driver", OPENS_DRIVER)
+    found = check("fla", root=tmp_path / "driver")
     assert found == Imports(names=found.names, behind_driver=found.names, problems={})
-
-
-@pytest.mark.slow
-@without_driver
-def test_a_missing_package_is_named_even_behind_the_driver(tmp_path: Path) -> None:
-    environment(tmp_path, OPENS_DRIVER + "import undeclared\n")
-    found = check("fla", root=tmp_path)
-    assert found.behind_driver == ()
-    assert list(found.problems) == list(found.names)
+    environment(tmp_path / "package", OPENS_DRIVER + "import undeclared\n")
+    found = check("fla", root=tmp_path / "package")
+    assert (found.behind_driver, list(found.problems)) == ((), list(found.names))
     assert all("No module named 'undeclared'" in problem for problem in found.problems.values())
-
-
-@pytest.mark.slow
-def test_a_package_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    environment(tmp_path, "", installed=False)
-    assert check("fla", root=tmp_path).problems == {"fla-core": "is not installed"}
 
 
 @pytest.mark.parametrize(("problems", "status"), [({}, 0), ({"chunk": "No module named 'undeclared'"}, 1)])

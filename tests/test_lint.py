@@ -102,6 +102,8 @@ def test_exit_codes_say_whether_there_are_findings_beyond_notes(tmp_path: Path) 
     code, text = run_command("--dataset", root)
     assert code == 1
     assert "2 definitions: 1 error, 1 warning, 1 note" in text
+    assert f"workloads/gqa_paged/{ATTENTION}.jsonl:3/workload/axes: TP508" in text
+    assert "Write '<namespace>:<value>'" in text
     code, text = run_command("--dataset", root, "--select", "TP401,TP421")
     assert code == 0
     assert "0 errors, 0 warnings, 1 note" in text

@@ -1,0 +1,309 @@
+"""Of every form: inputs that matter, outputs that are judged, elements at boundaries, memory of far cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import op_support as ops
+import planted_attention as planted
+import pytest
+import torch
+from definitions import rmsnorm, write
+from pipeline import Rows, Run, summarise, told, verdicts
+from torch.profiler import profile
+
+import traceproof
+from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
+from traceproof.ops import far, lookup, registry
+from traceproof.ops.base import Tensors, Value
+from traceproof.ops.cases import BEFALLEN, OTHER_SCALARS, Case, boundaries
+from traceproof.reasons import Verdict
+from traceproof.run.case import SolvedCase, make_inputs, other, solve
+from traceproof.run.judging import rulings
+from traceproof.run.known import Known
+from traceproof.run.plan import SLACK, PlanSelection
+from traceproof.run.report import failed
+from traceproof.run.trusted import Implementation
+from traceproof.run.untrusted import CaseResult
+from traceproof.sandbox import Limits
+
+OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
+FORMS = [*OWN, *map(planted.form, planted.FORMS), planted.indexer()]  # every op_type's
+ROOT = Path(__file__).resolve().parents[1]
+LIMITS = 100.0  # by how many of them the answer has to move
+HEAVY = 4 << 30  # bytes: cases that need more are looked at no more
+# Of which nothing depends, by the form.
+IDLE: Mapping[str, str] = {
+    "routing_bias": "of routing by the largest logit it is no part",
+    "kv_last_page_len": "positions say it",
+}
+
+
+def others(value: Value, drawn: Value) -> Iterator[Value]:
+    """Other values of an input: of another seed, moved ends of sequences, neighbours, zeros; halves of numbers."""
+    if not isinstance(value, torch.Tensor):
+        yield other(value)
+        if isinstance(value, float):
+            yield 8 * value
+        return
+    if isinstance(drawn, torch.Tensor) and drawn.shape == value.shape:
+        yield drawn
+    if value.dtype in {torch.int32, torch.int64}:
+        if value.dim() == 1 and len(value) > 2:
+            yield torch.cat([value[:1], torch.maximum(value[1:-1] - 1, value[:-2]), value[-1:]])
+        yield (value - 1).clamp_min(1)
+    elif value.dtype.itemsize > 1:
+        yield torch.zeros_like(value)
+    if value.dim() and value.dtype.itemsize > 1:
+        yield value.roll(1, 0)
+
+
+def distance(subject: SolvedCase, outputs: Tensors) -> float:
+    """By how many limits outputs are off; without end where they are wrong by no number."""
+    found = 0.0
+    for _, ruling in rulings(subject, CaseResult(outputs=outputs), tolerance=None, reference=True):
+        if ruling.verdict is not Verdict.PASS:
+            found = max(found, (ruling.details.get("gate") or {}).get("margin") or torch.inf)
+    return found
+
+
+def shown(definition: Definition) -> tuple[dict[str, str], set[str]]:
+    """The case in which each input by itself moves the answer far, by input; and the outputs that are judged."""
+    op, declared = registry.get(definition.op_type).of_form(definition), registry.get(definition.op_type)
+    right, seen, judged = declared.variants[0], dict[str, str](), set[str]()
+    for case in ops.cases(definition, "small", "medium"):
+        if seen.keys() >= definition.inputs.keys() and judged >= op.judged(definition).keys():
+            break
+        if op.memory(definition, case) > HEAVY:
+            continue
+        subject, drawn = solve(definition, case), ops.inputs_of(definition, replace(case, seed=1))
+        judged |= subject.oracle.keys() & op.judged(definition).keys() & op.comparisons(definition).keys()
+        for name in definition.inputs.keys() - seen.keys():
+            for value in others(subject.inputs[name], drawn[name]):
+                torch.manual_seed(1)
+                try:
+                    outputs = right.make(replace(subject, inputs={**subject.inputs, name: value}))
+                except (RuntimeError, IndexError, ValueError, AssertionError, TypeError, KeyError):
+                    continue
+                if outputs is not None and distance(subject, outputs) > LIMITS:
+                    seen[name] = case.id
+                    break
+    return seen, judged
+
+
+def row(definition: Definition, seen: Mapping[str, str], judged: set[str]) -> str:
+    """A row of the table in docs/judging.md."""
+    by_case: dict[str, list[str]] = {}
+    for name in definition.inputs:
+        by_case.setdefault(seen.get(name, f"never: {IDLE.get(name)}"), []).append(f"`{name}`")
+    told = "; ".join(f"{', '.join(names)} ({case})" for case, names in by_case.items())
+    outputs = ", ".join(f"`{name}`" for name in sorted(judged))
+    return f"| {definition.op_type} | {definition.name} | {told} | {outputs} |"
+
+
+@pytest.mark.parametrize("definition", FORMS, ids=lambda definition: definition.name)
+def test_every_input_matters_and_every_output_is_judged(definition: Definition) -> None:
+    seen, judged = shown(definition)
+    assert definition.inputs.keys() - seen.keys() <= IDLE.keys()
+    assert judged == registry.get(definition.op_type).of_form(definition).judged(definition).keys()
+    assert row(definition, seen, judged) in (ROOT / "docs" / "judging.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("definition", FORMS, ids=lambda definition: definition.name)
+def test_right_ways_pass_with_other_scalars(definition: Definition) -> None:
+    op, declared = registry.get(definition.op_type).of_form(definition), registry.get(definition.op_type)
+    base = op.of_size(definition, ops.case_named(definition, "small-0"), 17, long=True)
+    subject = solve(definition, replace(base, params={**base.params, OTHER_SCALARS: True}))
+    assert not distance(subject, declared.variants[0].make(subject) or {})
+
+
+def test_every_op_type_is_among_them() -> None:
+    assert {definition.op_type for definition in FORMS} == set(registry.known())
+
+
+SANDBOX = Limits(seconds=20.0, memory_bytes=1 << 30)
+SELECTION = PlanSelection(sizes=("small",), hidden_seed=1)
+WRITE = "intermediate_states_buffer[slot, t] = final_state[slot]"
+BUFFERS = {
+    "kept": WRITE,
+    "unwritten": "pass",
+    "rubbish": "intermediate_states_buffer[slot, t] = 7.0",
+    "of_the_row": WRITE.replace("[slot, t]", "[row, t]"),
+    "before_the_token": "intermediate_states_buffer[slot, t] = initial_state[slot]",
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+    """Rows of a reference that keeps states in all of these ways, and of one that leaves an output out."""
+    root = tmp_path_factory.mktemp("dataset")
+    mtp = json.loads((ops.ROOT / "gdn" / "gdn_mtp_qk2_v4_d32_k_last.json").read_text(encoding="utf-8"))
+    assert mtp["reference"].count(WRITE) == 1
+    for name, body in BUFFERS.items():
+        write(root, mtp | {"name": name, "reference": mtp["reference"].replace(WRITE, body)})
+    write(root, optional("left_out", "return (hidden_states.float() * scale * weight).to(hidden_states.dtype),"))
+    return Run(root, tmp_path_factory.mktemp("results"), selection=SELECTION, limits=SANDBOX).verify()
+
+
+def optional(name: str, returned: str) -> dict[str, Any]:
+    """A fused addition and norm, whose sum need not be returned."""
+    found = rmsnorm(name)
+    hidden = found["inputs"]["hidden_states"]
+    found["inputs"] = {"hidden_states": hidden, "residual": dict(hidden), "weight": found["inputs"]["weight"]}
+    output = found["outputs"]["output"]
+    found["outputs"] = {"output": output, "residual_out": output | {"optional": True}}
+    found["reference"] = f"""import torch
+
+EPS = 1e-6
+
+@torch.no_grad()
+def run(hidden_states, residual, weight):
+    hidden_states = (hidden_states.float() + residual.float()).to(hidden_states.dtype)
+    scale = torch.rsqrt(hidden_states.float().pow(2).mean(-1, keepdim=True) + EPS)
+    {returned}
+"""
+    return found
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_what_a_definition_writes_to_is_judged(name: str, rows: dict[str, Rows]) -> None:
+    found = [row for row in rows[name] if row["output"] == "intermediate_states_buffer"]
+    assert {row["case"] for row in found} == {"edge-buffer"}
+    assert verdicts(found) == ({("pass", None)} if name == "kept" else {("fail", "numerics")})
+
+
+def test_an_output_that_is_left_out_is_not_judged_and_the_definition_not_proved(rows: dict[str, Rows]) -> None:
+    found = [row for row in rows["left_out"] if row["output"] == "residual_out"]
+    assert verdicts(found) == {("skip", "unjudged")}
+    assert {row["case"] for row in found} >= {"small-0", "hidden-0"}
+    summary = summarise(rows["left_out"], Known())
+    assert failed(summary)
+    assert told(summary, "conclusion") == {"left_out": "unverified"}
+    assert told(summary, "grade") == {"left_out": None}
+
+
+def test_an_input_that_an_output_stands_for_is_judged_once() -> None:
+    definition = ops.load("page_append", "append_paged_kv_cache_kv2_d64_ps4")
+    op = registry.get("page_append").of_form(definition)
+    assert list(op.judged(definition)) == list(definition.outputs)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# Op_types whose sums over a row no other case watches element by element.
+MEANT = {
+    *("rmsnorm", "layernorm", "gated_residual_rmsnorm", "gated_residual_next_rmsnorm", "rmsnorm_sigmoid_gate"),
+    *("gemm", "gemm_bf16", "gemm_fp8", "quantize_fp8", "quantize_int8"),
+}
+WIDTH = 4096
+PLACES = (0, 15, 16, 1023, 1024, 4063, WIDTH - 1)
+
+
+def at_boundaries(definition: Definition) -> list[SolvedCase]:
+    op = registry.get(definition.op_type).of_form(definition)
+    return [solve(definition, case) for case in op.boundaries(definition, seed=0)]
+
+
+def test_every_op_meant_has_such_a_case() -> None:
+    assert {one.op_type for one in OWN if at_boundaries(one)} >= MEANT
+
+
+@pytest.mark.parametrize("definition", OWN, ids=lambda one: one.name)
+def test_right_ways_pass_and_no_element_can_be_left_out(definition: Definition) -> None:
+    for subject in at_boundaries(definition):
+        declared = registry.get(definition.op_type)
+        for outputs in (one.make(subject) for one in declared.variants):
+            for name in definition.outputs if outputs is not None else ():
+                ruling = subject.ruling(name, (outputs or {})[name])
+                assert ruling.verdict == Verdict.PASS, (name, ruling.message)
+        [data, *_] = subject.case.params[BEFALLEN]
+        value = subject.tensor(data)
+        for place in boundaries(value.shape[-1]):
+            less = value.float()
+            less[..., place] = 0.0
+            wrong = replace(subject, inputs=subject.with_inputs(**{data: less.to(value.dtype)}))
+            outputs = declared.variants[0].make(wrong)
+            assert outputs is not None
+            verdicts = {subject.ruling(name, outputs[name]).verdict for name in definition.outputs}
+            assert Verdict.FAIL in verdicts, place
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("op_type", ["rmsnorm", "layernorm"])
+def test_a_norm_that_leaves_out_an_element_is_refused(op_type: str, place: int) -> None:
+    def norm(hidden_states: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        """Right but for one element, which is missing from the mean as from the count."""
+        x = hidden_states.float()
+        seen = torch.cat([x[..., :place], x[..., place + 1 :]], -1)
+        if op_type == "layernorm":
+            y = (x - seen.mean(-1, keepdim=True)) * torch.rsqrt(seen.var(-1, correction=0, keepdim=True) + 1e-6)
+            return (y * weights[0] + weights[1]).to(hidden_states.dtype)
+        y = x * torch.rsqrt(seen.square().mean(-1, keepdim=True) + 1e-6)
+        return (y * weights[0].float()).to(hidden_states.dtype)
+
+    report = traceproof.check(norm, op_type, sizes=("small",), device="cpu", hidden_size=WIDTH)
+    assert {row.case for row in report.failures} >= {"adversarial-boundaries"}
+
+
+NAME = "torch"
+OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}
+HOST = torch.device("cpu")
+BYTES = 64 << 20  # that a case is scaled down to
+
+
+def enlarged(definition: Definition) -> far.Far:
+    found = registry.get(definition.op_type).of_form(definition).enlarged(definition)
+    assert found is not None
+    return found
+
+
+def far_case(definition: Definition) -> Case | None:
+    """The far case of rows, scaled down; None: there is none, or none of PyTorch's forms takes it."""
+    cases = registry.get(definition.op_type).of_form(definition).stress(definition, seed=0)
+    whole = next((one for one in cases if far.SIZE in one.params), None)
+    if whole is None or enlarged(definition).slots or lookup.serving(NAME, definition) is None:
+        return None
+    grown = enlarged(definition)
+    own, size = whole.axes[grown.axis], whole.params[far.SIZE]
+    times = size * BYTES // (own * grown.eager_bytes(definition, whole))
+    return replace(whole, params={**whole.params, far.SIZE: own * times})
+
+
+FAR = {name: (definition, one) for name, definition in OURS.items() if (one := far_case(definition)) is not None}
+
+
+def peak(call: Callable[[], object]) -> int:
+    """Bytes of memory that a call has at once, what it gives included."""
+    with profile(profile_memory=True) as profiled:
+        held = call()
+    del held
+    assert profiled.profiler is not None
+
+    def totals() -> Iterator[int]:
+        total = 0
+        for event in profiled.profiler.kineto_results.events():
+            total += event.nbytes() if event.name() == "[memory]" else 0
+            yield total
+
+    return max(totals())
+
+
+@pytest.mark.parametrize(("definition", "one"), FAR.values(), ids=FAR)
+def test_pytorchs_forms_take_no_more_than_their_estimate(definition: Definition, one: Case) -> None:
+    op, grown = registry.get(definition.op_type).of_form(definition), enlarged(definition)
+    truth = Implementation(NAME)
+    truth.device = "cpu"
+    if truth.unavailable(definition) is not None:
+        pytest.skip("needs a GPU")
+    drawn = make_inputs(op, definition, one, device=HOST)
+
+    def call() -> object:
+        given = grown.spread(definition, one, drawn)
+        return given, truth.run(definition, given)
+
+    most = op.memory(definition, one) + grown.eager_bytes(definition, one)
+    assert 0.1 * most < peak(call) < SLACK * most
