@@ -39,7 +39,7 @@ def dataset(*, source: Json[Dataset], stamp: Path) -> None:
 
 def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> None:
     """Clone all that sources.lock pins, and record the dataset beside it; nothing is resolved anew."""
-    from traceproof.checkouts.clone import write_records
+    from traceproof.checkouts.checkout import write_records
     from traceproof.checkouts.pins import DATASET, read_lock
     from traceproof.cli.sources import clone_repos
 

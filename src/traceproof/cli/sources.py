@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from traceproof.bumps.bisect import Bisection, GroundTruthTrial, Verdict, worst
-from traceproof.checkouts.clone import clone_all, record_of, write_records
+from traceproof.checkouts.checkout import clone_all, record_of, write_records
 from traceproof.checkouts.gitrun import Git, GitError, Patience, available
 from traceproof.checkouts.packages import newest
 from traceproof.checkouts.pins import FULL_COMMIT, NAME, ORIGINS, Pin, read_lock, resolve, write_lock

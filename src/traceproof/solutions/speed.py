@@ -1,11 +1,11 @@
 """Speed of a solution that has passed: cold cache, new contents and addresses in every call, others in turns."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, quantiles
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
@@ -19,7 +19,6 @@ from traceproof.run.case import SolvedCase
 from traceproof.run.schema import PlannedCase
 from traceproof.run.trusted import Implementation
 from traceproof.run.untrusted import PLAIN, CallError, CaseResult, Layout, UntrustedSource, loaded, refusal
-from traceproof.sandbox import Limits
 from traceproof.solutions.records import SolutionRow, SpeedResult, Times
 from traceproof.solutions.trial import SolutionRun, refused
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
@@ -82,11 +81,12 @@ def measure_speed(
     rows: list[SolutionRow] = []
     with ExitStack() as stack:
         solution = stack.enter_context(evaluation.source())
-        reference = (
-            stack.enter_context(_reference(evaluation))
-            if refusal(evaluation.definition.reference) is None
-            else None
-        )
+        reference = None
+        if refusal(evaluation.definition.reference) is None:
+            loading = loaded(
+                evaluation.definition, evaluation.pool, limits=evaluation.limits, device=evaluation.device
+            )
+            reference = stack.enter_context(loading)
         for case in chosen(evaluation, cases):
             subject = evaluation.subject(case.case)
             try:
@@ -117,18 +117,22 @@ def chosen(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> list[Planne
     return [ordered[place] for place in places[:CASES]]
 
 
-def _reference(evaluation: SolutionRun) -> AbstractContextManager[UntrustedSource]:
-    limits = Limits.of_json(evaluation.settings.limits)
-    return loaded(evaluation.definition, evaluation.pool, limits=limits, device=evaluation.device)
-
-
 def _in_turns(
     evaluation: SolutionRun, subject: SolvedCase, solution: UntrustedSource, reference: UntrustedSource | None
 ) -> tuple[SpeedResult, list[SolutionRow]]:
     own = _Party("solution", _asked_of(solution, subject, evaluation.layout))
-    others = _others(evaluation, subject, reference)
+    truth = ground_truth(evaluation, subject)
+    others = [] if truth is None else [_Party(*truth)]
+    if reference is not None:
+        others.append(_Party("reference", _asked_of(reference, subject, PLAIN)))
     before = clocks(gpu=evaluation.settings.gpu)
-    counts = _counts(own, others, MOST if evaluation.settings.gpu else MOST_ON_CPU)
+    most = MOST if evaluation.settings.gpu else MOST_ON_CPU
+    counts = {own.name: _count(own, most)}
+    for party in list(others):
+        try:
+            counts[party.name] = _count(party, most)
+        except CallError:
+            others.remove(party)  # a reference that does not run here is the pipeline's finding
     calls = counts[own.name] + WARM_AGAIN
     without: list[CaseResult] = []
     taken: CaseResult | None = None
@@ -139,6 +143,10 @@ def _in_turns(
         without.append(own.request(own.turn, calls, call=False))
     assert taken is not None
     mine = own.result()
+    # Milliseconds per call by a clock that the solution can not reach: less the turns in which nothing is called.
+    empty = [one.seconds for one in without]
+    idle = median(wall for one in without for _, wall in one.times) / MILLION
+    least = (min(own.seconds) - 2 * max(empty) + min(empty)) * 1e3 / calls  # less what noise may have added
     rulings, rows = _checked(evaluation, subject, taken, own.turn - 1)
     figures = [ruling.details["metrics"] for ruling in rulings if "metrics" in ruling.details]
     result = SpeedResult(
@@ -147,52 +155,13 @@ def _in_turns(
         axes=dict(subject.case.axes),
         inputs=_described(subject),
         times=(mine, *(party.result() for party in others)),
-        **_by_outer_clock(mine, own.seconds, without, calls),
+        outside=(min(own.seconds) - min(empty)) * 1e3 / calls,
+        doubt=doubt(mine, least, idle),
         clocks=f"before: {before}; after: {clocks(gpu=evaluation.settings.gpu)}",
         max_abs=_largest(figures, "max_abs"),
         max_rel=_largest(figures, "max_rel"),
     )
     return result, rows
-
-
-def _others(evaluation: SolutionRun, subject: SolvedCase, reference: UntrustedSource | None) -> list[_Party]:
-    """Those that a solution takes turns with: a ground truth, and the definition's reference."""
-    truth = ground_truth(evaluation, subject)
-    found = [] if truth is None else [_Party(*truth)]
-    return found if reference is None else [*found, _Party("reference", _asked_of(reference, subject, PLAIN))]
-
-
-def _counts(own: _Party, others: list[_Party], most: int) -> dict[str, int]:
-    """How many calls a turn of each has that runs. Raises CallError: the solution does not run."""
-    counts = {own.name: _count(own, most)}
-    for party in list(others):
-        try:
-            counts[party.name] = _count(party, most)
-        except CallError:
-            others.remove(party)  # a reference that does not run here is the pipeline's finding
-    return counts
-
-
-class _OuterClock(TypedDict):
-    outside: float
-    doubt: str
-
-
-def _by_outer_clock(
-    times: Times, seconds: Sequence[float], without: Sequence[CaseResult], calls: int
-) -> _OuterClock:
-    """Milliseconds per call by a clock that the solution can not reach, and why it can not be believed.
-
-    Args:
-        times: by the clocks in its process.
-        seconds: that each turn of so many calls took.
-        without: turns of the same length in which nothing is called.
-        calls: of a turn.
-    """
-    empty = [taken.seconds for taken in without]
-    idle = median(wall for taken in without for _, wall in taken.times) / MILLION
-    least = (min(seconds) - 2 * max(empty) + min(empty)) * 1e3 / calls  # less what noise may have added
-    return {"outside": (min(seconds) - min(empty)) * 1e3 / calls, "doubt": doubt(times, least, idle)}
 
 
 def _largest(figures: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -259,13 +228,11 @@ def _described(subject: SolvedCase) -> dict[str, dict[str, Any]]:
     given = subject.case.params.get("inputs")
     if subject.case.size == WORKLOADS and isinstance(given, Mapping):
         return {name: dict(value) for name, value in given.items()}
-    return dict(_plain(subject.inputs))
-
-
-def _plain(inputs: Values) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, value in inputs.items():
+    described: dict[str, dict[str, Any]] = {}
+    for name, value in subject.inputs.items():
         scalar = not isinstance(value, torch.Tensor) and value is not None
-        yield name, {"type": "scalar", "value": value} if scalar else {"type": "random"}
+        described[name] = {"type": "scalar", "value": value} if scalar else {"type": "random"}
+    return described
 
 
 def clocks(*, gpu: bool) -> str:
