@@ -27,8 +27,8 @@ from traceproof.ops.compare import Backward, Close, Comparison, Quantised
 from traceproof.publish.verified import ImplementationVerdict, verification
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.run.case import SolvedCase, fingerprints, make_inputs, solve
+from traceproof.run.job import graded
 from traceproof.run.known import Known
-from traceproof.run.proof import graded
 from traceproof.run.report import table
 from traceproof.sandbox import Limits
 

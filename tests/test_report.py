@@ -15,10 +15,10 @@ from traceproof.digests import digest_file
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.reasons import Skip
-from traceproof.run import proof
 from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.known import Known, read_known
-from traceproof.run.report import MADE_OF, failed, read_summary, report, table
+from traceproof.run.report import ERROR, MADE_OF, NO_TRUTH, UNREADABLE, failed, read_summary, report, table
+from traceproof.run.report import WHY as WORDS_OF_SKIPS
 from traceproof.run.schema import VerdictRow, each_row, rows_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -375,10 +375,10 @@ def test_a_reference_with_a_finding_is_not_proved_one_whose_ground_truth_has_it_
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([result("a_a", "reference"), result("a_a", "fla", "error", reason="timeout")], proof.ERROR),
-        ([result("a_a", "reference", "error", reason="crash"), result("a_a", "fla")], proof.ERROR),
-        ([result("a_a", "reference")], proof.NO_TRUTH),
-        ([result("a_a", "reference") | {"case": None, "verdict": "error"}], proof.UNREADABLE),
+        ([result("a_a", "reference"), result("a_a", "fla", "error", reason="timeout")], ERROR),
+        ([result("a_a", "reference", "error", reason="crash"), result("a_a", "fla")], ERROR),
+        ([result("a_a", "reference")], NO_TRUTH),
+        ([result("a_a", "reference") | {"case": None, "verdict": "error"}], UNREADABLE),
         (
             [
                 result("a_a", "reference"),
@@ -394,4 +394,4 @@ def test_the_reason_that_is_told_is_the_one_nearest_to_a_verdict(rows: list[dict
 
 
 def test_every_reason_to_skip_has_words() -> None:
-    assert set(Skip) <= proof.WHY.keys()
+    assert set(Skip) <= WORDS_OF_SKIPS.keys()

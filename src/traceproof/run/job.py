@@ -10,7 +10,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from traceproof.digests import digest_file, digest_json
 from traceproof.files import write_json, write_text
 from traceproof.names import OP_TYPE, path_part
 from traceproof.programs import telling
-from traceproof.reasons import Error, Verdict
+from traceproof.reasons import Error, Grade, Verdict
 from traceproof.run.cache import Cache, key_of_file
-from traceproof.run.proof import graded
 from traceproof.run.schema import (
     PAIR,
     REFERENCE,
+    SHADOW,
     WHOLE,
     BrokenFile,
     OpTypePlan,
@@ -272,6 +272,31 @@ class _Calls:
             counts = ", ".join(f"{key} {value}" for key, value in sorted(self._tally.items()))
             done = self._tally.total()  # what a process died of is called again
         return f"{self._label}  {done}/{max(self._total, done)} calls, {counts or 'none ended yet'}"
+
+
+def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
+    """The rows of one definition; those of the reference that passed by their numbers get their grade.
+
+    A user's tolerance proves nothing, so what it let pass has none.
+    """
+    found = list(rows)
+    passed = [row for row in found if row.verdict is Verdict.PASS]
+    kernels = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}
+
+    def of(row: VerdictRow) -> Grade | None:
+        ours = row.implementation == REFERENCE and row.verdict is Verdict.PASS
+        if not ours or row.output == WHOLE or row.tolerance is not None:
+            return None
+        kernel = (row.case, row.output) in kernels
+        if row.scaled_down:
+            return Grade.SCALED_DOWN
+        if row.against == SHADOW:
+            return Grade.AGREED if kernel else Grade.CONSISTENT
+        if row.constants:
+            return Grade.CONSISTENT
+        return Grade.PROVED if kernel else Grade.CHECKED
+
+    return [row if (grade := of(row)) is None else row.changed(grade=grade) for row in found]
 
 
 REPLAY = "replay"  # folder of a run's replay bundles

@@ -24,8 +24,7 @@ from traceproof.errors import TraceproofError
 from traceproof.names import fresh_folder, path_part
 from traceproof.publish.verified import ModelRow, implementation_verdicts, model_rows
 from traceproof.reasons import Skip, Verdict
-from traceproof.run.proof import WORDS, Conclusion, sentence, sentences
-from traceproof.run.report import read_summary
+from traceproof.run.report import WORDS, Conclusion, read_summary, sentence, sentences
 from traceproof.run.schema import IMPLEMENTATIONS, OpTypePlan, VerdictRow, each_row
 from traceproof.site.view import View, plot
 
