@@ -151,7 +151,7 @@ def test_a_run_that_could_not_finish_says_last_what_failed(repository: Repositor
     runs = "    from traceproof.testgen import generate, running\n"
     repository.edit("config.yaml", "tolerance: null", "tolerance: 0.25")
     repository.edit("scripts/stack_job.py", runs, f"    raise ValueError\n{runs}")
-    ran = target(repository, "run_tests")
+    ran = target(repository, "tests", "run_tests", "--keep-going")
     assert ran.code == 2, ran.out
     assert "TOLERANCE = 0.25" in (repository.root / FOLDER / "test_rmsnorm_h96.py").read_text()
     jobs = r"run_tests_of (gemm|rmsnorm) torch"
