@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,25 @@ def drawn(definition: Definition, case: Case) -> Values:
     return OP.inputs(definition, case, draw)
 
 
-def test_a_size_that_a_reference_divides_as_whole_numbers_can_be_divided() -> None:
-    reference = "def run(*inputs):\n    return batch_size // num_pages + num_kv_indices // 3 + lost // 7\n"
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("return batch_size // num_pages + lost // 7", lambda axes: axes["batch_size"] % axes["num_pages"] == 0),
+        ("return num_kv_indices // 3", lambda axes: axes["num_kv_indices"] % 3 == 0),
+        ("return page_size // num_experts", lambda axes: axes["batch_size"] > 0),  # 4 by 6, both const: left out
+        (
+            "assert num_pages == batch_size + 2, 'lost'\n    assert lost > num_pages",
+            lambda axes: axes["num_pages"] == axes["batch_size"] + 2,
+        ),
+    ],
+)
+def test_what_a_reference_divides_or_asserts_of_axes_holds_beside_the_constraints(
+    text: str, holds: Callable[[Mapping[str, int]], bool]
+) -> None:
+    reference = f"def run(*inputs):\n    {text}\n"
     for case in cases(Definition.model_validate(PAGED | {"reference": reference}), "small", "medium").values():
-        assert case.axes["batch_size"] % case.axes["num_pages"] == 0, case.id
-        assert case.axes["num_kv_indices"] % 3 == 0, case.id
-
-
-def test_what_a_reference_asserts_of_axes_alone_holds() -> None:
-    reference = "def run(*inputs):\n    assert num_pages == batch_size + 2, 'lost'\n    assert lost > num_pages\n"
-    for case in cases(Definition.model_validate(PAGED | {"reference": reference}), "small", "medium").values():
-        assert case.axes["num_pages"] == case.axes["batch_size"] + 2, case.id
+        assert holds(case.axes), case.id
+        assert case.axes["len_indptr"] == case.axes["batch_size"] + 1, case.id
 
 
 @pytest.mark.parametrize("size", ["small-0", "small-1", "medium-1", "adversarial-ties"])

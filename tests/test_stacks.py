@@ -21,6 +21,7 @@ from traceproof.environments.building import Installation, build, probe, ready, 
 from traceproof.environments.inside import record as by_this_process
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
+from traceproof.run.workers import Environment
 from traceproof.stacks import Module
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,27 +44,24 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "present", "environment"),
-    [("auto", False, "cpu"), ("auto", True, "torch"), ("cpu", True, "cpu"), ("cuda", False, "torch")],
+    ("name", "wanted", "present", "environment"),
+    [
+        ("torch", "auto", False, "cpu"),
+        ("torch", "auto", True, "torch"),
+        ("torch", "cpu", True, "cpu"),
+        ("torch", "cuda", False, "torch"),
+        ("flashinfer", "auto", False, "cpu"),  # nothing is built for a ground truth that could not run
+        ("flashinfer", "auto", True, "flashinfer"),
+    ],
 )
-def test_torch_runs_where_the_configuration_and_the_machine_say(
-    driver: Path, wanted: str, environment: str, *, present: bool
+def test_a_stack_runs_where_the_configuration_and_the_machine_say(
+    driver: Path, name: str, wanted: str, environment: str, *, present: bool
 ) -> None:
     if present:
         driver.touch()
-    stack = resolve(config(env=wanted), "torch")
-    assert stack == Installation("torch", environment, f".venvs/{environment}/bin/python")
-
-
-def test_nothing_is_built_for_a_ground_truth_that_could_not_run(driver: Path) -> None:
-    assert resolve(config(), "flashinfer") == Installation("flashinfer", "cpu", ".venvs/cpu/bin/python")
-    driver.touch()
-    assert resolve(config(), "flashinfer").environment == "flashinfer"
-
-
-def test_a_given_interpreter_is_used_as_it_is(driver: Path) -> None:
-    assert not driver.exists()
-    assert resolve(config(python="/opt/python"), "torch") == Installation("torch", None, "/opt/python")
+    assert resolve(config(env=wanted), name) == Installation(name, environment, f".venvs/{environment}/bin/python")
+    given = config(python="/opt/python")
+    assert resolve(given, "torch") == Installation("torch", None, "/opt/python")
 
 
 def test_what_the_shipped_lock_says_is_what_is_judged() -> None:
@@ -274,3 +272,10 @@ def test_builders_find_the_stacks_own_programs_first(tmp_path: Path) -> None:
     )
     assert problem is not None
     assert problem.partition("\n")[2] == os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+
+
+def test_a_worker_compiles_with_the_compiler_of_its_own_environment(tmp_path: Path) -> None:
+    program(tmp_path / "cuda" / "bin" / "nvcc", NVCC)
+    record = {**RECORD, "device_type": "cuda"}
+    told = Environment(name="flashinfer", python=str(tmp_path / "bin" / "python"), record=record).told(tmp_path)
+    assert told["CUDA_HOME"] == told["CUDA_PATH"] == str(tmp_path / "cuda")

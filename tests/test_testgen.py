@@ -214,16 +214,6 @@ def test_a_reviewer_gets_few_lines_without_a_linter_s_complaints(dataset: Path) 
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    form = [
-        str(ruff),
-        "format",
-        "--check",
-        "--isolated",
-        "--line-length",
-        "115",
-        str(dataset / PLACE / "conftest.py"),
-    ]
-    assert subprocess.run(form, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
