@@ -194,9 +194,10 @@ class Draw:
         return word_chunks(stream_key(*self._parts, name), count, self.device)
 
     def normal(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, scale: float = 1.0
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, *, scale: float = 1.0
     ) -> torch.Tensor:
-        """Standard normal times `scale` (65,536 quantiles, |x| <= 4.33), rounded once to `dtype`."""
+        """Standard normal times `scale` (65,536 quantiles, |x| <= 4.33), rounded once to `dtype` (float32)."""
+        dtype = dtype or torch.float32
         count = math.prod(shape)
         table = normal_table(self.device)
         if scale != 1.0:
@@ -214,17 +215,17 @@ class Draw:
         self,
         name: str,
         shape: Sequence[int],
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         *,
         low: float = 0.0,
         high: float = 1.0,
     ) -> torch.Tensor:
-        """Uniform on a grid of 2**24 steps over [low, high), computed in float32 and rounded to `dtype`.
+        """Uniform on a grid of 2**24 steps over [low, high), computed in float32, rounded to `dtype` (float32).
 
         Where a step is finer than the dtype, rounding may reach `high` itself.
         """
         count = math.prod(shape)
-        out = torch.empty(count, dtype=dtype, device=self.device)
+        out = torch.empty(count, dtype=dtype or torch.float32, device=self.device)
         for start, words in self._chunks(name, -(-count // 2)):
             part = out[2 * start : 2 * (start + len(words))]
             steps = (words.view(torch.int32)[: len(part)] & 0xFFFFFF).to(torch.float32)
@@ -234,11 +235,11 @@ class Draw:
         return out.view(tuple(shape))
 
     def integers(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.int32, *, low: int, high: int
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, *, low: int, high: int
     ) -> torch.Tensor:
-        """Integers in [low, high), nearly uniform; high - low <= 2**31."""
+        """Integers in [low, high), nearly uniform, int32 unless said; high - low <= 2**31."""
         count = math.prod(shape)
-        out = torch.empty(count, dtype=dtype, device=self.device)
+        out = torch.empty(count, dtype=dtype or torch.int32, device=self.device)
         for start, words in self._chunks(name, count):
             words.bitwise_and_((1 << 32) - 1).mul_(high - low).bitwise_right_shift_(32).add_(low)
             out[start : start + len(words)].copy_(words)
