@@ -180,13 +180,12 @@ def test_an_interpreter_that_lacks_a_package_is_told_what_to_install(machine: Ma
     assert " fla-core==0." in row.advice
 
 
-def test_an_interpreter_that_hangs_is_not_waited_for(machine: Made) -> None:
+def test_an_interpreter_that_hangs_is_not_waited_for_and_a_driver_that_gives_no_gpu_is_broken(
+    machine: Made,
+) -> None:
     machine.environment("cpu")
     machine.package("torch", "import time\ntime.sleep(600)")
     assert found_of(machine.ask(seconds=1.0), "torch").problem.endswith("no answer within 1 s")
-
-
-def test_a_driver_that_gives_no_gpu_is_broken(machine: Made) -> None:
     machine.gpu(init='raise RuntimeError("Found no NVIDIA driver")')
     program(machine.path / "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
     machine.environment("torch")

@@ -58,15 +58,13 @@ def test_all_bad_fields_are_told_at_once() -> None:
     with pytest.raises(TraceproofError) as caught:
         config_json.check({"text_config": config}, Parallel(8, 8), where="config.json")
     told = "\n".join(caught.value.problems)
-    assert all(
-        name in told
-        for name in (
-            "hidden_size: 0",
-            "num_experts_per_tok: 999; allowed: 1 to n_routed_experts = 256",
-            "rms_norm_eps: -1.0",
-            "num_attention_heads or n_head or n_heads or num_heads: missing",
-        )
-    )
+    for problem in (
+        "hidden_size: 0",
+        "num_experts_per_tok: 999; allowed: 1 to n_routed_experts = 256",
+        "rms_norm_eps: -1.0",
+        "num_attention_heads or n_head or n_heads or num_heads: missing",
+    ):
+        assert problem in told
 
 
 @pytest.mark.parametrize(
@@ -112,6 +110,9 @@ def fake_interpreter(folder: Path, answer: dict[str, object] | None, status: int
     return script
 
 
+UNKNOWN = {"reason": "unknown architecture", "value": "LamaForCausalLM", "allowed": ["LlamaForCausalLM"]}
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -120,12 +121,7 @@ def fake_interpreter(folder: Path, answer: dict[str, object] | None, status: int
             "SGLang 0.4.9 is not supported",
         ),
         (
-            {
-                "reason": "unknown architecture",
-                "value": "LamaForCausalLM",
-                "allowed": ["LlamaForCausalLM"],
-                "version": "1",
-            },
+            UNKNOWN | {"version": "1"},
             "knows no 'LamaForCausalLM'; closest: LlamaForCausalLM",
         ),
         ({"reason": "no sglang", "message": "No module named 'sglang'"}, "no SGLang at"),
@@ -159,18 +155,14 @@ def test_the_list_tells_which_architectures_have_a_second_reading(tmp_path: Path
     assert "BLM" not in text
 
 
-def test_a_bootstrap_that_dies_is_an_error_and_no_reading(tmp_path: Path) -> None:
-    environment = ReaderEnvironment(fake_interpreter(tmp_path, None, 1))
-    with pytest.raises(TraceproofError, match="ended with 1"):
-        environment.listing()
-    with pytest.raises(TraceproofError, match="there is no interpreter"):
-        ReaderEnvironment(tmp_path / "none").listing()
-
-
-def test_a_checkout_without_sglang_is_not_replaced_by_what_is_installed(tmp_path: Path) -> None:
-    environment = ReaderEnvironment(Path(sys.executable), tmp_path)
-    with pytest.raises(TraceproofError, match="no SGLang at"):
-        environment.listing()
+def test_an_environment_that_gives_no_reading_is_an_error(tmp_path: Path) -> None:
+    for python, checkout, said in (
+        (fake_interpreter(tmp_path, None, 1), None, "ended with 1"),
+        (tmp_path / "none", None, "there is no interpreter"),
+        (Path(sys.executable), tmp_path, "no SGLang at"),  # what is installed does not take a checkout's place
+    ):
+        with pytest.raises(TraceproofError, match=said):
+            ReaderEnvironment(python, checkout).listing()
 
 
 def test_all_is_every_parallelism_that_fits_the_config() -> None:

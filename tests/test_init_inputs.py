@@ -72,9 +72,7 @@ def test_sizes_and_values_are_those_that_init_gives(pool: Pool) -> None:
     assert found.tensors["values"].shape == (6, 8)
     assert torch.equal(found.tensors["order"].sort().values, torch.arange(6, dtype=torch.int32))
     assert torch.equal(found.tensors["values"], made(pool).tensors["values"])
-
-
-def test_elements_of_a_tuple_that_is_no_input_are_inputs(pool: Pool) -> None:
+    # Elements of a tuple that is no input are inputs.
     both = INIT.replace(
         '"Values": torch.randn(tokens, hidden_size, device=device), ',
         '"pair": (torch.randn(tokens, hidden_size, device=device), None), ',
