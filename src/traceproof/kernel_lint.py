@@ -87,30 +87,9 @@ def evaluate(node: ast.expr, known: Known) -> Value:
 
 def _binary(node: ast.BinOp, known: Known) -> Value:
     left, right = evaluate(node.left, known), evaluate(node.right, known)
-    both = _both(left, right)
-    match node.op:
-        case ast.Mult():
-            return _product(node, both, (left, right))
-        case ast.Add() | ast.Sub():
-            blocks = left.blocks | right.blocks
-            spans = both.spans
-            if spans:
-                spans |= {text_of(one) for one in addends(node) if not evaluate(one, known).spans}
-            return replace(both, blocks=blocks, tail=both.tail | (blocks & both.ranges), spans=spans)
-        case ast.FloorDiv() | ast.Mod() | ast.Div():
-            none = frozenset[str]()
-            spans = none if isinstance(node.op, ast.Mod) else both.spans  # a remainder has its bound in it
-            level = min(both.level, INDEX)
-            return replace(both, ranges=none, tail=none, spans=spans, level=level, counts=both.grid)
-        case _:
-            return both
-
-
-def _both(left: Value, right: Value) -> Value:
-    """What any operation makes of its two sides."""
     source = left if left.narrow or not right.grid else right
-    wide = left.wide or right.wide
-    return Value(
+    wide, none = left.wide or right.wide, frozenset[str]()
+    both = Value(
         grid=left.grid or right.grid,
         level=max((side.level for side in (left, right) if side.grid or side.looped), default=BARE),
         wide=wide,
@@ -121,6 +100,29 @@ def _both(left: Value, right: Value) -> Value:
         origin=source.origin or left.origin or right.origin,
         looped=left.looped or right.looped,
     )
+    match node.op:
+        case ast.Mult():
+            literals = [one.value for one in (node.left, node.right) if isinstance(one, ast.Constant)]
+            small = any(isinstance(one, int) and abs(one) <= SMALL for one in literals)
+            level = both.level
+            if (both.grid or both.looped) and not both.wide and not small:
+                # A loop runs over blocks: times their constant size it is a position, times a stride an offset.
+                strided = both.looped and (left.runtime or right.runtime)
+                level = PRODUCT if strided else min(level + 1, PRODUCT)
+            sides = ((node.left, right), (node.right, left))
+            blocks = frozenset(one.id for one, other in sides if isinstance(one, ast.Name) and other.counts)
+            return replace(both, level=level, blocks=blocks, ranges=none)
+        case ast.Add() | ast.Sub():
+            blocks, spans = left.blocks | right.blocks, both.spans
+            if spans:
+                spans |= {text_of(one) for one in addends(node) if not evaluate(one, known).spans}
+            return replace(both, blocks=blocks, tail=both.tail | (blocks & both.ranges), spans=spans)
+        case ast.FloorDiv() | ast.Mod() | ast.Div():
+            spans = none if isinstance(node.op, ast.Mod) else both.spans  # a remainder has its bound in it
+            level = min(both.level, INDEX)
+            return replace(both, ranges=none, tail=none, spans=spans, level=level, counts=both.grid)
+        case _:
+            return both
 
 
 def addends(node: ast.expr) -> Iterator[ast.expr]:
@@ -157,22 +159,6 @@ def bounded(arguments: Sequence[ast.expr], constants: Collection[str]) -> bool:
     """Whether a loop's bounds are literals and compile-time constants: it has few turns, which are unrolled."""
     names = (name.id for argument in arguments for name in ast.walk(argument) if isinstance(name, ast.Name))
     return all(name in constants for name in names)
-
-
-def _product(node: ast.BinOp, both: Value, sides: tuple[Value, Value]) -> Value:
-    level = both.level
-    literals = [one.value for one in (node.left, node.right) if isinstance(one, ast.Constant)]
-    small = any(isinstance(one, int) and abs(one) <= SMALL for one in literals)
-    if (both.grid or both.looped) and not both.wide and not small:
-        # A loop runs over blocks: times their constant size it is a position, times a stride an offset at once.
-        strided = both.looped and any(side.runtime for side in sides)
-        level = PRODUCT if strided else min(level + 1, PRODUCT)
-    blocks = frozenset(
-        other.id
-        for other, value in ((node.left, sides[1]), (node.right, sides[0]))
-        if isinstance(other, ast.Name) and value.counts
-    )
-    return replace(both, level=level, blocks=blocks, ranges=frozenset())
 
 
 def _call(node: ast.Call, known: Known) -> Value:

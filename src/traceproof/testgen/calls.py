@@ -71,6 +71,7 @@ class Call:
             raise Unemittable(f"{truth} has no adapter for {definition.name}")
         self.definition, self.adapter, self.stack = definition, found, STACKS[STACK_OF[truth]]
         self.constants: dict[str, str] = {}  # assignments by name
+        self.mappings: set[str] = set()  # our names of mappings, in annotations
         self.functions: dict[
             str, tuple[object, str]
         ] = {}  # by name: the function, and its text for this definition
@@ -101,10 +102,9 @@ class Call:
     @property
     def parts(self) -> list[str]:
         """Constants in one piece, and functions, those that others call first."""
-        return [
-            *filter(None, ["\n".join(self.constants.values())]),
-            *(text for _, text in self.functions.values()),
-        ]
+        aliases = [" = ".join([*sorted(self.mappings), "dict"])] if self.mappings else []
+        constants = "\n".join([*aliases, *self.constants.values()])
+        return [*filter(None, [constants]), *(text for _, text in self.functions.values())]
 
     def module(self) -> str:
         """A file of its own: `run` takes the inputs, and returns the outputs in the definition's order."""
@@ -158,8 +158,8 @@ class Call:
         """Add what a name means in a module."""
         if value is torch:
             return
-        if get_origin(value) is not None:  # our name of a generic type
-            self.constants[name] = f"{name} = {'dict' if get_origin(value) is Mapping else 'object'}"
+        if get_origin(value) is Mapping:  # our name of a mapping
+            self.mappings.add(name)
         elif isinstance(value, FunctionType) and value.__module__.startswith(f"{OURS}."):
             self._add(value)
             if value.__name__ != name:
