@@ -304,6 +304,6 @@ def test_only_functions_of_the_tagged_package_are_called_and_without_a_gpu_they_
     assert name in for_op_type("unheard_of")
     found = lookup.serving(name, definition())
     assert found is not None
-    blocked = found.blocked(definition(), torch.device("cpu"))
+    blocked = found.machine(torch.device("cpu"))
     assert blocked is not None
     assert blocked.reason is Skip.NO_CUDA

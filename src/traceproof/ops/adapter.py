@@ -156,14 +156,6 @@ class Adapter:
         """Whether it uses a GPU, and this one will do."""
         return self.sm is not None and self.sm[0] <= capability <= self.sm[1]
 
-    def blocked(self, definition: Definition, device: torch.device | None) -> Unavailable | None:
-        """Why it can not run the definition here, as far as that is known without the package; None if it can.
-
-        A device of None will do for any kernel: it is interpreted.
-        """
-        machine = None if device is None else self.machine(device)
-        return self.unsupported(definition) or machine or self.lacking()
-
     def unsupported(self, definition: Definition) -> Unavailable | None:
         """Which dtype of the definition it does not take; None if it takes all."""
         for name, spec in definition.inputs.items():

@@ -78,7 +78,7 @@ def scalar(inputs: Given, name: str) -> float:
     return float(value)
 
 
-class Unsupported(Exception):  # noqa: N818 - an answer, not an error
+class Unsupported(Exception):  # noqa: N818 - a finding, not an error
     """This op has no oracle for a definition of this form; the text says which part it does not know."""
 
 
@@ -116,10 +116,10 @@ class Op(ABC):
     extraction: Extraction | None = None  # how its calls are found in a model
     variants: Sequence[Variant] = ()  # equivalent ways of computing it; generic mutants are made from the first
     mutants: Sequence[Variant] = ()  # bugs that a kernel could have
-    # values of inputs for which every right way computes exactly until it rounds the output; empty: none known.
+    # values of inputs for which every right kernel is exact until it rounds the output; empty: none are known.
     # They name all inputs of floating point but scalars that change nothing. See `ops.lossless`
     lossless: Callable[[Definition], Mapping[str, Exactly]] = staticmethod(lambda _: {})
-    # whether right ways are as exact on a GPU, where divisions are approximate and products may be split
+    # whether right kernels are as exact on a GPU, where divisions are approximate and products may be split
     exact_on_gpu: Callable[[Definition], bool] = staticmethod(lambda _: True)
     # what is enlarged in cases of far addresses, by the axis of the rows, where they are computed by themselves
     far: Callable[[Definition, str], Far] = staticmethod(lambda _, rows: Far(axis=rows))
@@ -289,7 +289,7 @@ class Op(ABC):
         return None
 
     def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
-        """Whether right answers to two sets of inputs differ: few candidates may leave only one to give.
+        """Whether what is expected of two sets of inputs differs: few candidates may leave only one choice.
 
         True where the oracle can not say.
         """

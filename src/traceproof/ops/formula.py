@@ -247,11 +247,11 @@ class FormulaOp(Op):
         gates: Mapping[str, Comparison] = NOTHING,
         wide_gate: Comparison = WIDE,  # how float32 outputs are compared that `gates` does not name
         # float32 outputs whose baseline is so many roundings of the oracle's value: of one computed naively often
-        # none is lost, and right ways lose some. A function of the row's width, or their number
+        # none is lost, and right kernels lose some. A function of the row's width, or their number
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
         requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
         apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
-        # what hidden cases put into inputs, where right ways agree, and into which; no names: all of floating
+        # what hidden cases put into inputs, where right kernels agree, and into which; no names: all of floating
         # point. None: UNUSUAL, where rows are computed by themselves and judged by their numbers
         unusual: Mapping[str, Sequence[str]] | None = None,
         # see `Op`; sizes of axes in that case by letter

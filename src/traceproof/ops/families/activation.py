@@ -164,25 +164,20 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": api[IN_SGLANG[str(activation_of(definition))]](inputs["input"])}
 
 
-for _kind, _place in IN_FLASHINFER.items():
-    ACTIVATION.truth(
-        "flashinfer",
-        _place.replace(":", "."),
-        _place,
-        accepts=is_kind(_kind),
-        dtypes=HALVES,
-        sm=SM75,
-    )(_flashinfer)
-for _kind, _place in IN_SGLANG.items():
-    ACTIVATION.truth(
-        "sglang",
-        _place.replace(":", "."),
-        _place,
-        accepts=is_kind(_kind),
-        dtypes=HALVES,
-        packages=("sgl_kernel",),
-        sm=SM75,
-    )(_sglang)
+for _source, _call, _places, _packages in (
+    ("flashinfer", _flashinfer, IN_FLASHINFER, ()),
+    ("sglang", _sglang, IN_SGLANG, ("sgl_kernel",)),
+):
+    for _kind, _place in _places.items():
+        ACTIVATION.truth(
+            _source,
+            _place.replace(":", "."),
+            _place,
+            accepts=is_kind(_kind),
+            dtypes=HALVES,
+            packages=_packages,
+            sm=SM75,
+        )(_call)
 
 
 @ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, rows=None, accepts=is_kind(SILU))

@@ -314,7 +314,7 @@ class CascadeMerge(FormulaOp):
         """The formula in float32; of a logarithm, 8 roundings of the largest one that is merged.
 
         Where one state outweighs the others, the naive sum gives that one's logarithm without any rounding; other
-        right ways convert between the bases 2 and e, and lose a rounding in each step.
+        right kernels convert between the bases 2 and e, and lose a rounding in each step.
         """
         baselines = super().baseline(definition, inputs)
         level = list(definition.outputs)[1]
@@ -349,7 +349,7 @@ CASCADE_MERGE = CascadeMerge(
     },
     extremes={
         "empty": {"nothing": True}
-    },  # rows of which no state has seen a key: not every reference has an answer
+    },  # rows of which no state has seen a key: not every reference can merge them
     variants=(
         Variant("float32 throughout"),
         Variant("one state after the other", merge=in_turn),

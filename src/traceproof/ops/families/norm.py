@@ -279,13 +279,10 @@ def _sglang_fused_add(api: Api, definition: Definition, inputs: Given) -> Output
 
 
 @in_sglang("layernorm.fused_rmsnorm", "triton_rmsnorm", serves=PLAIN, accepts=uniform)
-def _sglang_triton(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    return {"output": api["triton_rmsnorm"](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
-
-
 @in_sglang("layernorm.minimax_m3_rmsnorm.gemma_rmsnorm", "triton_gemma_rmsnorm", serves=PLAIN, accepts=stored(1.0))
-def _sglang_gemma(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    return {"output": api["triton_gemma_rmsnorm"](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
+def _sglang_triton(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    kernel = "triton_gemma_rmsnorm" if offset_of(definition) else "triton_rmsnorm"
+    return {"output": api[kernel](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
 
 
 @in_sglang(

@@ -419,31 +419,25 @@ def in_columns(matrices: torch.Tensor) -> torch.Tensor:
     return matrices.mT.contiguous().mT
 
 
+def kernel_of(definition: Definition, matrices: str, batches: str) -> str:
+    """The API for two matrices, or for batches of them."""
+    return matrices if len(definition.inputs["A"].shape or ()) == 2 else batches
+
+
 @GEMM_BF16.truth("flashinfer", "gemm.mm_bf16", MM_BF16, serves="A B -> C", rows=None, sm=SM100)
+@BMM_BF16.truth("flashinfer", "gemm.bmm_bf16", FLASHINFER_BMM_BF16, rows=None, sm=SM100)
 def _flashinfer_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    dtype = dtype_of(definition.outputs["C"])
-    return {"C": api[MM_BF16](inputs["A"], in_columns(inputs["B"]), out_dtype=dtype)}
+    product, dtype = api[kernel_of(definition, MM_BF16, FLASHINFER_BMM_BF16)], dtype_of(definition.outputs["C"])
+    return {"C": product(inputs["A"], in_columns(inputs["B"]), out_dtype=dtype)}
 
 
 @GEMM_BF16.truth("torch", "matmul", TORCH_MATMUL, rows=None)
+@BMM_BF16.truth("torch", "bmm", TORCH_BMM, rows=None)
 def _pytorch_bf16(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, rounded once."""
-    product = api[TORCH_MATMUL](inputs["A"].float(), inputs["B"].float())
+    product = api[kernel_of(definition, TORCH_MATMUL, TORCH_BMM)](inputs["A"].float(), inputs["B"].float())
     if "bias" in inputs:
         product = product + inputs["bias"].float()
-    return {"C": product.to(dtype_of(definition.outputs["C"]))}
-
-
-@BMM_BF16.truth("flashinfer", "gemm.bmm_bf16", FLASHINFER_BMM_BF16, rows=None, sm=SM100)
-def _flashinfer_bmm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    dtype = dtype_of(definition.outputs["C"])
-    return {"C": api[FLASHINFER_BMM_BF16](inputs["A"], in_columns(inputs["B"]), out_dtype=dtype)}
-
-
-@BMM_BF16.truth("torch", "bmm", TORCH_BMM, rows=None)
-def _pytorch_bmm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, rounded once."""
-    product = api[TORCH_BMM](inputs["A"].float(), inputs["B"].float())
     return {"C": product.to(dtype_of(definition.outputs["C"]))}
 
 

@@ -423,7 +423,7 @@ def first_alone(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return pack(drawn_ids(draw, wanted) >> PACKED_SHIFT, weights)
 
 
-# Equivalent and wrong ways of a mixture to route: changes of `choice_of`.
+# Variants and mutants of a mixture's routing: changes of `choice_of`.
 
 
 def _several(wide: Wide) -> bool:

@@ -692,6 +692,13 @@ SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=of_chai
 
 # FlashInfer's samplers.
 
+# By its name of the filters.
+FORMS = {
+    "top_k": "probs top_k -> samples",
+    "top_p": "probs top_p -> samples",
+    "top_k_top_p": "probs top_k top_p -> samples",
+}
+
 
 def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """One draw of every row, by a seed out of torch's generator.
@@ -709,11 +716,7 @@ def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"samples": samples.to(torch.int64)}
 
 
-for key, serves in (
-    ("top_k", "probs top_k -> samples"),
-    ("top_p", "probs top_p -> samples"),
-    ("top_k_top_p", "probs top_k top_p -> samples"),
-):
+for key, serves in FORMS.items():
     SAMPLING.truth(
         "flashinfer",
         f"sampling.{key}_sampling_from_probs",
@@ -730,20 +733,6 @@ for key, serves in (
 # needs the server's packages, in exactly a release's versions.
 
 
-@SAMPLING.truth(
-    "sglang",
-    "sampling.renorm_triton",
-    "top_k_renorm",
-    "top_p_renorm",
-    serves="probs top_k top_p -> samples",
-    sm=SM80,
-)
-@SAMPLING.truth(
-    "sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves="probs top_p -> samples", sm=SM80
-)
-@SAMPLING.truth(
-    "sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves="probs top_k -> samples", sm=SM80
-)
 def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Top-k first, top-p on what it leaves."""
     probs = inputs["probs"]
@@ -752,6 +741,12 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
     if "top_p" in definition.inputs:
         probs = api["top_p_renorm"](probs, inputs["top_p"])
     return {"samples": torch.multinomial(probs, num_samples=1).view(-1)}
+
+
+for serves in FORMS.values():
+    SAMPLING.truth("sglang", "sampling.renorm_triton", "top_k_renorm", "top_p_renorm", serves=serves, sm=SM80)(
+        _sglang
+    )
 
 
 # SGLang's sampler in its native form, with one filter: with both it holds top-p against the probabilities before
