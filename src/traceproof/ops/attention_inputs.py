@@ -80,24 +80,17 @@ class Style:
         return cls(pattern, amplitude, width, scale)
 
     def tensor(
-        self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, sign: int = 1
+        self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, keys: bool
     ) -> torch.Tensor:
-        """Queries (sign 1) or keys (the sign that the pattern's products have)."""
+        """Queries or keys [..., D], these with the sign that the pattern's products have."""
         if self.pattern == "ties":
             return draw.integers(name, shape, torch.int32, low=-1, high=2).to(dtype)
-        drawn = draw.normal(name, shape, dtype, scale=self.amplitude)
-        return drawn.abs() * sign if self.pattern in SIGNS else drawn
-
-    def keys(
-        self, draw: Draw, name: str, shape: Sequence[int], dtype: torch.dtype, *, outlier: bool
-    ) -> torch.Tensor:
-        """Keys [..., D]; `outlier` tells whether this tensor holds the outlier column of that pattern."""
-        keys = self.tensor(draw, name, shape, dtype, sign=SIGNS.get(self.pattern, 1))
-        if self.pattern == "equal" and keys.numel():
-            keys.copy_(keys.reshape(-1, keys.shape[-1])[0].clone().expand_as(keys))
-        if self.pattern == "outlier" and outlier:
-            keys[..., keys.shape[-1] // 3] *= OUTLIER
-        return keys
+        made = draw.normal(name, shape, dtype, scale=self.amplitude)
+        if self.pattern in SIGNS:
+            made = made.abs() * (SIGNS[self.pattern] if keys else 1)
+        if self.pattern == "equal" and keys and made.numel():
+            made.copy_(made.reshape(-1, made.shape[-1])[0].clone().expand_as(made))
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +112,13 @@ def drawn(definition: Definition, case: Case, draw: Draw, sequences: Visible) ->
     before = QK_NOPE if layout.latent else 0
     scale = float(torch.tensor(1 / math.sqrt(before + shapes[layout.keys[-1]][-1]), dtype=torch.float32))
     style = Style.of(case, width=sum(shapes[name][-1] for name in layout.keys), scale=scale)
-    data = {name: style.tensor(draw, name, shapes[name], dtypes[name]) for name in layout.queries}
-    for name in layout.keys:  # the outlier channel stands in the last part: in a value it would hide errors
-        outlier = name == layout.keys[-1]
-        data[name] = style.keys(draw, name, shapes[name], dtypes[name], outlier=outlier)
+    data = {
+        name: style.tensor(draw, name, shapes[name], dtypes[name], keys=name in layout.keys)
+        for name in (*layout.queries, *layout.keys)
+    }
+    if style.pattern == "outlier":  # in the last part of a key: in a value it would hide errors
+        last = data[layout.keys[-1]]
+        last[..., last.shape[-1] // 3] *= OUTLIER
     if not layout.latent:
         size = style.amplitude if style.pattern == "tiny" else 1.0
         data[layout.values] = draw.normal(layout.values, shapes[layout.values], dtypes[layout.values], scale=size)

@@ -100,9 +100,7 @@ def patterned(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     if "pattern" not in wanted.params:
         return None
     style = Style.of(wanted.case, width=wanted.shape[-1], scale=1.0)
-    if wanted.name == "q":
-        return style.tensor(draw, wanted.name, wanted.shape, wanted.dtype)
-    return style.keys(draw, wanted.name, wanted.shape, wanted.dtype, outlier=False)
+    return style.tensor(draw, wanted.name, wanted.shape, wanted.dtype, keys=wanted.name == "k")
 
 
 SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
