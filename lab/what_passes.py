@@ -64,7 +64,8 @@ class Mutant:
     kind: str
     name: str
     make: Make
-    caught: str = ""  # the case, output and reason that refuse it; empty: it passes
+    caught: str = ""  # the case, output and reason that refuse it as a reference; empty: it passes
+    as_kernel: str = ""  # the same as a kernel
     differs: bool = False  # whether any bit is other than the right way's
     equal: bool = False  # whether it is the right way in other words: no input of the form tells them apart
     nearest: float = 0.0  # the largest ratio of a measured error to its limit, where it passes
@@ -497,7 +498,7 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
     op = registry.get(definition.op_type).of_form(definition)
     variants = registry.get(definition.op_type).variants
     assert variants, f"{definition.op_type} declares no variants"
-    plan = planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed))
+    plan = planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed, boundaries=True))
     random = Random(f"{seed} {definition.name}")  # noqa: S311 - sizes
     mutants = [one for family in FAMILIES for one in family(definition, op, random) if one.kind in kinds]
     for planned in plan.cases:
@@ -506,7 +507,7 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
             right = partial(computed, subject, variants[0])
             plain = right()
             for mutant in mutants:
-                if not mutant.caught:
+                if not (mutant.caught and mutant.as_kernel):
                     hold(mutant, subject, right, plain)
     beyond(definition, op, variants[0], [one for one in mutants if one.kind == FAR and not one.differs])
     return [one for one in mutants if not one.equal]
@@ -576,20 +577,30 @@ def computed(subject: SolvedCase, variant: Variant, **changes: Value) -> Tensors
 
 
 def hold(mutant: Mutant, subject: SolvedCase, right: Right, plain: Tensors) -> None:
-    """Judge a mutant on one case, as a reference."""
+    """Judge a mutant on one case, as a reference and as a kernel, where it still passes."""
+    alone = subject.case.id == "adversarial-boundaries"  # of kernels
     try:
         outputs = mutant.make(subject, right)
     except RAISED as error:
-        mutant.caught, mutant.differs = f"{subject.case.id} raises {type(error).__name__}", True
+        seen = f"{subject.case.id} raises {type(error).__name__}"
+        mutant.caught, mutant.as_kernel, mutant.differs = mutant.caught or seen, mutant.as_kernel or seen, True
         return
     if same(outputs, plain):
         return
-    mutant.differs, result = True, CaseResult(outputs=outputs)
-    for name, ruling in rulings(subject, result, tolerance=None, reference=True):
+    mutant.differs, result = True, CaseResult(status="ok", outputs=outputs)
+    if not mutant.caught and not alone:
+        mutant.caught = seen_in(mutant, subject, result, reference=True)
+    mutant.as_kernel = mutant.as_kernel or seen_in(mutant, subject, result, reference=False)
+
+
+def seen_in(mutant: Mutant, subject: SolvedCase, result: CaseResult, *, reference: bool) -> str:
+    """What refuses a case's outputs; empty: nothing does."""
+    for name, ruling in rulings(subject, result, tolerance=None, reference=reference):
         if ruling.verdict in {Verdict.FAIL, Verdict.ERROR} or ruling.reason == Skip.UNJUDGED:
-            mutant.caught = f"{subject.case.id} {name} {ruling.reason}"
-            return
-        mutant.nearest = max(mutant.nearest, (ruling.details.get("gate") or {}).get("margin") or 0.0)
+            return f"{subject.case.id} {name} {ruling.reason}"
+        if reference:
+            mutant.nearest = max(mutant.nearest, (ruling.details.get("gate") or {}).get("margin") or 0.0)
+    return ""
 
 
 def beyond(definition: Definition, op: Op, variant: Variant, mutants: Sequence[Mutant]) -> None:
@@ -633,13 +644,15 @@ def bits(value: torch.Tensor) -> torch.Tensor:
 def table(found: Mapping[tuple[str, str], Sequence[Mutant]]) -> Iterator[str]:
     """Counts per kind, then what passes, as Markdown."""
     every = [one for mutants in found.values() for one in mutants]
-    yield "| kind | made | caught | passed | of these, with the bits of the right way in all cases |"
-    yield "|---|---:|---:|---:|---:|"
+    yield "| kind | made | caught | passed | of these, the same bits in all cases | kernels caught |"
+    yield "|---|---:|---:|---:|---:|---:|"
     for kind in (*KINDS, "all"):
         mine = [one for one in every if kind in {one.kind, "all"}]
         passed = [one for one in mine if not one.caught]
         share = f"{len(mine) - len(passed)} ({100 * (1 - len(passed) / max(len(mine), 1)):.1f} %)"
-        yield f"| {kind} | {len(mine)} | {share} | {len(passed)} | {sum(not one.differs for one in passed)} |"
+        kernels = sum(bool(one.as_kernel) for one in mine)
+        told = f"{sum(not one.differs for one in passed)} | {kernels} ({100 * kernels / max(len(mine), 1):.1f} %)"
+        yield f"| {kind} | {len(mine)} | {share} | {len(passed)} | {told} |"
     yield ""
     for (op_type, name), mutants in sorted(found.items()):
         for one in (one for one in mutants if not one.caught):
