@@ -27,7 +27,7 @@ from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
 from traceproof.ops.batch import SLOTS, batch_of, halved
 from traceproof.ops.cases import BEFALLEN, UNUSUAL
-from traceproof.ops.compare import Backward, Exact, Quantised
+from traceproof.ops.compare import Backward, Exact, Quantised, Samples
 from traceproof.ops.formula import FormulaOp, Variant
 from traceproof.reasons import Skip, Verdict
 from traceproof.run.case import SolvedCase, solve
@@ -387,8 +387,8 @@ def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant
             kind = NARROWER[dtype]
             make = on_input(name, lambda value, kind=kind: value.to(TORCH_DTYPES[kind]))  # type: ignore[misc]
             yield Mutant(ROUNDING, f"{name} rounded to {kind}", make)
-    # PyTorch sums products in float32 whatever it is given, and copies are as they were.
-    other = Backward | Exact | Quantised
+    # PyTorch sums products in float32 whatever it is given, and copies and draws are as they were.
+    other = Backward | Exact | Quantised | Samples
     if isinstance(op, FormulaOp) and not any(isinstance(kind, other) for kind in kinds.values()):
         for precision in ("bfloat16", "float16"):
             variant = Variant(precision, precision=precision)
