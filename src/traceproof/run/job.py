@@ -188,7 +188,9 @@ class _Asked:
                 break
             self.lacking = {*self.keys}
         for name in self.lacking:
-            self.found[name] = [row for row in rows if _about(row) == name]
+            self.found[name] = [
+                row for row in rows if name == (PAIR if PAIR in row.implementation else row.implementation)
+            ]
         kept = {}
         for name in self.lacking:
             mine = self.found[name]
@@ -205,11 +207,6 @@ class _Asked:
             for name, key in self.keys.items()
             for row in self.found[name]
         ]
-
-
-def _about(row: VerdictRow) -> str:
-    """The implementation that a row is about, or PAIR."""
-    return PAIR if PAIR in row.implementation else row.implementation
 
 
 def _key(entry: PlannedDefinition, name: str, job: Job) -> str:

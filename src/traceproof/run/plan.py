@@ -192,7 +192,7 @@ def plan(  # noqa: PLR0913 - a rule's inputs and outputs
 
 def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     """What the index says of a plan."""
-    cases = list(planned.to_run)
+    cases = [case for entry in planned.definitions.values() for case in entry.cases if case.skip is None]
     facts = registry.get(planned.op_type)
     # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
     draws = any(case.trials for case in cases)

@@ -192,11 +192,6 @@ class OpTypePlan(PlanFile):
         """The dataset's definitions, by name: all but scaled-down ones."""
         return {name: entry for name, entry in self.definitions.items() if not entry.scaled_down}
 
-    @property
-    def to_run(self) -> Iterator[PlannedCase]:
-        """The cases that are not skipped, of all definitions."""
-        return (case for entry in self.definitions.values() for case in entry.cases if case.skip is None)
-
 
 def _of_group(plan: Mapping[str, Any], group: str) -> dict[str, Any]:
     """The fields of a plan that holds one group's definitions. Raises TraceproofError: there is no such group."""
