@@ -239,6 +239,7 @@ def test_inserting_keeps_every_other_byte(newline: str) -> None:
     added = hierarchy.typescript(MODEL).replace("\n", newline)
     assert result.replace(added, "") == text
     assert result.index(added) < result.index("] satisfies")
+    assert all(text in result for text in ("      lm_head: {", '      "odd name": {', '    name: "New \\"1\\"",'))
 
 
 def test_a_missing_comma_is_the_one_thing_added() -> None:
