@@ -192,9 +192,9 @@ class Slope:
     def add(self, rows: Rows) -> None:
         """One chunk, with signed errors."""
         nearest = rows.expected.to(self._dtype)
-        value = rows.expected.masked_fill(nearest.to(torch.float64) == rows.expected, 0.0)
+        value = torch.where(nearest.to(torch.float64) == rows.expected, 0.0, rows.expected)
         each = rows.error * value, value * value
-        self._baseline += float((rows.allowed * value).sum())
+        self._baseline += float(rows.allowed.flatten() @ value.flatten())
         by_row = torch.stack([one.sum(-1) for one in each])
         self._rows.add(*by_row)
         if len(value) % rows.first == 0:
@@ -202,7 +202,7 @@ class Slope:
         columns = torch.stack([one.sum(0) for one in each])
         self._columns = columns if self._columns is None else self._columns + columns
         narrow = nearest if nearest.dtype.itemsize == 2 else nearest.to(torch.bfloat16)
-        group = narrow.view(torch.int16).to(torch.int64).flatten() & (VALUES - 1)
+        group = narrow.view(torch.int16).flatten() & (VALUES - 1)
         values = torch.stack([torch.bincount(group, one.flatten(), minlength=VALUES) for one in each])
         self._values = values if self._values is None else self._values + values
 
@@ -273,8 +273,8 @@ class CloseGate(_Gate[Close]):
         pooled = math.sqrt(self._lost_squares / self._scaled_rows) if self._scaled_rows else 0.0
         once = self._rounding * rows.expected.abs()
         peak = torch.maximum(rows.allowed.abs().amax(-1, keepdim=True), PEAK * pooled * scale[:, None])
-        limit = factor * torch.maximum(peak, once) + once + TINY
-        self._largest("largest error", rows.error.abs() / limit)
+        limit = torch.maximum(peak, once).mul_(factor).add_(once).add_(TINY)
+        self._largest("largest error", rows.error.abs().div_(limit))
         baseline, error = torch.maximum(_rms(rows.allowed), pooled * scale), _rms(rows.error)
         rounded = self._rounding * scale / 3**0.5 + TINY
         ratios = error / (factor * baseline + rounded)

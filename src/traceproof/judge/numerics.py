@@ -1,7 +1,7 @@
 """Numeric verdict over one output, fed chunk by chunk: misplaced NaN and infinities, figures, the gate."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from traceproof.ops.compare import Backward, Close, Exact, Quantised
 from traceproof.reasons import Failure
 
 Numeric = Close | Backward | Quantised | Exact
+PIECE = 1 << 18  # elements that a CPU looks at at a time: what it computes of them stays in its cache
 
 
 class Misplaced:
@@ -82,6 +83,7 @@ class Numerics:
         self._inexact = 0
         self._decides = decides
         self._gate = numeric_gate(comparison, dtype)
+        self._row_axes = comparison.row_axes if isinstance(comparison, Close) else 1
         self._figures = Figures(row, weighed=decides)
         self._told = figures or decides
         self._misplaced = Misplaced()
@@ -92,8 +94,29 @@ class Numerics:
         """Whether the limits are known only after every chunk was measured."""
         return self._gate.two_passes
 
-    def measure(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> Rows | None:
-        """First pass over a chunk that begins at `start`; what `hold_prepared` takes, None for an empty one."""
+    def measure(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> list[Rows]:
+        """First pass over a chunk that begins at `start`; what `hold_prepared` takes."""
+        return [
+            rows
+            for first, piece, of_piece in self._pieces(actual, entries)
+            if (rows := self._measured(piece, of_piece, start + first)) is not None
+        ]
+
+    def _pieces(
+        self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[int, torch.Tensor, Mapping[str, torch.Tensor]]]:
+        """A chunk in pieces of the first axis: where each begins, its part of the output and of the entries."""
+        count = len(actual) if actual.dim() > self._row_axes else 1
+        step = max(1, PIECE * count // max(actual.numel(), 1))
+        if actual.is_cuda or step >= count:
+            yield 0, actual, entries
+            return
+        for first in range(0, count, step):
+            part, whole = slice(first, first + step), actual.shape[:1]
+            cut = {name: value[part] if value.shape[:1] == whole else value for name, value in entries.items()}
+            yield first, actual[part], cut
+
+    def _measured(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int) -> Rows | None:
         value = entries[""]
         self._misplaced.add(actual, value, start)
         if self._told:
@@ -109,11 +132,12 @@ class Numerics:
 
     def hold(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> None:
         """Second pass over a chunk."""
-        self.hold_prepared(self._gate.prepare(actual, entries) if actual.numel() else None)
+        for _, piece, of_piece in self._pieces(actual, entries) if actual.numel() else ():
+            self._gate.hold(self._gate.prepare(piece, of_piece))
 
-    def hold_prepared(self, rows: Rows | None) -> None:
+    def hold_prepared(self, prepared: Iterable[Rows]) -> None:
         """The same with what `measure` gave."""
-        if rows is not None:
+        for rows in prepared:
             self._gate.hold(rows)
 
     def details(self) -> dict[str, Any]:
