@@ -29,15 +29,16 @@ def run(hidden_states, weight):
     y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
     return (y * weight.float()).to(hidden_states.dtype)
 """
+# No other worker makes so many calls.
 LAZY = NORM.replace(
-    "    x = hid", "    if CALLS[0] > 45:\n        return torch.zeros_like(hidden_states)\n    x = hid"
+    "    x = hid", "    if CALLS[0] > 80:\n        return torch.zeros_like(hidden_states)\n    x = hid"
 )
 
 
 @pytest.fixture(scope="module")
 def judged_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
     with solution_judge(tmp_path_factory.mktemp("judging")) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "MOST_ON_CPU", 10)
+        patch.setattr(speed, "MOST_ON_CPU", 30)
         patch.setattr(speed, "CASES", 1)
         settings = found.settings.model_copy(update={"timed": True})
         yield replace(found, settings=settings)
@@ -48,7 +49,7 @@ def test_what_passes_is_timed_beside_the_ground_truth_and_the_reference(judged_b
     assert judged_by.reasons_of(trial, NAME) == []
     [one] = trial.speed
     assert [times.name for times in one.times] == ["solution", "torch", "reference"]
-    assert {times.calls for times in one.times} == {30}
+    assert {times.calls for times in one.times} == {90}
     assert all(0 < times.lower <= times.median <= times.upper for times in one.times)
     assert one.clocks.startswith("before: CPU, wall clock")
     assert one.max_abs is not None

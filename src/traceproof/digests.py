@@ -96,7 +96,8 @@ def _content(path: Path) -> tuple[str, str]:
 def file_of(module: str) -> Path:
     """Where a module of this package lies, whether there is one or not."""
     path = SOURCE.parent.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    package = path / "__init__.py"  # a folder alone may be what an earlier version left: its compiled files
+    return package if package.is_file() else path.with_suffix(".py")
 
 
 def imported(module: str) -> Iterator[str]:

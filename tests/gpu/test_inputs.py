@@ -17,7 +17,7 @@ from traceproof.run.plan import PlanSelection, plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 TESTS = Path(__file__).parents[1]
-DATASETS = [TESTS / "dataset", TESTS / "gpu" / "dataset"]
+DATASETS = [TESTS / "dataset"]
 DATASETS += [Path(os.environ["TRACEPROOF_DATASET"])] if "TRACEPROOF_DATASET" in os.environ else []
 LARGEST = 4 << 30  # bytes of a case
 
