@@ -21,6 +21,7 @@ from traceproof.cli import main, results, run, spread
 from traceproof.cli.verify import folder_of
 from traceproof.config import Config, merged, read_config
 from traceproof.errors import TraceproofError
+from traceproof.judge.kernel_properties import DEMANDED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -195,6 +196,7 @@ def problems(raw: dict[str, Any], root: Path = ROOT) -> list[str]:
 def test_the_shipped_file_is_valid_and_names_every_key(shipped: dict[str, Any]) -> None:
     config = read_config(shipped, root=ROOT)
     assert config.test_sizes == ("small", "medium")
+    assert config.solutions.demanded == DEMANDED
     assert set(shipped) == set(Config.model_fields)
     assert shipped["dataset"] == "locked"
     for key in ("selection", "limits", "stacks"):

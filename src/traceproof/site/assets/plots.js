@@ -2,13 +2,14 @@
 // Draws every figure.plot of the page with uPlot; the figures stand in the JSON beside it.
 (() => {
   const LEAST = 1e-4; // of a logarithmic axis: smaller shares are drawn here
+  const HEIGHT = 345; // pixels
   const probe = document.body.appendChild(document.createElement("span"));
   probe.hidden = true;
   const colour = (name) => {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
-  const shortened = (text) => (text.length > 17 ? `${text.slice(0, 7)}\u2026${text.slice(-9)}` : text);
+  const shortened = (text) => (text.length > 24 ? `${text.slice(0, 11)}\u2026${text.slice(-12)}` : text);
 
   function series(kind, name, place) {
     const stroke = colour(`s${place % 6}`);
@@ -35,15 +36,15 @@
         value: () => "1" });
     }
     return {
-      width, height: 320, legend: { live: true },
+      width, height: HEIGHT, padding: [null, 110, null, null], legend: { live: true }, // the last label reaches beyond the axis
       scales: {
         x: { time: false, range: () => [-0.6, data.labels.length - 0.4] },
         y: limited ? { distr: 3, range: (_, low, high) => [Math.min(low ?? LEAST, 0.01), Math.max(high ?? 1, 2)] }
           : { range: (_, low, high) => [0, (high || 1) * 1.05] },
       },
       axes: [
-        { stroke: ink, grid, rotate: -45, size: 100, values: ticks, incrs: [1, 2, 5, 10, 20, 50, 100], space: 22 },
-        { stroke: ink, grid: marks, ticks: marks, size: 70, labelSize: 20,
+        { stroke: ink, grid, rotate: -45, size: 125, values: ticks, incrs: [1, 2, 5, 10, 20, 50, 100], space: 22 },
+        { stroke: ink, grid: marks, ticks: marks, size: 90, labelSize: 20,
           label: limited ? "share of the limit" : "elements",
           ...(limited ? { filter: powers, values: (_, values) => values.map((value) => value ?? "") } : {}) },
       ],
@@ -89,7 +90,7 @@
     };
     draw();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-    new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: 320 })).observe(place);
+    new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: HEIGHT })).observe(place);
     const details = figure.querySelector("details");
     details.addEventListener("toggle", () => {
       const figures = details.querySelector(".figures");
