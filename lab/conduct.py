@@ -174,17 +174,8 @@ def as_kernel(one: Wrong, dataset: Path, engine: Engine, seed: int) -> str:
     """What refuses it as a solution; empty: nothing does."""
     given = settings(dataset, seed)
     definition, cases = planned(one.definition.name, given)
-    candidate = Candidate(
-        name="wrong",
-        path="main.py",
-        definition=definition.name,
-        language="python",
-        entry="main.py::run",
-        binding="torch",
-        destinations=False,
-        files={"main.py": one.text},
-    )
-    evaluation = SolutionRun.of(definition, candidate.settled(definition), given, engine.untrusted)
+    candidate = Candidate(name="wrong", path="main.py", destinations=False, files={"main.py": one.text})
+    evaluation = SolutionRun.of(definition, candidate, given, engine.untrusted)
     trial = tried(evaluation, cases, whole=False)
     needed = [spec for spec in definition.outputs.values() if not spec.optional]
     return next(iter(objections(trial, len(needed))), "")[:90]

@@ -117,9 +117,6 @@ def solution(definition: Definition, answer: str) -> Candidate:
         name=answer,
         path="main.py",
         definition=definition.name,
-        language="python",
-        entry="main.py::run",
-        binding="torch",
         destinations=False,
         files={"main.py": text, "definition.json": json.dumps(definition.as_json())},
     )

@@ -24,16 +24,7 @@ LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=2 << 30)
 
 def candidate(name: str, text: str, *, destinations: bool | None = None) -> Candidate:
     """A solution in one Python file, entry point `run`."""
-    return Candidate(
-        name=name,
-        path=f"{name}.py",
-        definition="",
-        language="python",
-        entry="main.py::run",
-        binding="torch",
-        destinations=destinations,
-        files={"main.py": text},
-    )
+    return Candidate(name=name, path=f"{name}.py", destinations=destinations, files={"main.py": text})
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,10 +63,8 @@ def compiled(text: str) -> Candidate:
     return Candidate(
         name="compiled",
         path="main.cpp",
-        definition="",
         language="cpp",
         entry="main.cpp::run",
-        binding="torch",
         destinations=False,
         files={"main.cpp": text},
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import op_support as ops
 import pytest
-from solution_judge import SolutionJudge
+from solution_judge import SolutionJudge, candidate
 
 from traceproof.dataset.definition import Definition
 from traceproof.solutions.reading import Candidate
@@ -32,16 +34,8 @@ INPUTS = (
 
 def solution(definition: Definition, name: str) -> Candidate:
     place = list(definition.inputs).index(name)
-    return Candidate(
-        name="kept",
-        path="main.py",
-        definition=definition.name,
-        language="python",
-        entry="main.py::kept",
-        binding="torch",
-        destinations=False,
-        files={"main.py": definition.reference + KEPT.format(place=place)},
-    )
+    text = definition.reference + KEPT.format(place=place)
+    return replace(candidate("kept", text, destinations=False), entry="main.py::kept")
 
 
 @pytest.mark.parametrize(("op_type", "name"), INPUTS)

@@ -30,17 +30,17 @@ COMPILED = frozenset({Language.CUDA, Language.CPP, Language.CUTLASS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A solution to be judged."""
+    """A solution to be judged; what is not said is that of a Python file with a function `run`."""
 
     name: str  # its own, or its file's
     path: str  # where it was read
-    definition: str  # the name it says it implements; empty: it does not say
-    language: str  # one of the schema's
-    entry: str  # `<file>::<function>`
-    binding: str  # of compiled code: `torch` or `tvm-ffi`
-    # whether it writes to outputs that it is given; None: by how many arguments it takes
-    destinations: bool | None
     files: Mapping[str, str]  # text by relative path
+    definition: str = ""  # the name it says it implements; empty: it does not say
+    language: str = Language.PYTHON  # one of the schema's
+    entry: str = f"main.py::{ENTRY}"  # `<file>::<function>`
+    binding: str = "torch"  # of compiled code: `torch` or `tvm-ffi`
+    # whether it writes to outputs that it is given; None: by how many arguments it takes
+    destinations: bool | None = None
 
     @property
     def digest(self) -> str:
@@ -146,11 +146,9 @@ def _read(file: Path, entry: str | None) -> Candidate:
     return Candidate(
         name=file.stem,
         path=str(file),
-        definition="",
         language=_language(text, function) if file.suffix == ".py" else Language.CUDA,
         entry=f"{file.name}::{function}",
         binding="tvm-ffi" if file.suffix == ".cu" and "tvm/ffi" in text else "torch",
-        destinations=None,
         files={file.name: text},
     )
 
