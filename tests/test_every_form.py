@@ -1,9 +1,9 @@
-"""Of every form: inputs that matter, outputs that are judged, elements at boundaries, memory of far cases."""
+"""Of every form: inputs that matter, outputs that are judged, elements at boundaries."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,18 @@ import pytest
 import torch
 from definitions import rmsnorm, write
 from pipeline import Rows, Run, summarise, told, verdicts
-from torch.profiler import profile
 
 import traceproof
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import read_tree
-from traceproof.ops import far, lookup, registry
+from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Value
-from traceproof.ops.cases import BEFALLEN, OTHER_SCALARS, Case, boundaries
+from traceproof.ops.cases import BEFALLEN, OTHER_SCALARS, boundaries
 from traceproof.reasons import Verdict
-from traceproof.run.case import SolvedCase, make_inputs, other, solve
+from traceproof.run.case import SolvedCase, other, solve
 from traceproof.run.judging import rulings
 from traceproof.run.known import Known
-from traceproof.run.plan import SLACK, PlanSelection
+from traceproof.run.plan import PlanSelection
 from traceproof.run.report import failed
-from traceproof.run.trusted import Implementation
 from traceproof.run.untrusted import CaseResult
 from traceproof.sandbox import Limits
 
@@ -247,63 +244,3 @@ def test_a_norm_that_leaves_out_an_element_is_refused(op_type: str, place: int) 
 
     report = traceproof.check(norm, op_type, sizes=("small",), device="cpu", hidden_size=WIDTH)
     assert {row.case for row in report.failures} >= {"adversarial-boundaries"}
-
-
-NAME = "torch"
-OURS = {name: entry.definition for name, entry in read_tree(Path(__file__).parent / "dataset").definitions.items()}
-HOST = torch.device("cpu")
-BYTES = 64 << 20  # that a case is scaled down to
-
-
-def enlarged(definition: Definition) -> far.Far:
-    found = registry.get(definition.op_type).of_form(definition).enlarged(definition)
-    assert found is not None
-    return found
-
-
-def far_case(definition: Definition) -> Case | None:
-    """The far case of rows, scaled down; None: there is none, or none of PyTorch's forms takes it."""
-    cases = registry.get(definition.op_type).of_form(definition).stress(definition, seed=0)
-    whole = next((one for one in cases if far.SIZE in one.params), None)
-    if whole is None or enlarged(definition).slots or lookup.serving(NAME, definition) is None:
-        return None
-    grown = enlarged(definition)
-    own, size = whole.axes[grown.axis], whole.params[far.SIZE]
-    times = size * BYTES // (own * grown.eager_bytes(definition, whole))
-    return replace(whole, params={**whole.params, far.SIZE: own * times})
-
-
-FAR = {name: (definition, one) for name, definition in OURS.items() if (one := far_case(definition)) is not None}
-
-
-def peak(call: Callable[[], object]) -> int:
-    """Bytes of memory that a call has at once, what it gives included."""
-    with profile(profile_memory=True) as profiled:
-        held = call()
-    del held
-    assert profiled.profiler is not None
-
-    def totals() -> Iterator[int]:
-        total = 0
-        for event in profiled.profiler.kineto_results.events():
-            total += event.nbytes() if event.name() == "[memory]" else 0
-            yield total
-
-    return max(totals())
-
-
-@pytest.mark.parametrize(("definition", "one"), FAR.values(), ids=FAR)
-def test_pytorchs_forms_take_no_more_than_their_estimate(definition: Definition, one: Case) -> None:
-    op, grown = registry.get(definition.op_type).of_form(definition), enlarged(definition)
-    truth = Implementation(NAME)
-    truth.device = "cpu"
-    if truth.unavailable(definition) is not None:
-        pytest.skip("needs a GPU")
-    drawn = make_inputs(op, definition, one, device=HOST)
-
-    def call() -> object:
-        given = grown.spread(definition, one, drawn)
-        return given, truth.run(definition, given)
-
-    most = op.memory(definition, one) + grown.eager_bytes(definition, one)
-    assert 0.1 * most < peak(call) < SLACK * most

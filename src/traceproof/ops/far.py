@@ -8,7 +8,7 @@ So the reference, the oracle and the judge see the small case, and no file holds
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -38,9 +38,6 @@ class Far:
     # inputs that cut the axis into parts; what is inserted belongs to the part of the entry after it
     bounds: tuple[str, ...] = ()
     copies: int = 2  # how often a kernel's call holds what has the axis, optional inputs apart
-    # the same in float32 for PyTorch's forms, which keep what is between two operations: on a CPU they hold it 1.1
-    # to 2.4 times at most. Of a pool they take out what is named, so `copies` holds
-    wide: int = 2
     unsigned: bool = False  # whether 32 bits without a sign do not count the elements either, as always in a pool
 
     def size(self, definition: Definition, own: int, axes: Mapping[str, int] = MappingProxyType({})) -> int:
@@ -56,19 +53,14 @@ class Far:
 
     def bytes(self, definition: Definition, case: Case) -> int:
         """Bytes that a kernel's call needs beside the small case."""
-        return self.copies * sum(count * bits // 8 for count, bits in self._elements(definition, case))
-
-    def eager_bytes(self, definition: Definition, case: Case) -> int:
-        """Bytes that a call of PyTorch's forms needs beside the small case."""
-        wide = 0 if self.slots else self.wide * sum(4 * count for count, _ in self._elements(definition, case))
-        return max(wide, self.bytes(definition, case))
-
-    def _elements(self, definition: Definition, case: Case) -> Iterator[tuple[int, int]]:
-        """Elements of each tensor with the axis as a kernel gets it, and their bits."""
         grown = {**case.axes, self.axis: int(case.params.get(SIZE, 0))}
-        for spec in (*definition.inputs.values(), *definition.outputs.values()):
-            if self._along(spec) is not None and not spec.optional:
-                yield math.prod(definition.shape_of(spec, grown) or ()), spec.dtype.bits
+        tensors = (
+            spec
+            for spec in (*definition.inputs.values(), *definition.outputs.values())
+            if self._along(spec) is not None and not spec.optional
+        )
+        counts = ((math.prod(definition.shape_of(spec, grown) or ()), spec.dtype.bits) for spec in tensors)
+        return self.copies * sum(count * bits // 8 for count, bits in counts)
 
     def spread(self, definition: Definition, case: Case, inputs: Values) -> Values:
         """The inputs as a kernel gets them."""

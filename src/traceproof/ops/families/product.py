@@ -15,7 +15,6 @@ from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
-from traceproof.ops.far import Far
 from traceproof.ops.formula import UNUSUAL, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.lossless import Exactly, whole
 from traceproof.ops.quant import BLOCK, scale_blocks
@@ -238,7 +237,6 @@ GEMM = Gemm(
     family="gemm",
     long=True,
     requires=in_floats,
-    far=lambda _, rows: Far(axis=rows, wide=0),  # PyTorch's product is one call of a kernel, and widens nothing
     variants=VARIANTS,
     mutants=(
         *MUTANTS[:4],
