@@ -10,10 +10,13 @@ not asked, which refuses many of them unread. docs/measurements.md has the figur
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import secrets
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,6 +25,7 @@ from unittest.mock import patch
 from calibrate import chosen
 from known_bugs import settings
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
 from traceproof.ops import registry
 from traceproof.reasons import Verdict
 from traceproof.run.engine import Engine, EngineSettings
@@ -33,6 +37,7 @@ from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import objections
 from traceproof.solutions.trial import SolutionRun, planned, tried
 
+AT_ONCE = 4  # that a process judges in a row
 ADDRESS, CONDUCT = KINDS = ("caches by address", "conduct")
 # What comes before and after the reference's own call, whose arguments are `given` and whose outputs `found`.
 WRAPPED = """
@@ -126,18 +131,17 @@ if len(CALLS) > 1:
 class Wrong:
     """A definition's reference with lines before and after its call."""
 
-    definition: Definition
+    definition: str
     kind: str
     name: str
-    before: str = ""
-    after: str = ""
+    text: str
 
-    @property
-    def text(self) -> str:
-        """The source."""
-        parts = {"before": self.before or "pass", "after": self.after or "pass"}
-        lines = {part: "\n".join(f"    {line}" for line in text.splitlines()) for part, text in parts.items()}
-        return self.definition.reference + WRAPPED.format(**lines)
+
+def around(definition: Definition, kind: str, name: str, before: str = "", after: str = "") -> Wrong:
+    """A definition's reference with these lines."""
+    parts = {"before": before or "pass", "after": after or "pass"}
+    lines = {part: "\n".join(f"    {line}" for line in text.splitlines()) for part, text in parts.items()}
+    return Wrong(definition.name, kind, name, definition.reference + WRAPPED.format(**lines))
 
 
 def wrong(definition: Definition, random: Random) -> Iterator[Wrong]:
@@ -149,8 +153,8 @@ def wrong(definition: Definition, random: Random) -> Iterator[Wrong]:
             ("address", "value.data_ptr()"),
             ("address and shape", "(value.data_ptr(), value.shape)"),
         ):
-            yield Wrong(definition, ADDRESS, f"{name} by its {told}", KEPT.format(place=place, key=key))
-    yield Wrong(definition, ADDRESS, "the answer by all addresses", ALL_KEPT, COPIES)
+            yield around(definition, ADDRESS, f"{name} by its {told}", KEPT.format(place=place, key=key))
+    yield around(definition, ADDRESS, "the answer by all addresses", ALL_KEPT, COPIES)
     count, place = random.choice((3, 5, 20, 30)), list(definition.inputs).index(random.choice(tensors))
     method = random.choice(("contiguous", "to", "float", "clone", "as_subclass", "data_ptr"))
     for name, (before, after) in CONDUCTS.items():
@@ -158,12 +162,13 @@ def wrong(definition: Definition, random: Random) -> Iterator[Wrong]:
         texts = [name, before, after]
         for mark, value in marks.items():
             texts = [text.replace(mark, value) for text in texts]
-        yield Wrong(definition, CONDUCT, *texts)
+        yield around(definition, CONDUCT, *texts)
 
 
-def as_reference(one: Wrong, engine: Engine, seed: int) -> str:
+def as_reference(one: Wrong, dataset: Path, engine: Engine, seed: int) -> str:
     """What refuses it as a definition's reference; empty: nothing does."""
-    definition = one.definition.model_copy(update={"reference": one.text})
+    definition = read_tree(dataset).definitions[one.definition].definition
+    definition = definition.model_copy(update={"reference": one.text})
     entry = planned_alone(definition, PlanSelection(sizes=("small",), hidden_seed=seed))
     rows = engine.rows(entry, [REFERENCE])
     bad = (row for row in rows if row.verdict in {Verdict.FAIL, Verdict.ERROR})
@@ -173,7 +178,7 @@ def as_reference(one: Wrong, engine: Engine, seed: int) -> str:
 def as_kernel(one: Wrong, dataset: Path, engine: Engine, seed: int) -> str:
     """What refuses it as a solution; empty: nothing does."""
     given = settings(dataset, seed)
-    definition, cases = planned(one.definition.name, given)
+    definition, cases = planned(one.definition, given)
     candidate = Candidate(name="wrong", path="main.py", destinations=False, files={"main.py": one.text})
     evaluation = SolutionRun.of(definition, candidate, given, engine.untrusted)
     trial = tried(evaluation, cases, whole=False)
@@ -186,12 +191,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, default=Path("tests/dataset"))
     parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="drawn unless given")
     parser.add_argument("--sample", type=int, default=100, help="of each kind")
     parser.add_argument("--as", dest="roles", nargs="+", default=["reference", "kernel"])
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="judge no more after these")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after these")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     options.dataset, options.per_kind, options.memory_gib = [options.dataset], 1, 4
+    options.seed = secrets.randbelow(1 << 20) if options.seed is None else options.seed
+    sys.stdout.write(f"seed {options.seed}\n")
     random = Random(options.seed)  # noqa: S311 - a sample
     made = [one for definition in chosen(options) for one in wrong(definition, random)]
     taken: list[Wrong] = []
@@ -200,22 +208,33 @@ def main() -> int:
         taken += random.sample(mine, min(options.sample, len(mine)))
     random.shuffle(taken)  # so that an early end leaves a sample of both
     counts: dict[tuple[str, str], list[str]] = defaultdict(list)
-    started = time.monotonic()
+    end, context = time.time() + options.seconds, multiprocessing.get_context("spawn")
+    parts = [taken[start : start + AT_ONCE] for start in range(0, len(taken), AT_ONCE)]
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        given = [(part, options.roles, options.dataset[0], options.seed, end) for part in parts]
+        for found in pool.map(judged, *zip(*given, strict=True)):
+            for kind, role, passed in found:
+                counts[kind, role].append(passed)
+    sys.stdout.write("\n".join(table(counts)) + "\n")
+    return int(any(any(passed) for passed in counts.values()))
+
+
+def judged(
+    part: list[Wrong], roles: list[str], dataset: Path, seed: int, end: float
+) -> list[tuple[str, str, str]]:
+    """Of some of them, in each role: kind, role, and what it is where it passes."""
+    found = []
     limits = Limits(seconds=60.0, setup_seconds=60.0, memory_bytes=8 * GIB)
     with (
         patch.object(policy, "check", lambda *_: []),
         Engine(EngineSettings(limits=limits, weak=True), untrusted_pool(weak=True)) as engine,
     ):
-        for one in taken:
-            for role in options.roles if time.monotonic() - started < options.seconds else ():
-                if role == "reference":
-                    seen = as_reference(one, engine, options.seed)
-                else:
-                    seen = as_kernel(one, options.dataset[0], engine, options.seed)
-                counts[one.kind, role].append("" if seen else f"{one.definition.name}: {one.name}")
-                sys.stderr.write(f"{one.definition.name} as {role}: {one.name}: {seen or 'PASSES'}\n")
-    sys.stdout.write("\n".join(table(counts)) + "\n")
-    return int(any(any(passed) for passed in counts.values()))
+        for one in part:
+            for role in roles if time.time() < end else ():
+                seen = (as_reference if role == "reference" else as_kernel)(one, dataset, engine, seed)
+                found.append((one.kind, role, "" if seen else f"{one.definition}: {one.name}"))
+                sys.stderr.write(f"{one.definition} as {role}: {one.name}: {seen or 'PASSES'}\n")
+    return found
 
 
 def table(counts: dict[tuple[str, str], list[str]]) -> Iterator[str]:

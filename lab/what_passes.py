@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
+import secrets
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +25,7 @@ from random import Random
 import torch
 
 from calibrate import chosen
+from calibration.measure import memory
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
@@ -510,7 +514,14 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
                 if not (mutant.caught and mutant.as_kernel):
                     hold(mutant, subject, right, plain)
     beyond(definition, op, variants[0], [one for one in mutants if one.kind == FAR and not one.differs])
+    for one in mutants:
+        one.make = done  # so that it can be sent to who asked
     return [one for one in mutants if not one.equal]
+
+
+def done(_: SolvedCase, right: Right) -> Tensors:
+    """The right way, in place of a mutant's once it is judged."""
+    return right()
 
 
 def equivalents(definition: Definition, op: Op) -> Iterator[tuple[str, Make]]:
@@ -548,8 +559,8 @@ def pooled(definition: Definition) -> bool:
     return any(name in definition.inputs for name in SLOTS)
 
 
-def refused(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each right way of computing a definition, and what refuses it; empty: nothing does."""
+def ways_of(definition: Definition, seed: int, sizes: Sequence[str], _: Sequence[str]) -> list[Mutant]:
+    """Each right way of computing a definition, `caught` by what refuses it."""
     op = registry.get(definition.op_type).of_form(definition)
     variants = registry.get(definition.op_type).variants
     ways = dict(equivalents(definition, op))
@@ -565,7 +576,7 @@ def refused(definition: Definition, seed: int, sizes: Sequence[str]) -> Iterator
             found[name] = found[name] or "; ".join(
                 f"{planned.id} {output} {ruling.reason}: {ruling.message}" for output, ruling in bad
             )
-    yield from found.items()
+    return [Mutant("a right way", name, done, caught=why) for name, why in found.items()]
 
 
 def computed(subject: SolvedCase, variant: Variant, **changes: Value) -> Tensors:
@@ -666,38 +677,60 @@ def main() -> int:
     parser.add_argument("--dataset", type=Path, action="append")
     parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
     parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of mutants and hidden cases")
+    parser.add_argument("--seed", type=int, nargs="+", help="of mutants and hidden cases; drawn unless given")
     parser.add_argument("--sizes", nargs="+", default=["small", "medium"])
     parser.add_argument("--kind", nargs="*", default=list(KINDS), choices=KINDS)
     parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
     parser.add_argument("--right", action="store_true", help="right ways in place of mutants")
     parser.add_argument("--caught", action="store_true", help="say what catches each, too")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     options.dataset = options.dataset or [Path("tests/dataset")]
+    options.seed = options.seed or [secrets.randbelow(1 << 20)]
+    sys.stdout.write(f"seed {' '.join(map(str, options.seed))}\n")
+    units = [(definition, seed) for seed in options.seed for definition in chosen(options)]
+    sizes = {definition.name: memory(definition, options.sizes) for definition, _ in units}
+    units.sort(key=lambda unit: -sizes[unit[0].name])  # the largest first: the last one to end decides
     found: dict[tuple[str, str], list[Mutant]] = {}
     counts: Counter[bool] = Counter()
-    for definition in chosen(options):
-        for seed in options.seed:
-            started = time.monotonic()
+    spent = 0.0
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        options.jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        what = ways_of if options.right else judged
+        asked = {
+            pool.submit(timed, what, one.as_json(), seed, options.sizes, options.kind): (one, seed)
+            for one, seed in units
+        }
+        for future in as_completed(asked):
+            (definition, seed), (seconds, seen) = asked[future], future.result()
+            spent += seconds
+            told = f"{definition.name} seed {seed}, {seconds:.0f} s"
             if options.right:
-                for way, why in refused(definition, seed, options.sizes):
-                    counts[bool(why)] += 1
-                    sys.stdout.write(f"{definition.name} seed {seed}: {way}: refused: {why}\n" if why else "")
+                counts.update(bool(one.caught) for one in seen)
+                sys.stderr.write(f"{told}: {len(seen)} right ways\n")
+                sys.stdout.writelines(f"{told}: {one.name}: refused: {one.caught}\n" for one in seen if one.caught)
                 continue
-            mutants = judged(definition, seed, options.sizes, options.kind)
-            found.setdefault((definition.op_type, definition.name), []).extend(mutants)
-            told = (
-                f"{definition.name} seed {seed}: {sum(not one.caught for one in mutants)} of {len(mutants)} pass"
-            )
-            sys.stderr.write(f"{told}, {time.monotonic() - started:.0f} s\n")
-            for one in mutants if options.caught else ():
+            found.setdefault((definition.op_type, definition.name), []).extend(seen)
+            sys.stderr.write(f"{told}: {sum(not one.caught for one in seen)} of {len(seen)} pass\n")
+            for one in seen if options.caught else ():
                 sys.stderr.write(f"  {one.kind}: {one.name}: {one.caught or f'PASSES, {one.nearest:.2g}'}\n")
+    sys.stderr.write(f"{spent:.0f} processor seconds\n")
     if options.right:
         sys.stdout.write(f"{sum(counts.values())} right ways, {counts[True]} refused\n")
         return int(counts[True] > 0)
     sys.stdout.write("\n".join(table(found)) + "\n")
     return 0
+
+
+def timed(
+    what: Callable[..., list[Mutant]], definition: dict[str, object], *unit: object
+) -> tuple[float, list[Mutant]]:
+    """What is seen of a definition by one seed, and the processor seconds that it took."""
+    started = time.process_time()
+    seen = what(Definition.model_validate(definition), *unit)
+    return time.process_time() - started, seen
 
 
 if __name__ == "__main__":
