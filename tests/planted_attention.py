@@ -15,6 +15,8 @@ FORMS = (
     "mla_paged_decode",
     "mla_paged_prefill",
     "dsa_sparse",
+    "gqa_paged_prefill_windowed",
+    "gqa_paged_decode_sinks",
 )
 PAGE = 16
 TOPK = 96
@@ -70,6 +72,17 @@ def gqa(*, prefill: bool, page: int, heads: int = 6, kv_heads: int = 2, last: st
     return build(f"gqa_{prefill}_{page}_{heads}", "gqa_paged", data | structure, outputs(rows, "Dv"), sizes)
 
 
+def bent(plain: Definition, **more: str) -> Definition:
+    """A form with a window, a soft cap or sinks; these count in no log-sum-exp."""
+    entry = plain.as_json()
+    entry["name"] = "_".join([plain.name, *more])
+    for name, dtype in more.items():
+        entry["inputs"][name] = {"shape": ["Hq"] if name == "sinks" else None, "dtype": dtype}
+    if "sinks" in more:
+        del entry["outputs"]["lse"]
+    return Definition.model_validate(entry)
+
+
 def mla(*, prefill: bool, page: int, heads: int = 4, ckv: int = 64, kpe: int = 16) -> Definition:
     """mla_paged."""
     rows = "total_q" if prefill else "batch_size"
@@ -123,18 +136,18 @@ def indexer(*, packed: int = 132, kv_heads: int = 1) -> Definition:
 
 def form(name: str) -> Definition:
     """The definition of a form in FORMS."""
+    more = {"windowed": {"logits_soft_cap": "float32"}, "sinks": {"sinks": "float32"}}.get(name.rpartition("_")[2])
+    if name.startswith("gqa_paged") and not name.endswith("page1"):
+        plain = gqa(prefill="prefill" in name, page=PAGE)
+        return plain if more is None else bent(plain, window_left="int32", **more)
     match name:
-        case "gqa_paged_decode" | "gqa_paged_prefill":
-            return gqa(prefill=name.endswith("prefill"), page=PAGE)
         case "gqa_paged_decode_page1":
             return gqa(prefill=False, page=1, heads=5, kv_heads=1)
         case "gqa_ragged":
             return ragged(name, heads=6, kv_heads=2)
         case "mla_ragged":
             return ragged(name, heads=3, kv_heads=3)
-        case "mla_paged_decode" | "mla_paged_prefill":
-            return mla(prefill=name.endswith("prefill"), page=PAGE)
-        case "dsa_sparse":
-            return sparse()
+        case "mla_paged_decode" | "mla_paged_prefill" | "dsa_sparse":
+            return sparse() if name == "dsa_sparse" else mla(prefill=name.endswith("prefill"), page=PAGE)
         case _:
             raise ValueError(name)

@@ -219,7 +219,7 @@ ROUTING = "routing by sigmoid, renormalised, within groups, with a bias: no op_t
         ),
         ("qwen3_30b", "top_k", {"bias": "float32"}, "experts with routing by softmax and a bias: no form"),
         ("qwen3_30b", "attention", {"chunks": True}, "attention within chunks: no form"),
-        ("llama_3_1_70b", "attention", {"window": 1024}, "sliding window of 1024"),
+        ("deepseek_v3", "attention", {"window": 1024}, "latent attention with window"),
         ("deepseek_v3", "top_k", {}, ROUTING),
         ("deepseek_v3", "top_k", {"scoring": "softmax"}, ROUTING),  # a bias within groups means sigmoid scores
     ],
@@ -227,7 +227,6 @@ ROUTING = "routing by sigmoid, renormalised, within groups, with a bias: no op_t
 def test_what_a_form_can_not_say_becomes_none(model: str, kind: str, facts: dict[str, object], why: str) -> None:
     calls, left = kernels.from_reading(changed(model, kind, **facts))
     assert any(why in item.why for item in left)
-    assert model != "llama_3_1_70b" or all(call.kind != "gqa" for call in calls)
     experts = {call["routing"] for call in calls if call.kind == "experts"}
     assert model != "deepseek_v3" or experts == {"deepseek_v3"}
 
@@ -247,7 +246,23 @@ def test_each_norm_becomes_the_forms_that_the_model_calls() -> None:
     assert names == ["rmsnorm_h8192", "fused_add_rmsnorm_h8192"]
 
 
+def bent(**facts: object) -> dict[str, Draft]:
+    """Definitions of Llama's attention if it were as Gemma's or gpt-oss's: both readings say so."""
+    theirs = {name: 128 if name == "window" else value for name, value in facts.items()}
+    reading = slipped(changed("llama_3_1_70b", "attention", **facts), "attention", **theirs)
+    made = described(reading, "llama_3_1_70b").made
+    return {draft.name: draft for call, draft in made if call.kind == "gqa"}
+
+
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}
+ALL |= bent(window=127, sinks=True) | bent(window=127, logit_cap=50.0)
+
+
+def test_attention_with_a_window_a_soft_cap_or_sinks_has_its_forms() -> None:
+    names = {name for name in ALL if name.endswith(("_window_sinks", "_window_softcap"))}
+    assert "gqa_paged_decode_h16_kv2_d128_ps1_window_sinks" in names
+    assert "gqa_ragged_prefill_causal_h16_kv2_d128_window_softcap" in names
+    assert list(ALL["gqa_paged_decode_h16_kv2_d128_ps1_window_sinks"].outputs) == ["output"]
 
 
 def test_deepseek_at_tp8_ep8_needs_these_definitions() -> None:

@@ -22,7 +22,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import dim
 from traceproof.ops.base import Given, Tensors, Value, scalar, tensor
 from traceproof.ops.compare import Close, Comparison
-from traceproof.ops.formula import Mutant, Part, Variant, Wide, altered, same
+from traceproof.ops.formula import Mutant, Part, Variant, Wide, altered, has, same
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
@@ -50,6 +50,8 @@ class Span:
     stop: int  # one past its last query row
     rows: torch.Tensor  # int64 [kv_len], the rows of the flattened keys and values, in the order of the sequence
     causal: bool  # the last query sees all rows, each query before it one row less; otherwise all see all
+    window: int = -1  # rows that a query sees before its own place, the last query's being the last row; -1: all
+    bias: torch.Tensor | None = None  # [1 or Hkv, queries or 1, kv_len], added to scaled logits; -inf hides a row
 
 
 Spans = tuple[Span, ...]
@@ -57,13 +59,17 @@ Spans = tuple[Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What attention is computed from: q [T, Hq, D], k [S, Hkv, D], v [S, Hkv, Dv], spans, the softmax scale."""
+    """What attention is computed from: q [T, Hq, D], k [S, Hkv, D], v [S, Hkv, Dv], spans, the softmax scale.
+
+    A soft cap bends scaled logits to `cap * tanh(logit / cap)`; 0: none.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     spans: Spans
     scale: float
+    cap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,8 @@ def layout_of(names: Container[str]) -> KeyLayout:
 def operands_of(inputs: Given) -> Operands:
     """The inputs of any form as one shape."""
     q, k, v, rows = flattened(inputs)
-    return Operands(q, k, v, _spans(inputs, rows), scalar(inputs, "sm_scale"))
+    cap = scalar(inputs, "logits_soft_cap") if inputs.get("logits_soft_cap") is not None else 0.0
+    return Operands(q, k, v, _spans(inputs, rows), scalar(inputs, "sm_scale"), cap)
 
 
 def spans_of(inputs: Given) -> Spans:
@@ -112,7 +119,8 @@ def _spans(inputs: Given, rows: Sequence[torch.Tensor]) -> Spans:
     """One query per sequence, which sees all; with a `qo_indptr` several, under a causal mask."""
     causal = "qo_indptr" in inputs
     bounds: list[int] = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(rows) + 1))
-    return tuple(Span(bounds[at], bounds[at + 1], own, causal) for at, own in enumerate(rows))
+    window = int(scalar(inputs, "window_left")) if inputs.get("window_left") is not None else -1
+    return tuple(Span(bounds[at], bounds[at + 1], own, causal, window) for at, own in enumerate(rows))
 
 
 # Calls of ground truths are emitted with the functions that they use, so these two give no class of ours.
@@ -201,10 +209,20 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
             logits = _products(queries.flatten(1, 2), keys, precision) * operands.scale  # [Hkv, n * ratio, L]
             if precision.lost:
                 logits.sub_(logits, alpha=precision.lost)
+            if operands.cap:
+                logits = operands.cap * torch.tanh(logits / operands.cap)
+            if span.bias is not None:
+                wide = span.bias.shape[1] > 1
+                bias = span.bias[:, first - span.start : last - span.start] if wide else span.bias
+                logits += bias.to(compute).repeat_interleave(ratio if wide else 1, 1)
+            place = (
+                torch.arange(first, last, device=q.device).repeat_interleave(ratio)[:, None] + length - span.stop
+            )
+            key = torch.arange(length, device=q.device)
             if span.causal:
-                visible = torch.arange(first, last, device=q.device) + (length - span.stop + 1)
-                hidden = torch.arange(length, device=q.device) >= visible.repeat_interleave(ratio)[:, None]
-                logits.masked_fill_(hidden, -math.inf)
+                logits.masked_fill_(key > place, -math.inf)
+            if span.window >= 0:
+                logits.masked_fill_(key < place - span.window, -math.inf)
             top = logits.amax(-1, keepdim=True)
             top = torch.where(top == -math.inf, torch.zeros_like(top), top) * precision.shifted
             weights = torch.exp(logits - top).to(precision.weights).to(compute)
@@ -237,9 +255,14 @@ def in_tiles(operands: Operands, precision: Precision, tile: int) -> Tensors:
         spans: list[Span] = []  # one per query, of the keys of this tile that it sees
         for span in operands.spans:
             for query in range(span.start, span.stop):
-                seen = len(span.rows) - (span.stop - 1 - query if span.causal else 0)
-                rows = span.rows[start : max(start, min(start + tile, seen))]
-                spans.append(Span(query, query + 1, rows, causal=False))
+                place = len(span.rows) - span.stop + query
+                low = max(start, place - span.window) if span.window >= 0 else start
+                high = max(low, min(start + tile, place + 1 if span.causal else len(span.rows)))
+                bias = span.bias
+                if bias is not None:
+                    own = query - span.start if bias.shape[1] > 1 else 0
+                    bias = bias[:, own : own + 1, low:high]
+                spans.append(Span(query, query + 1, span.rows[low:high], causal=False, bias=bias))
         part = attend(replace(operands, spans=tuple(spans)), precision)
         if not merged:
             merged = part
@@ -268,6 +291,9 @@ def cut_off(width: int) -> float:
 def attention(  # noqa: PLR0913 - one keyword per way of being wrong
     wide: Wide,
     *,
+    read: Callable[[Given], Operands] = operands_of,
+    sinks: bool = True,
+    capped: bool = True,
     spans: Callable[[Spans], Spans] = lambda spans: spans,
     scale: Callable[[float], float] = lambda scale: scale,
     interleaved: bool = False,
@@ -278,7 +304,9 @@ def attention(  # noqa: PLR0913 - one keyword per way of being wrong
     instruction: int = 0,
     tile: Callable[[int], int] | None = None,
 ) -> Tensors:
-    """softmax(q k^T * sm_scale) v, and the base-2 log-sum-exp of the logits.
+    """softmax(q k^T * sm_scale) v, and the base-2 log-sum-exp of the logits; `read` brings inputs to that shape.
+
+    A sink, if there are `sinks` [heads], is one more logit of a head, whose value is zero.
 
     In float32 as a naive kernel computes it: weights exp(logit - max) rounded to the inputs' dtype, since that is
     what a tensor core multiplies with the values. The row sum, and so the LSE, is taken over the rounded weights:
@@ -287,22 +315,34 @@ def attention(  # noqa: PLR0913 - one keyword per way of being wrong
 
     Of a variant: `weights` kept in that dtype, products added so many per `instruction`, keys in tiles, whose size
     `tile` says of the longest sequence. Of a mutant: other `spans`, another `scale`, query head h reading key head
-    h % Hkv (`interleaved`), other `values`, logits that are not `shifted` by the largest one.
+    h % Hkv (`interleaved`), other `values`, logits that are not `shifted` by the largest one, nor `capped`;
+    `sinks` left out.
     """
-    given = operands_of(wide.values)
+    given = read(wide.values)
     given = replace(given, spans=spans(given.spans), scale=scale(given.scale), v=values(given.v))
+    given = given if capped else replace(given, cap=0.0)
     if interleaved:
         heads = torch.arange(given.q.shape[1], device=given.q.device) % given.k.shape[1]
-        given = replace(given, k=given.k[:, heads], v=given.v[:, heads])
-    if wide.dtype is torch.float64:
-        return attend(given, Precision(torch.float64, torch.float64))
-    cut = cut_off(given.q.shape[-1]) / LSE_FACTOR if lost and of_16_bits(wide) else 0.0
-    kept = getattr(torch, weights) if weights else given.q.dtype
-    precision = Precision(wide.dtype, kept, cut, instruction, shifted)
+        own = tuple(
+            span if span.bias is None or len(span.bias) == 1 else replace(span, bias=span.bias[heads])
+            for span in given.spans
+        )
+        given = replace(given, k=given.k[:, heads], v=given.v[:, heads], spans=own)
+    precision = Precision(torch.float64, torch.float64)
+    if wide.dtype is not torch.float64:
+        cut = cut_off(given.q.shape[-1]) / LSE_FACTOR if lost and given.q.dtype.itemsize == 2 else 0.0
+        kept = getattr(torch, weights) if weights else given.q.dtype
+        precision = Precision(wide.dtype, kept, cut, instruction, shifted)
     if tile is None:
-        return attend(given, precision)
-    longest = max((len(span.rows) for span in given.spans), default=1)
-    return in_tiles(given, precision, max(1, tile(longest)))
+        found = attend(given, precision)
+    else:
+        longest = max((len(span.rows) for span in given.spans), default=1)
+        found = in_tiles(given, precision, max(1, tile(longest)))
+    if "sinks" in wide and sinks:
+        sink = wide["sinks"].reshape(-1) / math.log(2.0)
+        found["output"] *= (1 / (1 + torch.exp2(sink - found["lse"])))[..., None]
+        found["lse"] = torch.logaddexp2(found["lse"], sink.expand_as(found["lse"]))
+    return found
 
 
 # Ways of computing it, right and wrong
@@ -347,6 +387,9 @@ def misread(
     """A mutant whose queries see other keys. Where they see the same ones, in some order, it says nothing."""
 
     def differ(one: Span, other: Span) -> bool:
+        if one.window != other.window and one.stop > one.start:
+            last = len(one.rows) - 1
+            return min(max(one.window, 0), last) != min(max(other.window, 0), last)
         several = one.stop - one.start > 1
         if one.stop <= one.start or (one.causal and several) != (other.causal and several):
             return one.stop > one.start
@@ -391,6 +434,16 @@ def last_pages(filled: Callable[[Wide], int]) -> Callable[[Wide], Mapping[str, V
     return inputs
 
 
+def has_lse(wide: Wide) -> bool:
+    """Whether the log-sum-exp is asked for."""
+    return "lse" in wide.definition.outputs
+
+
+def wider(wide: Wide, more: int) -> Mapping[str, Value]:
+    """The window so many keys longer, where there is one."""
+    return {"window_left": max(0, int(wide.number("window_left")) + more)} if "window_left" in wide else {}
+
+
 VARIANTS = (
     Variant("naive, weights rounded", lost=False),
     Variant("float32 throughout", lost=False, weights="float32"),
@@ -400,7 +453,7 @@ VARIANTS = (
     Variant("split KV, merged", lost=False, tile=lambda longest: -(-longest // 2)),
     Variant(
         "keys in the opposite order",
-        applies=lambda wide: "qo_indptr" not in wide,
+        applies=lambda wide: "qo_indptr" not in wide and "window_left" not in wide,
         lost=False,
         spans=each(lambda span: span.rows.flip(0)),
     ),
@@ -444,10 +497,23 @@ MUTANTS = (
     ),
     Mutant("values of the next head", applies=grouped, values=lambda values: values.roll(1, 1)),
     Mutant("no maximum subtracted", shifted=False),
+    Mutant("soft cap dropped", applies=has("logits_soft_cap"), capped=False),
+    Mutant("sinks dropped", applies=has("sinks"), sinks=False),
+    misread("window one longer", inputs=lambda wide: wider(wide, 1)),
+    misread("window one shorter", inputs=lambda wide: wider(wide, -1)),
+    misread("window dropped", inputs=lambda wide: wider(wide, 1 << 20)),
     Mutant("sums in bfloat16", precision="bfloat16"),
     Mutant("weights in fp8", weights="float8_e4m3fn"),
-    Mutant("LSE rounded to bfloat16", outputs=lambda _, found: {"lse": found["lse"].to(torch.bfloat16)}),
-    Mutant("natural-log LSE", outputs=lambda _, found: {"lse": found["lse"] * math.log(2.0)}),
-    Mutant("LSE without the maximum", outputs=lambda _, found: {"lse": found["lse"] - found["lse"].floor()}),
+    Mutant(
+        "LSE rounded to bfloat16",
+        applies=has_lse,
+        outputs=lambda _, found: {"lse": found["lse"].to(torch.bfloat16)},
+    ),
+    Mutant("natural-log LSE", applies=has_lse, outputs=lambda _, found: {"lse": found["lse"] * math.log(2.0)}),
+    Mutant(
+        "LSE without the maximum",
+        applies=has_lse,
+        outputs=lambda _, found: {"lse": found["lse"] - found["lse"].floor()},
+    ),
     altered("rotary part of the query ignored", "q_pe", change=lambda q: q * 0),
 )

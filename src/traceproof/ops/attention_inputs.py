@@ -102,6 +102,7 @@ class Visible:
     visible: list[int]  # for every query, how many tokens it sees
     lengths: list[int]  # for every query, the length of its sequence
     page_size: int  # tokens a page
+    window: int = -1  # tokens that a query sees before its own; -1: all
 
 
 def drawn(definition: Definition, case: Case, draw: Draw, sequences: Visible) -> Values:
@@ -157,9 +158,11 @@ def leaned_to(
     )
     last = (visible - 1).clamp(min=0)
     boundary = last // page * page
-    random = draw.integers("lean", (count, heads), torch.int64, low=0, high=1 << 31) % visible.clamp(min=1)
+    low = (last - sequences.window).clamp(min=0) if sequences.window >= 0 else torch.zeros_like(last)
+    random = draw.integers("lean", (count, heads), torch.int64, low=0, high=1 << 31) % (last - low + 1)
     after = torch.minimum(visible, lengths - 1).clamp(min=0)
-    choices = (last, torch.zeros_like(last), after, boundary, (boundary - 1).clamp(min=0), random)
+    before = (boundary if sequences.window < 0 else low).sub(1).clamp(min=0)
+    choices = (last, low, after, boundary, before, low + random)
     query = torch.arange(count, device=device)[:, None]
     kind = (query + torch.arange(heads, device=device)[None, :]) % len(choices)
     target = torch.zeros((count, heads), dtype=torch.int64, device=device)

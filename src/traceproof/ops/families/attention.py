@@ -23,6 +23,7 @@ from traceproof.ops.attention import (
     unfit,
 )
 from traceproof.ops.attention_inputs import (
+    NEGATIVE,
     PageTable,
     Planned,
     Visible,
@@ -39,11 +40,13 @@ from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, FormulaOp
-from traceproof.ops.lossless import Exactly, full
+from traceproof.ops.lossless import NEVER, Exactly, full
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
 
+# A window that ends in the last page or the one before it, and a cap that bends: logits reach some ten.
+SCALARS: Mapping[str, int] = {"window_left": 20, "logits_soft_cap": 8}
 LEADING = "btpnxij"  # in forms: last pages, queries, pages, keys, entries of the page table, indptrs
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
 
@@ -137,7 +140,14 @@ class Attention(FormulaOp):
             first += [start] * q_len
             lengths += [kv_len] * q_len
             visible += [max(0, kv_len - q_len + at + 1) if causal else kv_len for at in range(q_len)]
-        values = drawn(definition, case, draw, Visible(rows, first, visible, lengths, page))
+        more = {name: SCALARS[name] for name in definition.inputs.keys() & SCALARS.keys()}
+        values = drawn(
+            definition, case, draw, Visible(rows, first, visible, lengths, page, more.get("window_left", -1))
+        )
+        values |= more
+        if "sinks" in definition.inputs:  # beside negative logits they would have all the weight
+            low = NEGATIVE if case.params["pattern"] == "negative" else 0.0
+            values["sinks"] = draw.normal("sinks", (dim(definition, "q", 1) or 0,)) - low
         structure = {
             "qo_indptr": starts(q_lens),
             "kv_indptr": starts(units),
@@ -186,13 +196,18 @@ def unknown(definition: Definition) -> str | None:
     page = dim(definition, layout_of(definition.inputs).keys[0], 1)
     if "kv_indices" in definition.inputs and page != 1 and "kv_last_page_len" not in definition.inputs:
         return f"page_size is {page} and there is no kv_last_page_len"
+    if "sinks" in definition.inputs and "lse" in definition.outputs:
+        return "nobody states whether the log-sum-exp counts the sinks"
     return unfit(definition)
 
 
 def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
     """Queries of zeros, to which all keys weigh the same."""
     layout = layout_of(definition.inputs)
-    return {**dict.fromkeys((*layout.keys, layout.values), full(0)), **dict.fromkeys(layout.queries, 0.0)}
+    sinks: dict[str, Exactly] = {"sinks": NEVER} if "sinks" in definition.inputs else {}
+    if "window_left" in definition.inputs:
+        sinks["window_left"] = 15.0  # and one's own token
+    return sinks | {**dict.fromkeys((*layout.keys, layout.values), full(0)), **dict.fromkeys(layout.queries, 0.0)}
 
 
 SHARED: Any = {
@@ -210,15 +225,16 @@ SHARED: Any = {
     },
 }
 TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale"
+BENT = "window_left? logits_soft_cap? sinks[h]?"  # of Gemma and gpt-oss
 GQA_PAGED = Attention(
     "gqa_paged",
-    Form(f"q[t h d] k_cache[p s g d] v_cache[p s g e] {TABLE} -> output[t h e] lse[t h]", attention),
+    Form(f"q[t h d] k_cache[p s g d] v_cache[p s g e] {TABLE} {BENT} -> output[t h e] lse[t h]", attention),
     family="gqa",
     long=True,
     **SHARED,
 )
 END_TO_END = Form(
-    "q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale -> output[t h e] lse[t h]", attention
+    f"q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale {BENT} -> output[t h e] lse[t h]", attention
 )
 GQA_RAGGED = Attention("gqa_ragged", END_TO_END, family="gqa", **SHARED)
 MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", **SHARED)  # before absorption: keys are wider
@@ -231,6 +247,7 @@ MLA_PAGED = Attention(
     family="mla",
     **SHARED,
 )
+BY_PLAN = "[window_left] [logits_soft_cap]"  # that FlashInfer's wrappers take when they plan
 GQA = "q k_cache v_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse]"  # all return it
 MLA = (
     "q_nope q_pe ckv_cache kpe_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse] "
@@ -286,13 +303,24 @@ def dtypes(definition: Definition, *names: str) -> list[str]:
     return [str(dtype_of(definition.inputs[name])) for name in names]
 
 
+def bends(definition: Definition) -> tuple[bool, bool]:
+    """Whether a definition has a window, and a soft cap."""
+    return "window_left" in definition.inputs, "logits_soft_cap" in definition.inputs
+
+
+def bent(inputs: Given) -> dict[str, Any]:
+    """These two as a plan takes them."""
+    kinds = {"window_left": int, "logits_soft_cap": float}
+    return {name: kind(inputs[name]) for name, kind in kinds.items() if inputs.get(name) is not None}
+
+
 def prefill_module(definition: Definition, which: str) -> tuple[Compiled]:
-    """No position encoding, no window, no cap, no fp16 reduction: what every definition here means."""
+    """No position encoding, no fp16 reduction: what every definition here means."""
     generator = "gen_prefill_fa2" if which == "fa2" else "gen_prefill"
     q, kv, index = dtypes(definition, "q", layout_of(definition.inputs).keys[0], "kv_indptr")
     values = "v" if "v" in definition.inputs else "q"  # of pages, keys and values are equally wide
     widths = [dim(definition, name, -1) or 0 for name in ("q", values)]
-    return (Compiled(generator, (which, q, kv, q, index, *widths, 0, False, False, False), OTHER_MASKS),)
+    return (Compiled(generator, (which, q, kv, q, index, *widths, 0, *bends(definition), False), OTHER_MASKS),)
 
 
 def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence[torch.Tensor]) -> Outputs:
@@ -348,7 +376,7 @@ def decode_modules(definition: Definition, _: tuple[int, int]) -> tuple[Compiled
         return prefill_module(definition, "fa2")
     q, kv, index = dtypes(definition, "q", "k_cache", "kv_indptr")
     width = dim(definition, "q", 2)
-    return (Compiled("gen_decode", (q, kv, q, index, width, width, 0, False, False)),)
+    return (Compiled("gen_decode", (q, kv, q, index, width, width, 0, *bends(definition))),)
 
 
 PREFILL: Any = {"modules": lambda definition, sm: prefill_module(definition, backend(sm)), "sm": SM80}
@@ -358,7 +386,7 @@ PREFILL: Any = {"modules": lambda definition, sm: prefill_module(definition, bac
     "flashinfer",
     "BatchDecodeWithPagedKVCacheWrapper",
     "decode",
-    serves=f"{GQA} -> output lse",
+    serves=f"{GQA} {BY_PLAN} -> output lse",
     accepts=grouped,
     modules=decode_modules,
     sm=SM80,
@@ -367,7 +395,7 @@ PREFILL: Any = {"modules": lambda definition, sm: prefill_module(definition, bac
     "flashinfer",
     "BatchPrefillWithPagedKVCacheWrapper",
     "prefill_paged",
-    serves=f"{GQA} qo_indptr -> output lse",
+    serves=f"{GQA} {BY_PLAN} qo_indptr -> output lse",
     accepts=grouped,
     **PREFILL,
 )
@@ -376,7 +404,12 @@ def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Output
     _, page, kv_heads, _ = k.shape
     table = (inputs["kv_indptr"], inputs["kv_indices"], last_page_lengths(inputs, page))
     sizes = (q.shape[1], kv_heads, q.shape[2], page)
-    said = {"q_data_type": q.dtype, "kv_data_type": k.dtype, "sm_scale": scalar(inputs, "sm_scale")}
+    said = {
+        "q_data_type": q.dtype,
+        "kv_data_type": k.dtype,
+        "sm_scale": scalar(inputs, "sm_scale"),
+        **bent(inputs),
+    }
     if "qo_indptr" in inputs:
         wrapper = wrapper_of(api, "prefill_paged", q.device, "NHD")
         wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **said)
@@ -388,7 +421,7 @@ def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Output
 
 
 RAGGED_CALL: Any = {
-    "serves": RAGGED,
+    "serves": f"q k v qo_indptr kv_indptr sm_scale [return_lse] {BY_PLAN} -> output lse",
     "accepts": fixed(*((name, axis) for name in "qkv" for axis in (-1, -2))),
     **PREFILL,
 }
@@ -407,6 +440,7 @@ def _flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outpu
         q.shape[2],
         head_dim_vo=v.shape[2],
         causal=True,
+        **bent(inputs),
         sm_scale=scalar(inputs, "sm_scale"),
         q_data_type=q.dtype,
         kv_data_type=k.dtype,
@@ -488,6 +522,45 @@ def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
             logits = logits.masked_fill(~mask, -math.inf)
         output[first:stop] = attended[0].transpose(0, 1)
         lse[first:stop] = (torch.logsumexp(logits, -1) / math.log(2)).transpose(0, 1)
+    return asked(definition, output, lse)
+
+
+SOFTMAX = "torch:softmax"
+ALL_BENT = f"{BY_PLAN} [sinks]"
+
+
+@GQA_PAGED.truth("torch", "softmax", SOFTMAX, serves=f"{GQA} [qo_indptr] {ALL_BENT} -> output lse")
+@GQA_RAGGED.truth(
+    "torch", "softmax", SOFTMAX, serves=f"q k v qo_indptr kv_indptr sm_scale {ALL_BENT} -> output lse"
+)
+@MLA_RAGGED.truth(
+    "torch", "softmax", SOFTMAX, serves=f"q k v qo_indptr kv_indptr sm_scale {ALL_BENT} -> output lse"
+)
+def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """With a window, a soft cap or sinks: one softmax over a sequence's logits and the sink of each head."""
+    q, k, v, rows = flattened(inputs)
+    output, lse = unseeing(q, v)
+    causal, scale, share = "qo_indptr" in inputs, scalar(inputs, "sm_scale"), q.shape[1] // k.shape[1]
+    bounds = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(rows) + 1))
+    for (start, stop), own in zip(pairwise(bounds), rows, strict=True):
+        if start == stop or not len(own):
+            continue
+        keys, values = (one[own].float().repeat_interleave(share, 1) for one in (k, v))
+        logits = torch.einsum("nhd,lhd->nhl", q[start:stop].float(), keys) * scale
+        if inputs.get("logits_soft_cap") is not None:
+            cap = scalar(inputs, "logits_soft_cap")
+            logits = cap * torch.tanh(logits / cap)
+        key = torch.arange(len(own), device=q.device)
+        place = torch.arange(start, stop, device=q.device)[:, None] + (len(own) - stop)
+        hidden = key > place
+        if inputs.get("window_left") is not None:
+            hidden = hidden | (key < place - int(scalar(inputs, "window_left")))
+        logits = logits.masked_fill(hidden[:, None], -math.inf)
+        if inputs.get("sinks") is not None:
+            logits = torch.cat([logits, inputs["sinks"][:, None].expand(*logits.shape[:2], 1)], -1)
+        weights = api[SOFTMAX](logits, -1)[..., : len(own)].nan_to_num(0.0)
+        output[start:stop] = torch.einsum("nhl,lhd->nhd", weights, values).to(q.dtype)
+        lse[start:stop] = torch.logsumexp(logits, -1) / math.log(2)
     return asked(definition, output, lse)
 
 
@@ -644,18 +717,20 @@ def read_attention(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang'
     return facts
 
 
+def bends_of(facts: Mapping[str, Any]) -> Facts:
+    """What of a window, in tokens with the query's own one, a soft cap and sinks an attention of SGLang's has."""
+    window = facts["window"] or -1  # SGLang's is without the query's own token
+    found = {"window": window + 1 if window > 0 else None, "logit_cap": facts["logit_cap"] or None}
+    return {name: value for name, value in {**found, "sinks": facts.get("sinks")}.items() if value}
+
+
 def no_form(facts: Mapping[str, Any]) -> str | None:
     """Why the dataset has no form for attention with these facts; None: it has one."""
     kinds = {"sparse": "sparse attention that is not absorbed", "chunks": "attention within chunks"}
     if what := next((text for name, text in kinds.items() if facts.get(name)), None):
         return f"{what}: no form"
-    window = f"sliding window of {facts['window']} tokens" if (facts["window"] or -1) > 0 else ""
-    if facts.get("sinks"):
-        return f"attention with sinks: no form {window}".rstrip()
-    if window:
-        return f"attention with a window: a {window}, which no form can say"
-    if facts["logit_cap"]:
-        return f"attention with capped logits: at {facts['logit_cap']}, which no form can say"
+    if "kv_lora_rank" in facts and bends_of(facts):
+        return f"latent attention with {', '.join(bends_of(facts))}: no form"
     if "kv_lora_rank" not in facts and facts["qk_dim"] != facts["vo_dim"]:
         return f"attention of two widths: keys of {facts['qk_dim']}, values of {facts['vo_dim']}, no form"
     return None
@@ -672,7 +747,8 @@ def against(**sizes: str) -> Callable[[KernelCall, Evidence], str | None]:
             return {**found, **{name: facts[name] or nothing for name, nothing in PLAIN.items()}}
 
         one_width = {"vo_dim": call["dim"]} if "vo_dim" in sizes else {}
-        return evidence.differs(call, "attention", terms, **one_width, **PLAIN)
+        plain = {name: nothing for name, nothing in PLAIN.items() if name not in dict(call.facts)}
+        return evidence.differs(call, "attention", terms, **one_width, **plain)
 
     return differs
 
@@ -702,6 +778,24 @@ STAGES: Mapping[str, Mapping[str, str]] = {
 }
 
 
+INPUTS = {"window": "window_left", "logit_cap": "logits_soft_cap", "sinks": "sinks"}  # by fact
+
+
+def bending(op_type: str, call: KernelCall) -> tuple[str, dict[str, str], set[str]]:
+    """The text of a call's definitions, its values, and what they lack: the log-sum-exp, where there are sinks."""
+    facts = dict(call.facts).keys() & INPUTS.keys()
+    if not facts:
+        return op_type, {}, set()
+    given = [INPUTS[fact] for fact in INPUTS if fact in facts]
+    names = {"window": "window", "logit_cap": "softcap", "sinks": "sinks"}
+    values = {
+        "kinds": "_".join(names[fact] for fact in INPUTS if fact in facts),
+        "passed": ", ".join(f"{name}={name}" for name in given),
+        "returned": "output" if "sinks" in facts else "output, lse",
+    }
+    return f"{op_type}_bent", values, {*INPUTS.values()} - {*given} | ({"lse"} if "sinks" in facts else set())
+
+
 def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
     """Decode and causal prefill at each page size; only pages of several tokens may be partly filled."""
 
@@ -713,14 +807,21 @@ def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
             if stage == "decode":
                 without |= {"qo_indptr"}
             values = {**dict(call.facts), "page_size": size, "stage": stage, "num_tokens": tokens, **STAGES[stage]}
-            yield draft(op_type, op_type, values, without=without)
+            skeleton, more, lacking = bending(op_type, call)
+            yield draft(op_type, skeleton, {**values, **more}, without=without | lacking)
 
     return drafts
 
 
 def ragged(op_type: str, **facts: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
     """Whole sequences, keys and values side by side; causal. `facts` of the call are the constants of the text."""
-    return lambda call, _: iter([draft(op_type, op_type, {name: call[fact] for name, fact in facts.items()})])
+
+    def drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
+        skeleton, more, lacking = bending(op_type, call)
+        values = {name: call[fact] for name, fact in facts.items()}
+        yield draft(op_type, skeleton, {**values, **more}, without=lacking)
+
+    return drafts
 
 
 def extraction(
@@ -735,7 +836,7 @@ def extraction(
     def call(module: ModelModule, _: Reading) -> KernelCall | str | None:
         if not of(module.facts):
             return None
-        named: Facts = {name: module.facts.get(fact) for name, fact in sizes.items()}
+        named: Facts = {name: module.facts.get(fact) for name, fact in sizes.items()} | bends_of(module.facts)
         return no_form(module.facts) or call_of(module, kind, **named)
 
     readers = {"RadixAttention": ("attention", read_attention)}
