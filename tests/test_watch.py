@@ -58,6 +58,7 @@ def test_what_a_release_broke_and_what_the_next_one_mended_is_said_once(reposito
         assert ran.code == difference["exit_code"], ran.out
         found.append((ran.code, bool(difference["failing"]), bool(difference["passing"])))
         assert ("rmsnorm_h96 small-0 sglang_native output: pass" in page) == (ran.code == 1), page
+        assert ("No verdict differs." in page) == (version == 0), page
     assert found == [(0, False, False), (1, True, False), (0, False, True)]
 
 

@@ -173,13 +173,15 @@ def difference(found: Diff, *, limit: int = SHOWN) -> list[str]:
 
 
 def difference_page(found: Diff) -> list[str]:
-    """A difference as lines of Markdown."""
+    """A difference as lines of Markdown, with a section per kind of which there is one."""
     lines = [f"# {found.before.digest[:12]} to {found.after.digest[:12]}", ""]
     lines += [f"- {line}" for line in found.versions]
-    for kind, title in TITLES.items():
-        pairs = getattr(found, kind)
-        lines += ["", f"## {len(pairs)} {title}", "", *(f"- {_pair(found, a, b)}" for a, b in pairs)]
-    return [*lines, "", "## APIs", "", *_apis(found, "- gone: ", "- new: ")]
+    listed = {title: [_pair(found, a, b) for a, b in getattr(found, kind)] for kind, title in TITLES.items()}
+    listed["gone or new APIs"] = _apis(found, "gone: ", "new: ")
+    for title, entries in listed.items():
+        if entries:
+            lines += ["", f"## {len(entries)} {title}", "", *(f"- {entry}" for entry in entries)]
+    return lines if any(listed.values()) else [*lines, "", "No verdict differs."]
 
 
 def _apis(found: Diff, gone: str, new: str) -> list[str]:
