@@ -125,9 +125,7 @@ def with_optional(definition: Definition, cache: str = "bfloat16", **further: st
 
 @pytest.mark.parametrize("name", ["flashinfer", "sglang", "torch"])
 @pytest.mark.parametrize("op_type", ["gqa_paged", "mla_paged", "mla_ragged"])
-def test_attention_that_may_be_asked_for_its_log_sum_exp_has_the_adapter_of_that_which_gives_it(
-    op_type: str, name: str
-) -> None:
+def test_attention_that_may_be_asked_for_its_log_sum_exp_has_the_same_adapter(op_type: str, name: str) -> None:
     found = [read(path) for path in FILES if path.parent.name == op_type]
     definition = next(iter(found), MLA)
     plain, asked = (

@@ -280,9 +280,7 @@ def test_queries_beyond_the_keys_see_nothing_and_are_not_handed_over() -> None:
         (64, 2, True),
     ],
 )
-def test_decode_is_left_to_head_counts_that_the_kernel_has_right(
-    heads: int, kv_heads: int, *, served: bool
-) -> None:
+def test_decode_is_of_head_counts_that_the_kernel_has_right(heads: int, kv_heads: int, *, served: bool) -> None:
     definition = planted.gqa(prefill=False, page=16, heads=heads, kv_heads=kv_heads)
     assert (lookup.adapter("sglang", definition) is not None) == served
     prefill = planted.gqa(prefill=True, page=16, heads=heads, kv_heads=kv_heads)

@@ -216,9 +216,7 @@ def with_a_number(input: Tensor, gain: Tensor, workspace: object) -> Tensor:  # 
         ),
     ],
 )
-def test_what_is_not_told_is_a_typed_skip(
-    function: Callable[..., Any], changes: dict[str, Any], said: str
-) -> None:
+def test_what_is_not_told_is_a_skip(function: Callable[..., Any], changes: dict[str, Any], said: str) -> None:
     wanted = definition(**changes)
     found = refused(function, binding(function, wanted, PARAMETERS))
     assert found is not None
@@ -281,9 +279,7 @@ def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(least: int, rea
         ),
     ],
 )
-def test_a_function_that_refuses_as_it_is_called_is_a_typed_skip_where_another_machine_would_do(
-    said: str, reason: Skip | None
-) -> None:
+def test_a_function_that_asks_for_another_machine_is_a_typed_skip(said: str, reason: Skip | None) -> None:
     assert asks_for_another(said, (9, 0)) is (reason is Skip.NEEDS_SM)
 
     def scaled(input: Tensor, gain: Tensor) -> Tensor:  # noqa: A002, ARG001

@@ -239,9 +239,7 @@ def verdict_of(implementation: str, digest: str, against: str) -> Implementation
         ("shadow", ("torch", "flashinfer"), True),
     ],
 )
-def test_without_an_oracle_two_ground_truths_are_needed_to_be_verified(
-    against: str, truths: tuple[str, ...], *, verified: bool
-) -> None:
+def test_without_an_oracle_it_takes_two_truths(against: str, truths: tuple[str, ...], *, verified: bool) -> None:
     definition = read(GATED).definition
     found = {one: verdict_of(one, definition.digest, against) for one in ("reference", *truths)}
     assert verification(definition, found).verified is verified

@@ -67,7 +67,7 @@ SKIP: dict[str, Any] = {"output": "*", "reason": "api_absent", "message": "modul
         ),
     ],
 )
-def test_a_change_is_of_one_kind(
+def test_one_kind(
     before: list[dict[str, Any]], after: list[dict[str, Any]], kind: str | None, *, worse: bool
 ) -> None:
     found = compared(before, after)
@@ -289,7 +289,7 @@ def history(upstream: Upstream) -> str:
 
 
 @pytest.mark.slow
-def test_the_planted_regression_is_found_by_running_it(
+def test_a_planted_regression_is_found(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream.commit({"README.md": "two"}, "Say more")

@@ -54,9 +54,7 @@ def times(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_publishing_takes_the_generated_tests_and_the_dataset_stays_as_it_is(
-    repository: Repository, dataset: Path
-) -> None:
+def test_publishing_takes_the_tests_and_leaves_the_dataset_alone(repository: Repository, dataset: Path) -> None:
     before = times(dataset)
     ran = target(repository, "publish")
     assert ran.code == 0, ran.out

@@ -257,9 +257,7 @@ def test_an_op_type_of_ones_own_is_fine_where_the_dataset_has_it(shipped: dict[s
         ({"path": "."}, "holds no definitions"),
     ],
 )
-def test_a_dataset_source_that_cannot_be_used(
-    shipped: dict[str, Any], dataset: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_bad_dataset_source(shipped: dict[str, Any], dataset: dict[str, Any], said: str, tmp_path: Path) -> None:
     raw = {**copy.deepcopy(shipped), "dataset": dataset, "known": None}
     assert any(said in problem for problem in problems(raw, tmp_path))
 

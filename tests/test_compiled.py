@@ -251,9 +251,7 @@ def test_a_kernel_that_stays_inside_is_right_between_fences(form: dict[str, str]
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("of", ["hidden_states", "weight", "output"])
 @pytest.mark.parametrize("form", [OWN, GIVEN], ids=["own", "given"])
-def test_a_kernel_that_goes_outside_ends(
-    form: dict[str, str], of: str, where: str, act: str, judge: SolutionJudge
-) -> None:
+def test_outside_it_ends(form: dict[str, str], of: str, where: str, act: str, judge: SolutionJudge) -> None:
     place = PLACES[where].format(of=of)
     found = ended(judge, BETWEEN.format(of=of, act=act.format(place), **form))
     assert "SIGSEGV" in found[FENCED_BEFORE if where == "before" else FENCED_BEHIND]
@@ -267,9 +265,7 @@ def test_a_kernel_that_goes_outside_ends(
         ("hidden_states = hidden_states.view(torch.bfloat16)", "broken"),
     ],
 )
-def test_inputs_that_are_ruled_out_are_refused_by_the_kernel_or_told(
-    line: str, state: str, judge: SolutionJudge
-) -> None:
+def test_ruled_out_inputs_are_refused_by_the_kernel_or_told(line: str, state: str, judge: SolutionJudge) -> None:
     text = BETWEEN.format(of="output", act="pass", **OWN).replace("    x =", f"    {line}\n    x =")
     trial = judge.trial(candidate("norm", text), "rmsnorm_h96")
     [found] = [one for one in trial.properties if one.name == "errors"]

@@ -155,7 +155,7 @@ def broken_python(machine: Made) -> None:
         (broken_python, "broken"),
     ],
 )
-def test_an_environment_that_is_not_whole_is_named_with_the_command_that_builds_it(
+def test_an_environment_that_is_not_whole_is_named(
     machine: Made, make: Callable[[Made], object], said: str
 ) -> None:
     make(machine)
@@ -180,7 +180,7 @@ def test_an_interpreter_that_lacks_a_package_is_told_what_to_install(machine: Ma
     assert " fla-core==0." in row.advice
 
 
-def test_an_interpreter_that_hangs_is_not_waited_for_and_a_driver_that_gives_no_gpu_is_broken(
+def test_an_interpreter_that_hangs_and_a_driver_that_gives_no_gpu_are_broken(
     machine: Made,
 ) -> None:
     machine.environment("cpu")
@@ -221,9 +221,7 @@ def test_a_checkout_that_is_not_there_is_named(machine: Made) -> None:
     assert (row.name, row.problem) == ("sglang", "its source elsewhere is no folder")
 
 
-def test_room_is_weighed_against_what_is_still_to_be_installed(
-    machine: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_is_weighed_against_what_is_to_be_installed(machine: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     free = diagnosis.LEAST_GB + 0.5
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free * diagnosis.GB))
     machine.environment("cpu")
@@ -246,9 +244,7 @@ def test_isolation_is_tried_in_earnest(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("Landlock (left out where there is a GPU" in found) == gpu
 
 
-def test_what_references_could_reach_is_a_note_with_the_setting_that_forbids_namespaces(
-    machine: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_references_could_reach_is_a_note_with_advice(machine: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.environment("cpu")
     refused = json.dumps(dict.fromkeys(LAYERS, "absent: refused"))
     monkeypatch.setattr(diagnosis, "TRY_LAYERS", f"print({json.dumps(refused)})")

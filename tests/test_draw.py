@@ -62,9 +62,7 @@ GOLDEN: dict[str, tuple[Method, str]] = {
 
 @pytest.mark.parametrize("name", GOLDEN)
 @pytest.mark.parametrize("chunk", [1, 7, 64, drawing.CPU_CHUNK, 1 << 20])
-def test_bits_are_those_of_the_first_release_whatever_the_chunk(
-    name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bits_are_those_of_the_first_release(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "CPU_CHUNK", chunk)
     method, golden = GOLDEN[name]
     assert fingerprint(method(draw())) == golden, (
@@ -279,9 +277,7 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
 
 
 @pytest.mark.parametrize(("held", "times"), [(100, 0), (101, 1)])
-def test_what_is_held_beyond_a_limit_is_given_back(
-    held: int, times: int, emptied: Callable[[int], list[bool]]
-) -> None:
+def test_what_is_beyond_a_limit_is_given_back(held: int, times: int, emptied: Callable[[int], list[bool]]) -> None:
     found = emptied(held)
     with giving_back(100):
         pass

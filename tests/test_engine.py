@@ -77,9 +77,7 @@ def test_definitions_side_by_side_give_the_rows_that_they_give_alone(tmp_path: P
     assert all(row.verdict == "pass" for rows in alone for row in rows)
 
 
-def test_hidden_cases_and_a_second_run_are_the_reference_s_alone(
-    dataset: Path, tmp_path: Path, engine: Engine
-) -> None:
+def test_hidden_cases_are_the_reference_s_alone(dataset: Path, tmp_path: Path, engine: Engine) -> None:
     entry = planned(dataset, tmp_path / "cases")["alpha"]
     both = engine.rows(entry, (REFERENCE, "torch"))
     assert any(str(row.case).startswith("hidden") for row in both)
@@ -104,7 +102,7 @@ def test_what_a_definition_lacks_is_said_without_a_worker(
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_a_package_that_cannot_be_imported_is_an_error_and_an_absent_one_a_skip(
+def test_a_broken_package_is_an_error_and_an_absent_one_a_skip(
     dataset: Path, tmp_path: Path, *, installed: bool
 ) -> None:
     packages = tmp_path / "packages"
@@ -147,9 +145,7 @@ def test_a_workload_line_is_a_case_and_a_missing_blob_is_a_typed_skip(dataset: P
         assert by_case["workload-two", implementation] == ("skip", "blob_missing")
 
 
-def test_inputs_that_can_not_be_drawn_are_an_error_of_their_case(
-    dataset: Path, tmp_path: Path, engine: Engine
-) -> None:
+def test_inputs_that_can_not_be_drawn_are_an_error(dataset: Path, tmp_path: Path, engine: Engine) -> None:
     entry = planned(dataset, tmp_path / "cases")["alpha"]
     first = entry.cases[0]
     gone = {"type": "safetensors", "path": str(tmp_path / "gone"), "tensor_key": "x"}
@@ -274,7 +270,7 @@ def test_few_inputs_are_drawn_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 1.02, float("nan")])
-def test_a_large_case_is_judged_in_chunks_as_it_would_be_whole(
+def test_a_large_case_is_judged_in_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float | None
 ) -> None:
     dataset = tmp_path / "dataset"

@@ -106,7 +106,7 @@ SLIPS: list[tuple[str, dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "facts", "told"), SLIPS, ids=[f"{kind} {told[:20]}" for kind, _, told in SLIPS])
-def test_a_number_that_only_one_reading_has_is_told_with_both_and_the_rest_is_kept(
+def test_what_only_one_reading_has_is_told_and_the_rest_kept(
     kind: str, facts: dict[str, object], told: str
 ) -> None:
     reading = reading_of(named("qwen3_30b"))

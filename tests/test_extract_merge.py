@@ -174,9 +174,7 @@ def test_descriptions_tags_and_spare_axes_do_not_make_another_kernel() -> None:
         (("outputs", "output", "shape"), ["batch_size"], "outputs.output.shape"),
     ],
 )
-def test_a_difference_in_meaning_is_named_by_its_field(
-    place: tuple[str, str, str], value: object, said: str
-) -> None:
+def test_a_difference_is_named_by_its_field(place: tuple[str, str, str], value: object, said: str) -> None:
     one = eps_norm(1e-6, "a")
     content = one.as_json()
     content[place[0]][place[1]][place[2]] = value

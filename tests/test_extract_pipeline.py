@@ -99,9 +99,7 @@ def test_the_stage_puts_a_models_definitions_beside_the_datasets(tmp_path: Path,
 
 
 @pytest.mark.usefixtures("right")
-def test_what_the_model_no_longer_makes_goes_and_a_refusal_leaves_all_as_it_was(
-    tmp_path: Path, dataset: Path
-) -> None:
+def test_what_is_no_longer_made_goes_and_a_refusal_leaves_all_as_it_was(tmp_path: Path, dataset: Path) -> None:
     out = extracted(tmp_path, dataset)
     stale = out / "definitions" / "rmsnorm" / "stale.json"
     stale.write_text("{}")

@@ -120,9 +120,7 @@ def test_members_that_lead_elsewhere_are_left_out_and_an_archive_cut_short_is_to
         unpack(archive, tmp_path / "again", folder="trace")
 
 
-def test_a_commit_is_fetched_without_the_rest_and_then_never_asked_for(
-    repository: Upstream, tmp_path: Path
-) -> None:
+def test_a_commit_is_fetched_without_the_rest_and_once(repository: Upstream, tmp_path: Path) -> None:
     dataset = from_git(repository)
     repository.commit({"data/definitions/x/a.json": "later"})
     folder = fetch(dataset, root=tmp_path / "out")
@@ -147,7 +145,7 @@ def test_a_whole_repository_can_be_the_dataset(repository: Upstream, tmp_path: P
         ({"folder": "../.."}, "outside the repository|could not be fetched"),
     ],
 )
-def test_a_commit_that_cannot_be_had_leaves_nothing(
+def test_what_cannot_be_had_leaves_nothing(
     repository: Upstream, tmp_path: Path, changes: dict[str, str], said: str
 ) -> None:
     with pytest.raises(TraceproofError, match=said):
@@ -155,7 +153,7 @@ def test_a_commit_that_cannot_be_had_leaves_nothing(
     assert left_in(tmp_path / "out") == []
 
 
-def test_an_edit_of_a_fetched_dataset_is_noticed_and_a_folder_is_used_in_place(
+def test_an_edit_of_what_was_fetched_is_noticed_and_a_folder_used_in_place(
     repository: Upstream, tmp_path: Path
 ) -> None:
     folder = fetch(from_git(repository), root=tmp_path / "out")

@@ -54,7 +54,7 @@ def test_a_whole_environment_lacks_nothing_and_a_package_that_is_not_installed_i
 
 @pytest.mark.slow
 @without_driver
-def test_what_lacks_the_drivers_library_alone_is_no_problem_and_a_missing_package_behind_it_is(
+def test_a_missing_driver_is_no_problem_and_a_missing_package_behind_it_is(
     tmp_path: Path,
 ) -> None:
     environment(tmp_path / "driver", OPENS_DRIVER)
@@ -188,7 +188,7 @@ def test_a_given_interpreter_may_be_a_path_or_a_program(made: list[Installation]
     ],
 )
 @pytest.mark.usefixtures("made")
-def test_an_interpreter_that_will_not_do_says_so_before_anything_runs(
+def test_an_interpreter_that_will_not_do_says_so_first(
     given: Path | None, needs: str, said: str, todo: str
 ) -> None:
     with pytest.raises(TraceproofError, match=said) as caught:

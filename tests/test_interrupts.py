@@ -247,9 +247,7 @@ def test_snakemake_of_another_environment_says_what_to_do(repository: Repository
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); signal.pause()", INTERRUPTED, "", ""),
     ],
 )
-def test_a_job_ends_as_its_work_does_and_logs_what_it_said(
-    tmp_path: Path, work: str, code: int, said: str, logged: str
-) -> None:
+def test_a_job_ends_as_its_work_and_logs(tmp_path: Path, work: str, code: int, said: str, logged: str) -> None:
     log = tmp_path / "logs" / "job.log"
     done = subprocess.run(
         [sys.executable, "-c", JOB.format(work=work), str(log)], check=False, text=True, capture_output=True

@@ -108,9 +108,7 @@ def test_an_element_that_the_floor_hits_may_be_rounded_twice_and_once_more() -> 
 
 
 @pytest.mark.parametrize(("spacings", "ok"), [(0.92, True), (1.5, True), (1.7, False)])
-def test_a_row_decided_by_one_element_that_the_floor_hits_may_lose_what_one_rounding_can(
-    spacings: float, *, ok: bool
-) -> None:
+def test_a_row_decided_by_one_element_may_lose_what_one_rounding_can(spacings: float, *, ok: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     expected = 0.02 * torch.randn((5, 96), generator=generator, dtype=torch.float64)
     expected[:, 32] = 14.6934  # between 8 and 16 bfloat16 has steps of 1/16
@@ -192,9 +190,7 @@ def test_minus_infinity_where_the_oracle_has_it_passes() -> None:
     ("tolerance", "verdict"),
     [(None, Verdict.FAIL), (0.1, Verdict.PASS), (1e-3, Verdict.FAIL), (0.0, Verdict.FAIL)],
 )
-def test_a_users_tolerance_decides_in_place_of_the_gate(
-    kind: Close | Quantised | Backward, tolerance: float | None, verdict: Verdict
-) -> None:
+def test_a_users_tolerance(kind: Close | Quantised | Backward, tolerance: float | None, verdict: Verdict) -> None:
     value = oracle_value()
     entries = {"": value, "baseline": value.to(torch.bfloat16), "bound": torch.full_like(value, 1e-6)}
     expected = Expected(shape=SHAPE, dtype=torch.bfloat16, oracle=entries, comparison=kind)

@@ -225,7 +225,7 @@ def times(factor: float, rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
     ],
     ids=["greedy 1 %", "greedy 10 %", "uniform 2 %", "a token dropped", "a token doubled"],
 )
-def test_a_part_of_the_draws_made_otherwise_is_seen(
+def test_some_draws_made_otherwise_show(
     part: float, other: Callable[[torch.Tensor], torch.Tensor], trials: int
 ) -> None:
     known = oracle(BROAD)

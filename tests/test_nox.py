@@ -32,7 +32,7 @@ def test_options_for_snakemake_reach_it(repository: Repository) -> None:
     assert "Traceback" not in ran.out
 
 
-def test_a_family_that_the_dataset_lacks_is_skipped_and_named_and_a_run_that_fails_is_no_skip(
+def test_a_family_that_the_dataset_lacks_is_skipped_and_a_failed_run_is_not(
     repository: Repository,
 ) -> None:
     ran = repository.run("nox", "-s", "test_mamba")

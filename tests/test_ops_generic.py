@@ -77,9 +77,7 @@ def drawn(definition: Definition, case: Case) -> Values:
         ),
     ],
 )
-def test_what_a_reference_divides_or_asserts_of_axes_holds_beside_the_constraints(
-    text: str, holds: Callable[[Mapping[str, int]], bool]
-) -> None:
+def test_what_a_reference_asserts_of_axes_holds(text: str, holds: Callable[[Mapping[str, int]], bool]) -> None:
     reference = f"def run(*inputs):\n    {text}\n"
     for case in cases(Definition.model_validate(PAGED | {"reference": reference}), "small", "medium").values():
         assert holds(case.axes), case.id
@@ -111,9 +109,7 @@ def test_a_trace_dump_s_optional_inputs_are_left_out_and_its_cache_may_change() 
 
 
 @pytest.mark.parametrize("cases_asked", [(), ("small-0",)])
-def test_a_text_is_what_a_constraint_allows_and_else_a_typed_skip(
-    tmp_path: Path, cases_asked: tuple[str, ...]
-) -> None:
+def test_a_text_is_what_a_constraint_allows_or_a_skip(tmp_path: Path, cases_asked: tuple[str, ...]) -> None:
     texts = {"layout": {"shape": None, "dtype": "string"}}
     inputs = GATED["inputs"] | texts
     known = read(changed(GATED, op_type="unheard_of", inputs=inputs, constraints=["layout == 'HND'"])).definition

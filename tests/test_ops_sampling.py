@@ -60,7 +60,7 @@ def drawn(
 
 
 @EVERY
-def test_mutants_fail_by_the_few_draws_that_a_large_vocabulary_affords(
+def test_mutants_fail_by_few_draws_of_a_large_vocabulary(
     definition: Definition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = ops.variant(definition, vocab_size=PUBLISHED_VOCABULARY)
@@ -150,7 +150,7 @@ def test_rows_for_many_draws_are_there_twice_and_exact(definition: Definition, v
 @pytest.mark.parametrize(
     "change", [lambda value: value.roll(1), lambda value: value.flip(0)], ids=["of the next row", "in reverse"]
 )
-def test_swapped_parameters_are_seen(
+def test_swapped_ones(
     definition: Definition, case_id: str, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     case = ops.case_named(definition, case_id)
@@ -165,9 +165,7 @@ def test_swapped_parameters_are_seen(
 
 @EVERY
 @pytest.mark.parametrize("off", [-1, 0, 1])
-def test_a_filter_off_by_a_token_of_two_in_a_thousand_is_seen_by_a_kernel_s_draws(
-    definition: Definition, off: int
-) -> None:
+def test_a_filter_off_by_a_token_of_two_in_a_thousand_is_seen(definition: Definition, off: int) -> None:
     case = ops.case_named(definition, "adversarial-draws")
     found = patterns("draws", definition.const_axes["vocab_size"])
     rows = [row for row in range(case.axes["batch_size"]) if found[row % len(found)].name == "edge"]

@@ -117,7 +117,7 @@ def test_a_failed_job_never_shows_the_table_of_the_run_before(repository: Reposi
     repository.edit("scripts/stack_job.py", KILLS, PLANS)
 
 
-def test_a_wrong_reference_is_a_finding_of_that_definition_alone_and_its_verdicts_stay(
+def test_a_wrong_reference_is_a_finding_of_that_definition_alone(
     repository: Repository,
 ) -> None:
     ran = repository.verify("--json", str(repository.root / "out.json"))

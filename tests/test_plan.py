@@ -98,9 +98,7 @@ def test_other_code_or_another_selection_plans_all(
     assert len(planned(**other)) == 4
 
 
-def test_a_definition_with_workload_lines_is_planned_each_time(
-    dataset: Path, planned: Callable[..., list[str]]
-) -> None:
+def test_workload_lines_are_planned_each_time(dataset: Path, planned: Callable[..., list[str]]) -> None:
     drawn = {"type": "random"}
     line = {"uuid": "one", "axes": {"batch_size": 3}, "inputs": {"hidden_states": drawn, "weight": drawn}}
     path = write_workloads(dataset, "alpha", [line])
@@ -115,7 +113,7 @@ def test_a_definition_with_workload_lines_is_planned_each_time(
 @pytest.mark.parametrize(
     "damage", [lambda text: text.replace("64", "65", 1), lambda text: text[:-9], lambda _: ""]
 )
-def test_a_damaged_plan_is_made_again(
+def test_a_damaged_one_is_made_again(
     dataset: Path, planned: Callable[..., list[str]], damage: Callable[[str], str]
 ) -> None:
     planned()
@@ -150,7 +148,7 @@ def test_a_large_op_type_has_a_verdict_file_per_group(count: int, files: int) ->
     assert found == (["a"] if files == 1 else [f"a.{number}-of-{files}" for number in range(1, files + 1)])
 
 
-def test_an_edit_changes_the_digest_of_its_job_alone(
+def test_an_edit_changes_its_job_s_digest_alone(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("traceproof.run.schema.GROUP", 2)

@@ -151,7 +151,7 @@ def edited(path: str, old: bytes, new: bytes) -> Callable[[PullRequest], PullReq
         (lambda made: edited("traces/", b'"log"', b'"blog"')(traced(made)), "does not fit the schema"),
     ],
 )
-def test_what_breaks_a_rule_is_refused(
+def test_a_broken_rule(
     alpha: PullRequest, source: Source, change: Callable[[PullRequest], PullRequest], problem: str
 ) -> None:
     with pytest.raises(TraceproofError, match="cannot be published on top of") as caught:
@@ -198,9 +198,7 @@ def test_lines_of_the_base_stay_and_come_once() -> None:
 
 
 @pytest.mark.parametrize("start", ["definitions/", "solutions/", "workloads/"])
-def test_lists_in_lists_in_lists_are_no_traceback(
-    alpha: PullRequest, source: Source, tmp_path: Path, start: str
-) -> None:
+def test_lists_in_lists_are_no_traceback(alpha: PullRequest, source: Source, tmp_path: Path, start: str) -> None:
     root = tmp_path / "dataset"
     shutil.copytree(source.dataset, root)
     path = root / path_of(alpha, start)
@@ -283,9 +281,7 @@ def test_a_case_whose_right_answer_is_infinite_is_no_workload(source: Source, tm
     assert len((tmp_path / "alpha" / "workloads" / "rmsnorm" / "alpha.jsonl").read_text().splitlines()) == 1
 
 
-def test_flashinfer_bench_finds_what_a_pull_request_brings(
-    alpha: PullRequest, source: Source, tmp_path: Path
-) -> None:
+def test_flashinfer_bench_finds_what_one_brings(alpha: PullRequest, source: Source, tmp_path: Path) -> None:
     theirs = pytest.importorskip("flashinfer_bench.data", reason="package_absent: flashinfer-bench")
     whole = traced(alpha)
     root = tmp_path / "published"
@@ -303,7 +299,7 @@ def test_flashinfer_bench_finds_what_a_pull_request_brings(
     assert (root / "traces" / solution.author / "rmsnorm" / "alpha.jsonl").is_file()
 
 
-def test_measured_traces_are_published_under_the_author_of_the_solution(
+def test_measured_traces_are_published_under_the_author(
     alpha: PullRequest, source: Source, tmp_path: Path
 ) -> None:
     lines = alpha.files[path_of(alpha, "workloads/")]
@@ -341,9 +337,7 @@ def rows_of(**changes: dict[str, Any]) -> list[dict[str, Any]]:
         ({"torch": {"case": "small-1", "digests": {"definition": "f" * 32, "inputs": ""}}}, "no ground truth"),
     ],
 )
-def test_a_reference_and_a_ground_truth_that_pass_earn_the_tag_and_nothing_less(
-    changes: dict[str, dict[str, Any]], reason: str
-) -> None:
+def test_a_reference_and_a_truth_that_pass_earn_the_tag(changes: dict[str, dict[str, Any]], reason: str) -> None:
     found = verified(rows_of(**changes), ALPHA)
     assert reason in found.reason
     assert found.tags(ALPHA) == (f"status:{'un' if reason else ''}verified",)

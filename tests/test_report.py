@@ -190,9 +190,7 @@ def test_verdicts_that_were_changed_after_they_were_written_are_removed(tmp_path
     assert not verdicts.exists()
 
 
-def test_op_types_are_summarised_once_and_together_as_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_op_types_are_summarised_once_and_as_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, read = tmp_path / "run", list[str]()
 
     def noted(path: Path) -> Iterator[VerdictRow]:

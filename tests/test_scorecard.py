@@ -57,9 +57,7 @@ def card(root: Path, suite: Suite) -> Card:
     ],
     ids=["asserts", "returns", "looks at shapes"],
 )
-def test_a_suite_with_a_pasted_copy_is_scored_by_what_it_asserts(
-    tmp_path: Path, end: str, *, killed: bool, denied: bool
-) -> None:
+def test_a_suite_is_scored_by_what_it_asserts(tmp_path: Path, end: str, *, killed: bool, denied: bool) -> None:
     root = dataset(tmp_path, CHECK + end)
     found = card(root, Suite(root, partial(existing, root=root)))
     assert found.tests == 1

@@ -141,7 +141,7 @@ def test_whole_numbers_that_python_decides_by_floating_ones_are_left_out() -> No
         (lambda x: torch.view_as_complex(x.float().view(-1, 2)), "complex"),
     ],
 )
-def test_what_float64_can_not_follow_is_refused_by_name(
+def test_what_float64_can_not_follow_is_refused(
     function: Callable[[torch.Tensor], torch.Tensor], why: str
 ) -> None:
     with pytest.raises(shadow.UnsupportedError, match=why):
@@ -442,8 +442,6 @@ def run(probs, top_p):
 
 
 @pytest.mark.parametrize(("wrong", "accepted"), [("", True), (" * 1.001", False)])
-def test_a_solution_that_keeps_all_equals_is_accepted(
-    wrong: str, *, accepted: bool, judged: SolutionJudge
-) -> None:
+def test_one_that_keeps_all_equals_is_accepted(wrong: str, *, accepted: bool, judged: SolutionJudge) -> None:
     reasons = judged.reasons(candidate("one", THRESHOLD.format(wrong)), "renorm")
     assert (reasons == []) is accepted, reasons

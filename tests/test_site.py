@@ -37,9 +37,7 @@ def table(page: Page) -> dict[str, Any]:
     return found
 
 
-def test_every_definition_has_a_page_and_stands_in_the_overview_and_below_its_op_type(
-    pages: dict[str, Page], built: Built
-) -> None:
+def test_every_definition_has_a_page_and_stands_in_the_lists(pages: dict[str, Page], built: Built) -> None:
     assert built.pages == len(pages)
     for name in (*NAMES, BROKEN):
         page = pages[f"definitions/{path_part(name)}.html"]
@@ -50,9 +48,7 @@ def test_every_definition_has_a_page_and_stands_in_the_overview_and_below_its_op
     assert {one[0] for one in overview["results"]} == set(range(len(NAMES) + 1))
 
 
-def test_every_link_leads_to_a_file_of_the_site_and_nothing_is_loaded_from_elsewhere(
-    pages: dict[str, Page], built: Built
-) -> None:
+def test_every_link_leads_to_a_file_of_the_site_and_nowhere_else(pages: dict[str, Page], built: Built) -> None:
     for path, page in pages.items():
         for link in page.links:
             if link == "data:,":
@@ -92,7 +88,7 @@ def test_a_page_holds_nothing_that_the_browser_may_run_but_the_site_s_own_files(
         assert "unsafe" not in policy
 
 
-def test_a_failing_definition_s_page_has_its_finding_worst_place_margins_and_command(
+def test_a_failing_definition_s_page_has_its_finding_margins_and_command(
     pages: dict[str, Page],
 ) -> None:
     page = pages["definitions/gamma.html"]

@@ -66,9 +66,7 @@ def test_four_nodes_give_the_verdicts_of_one_machine(slurm: Cluster, repository:
     assert rows(repository) == distributed
 
 
-def test_a_cancelled_job_and_a_lost_node_cost_time_and_nothing_else(
-    slurm: Cluster, repository: Repository
-) -> None:
+def test_a_cancelled_job_and_a_lost_node_cost_nothing_but_time(slurm: Cluster, repository: Repository) -> None:
     done: list[Ran] = []
     run = threading.Thread(target=lambda: done.append(on_slurm(repository)), daemon=True)
     run.start()

@@ -288,9 +288,7 @@ def test_a_session_judges_by_the_configuration_and_writes_certificates(tmp_path:
     assert written == ["right-alpha.html", "right-alpha.json", "wrong-alpha.html", "wrong-alpha.json"]
 
 
-def test_headers_that_an_installed_package_brings_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_of_an_installed_package_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = tmp_path / "kernels" / "data" / "cutlass" / "include"
     headers.mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
@@ -320,9 +318,7 @@ def test_a_sampler_that_is_greedy_in_one_of_a_hundred_draws_is_refused(judge: So
     assert [(row.reason, row.output) for row in greedy.rows if row.bad] == [("numerics", "samples")]
 
 
-def test_a_right_sampler_that_writes_into_its_output_is_accepted(
-    judge: SolutionJudge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_right_sampler_that_writes_is_accepted(judge: SolutionJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "FURTHER_SECONDS", 1.0)
     monkeypatch.setattr(sampler, "SHORT_SECONDS", 0.05)
     assert judge.reasons(candidate("right", SAMPLER.format(part=0.0) + WRITTEN), TOP_K) == []

@@ -75,9 +75,7 @@ def test_only_the_wanted_folders_are_brought(tmp_path: Path, upstream: Upstream)
     assert packed < 100_000  # docs/long.bin alone has 300 kB that nothing compresses
 
 
-def test_submodules_are_brought_with_their_files(
-    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submodules_have_their_files(tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "protocol.file.allow")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "always")

@@ -373,7 +373,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_whatever_an_index_answers_is_one_message(
+def test_any_answer_is_one_message(
     index: Index, tmp_path: Path, page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(package, "_pip_options", lambda: {"index-url": index.url})

@@ -75,7 +75,7 @@ def test_what_the_shipped_lock_says_is_what_is_judged() -> None:
         ({"url": "https://example.org/x", "commit": "a" * 40}, "commit aaaaaaaaaaaa"),
     ],
 )
-def test_another_pin_than_what_is_judged_is_said_unless_its_source_was_chosen(
+def test_another_pin_is_said_unless_its_source_was_chosen(
     tmp_path: Path, pin: dict[str, str], pinned: str
 ) -> None:
     (tmp_path / "envs").mkdir()
@@ -110,9 +110,7 @@ def test_an_interpreter_that_cannot_be_used_says_so(python: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_environment_that_cannot_be_had_says_what_the_installer_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "fla.txt").write_text(f"no-such-package==1.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.setenv("UV_OFFLINE", "1")
@@ -122,9 +120,7 @@ def test_an_environment_that_cannot_be_had_says_what_the_installer_said(
     assert not (tmp_path / "stamp.json").exists()
 
 
-def test_an_environment_is_built_once_and_again_when_its_pins_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_is_built_once_per_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     said: list[str] = []
     monkeypatch.setattr(environments, "_run", lambda _, name: made.append(name))
@@ -217,9 +213,7 @@ def test_the_drivers_library_can_be_linked_against_where_there_is_none(tmp_path:
     assert b"libcuda.so.1\0" in stub.read_bytes()  # what is linked against it asks for the driver's
 
 
-def test_without_a_c_compiler_the_environment_says_what_to_install(
-    tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_c_compiler_is_told(tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
     with pytest.raises(TraceproofError, match="no C compiler") as caught:
         toolkit.compose(tmp_path / "env", packages)
@@ -227,9 +221,7 @@ def test_without_a_c_compiler_the_environment_says_what_to_install(
     assert not (tmp_path / "env" / "cuda").exists()
 
 
-def test_builds_use_the_environments_toolkit_and_not_the_machines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_builds_use_the_environments_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
     assert jit.environment(tmp_path, RECORD)["CUDA_HOME"] == "/usr/local/cuda"  # an interpreter without one

@@ -100,7 +100,7 @@ def test_with_this_package_they_use_its_cases_and_gates_and_say_so(done: subproc
     assert "torch: 3/5 passed, 1 skipped" in done.stdout
 
 
-def test_workload_lines_are_cases_and_a_blob_that_is_missing_is_a_skip(
+def test_workload_lines_are_cases_and_a_missing_blob_a_skip(
     done: subprocess.CompletedProcess[str],
 ) -> None:
     listed = run_pytest_lines(done)

@@ -88,9 +88,7 @@ def test_a_users_tolerance_decides(tmp_path: Path, tolerance: float | None, *, p
                 case.check()
 
 
-def test_outside_the_specification_s_tolerance_fails_where_the_gates_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_outside_the_specification_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = trial(tmp_path)
     for ruling in found.rulings(REFERENCE, None).values():
         monkeypatch.setitem(ruling.details["metrics"], "within_specification", 0)
@@ -99,9 +97,7 @@ def test_outside_the_specification_s_tolerance_fails_where_the_gates_pass(
 
 
 @pytest.mark.parametrize(("k", "held"), [(8, True), (14336, False)])
-def test_a_sum_is_held_to_the_specification_only_where_its_order_does_not_decide(
-    tmp_path: Path, k: int, *, held: bool
-) -> None:
+def test_a_sum_is_held_to_it_where_its_order_does_not_decide(tmp_path: Path, k: int, *, held: bool) -> None:
     """Of 14,336 terms a float32 sum may lose more than the specification's 1e-3, and kernels differ in what."""
     raw = json.loads((DATASET / "definitions/gemm/gemm_n96_k160.json").read_text(encoding="utf-8"))
     raw |= {"name": f"gemm_n8_k{k}", "axes": {**raw["axes"], "N": {"type": "const", "value": 8}}}

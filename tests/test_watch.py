@@ -63,9 +63,7 @@ def test_what_a_release_broke_and_what_the_next_one_mended_is_said_once(reposito
 
 
 @pytest.mark.parametrize(("take", "code"), [("false", 0), ("true", 2)])
-def test_what_could_not_be_found_out_leaves_no_earlier_answer(
-    repository: Repository, take: str, code: int
-) -> None:
+def test_what_was_not_found_out_leaves_no_earlier_answer(repository: Repository, take: str, code: int) -> None:
     assert watch(repository, "true").code == 0
     ran = watch(repository, take, code=code)
     assert (ran.code, list((repository.root / "watch").glob("verdicts.*"))) == (2, [])

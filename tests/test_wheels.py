@@ -84,9 +84,7 @@ def test_conditions_are_judged_by_the_python_that_is_asked_for(tmp_path: Path) -
     assert list(pins(path, python="3.13")) == [PinnedPackage("one==2", ()), three]
 
 
-def test_an_environment_is_installed_from_what_was_bundled(
-    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_comes_from_a_bundle(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pins(tmp_path, "fla", f"tiny==1.0 \\\n    --hash=sha256:{wheel(index, 'tiny')}\n")
     folder = tmp_path / "bundle"
     assert bundle("fla", folder, root=tmp_path, python=HERE) == []
@@ -119,7 +117,7 @@ def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path, index: Path
     assert list((tmp_path / "bundle").iterdir()) == []
 
 
-def test_the_cpus_torch_is_looked_for_at_its_own_index_too(
+def test_the_cpus_torch_has_an_index_of_its_own(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert index.is_dir()

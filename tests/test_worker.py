@@ -63,7 +63,7 @@ def test_an_item_may_have_a_time_of_its_own(workers: Workers) -> None:
     ],
     ids=lambda value: value.get("do") if isinstance(value, dict) else "",
 )
-def test_a_failure_costs_its_own_item_and_says_why(
+def test_a_failure_costs_its_own_item(
     workers: Workers, deed: dict[str, object], status: Status, said: str
 ) -> None:
     limits = Limits(seconds=20, message_bytes=4 * MIB)

@@ -286,9 +286,7 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(machine: str, gpu: bo
         (kernel.SETSOCKOPT, 2, kernel.SO_SNDBUF, EPERM),
     ],
 )
-def test_the_filter_looks_at_arguments(
-    machine: str, call: kernel.Numbers, argument: int, value: int, expected: str | int
-) -> None:
+def test_the_arguments(machine: str, call: kernel.Numbers, argument: int, value: int, expected: str | int) -> None:
     code = kernel.filter_program(machine, processes=True, only_signal=None)
     assert verdict(code, machine, of(machine, call), {argument: value}) == expected
 

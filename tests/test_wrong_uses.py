@@ -163,9 +163,7 @@ def test_a_wrong_use_is_answered(command: str, names: str, tmp: Path, capsys: py
 
 
 @pytest.mark.parametrize(("changes", "names"), CONFIGS, ids=[names for _, names in CONFIGS])
-def test_a_wrong_configuration_is_answered(
-    changes: object, names: str, at_home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_answered(changes: object, names: str, at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = at_home / "config.yaml"
     if isinstance(changes, dict):
         config.write_text(json.dumps({**YAML(typ="safe").load(config.read_text()), **changes}))

@@ -96,9 +96,7 @@ def test_pytorchs_norm_is_accepted(judge: SolutionJudge) -> None:
     assert judge.reasons(found, NAME) == []
 
 
-def test_squares_rounded_to_bf16_lose_less_than_the_output_and_are_named(
-    judge: SolutionJudge, tmp_path: Path
-) -> None:
+def test_squares_rounded_to_bf16_lose_less_than_the_output_and_show(judge: SolutionJudge, tmp_path: Path) -> None:
     _needs("triton")
     source = (FOLDER / "rmsnorm_triton.py").read_text(encoding="utf-8")
     before, after = "x * x, axis=0)", "(x * x).to(tl.bfloat16), axis=0).to(tl.float32)"
