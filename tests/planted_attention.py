@@ -15,9 +15,8 @@ FORMS = (
     "mla_paged_decode",
     "mla_paged_prefill",
     "dsa_sparse",
-    "gqa_paged_prefill_windowed",
-    "gqa_paged_decode_sinks",
 )
+BENT = ("gqa_paged_prefill_windowed", "gqa_paged_decode_sinks")
 PAGE = 16
 TOPK = 96
 Shapes = dict[str, tuple[list[str] | None, str]]

@@ -17,7 +17,7 @@ from traceproof.run.plan import PlanSelection, planned_alone
 
 FORMS = [
     *(definition for op_type in registry.known() for definition in ops.definitions(op_type)),
-    *map(planted.form, planted.FORMS),
+    *map(planted.form, planted.FORMS + planted.BENT),
     planted.indexer(),
 ]
 DEFINITIONS = {definition.name: definition for definition in FORMS}

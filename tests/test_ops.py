@@ -22,7 +22,7 @@ from traceproof.run.case import SolvedCase, solve
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
-FORMS = [*map(planted.form, planted.FORMS), planted.indexer()]  # without a reference
+FORMS = [*map(planted.form, planted.FORMS + planted.BENT), planted.indexer()]  # without a reference
 SIZES = ("small", "medium", "large")
 HEAVY = frozenset({"moe", "mla_ragged", "gqa_paged"})  # op_types whose definitions here take seconds
 HARMLESS = {  # mutants that give the right bits
