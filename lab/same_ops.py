@@ -106,7 +106,7 @@ def facts(op: Op, definition: Definition, cases: list[Case]) -> Digests:
         "comparisons": repr(dict(op.comparisons(definition))),
         "rows": [op.row_axis(definition), op.summed(definition), sorted(op.mutated(definition))],
         "far": [repr(op.enlarged(definition)), op.no_inputs(definition)],
-        "twin": str(scaled_down),
+        "scaled_down": str(scaled_down),
     }
     return {name: digest_json(value) for name, value in said.items()}
 

@@ -83,7 +83,7 @@ def verify(
             os.environ.setdefault(CONNECTIONS, "1")  # as workers do: processes wait for each other's
             choose_gpu()
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's: with a second thread, a worker can not be forked
-        with paused_collection(kept=True):
+        with paused_collection(kept=True), entry.TELLING:
             from traceproof.run import engine as running  # imports torch, which takes seconds
         from traceproof.run.plan import workers_of
         from traceproof.run.workers import Environment

@@ -34,6 +34,7 @@ from traceproof.run.schema import (
     OpTypePlan,
     PlannedDefinition,
     RowDigests,
+    SkipNote,
     VerdictRow,
     read_rows,
     rows_text,
@@ -225,6 +226,21 @@ def test_a_skip_is_kept_and_bundles_of_an_earlier_run_go(verify: Verify, tmp_pat
     again = Stub()
     verify(again)
     assert again.asked == []
+
+
+def test_what_the_plan_skips_whole_asks_no_engine(verify: Verify, planned: OpTypePlan) -> None:
+    skip = SkipNote(reason=Skip.DOES_NOT_FIT, message="needs about 99.0 GiB")
+    alpha = planned.definitions["alpha"]
+    large = alpha.holding(case.model_copy(update={"skip": skip}) for case in alpha.cases)
+    stub = Stub()
+    rows = verify(stub, plan=planned.model_copy(update={"definitions": {"alpha": large}}))
+    assert stub.asked == []
+    cases = [case.id for case in alpha.cases]
+    assert [(row.implementation, row.case) for row in rows] == [(name, case) for name in EVERY for case in cases]
+    assert {(row.verdict, row.reason, row.message, row.output) for row in rows} == {
+        (Verdict.SKIP, Skip.DOES_NOT_FIT, "needs about 99.0 GiB", "*")
+    }
+    assert {row.digests.environment for row in rows} == {one["digest"] for one in RECORDS.values()}
 
 
 def test_a_large_op_type_has_groups_by_name(planned: OpTypePlan, tmp_path: Path) -> None:

@@ -72,6 +72,16 @@ def test_the_exact_value_alone_passes(name: str) -> None:
             assert subject.ruling(output, wrong, reference=True).verdict is Verdict.FAIL
 
 
+def test_what_a_gpu_need_not_compute_exactly_is_exact_on_a_cpu_alone() -> None:
+    subject = lossless(next(name for name, one in DEFINITIONS.items() if one.op_type == "gemm"))
+    assert subject is not None
+    [(output, dtype)] = narrow(subject).items()
+    near = subject.oracle[output].to(dtype)
+    near.view(-1)[0] *= 1 + torch.finfo(dtype).eps
+    found = [subject.ruling(output, near, reference=True, on_gpu=on_gpu).verdict for on_gpu in (False, True)]
+    assert found == [Verdict.FAIL, Verdict.PASS]
+
+
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_no_equivalent_variant_is_refused(name: str) -> None:
     subject, variants = lossless(name), registry.get(DEFINITIONS[name].op_type).variants

@@ -82,7 +82,9 @@ def stating(eps: str) -> Definition:
         ),
     ],
 )
-def test_a_twin_keeps_ratios_constraints_and_sizes_that_are_stated(definition: Definition, said: str) -> None:
+def test_a_scaled_down_one_keeps_ratios_constraints_and_sizes_that_are_stated(
+    definition: Definition, said: str
+) -> None:
     assert str(scaled_down_of(definition, registry.for_definition(definition)[0])) == said
 
 
@@ -98,7 +100,7 @@ def test_a_mixture_of_experts_keeps_what_its_sizes_have_to_do_with_each_other() 
     assert registry.get("moe").memory(scaled_down.definition, case) < registry.get("moe").memory(large, case) // 20
 
 
-def test_a_definition_that_does_not_fit_is_judged_by_its_twin_and_stays_unproved(tmp_path: Path) -> None:
+def test_a_definition_that_does_not_fit_is_judged_scaled_down_and_stays_unproved(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(), rmsnorm("narrow"))
     of_wide = [row for row in rows if row["definition"] == "wide"]
     whole = [row for row in of_wide if "scaled_down" not in row]
@@ -108,7 +110,7 @@ def test_a_definition_that_does_not_fit_is_judged_by_its_twin_and_stays_unproved
     assert {(row["verdict"], row["scaled_down"]) for row in scaled_down} == {("pass", "hidden_size 16384 -> 256")}
     own = {row["grade"] for row in scaled_down if row["implementation"] == "reference" and row["output"] != "*"}
     assert own == {"scaled_down"}
-    assert all(row["case"].startswith(("twin-", "hidden-")) for row in scaled_down)
+    assert all(row["case"].startswith(("scaled-down-", "hidden-")) for row in scaled_down)
     assert whole[0]["digests"]["definition"] != scaled_down[0]["digests"]["definition"]
     summary = summarise(rows, Known())
     assert summary["verified"]
@@ -128,12 +130,12 @@ def test_a_definition_that_does_not_fit_is_judged_by_its_twin_and_stays_unproved
     assert not verification(Definition.model_validate(wide()), found).verified
 
 
-def test_a_twin_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
+def test_a_scaled_down_one_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(reference=GOOD.replace("* weight.float()", "")))
     assert told_of(summarise(rows, Known()), "conclusion") == {"wide": "wrong"}
 
 
-def test_a_reference_that_refuses_the_twins_sizes_leaves_the_skip_with_what_it_raised(tmp_path: Path) -> None:
+def test_a_reference_that_refuses_the_smaller_sizes_leaves_the_skip_with_what_it_raised(tmp_path: Path) -> None:
     reference = GOOD.replace("EPS = 1e-6", "EPS = 1e-6\n    assert hidden_states.shape[1] > 16000")
     rows = verified(tmp_path, wide(reference=reference))
     assert not any(row["verdict"] in {"fail", "error"} for row in rows)
@@ -144,7 +146,7 @@ def test_a_reference_that_refuses_the_twins_sizes_leaves_the_skip_with_what_it_r
     assert told_of(summarise(rows, Known()), "conclusion") == {"wide": "not_run"}
 
 
-def test_a_definition_without_a_twin_says_why_it_has_none(tmp_path: Path) -> None:
+def test_a_definition_without_a_scaled_down_one_says_why_it_has_none(tmp_path: Path) -> None:
     rows = verified(
         tmp_path, wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = 1e-6\n    assert x.shape[1] == {WIDE}"))
     )
@@ -156,9 +158,9 @@ def test_a_definition_without_a_twin_says_why_it_has_none(tmp_path: Path) -> Non
     assert told_of(summarise(rows, Known()), "conclusion") == {"wide": "not_run"}
 
 
-def test_one_case_of_a_twin_can_be_repeated(tmp_path: Path) -> None:
-    rows = verified(tmp_path, wide(), cases=("twin-medium-0",))
-    assert {row["case"] for row in rows if row["implementation"] == "reference"} == {"twin-medium-0"}
+def test_one_case_of_a_scaled_down_one_can_be_repeated(tmp_path: Path) -> None:
+    rows = verified(tmp_path, wide(), cases=("scaled-down-medium-0",))
+    assert {row["case"] for row in rows if row["implementation"] == "reference"} == {"scaled-down-medium-0"}
     assert {row["verdict"] for row in rows} == {"pass"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -208,6 +209,30 @@ def worker() -> Iterator[Worker]:
     made.fork()
     yield made
     made.close()
+
+
+ON_A_TERMINAL = """
+import sys, time
+from pathlib import Path
+from traceproof.run import entry
+
+def main():
+    told = len([*Path("/proc/self/task").iterdir()])
+    entry.TELLING.close()
+    time.sleep(0.2)
+    print(told, len([*Path("/proc/self/task").iterdir()]))
+
+entry.run(main, log=Path(sys.argv[1]))
+"""
+
+
+def test_a_job_on_a_terminal_can_be_forked_once_nothing_is_told(tmp_path: Path) -> None:
+    ours, terminal = os.openpty()
+    command = [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path / "log.txt")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, text=True, check=True)
+    os.close(ours)
+    os.close(terminal)
+    assert done.stdout == "2 1\n"
 
 
 @pytest.mark.parametrize(

@@ -466,13 +466,14 @@ class DrawnCase:
         returned = named_outputs(self.definition, outputs)
         held = {name: value for name, value in returned.items() if value is not None}
         tensors = dict(zip(held, plain_tensors(list(held.values())), strict=True))
+        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in held.values())
         notes = notes_of(self._op, self.definition, dict(self.inputs), returned, before)
         case = JudgedCase(
             entry=entry,
             definition=self.definition,
             op=self._op,
             planned=self.planned,
-            results={OUTPUTS: CaseResult(outputs=tensors, **notes)},
+            results={OUTPUTS: CaseResult(outputs=tensors, on_gpu=on_gpu, **notes)},
             right=Right(oracle={} if self.planned.large else dict(self.expected)),
             records={OUTPUTS: {}},
             tolerance=self.tolerance,

@@ -13,7 +13,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Op
 
-PREFIX = "twin-"  # how the ids of its cases begin
+PREFIX = "scaled-down-"  # how the ids of its cases begin
 NEAR = 1e-3  # relative distance at which a number of the text counts as one that follows from a size
 
 

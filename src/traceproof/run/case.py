@@ -205,16 +205,13 @@ CPU = torch.device("cpu")
 class SolvedCase(Subject):
     """One case, drawn and solved, and what the judge says of outputs."""
 
-    def expected(self, name: str, *, reference: bool = False) -> Expected:
-        """What the judge expects of an output, of a kernel or of the reference."""
-        entries = entries_of(self.oracle, name)
-        return expectation(self.definition, self.op, self.case, name, entries, reference=reference)
+    def expected(self, name: str, **of: bool) -> Expected:
+        """What the judge expects of an output; `of` says whose, as `expectation` does."""
+        return expectation(self.definition, self.op, self.case, name, entries_of(self.oracle, name), **of)
 
-    def ruling(
-        self, name: str, actual: torch.Tensor | None, tolerance: float | None = None, *, reference: bool = False
-    ) -> Ruling:
-        """The judge's ruling on an output of a kernel or of the reference."""
-        return judge_output(actual, self.expected(name, reference=reference), tolerance=tolerance)
+    def ruling(self, name: str, actual: torch.Tensor | None, tolerance: float | None = None, **of: bool) -> Ruling:
+        """The judge's ruling on an output; `of` says whose, as `expectation` does."""
+        return judge_output(actual, self.expected(name, **of), tolerance=tolerance)
 
 
 def solve(
@@ -251,11 +248,13 @@ def expectation(  # noqa: PLR0913 - one output of one case
     entries: Mapping[str, torch.Tensor],
     *,
     reference: bool = False,
+    on_gpu: bool = False,
     in_chunks: bool = False,
 ) -> Expected:
     """What the judge expects of an output of a case, given the oracle's entries for it.
 
     `reference`: it is the definition's reference that gave the output, which may lose less than a kernel.
+    `on_gpu`: it was computed there.
     """
     spec = op.judged(definition)[name]
     trials = op.trials(definition, case)
@@ -275,5 +274,5 @@ def expectation(  # noqa: PLR0913 - one output of one case
         drawn=bool(trials),
         lossless=case.params.get(UNUSUAL) == LOSSLESS
         and (reference or not isinstance(kind, Quantised))  # kernels requantise
-        and (op.exact_on_gpu(definition) or not torch.cuda.is_available()),
+        and (op.exact_on_gpu(definition) or not on_gpu),
     )

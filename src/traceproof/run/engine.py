@@ -273,16 +273,10 @@ class DefinitionRun:
         self.rows_of: dict[str, dict[str, Rows]] = {}  # by case and implementation
         self.pairs: Rows = []
         self.held: list[JudgedCase] = []  # with a disputed output that may be explained
-        self.disagreements: Rows = []
 
     def rows(self) -> Rows:
         """All rows in their order. Of each implementation's smallest disputed case they say what it looks like."""
         cases = self.entry.cases
-        for planned in cases:
-            if planned.skip is not None:
-                skipped = self._case(planned)
-                skipped.results = {name: CaseResult(status="skip") for name in self.names}
-                self._finish(skipped)
         plain = [planned for planned in cases if planned.skip is None and not planned.hidden]
         hidden = [planned for planned in cases if planned.skip is None and planned.hidden]
         if REFERENCE in self.names:
@@ -302,8 +296,12 @@ class DefinitionRun:
             explained |= told
         found: Rows = []
         for name in self.names:
-            found += self.disagreements if name == REFERENCE else ()
-            found += (row for one in cases for row in self.rows_of.get(one.id, {}).get(name, ()))
+            mine = self.entry.known_rows(name, self.engine.record(name), self.settings.code)
+            for row in mine:
+                if row.verdict is Verdict.SKIP:
+                    self.settings.progress(name, row.definition, str(row.case), row.verdict)
+            mine += (row for rows in self.rows_of.values() for row in rows.get(name, ()))
+            found += sorted(mine, key=lambda row: order[str(row.case)])
         found += sorted(self.pairs, key=lambda row: (row.implementation, order[str(row.case)], row.output))
         return found
 
@@ -437,7 +435,7 @@ class DefinitionRun:
 
     def judge(self, case: JudgedCase) -> None:
         """Judge a case that is too large to be solved at once; another one judges itself."""
-        if not case.planned.large or case.planned.skip is not None or case.inputs is None or not case.ran:
+        if not case.planned.large or case.inputs is None or not case.ran:
             return
         try:
             case.large = LargeCase(case, figures=self.settings.figures).rulings(self.engine.computing)
@@ -455,8 +453,6 @@ class DefinitionRun:
         self.pairs += case.pairs()
         if any(row.arbitration for row in case.every) and planned.memory <= EXPLAINED_BYTES:
             self.held.append(case)
-        if planned is self.entry.cases[0] and REFERENCE in case.results and not self.entry.scaled_down:
-            self.disagreements = case.disagreements()
         for name, rows in case.rows.items():
             verdicts = {row.verdict for row in rows}
             worst = next(

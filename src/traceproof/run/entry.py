@@ -22,6 +22,7 @@ from traceproof.programs import telling
 FINDINGS, UNFINISHED, INTERRUPTED = 1, 2, 130  # exit codes; the last as shells have it for Ctrl-C
 FOUND = "findings\n"  # the last line of a target's log where it ends with findings
 PR_SET_PDEATHSIG = 1
+TELLING = contextlib.ExitStack()  # on a terminal, for how long a job has been going on; who tells more closes it
 PATIENCE_SECONDS = 3  # for a clean end of an interrupted job; then the kernel ends it
 
 
@@ -72,7 +73,9 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
         file = io.StringIO()
     sys.stderr = Tee(terminal, file)
     try:
-        with telling(log.stem) if terminal.isatty() else contextlib.nullcontext():
+        with TELLING:
+            if terminal.isatty():
+                TELLING.enter_context(telling(log.stem))
             findings = main()
         if findings:
             file.write(FOUND)

@@ -27,13 +27,11 @@ from traceproof.run.schema import (
     ORACLE,
     PAIR,
     REFERENCE,
-    SHADOW,
     WHOLE,
     Arbitration,
     GateResult,
     PlannedCase,
     PlannedDefinition,
-    RowDigests,
     VerdictRow,
 )
 from traceproof.run.untrusted import CaseResult
@@ -100,17 +98,9 @@ class JudgedCase:
         """All rows."""
         return [row for rows in self.rows.values() for row in rows]
 
-    def disagreements(self) -> Rows:
-        """A row for each constant of the definition that its sources give different values."""
-        faults = self.definition.constants.conflicts
-        return [self._row(REFERENCE, WHOLE, Ruling(Verdict.FAIL, Failure.CONSTANTS, why, {})) for why in faults]
-
     def rulings(self, name: str) -> Iterator[tuple[str, Ruling]]:
         """By output, or WHOLE, what the judge says of an implementation."""
-        skip, result, scaled_down = self.planned.skip, self.results[name], self.entry.scaled_down
-        if skip is not None:
-            yield WHOLE, Ruling(Verdict.SKIP, skip.reason, skip.message, {})
-            return
+        result, scaled_down = self.results[name], self.entry.scaled_down
         if scaled_down and result.reason == Error.EXCEPTION:  # nobody says that it takes sizes other than its own
             raised = (result.message.strip().splitlines() or ["an exception"])[-1]
             refused = f"it does not take the sizes of a scaled-down definition ({scaled_down}): {raised}"
@@ -145,35 +135,20 @@ class JudgedCase:
         )
 
     def _row(self, name: str, output: str, ruling: Ruling) -> VerdictRow:
-        case, result, record = self.planned.case, self.results[name], self.records[name]
-        alone = "" if self.shadowed else "; ".join(self.definition.constants.alone)
-        noted = (("isolation", result.isolation), ("scaled_down", self.entry.scaled_down), ("constants", alone))
-        further: dict[str, Any] = {**{key: value for key, value in noted if value}, **ruling.details}
+        result = self.results[name]
         weak = f"; isolation was weak: it could reach {result.isolation}" if result.isolation else ""
-        return VerdictRow(
-            definition=self.definition.name,
-            op_type=self.definition.op_type,
-            case=case.id,
-            size=case.size,
-            seed=case.seed,
-            axes=dict(case.axes),
-            implementation=name,
-            against=SHADOW if self.shadowed else ORACLE,
+        return self.entry.row(
+            self.planned,
+            name,
+            self.records[name],
+            self.code,
+            inputs=result.inputs,
             output=output,
             verdict=ruling.verdict,
             reason=ruling.reason,
             message=ruling.message + weak,
-            **further,
-            digests=RowDigests(
-                definition=self.definition.digest,
-                case=self.planned.digest,
-                inputs=result.inputs,
-                code=self.code,
-                environment=record.get("digest"),
-            ),
-            versions=record.get("versions"),
-            device=record.get("device"),
-            repeat=self.planned.hidden or f"--seed {case.seed}",
+            **({"isolation": result.isolation} if result.isolation else {}),
+            **ruling.details,
         )
 
     # Where implementations differ.
@@ -193,7 +168,7 @@ class JudgedCase:
     def pairs(self) -> Rows:
         """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
         found: Rows = []
-        if not self.ran or self.tolerance is not None or self.planned.skip is not None:
+        if not self.ran or self.tolerance is not None:
             return found
         comparisons = self.op.comparisons(self.definition)
         for output, spec in self.definition.outputs.items():
@@ -244,9 +219,8 @@ class JudgedCase:
         if inputs is None:
             inputs = make_inputs(self.op, self.definition, self.planned.case, device=CPU, dataset=self.dataset)
         subject = replace(self.subject, inputs=inputs)
-        known = explain(
-            subject, row.output, self.ran[row.implementation][row.output], subject.expected(row.output)
-        )
+        expected = subject.expected(row.output, on_gpu=self.results[row.implementation].on_gpu)
+        known = explain(subject, row.output, self.ran[row.implementation][row.output], expected)
         told = "".join(f"; {text}" for text in known)
         arbitration = row.arbitration.model_copy(update={"recognised": tuple(known)})
         return row.changed(message=row.message + told, arbitration=arbitration)
@@ -290,7 +264,7 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
     outputs, declared = result.outputs, subject.op.judged(subject.definition)
     for name, spec in declared.items() if numeric is None else ():
         if name in outputs or (name in subject.definition.outputs and not spec.optional):
-            ruling = subject.ruling(name, outputs.get(name), tolerance, reference=reference)
+            ruling = subject.ruling(name, outputs.get(name), tolerance, reference=reference, on_gpu=result.on_gpu)
             if ruling.reason == Skip.NO_ORACLE and shadow:
                 ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {shadow}")
             yield name, ruling
@@ -361,10 +335,8 @@ class LargeCase:
         for name, given in judged.ran.items():
             found[name] = {}
             for output in judged.definition.outputs:
-                own = name == REFERENCE
-                expected = expectation(
-                    judged.definition, judged.op, case, output, {}, reference=own, in_chunks=True
-                )
+                of = {"reference": name == REFERENCE, "on_gpu": judged.results[name].on_gpu, "in_chunks": True}
+                expected = expectation(judged.definition, judged.op, case, output, {}, **of)
                 form = judge_form(given.get(output), expected)
                 if form is not None:
                     found[name][output] = form

@@ -104,6 +104,8 @@ class PlannedDefinition(ClosedModel):
     scaled_down: str = (
         ""  # which axes are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none is
     )
+    unconfirmed: str = ""  # constants that the reference alone states
+    conflicts: tuple[str, ...] = ()  # constants that its sources give different values, and what each says
 
     @classmethod
     def alone(
@@ -117,6 +119,8 @@ class PlannedDefinition(ClosedModel):
             nonce=nonce,
             definition=definition.as_json(),
             cases=tuple(cases),
+            unconfirmed="" if no_oracle is not None else "; ".join(definition.constants.alone),
+            conflicts=definition.constants.conflicts,
         )
 
     @property
@@ -132,6 +136,49 @@ class PlannedDefinition(ClosedModel):
     def holding(self, cases: Iterable[PlannedCase]) -> Self:
         """The same with some of the cases."""
         return self.model_copy(update={"cases": tuple(cases)})
+
+    def row(
+        self,
+        planned: PlannedCase,
+        implementation: str,
+        record: Mapping[str, Any],  # of the environment that the row stands on
+        code: str,  # digest of ours that it stands on
+        *,
+        inputs: str | None = None,  # digest of them
+        **said: Any,  # noqa: ANN401 - further fields
+    ) -> "VerdictRow":
+        """A row about one of its cases."""
+        noted: dict[str, Any] = {"scaled_down": self.scaled_down, "constants": self.unconfirmed}
+        return VerdictRow(
+            definition=self.definition["name"],
+            op_type=self.definition["op_type"],
+            case=planned.id,
+            size=planned.case.size,
+            seed=planned.case.seed,
+            axes=dict(planned.case.axes),
+            implementation=implementation,
+            against=ORACLE if self.no_oracle is None else SHADOW,
+            **{key: value for key, value in noted.items() if value},
+            **said,
+            digests=RowDigests(
+                definition=self.digest,
+                case=planned.digest,
+                inputs=inputs,
+                code=code,
+                environment=record.get("digest"),
+            ),
+            versions=record.get("versions"),
+            device=record.get("device"),
+            repeat=planned.hidden or f"--seed {planned.case.seed}",
+        )
+
+    def known_rows(self, name: str, record: Mapping[str, Any], code: str) -> "list[VerdictRow]":
+        """What is known of an implementation before anything runs: disputed constants, and cases that do not."""
+        said = {"verdict": Verdict.FAIL, "reason": Failure.CONSTANTS}
+        first = self.cases[:1] if name == REFERENCE and not self.scaled_down else ()
+        found = [(one, {**said, "message": why}) for one in first for why in self.conflicts]
+        found += [(one, {**one.skip.as_json(), "verdict": Verdict.SKIP}) for one in self.cases if one.skip]
+        return [self.row(one, name, record, code, output=WHOLE, **said) for one, said in found]
 
 
 class BrokenFile(ClosedModel):

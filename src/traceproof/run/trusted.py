@@ -230,7 +230,8 @@ class Runner:
         if item["repeat"]:
             notes |= self._repeat(case, tensors, returned)
             notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
-        return {"inputs": digest_json(seen), "outputs": tensors, **notes}
+        on_gpu = self.device.type == "cuda"
+        return {"inputs": digest_json(seen), "on_gpu": on_gpu, "outputs": tensors, **notes}
 
     def _repeat(self, case: Case, first: Tensors, returned: Mapping[str, Any]) -> dict[str, Any]:
         """Run again on the same inputs, and once on others: equal bits, and answers that are not remembered.

@@ -217,6 +217,7 @@ class CaseResult:
     reason: str = ""
     message: str = ""
     inputs: str | None = None  # digest of what was drawn
+    on_gpu: bool = False  # whether it was computed there
     outputs: Tensors = field(default_factory=dict)
     mutated: Sequence[str] = ()
     aliased: Sequence[str] = ()
@@ -340,6 +341,7 @@ class CallMemory:
             surplus=[name for name in names.values() if name not in wanted],
             overrun=sorted(overrun),
             late=named(answer.late),
+            on_gpu=self.on_gpu,
             times=[(events, wall) for events, wall in answer.times],
         )
 
