@@ -29,10 +29,11 @@ import torch
 import traceproof
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
+from traceproof.judge.arbitration import generic_mutants
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.ops import registry
 from traceproof.ops.cases import Case
-from traceproof.ops.formula import Variant, generic_mutants
+from traceproof.ops.formula import Variant
 from traceproof.run.case import SolvedCase
 from traceproof.run.schema import PlannedCase
 from traceproof.run.untrusted import PRELOAD
@@ -52,9 +53,9 @@ import torch
 sys.path.insert(0, {folder!r})
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.base import Subject
+from traceproof.ops.op import Subject
 from traceproof.ops.cases import Case
-from traceproof.ops.formula import generic_mutants
+from traceproof.judge.arbitration import generic_mutants
 
 DEFINITION = Definition.model_validate_json(Path(__file__).with_name("definition.json").read_text())
 OP, _ = registry.for_definition(DEFINITION)

@@ -25,8 +25,9 @@ from traceproof.digests import digest_json
 from traceproof.draw import Draw
 from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import resolve
-from traceproof.ops.base import Op, Values
+from traceproof.ops.base import Values
 from traceproof.ops.cases import ALL_SIZES, SIZES, Case
+from traceproof.ops.op import Op
 from traceproof.ops.scaled_down import ScaledDown, scaled_down_of
 from traceproof.stacks import STACK_OF, STACKS
 

@@ -28,11 +28,12 @@ from calibrate import chosen
 from calibration.measure import memory
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Value, Values
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Value, Values
 from traceproof.ops.batch import SLOTS, batch_of, halved
 from traceproof.ops.cases import BEFALLEN, UNUSUAL
 from traceproof.ops.compare import Backward, Exact, Quantised, Samples
-from traceproof.ops.formula import FormulaOp, Variant
+from traceproof.ops.formula import Variant
+from traceproof.ops.op import Op
 from traceproof.reasons import Skip, Verdict
 from traceproof.run.case import SolvedCase, solve
 from traceproof.run.judging import rulings
@@ -393,7 +394,7 @@ def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant
             yield Mutant(ROUNDING, f"{name} rounded to {kind}", make)
     # PyTorch sums products in float32 whatever it is given, and copies and draws are as they were.
     other = Backward | Exact | Quantised | Samples
-    if isinstance(op, FormulaOp) and not any(isinstance(kind, other) for kind in kinds.values()):
+    if isinstance(op, Op) and not any(isinstance(kind, other) for kind in kinds.values()):
         for precision in ("bfloat16", "float16"):
             variant = Variant(precision, precision=precision)
             yield Mutant(ROUNDING, f"all in {precision}", partial(by_variant, variant))
@@ -528,7 +529,7 @@ def equivalents(definition: Definition, op: Op) -> Iterator[tuple[str, Make]]:
     """Right ways of computing a definition: its op's, one in float64, a batch in halves, and from its end."""
     for variant in registry.get(definition.op_type).variants:
         yield variant.name, partial(by_variant, variant)
-    if isinstance(op, FormulaOp):
+    if isinstance(op, Op):
         yield "float64", partial(by_variant, Variant("float64", precision="float64"))
     yield "in halves", in_halves
     yield "parts in the opposite order", from_the_end

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.judge.arbitration import generic_mutants
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Unsupported, rounded
 from traceproof.ops.cases import BEFALLEN, UNUSUAL, Case
 from traceproof.ops.compare import Backward, Close
-from traceproof.ops.formula import generic_mutants
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve
 

@@ -14,8 +14,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import POISON
-from traceproof.ops.base import Op
 from traceproof.ops.families.sparse import unpack
+from traceproof.ops.op import Op
 from traceproof.reasons import Verdict
 from traceproof.run.case import solve
 

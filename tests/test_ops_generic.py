@@ -179,14 +179,15 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 """
 OWN = """
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant
+from traceproof.ops.formula import Form, Mutant, Variant
+from traceproof.ops.op import Op
 
 
 def half(wide, *, by=2.0):
     return {"y": wide["x"] / by}
 
 
-HALF = FormulaOp(
+HALF = Op(
     "half",
     Form("x[n h] -> y[n h]", half),
     family="mine",

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.judge.arbitration import generic_mutants
 from traceproof.judge.metrics import metrics, row_for
 from traceproof.judge.output import judge_output
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import ALL_SIZES
 from traceproof.ops.compare import Comparison, Quantised
-from traceproof.ops.formula import Variant, generic_mutants
+from traceproof.ops.formula import Variant
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solved
 

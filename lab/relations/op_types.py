@@ -23,11 +23,12 @@ from relations.building import (
     times,
 )
 from traceproof.dataset.definition import Definition
-from traceproof.ops.base import Subject, Tensors, Values
+from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import batch_of, taken
 from traceproof.ops.families.product import roles
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of
 from traceproof.ops.gates import state_names
+from traceproof.ops.op import Subject
 
 # Matrix products
 

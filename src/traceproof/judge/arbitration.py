@@ -1,16 +1,18 @@
 """Where implementations disagree: who agrees with whom, and whether a known convention or bug gives this."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from traceproof.judge.output import Expected, passes, shares_limits
 from traceproof.ops import registry
-from traceproof.ops.base import Subject
+from traceproof.ops.base import Tensors
 from traceproof.ops.compare import IndexSet, Samples
-from traceproof.ops.formula import generic_mutants
+from traceproof.ops.formula import Mutant, Variant
+from traceproof.ops.op import Subject
 
 # Constant factors between an answer and the oracle that have a name.
 RATIOS: Mapping[str, float] = {
@@ -85,3 +87,75 @@ def _matches(actual: torch.Tensor, wanted: torch.Tensor, expected: Expected) -> 
         moved["baseline"] = wanted + (expected.oracle["baseline"].to(torch.float64) - value).nan_to_num()
     held = replace(expected, oracle={**expected.oracle, **moved})
     return passes(actual, held)
+
+
+# Mutants of any op: a variant whose outputs are changed.
+
+Change = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+class OutputMutant(Mutant):
+    """What a variant gives, with `change` made to its outputs; None where that changes nothing."""
+
+    def __init__(self, name: str, variant: Variant, change: Callable[[Tensors], Tensors | None]) -> None:
+        super().__init__(name)
+        self.variant, self.change = variant, change
+
+    def make(self, subject: Subject) -> Tensors | None:
+        """The variant's outputs, changed."""
+        outputs = self.variant.make(subject)
+        return None if outputs is None else self.change(outputs)
+
+
+def first_float(change: Change, outputs: Tensors, *, last: bool = False) -> Tensors | None:
+    """Change the first floating-point output that the change says something about; `last`: of several the last."""
+    if last and len(outputs) < 2:
+        return None
+    for name, value in reversed(outputs.items()) if last else outputs.items():
+        if value.dtype.is_floating_point and value.numel():
+            narrow = value.dtype.itemsize == 1  # PyTorch computes nothing with such values
+            changed = change(value.float() if narrow else value.clone())
+            if changed is not None:
+                return outputs | {name: changed.to(value.dtype)}
+    return None
+
+
+def filled(value: torch.Tensor, part: torch.Tensor, number: float) -> torch.Tensor:
+    """The tensor, once a number fills a part of it."""
+    part.fill_(number)
+    return value
+
+
+def dead_row(value: torch.Tensor) -> torch.Tensor | None:
+    """Zeros in the row in the middle."""
+    rows = value.view(-1, value.shape[-1]) if value.dim() > 1 else value[:0]
+    return filled(value, rows[len(rows) // 2], 0) if len(rows) > 1 else None
+
+
+def swapped(outputs: Tensors) -> Tensors | None:
+    """The first two outputs in each other's place, whatever their shapes."""
+    if len(outputs) < 2:
+        return None
+    first, second = list(outputs)[:2]
+    return outputs | {first: outputs[second], second: outputs[first]}
+
+
+CHANGES: Mapping[str, Change] = {
+    "zeros": lambda value: value.zero_(),
+    "sign flip": lambda value: -value,
+    "scaled by 1.02": lambda value: (value.double() * 1.02).to(value.dtype),
+    "one dead row": dead_row,
+    "one dead head": lambda value: filled(value, value[:, value.shape[1] // 2], 0) if value.dim() > 2 else None,
+    "NaN row": lambda value: filled(value, value.view(-1, value.shape[-1])[0], math.nan),
+    "-inf against finite": lambda value: filled(value, value.view(-1)[value.numel() // 2], -math.inf),
+    "rows shifted by one": lambda value: value.roll(1, 0) if value.shape[0] > 1 else None,
+}
+IN_LAST = ("zeros", "scaled by 1.02", "one dead row", "rows shifted by one")  # of a state, a residual, an LSE
+
+
+def generic_mutants(variant: Variant) -> tuple[Mutant, ...]:
+    """The mutants of any op, made from an equivalent variant of it."""
+    changes = {name: partial(first_float, change) for name, change in CHANGES.items()}
+    changes |= {f"last output: {name}": partial(first_float, CHANGES[name], last=True) for name in IN_LAST}
+    mutants = [OutputMutant(name, variant, change) for name, change in changes.items()]
+    return (*mutants, OutputMutant("swapped outputs", variant, swapped))

@@ -8,7 +8,8 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.base import Subject, Tensors, Values, tensor
+from traceproof.ops.base import Tensors, Values, tensor
+from traceproof.ops.op import Subject
 
 QUERIES = ("q", "q_nope", "q_pe")
 SLOTS = ("initial_state_indices", "state_batch_indices")  # which slot of a pool a row has

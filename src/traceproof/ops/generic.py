@@ -17,9 +17,10 @@ from traceproof.dataset.constraints import System, evaluate, last_of, parse
 from traceproof.dataset.definition import Definition, DType, TensorSpec
 from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Unsupported, Value, Values
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Value, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison, Exact
+from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -50,7 +51,7 @@ class GenericOp(Op):
     """Stands in for an op_type that this project does not know."""
 
     def __init__(self, op_type: str) -> None:
-        self.op_type = op_type
+        super().__init__(op_type, apart=False)
 
     def check(self, definition: Definition) -> None:
         """Never knows the numerics."""

@@ -15,7 +15,7 @@ from traceproof.errors import TraceproofError
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
-    from traceproof.ops.base import Op
+    from traceproof.ops.op import Op
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -27,7 +27,7 @@ def declarations() -> Mapping[str, tuple[str, Op]]:
     Such a package names a module of its own as an entry point of the group `traceproof.ops`. All without PyTorch.
     Raises TraceproofError: such a module can not be imported, or two declare one op_type.
     """
-    from traceproof.ops.base import Op
+    from traceproof.ops.op import Op
 
     places = [f"traceproof.ops.families.{path.stem}" for path in sorted(FOLDER.glob("families/[a-z]*.py"))]
     others = {entry.value: entry for entry in metadata.entry_points(group="traceproof.ops")}

@@ -11,7 +11,7 @@ from traceproof.dataset.constants import numbers
 from traceproof.dataset.constraints import evaluate, with_axes
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.base import Op
+from traceproof.ops.op import Op
 
 PREFIX = "scaled-down-"  # how the ids of its cases begin
 NEAR = 1e-3  # relative distance at which a number of the text counts as one that follows from a size

@@ -22,8 +22,9 @@ from traceproof.errors import TraceproofError
 from traceproof.files import write_json, write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.ops import registry
-from traceproof.ops.base import Op, Values
+from traceproof.ops.base import Values
 from traceproof.ops.cases import SIZES, Case
+from traceproof.ops.op import Op
 from traceproof.run.case import make_inputs
 from traceproof.run.schema import OpTypePlan
 from traceproof.testgen.calls import Unemittable, solution

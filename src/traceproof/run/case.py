@@ -16,11 +16,12 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Op, Subject, Value, Values
+from traceproof.ops.base import TORCH_DTYPES, Value, Values
 from traceproof.ops.cases import BEFALLEN, BOUNDARIES, LOSSLESS, OTHER_SCALARS, UNUSUAL, Case, boundaries
 from traceproof.ops.compare import Quantised, of_reference
 from traceproof.ops.formula import Wanted
 from traceproof.ops.generic import draw_spec
+from traceproof.ops.op import Op, Subject
 from traceproof.run.tensors import ALIGNMENT, raw_bytes
 
 DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input

@@ -14,9 +14,9 @@ from random import Random
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.files import BorderError, read_regular, write_text
-from traceproof.ops.base import Op
 from traceproof.ops.cases import BEFALLEN, HIDDEN, LOSSLESS, OTHER_SCALARS, UNUSUAL, Case
 from traceproof.ops.generic import GenericOp
+from traceproof.ops.op import Op
 
 FILE = "hidden_seed.txt"  # below `results`
 BITS = 48

@@ -17,9 +17,10 @@ from traceproof.dataset.definition import Definition
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.numerics import Numerics
 from traceproof.judge.output import MISCONDUCT, Ruling, judge_form, misconduct, numerics_of, rule_on, surplus
-from traceproof.ops.base import Op, Tensors, Values
+from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
+from traceproof.ops.op import Op
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.calls import giving_back
 from traceproof.run.case import CPU, SolvedCase, entries_of, expectation, make_inputs, on_host, place

@@ -27,8 +27,8 @@ from traceproof.digests import digest_bytes, digest_json, verdict_code
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text
 from traceproof.ops import far, registry
-from traceproof.ops.base import Op
 from traceproof.ops.cases import EDGE, WORKLOADS, Case
+from traceproof.ops.op import Op
 from traceproof.ops.scaled_down import PREFIX, scaled_down_of
 from traceproof.programs import bounded
 from traceproof.reasons import Skip

@@ -19,8 +19,9 @@ from traceproof.digests import digest_json
 from traceproof.environments import interpreted
 from traceproof.ops import far, lookup, registry
 from traceproof.ops.adapter import Adapter, Api, resolve, with_one_object_each
-from traceproof.ops.base import Op, Tensors, Values
+from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import AFTER, SIZES, Case
+from traceproof.ops.op import Op
 from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.run.calls import (
     BETWEEN_BYTES,

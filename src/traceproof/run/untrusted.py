@@ -25,8 +25,9 @@ import traceproof
 from traceproof.dataset.definition import Definition
 from traceproof.files import BorderError, disk_errors, own_folder, remove_tree
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case, Further
+from traceproof.ops.op import Op
 from traceproof.reasons import Error, Unavailable
 from traceproof.run.calls import GOLDEN, filler
 from traceproof.run.case import SolvedCase

@@ -20,8 +20,9 @@ from traceproof.dataset.tree import find, read_tree
 from traceproof.digests import digest_json
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
-from traceproof.ops.base import Op, Tensors, Values
+from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
+from traceproof.ops.op import Op
 from traceproof.reasons import Failure, Verdict
 from traceproof.run.case import CPU, SolvedCase, make_inputs
 from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, shadowed, this_interpreter

@@ -14,9 +14,10 @@ from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import SURE, full
+from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -99,7 +100,7 @@ def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return value
 
 
-ACTIVATION = FormulaOp(
+ACTIVATION = Op(
     "activation",
     Form("input[n w] -> output[n h]", activation),
     family="activation",
@@ -311,7 +312,7 @@ def keep(weight: torch.Tensor, *, oldest: bool) -> torch.Tensor:
     return weight * ((places if not oldest else places.flip(0)) > 0)
 
 
-CAUSAL_CONV1D = FormulaOp(
+CAUSAL_CONV1D = Op(
     "causal_conv1d",
     Form("x[b c l] weight[c w] bias[c]? -> output[b c l]", conv),
     Form("x[b c] conv_state[b c w] weight[c w] bias[c]? -> output[b c] new_state[b c w]", conv_step),

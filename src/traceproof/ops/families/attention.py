@@ -39,8 +39,9 @@ from traceproof.ops.cases import Case
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, FormulaOp
+from traceproof.ops.formula import Form
 from traceproof.ops.lossless import NEVER, Exactly, full
+from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -51,7 +52,7 @@ LEADING = "btpnxij"  # in forms: last pages, queries, pages, keys, entries of th
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
 
 
-class Attention(FormulaOp):
+class Attention(Op):
     """softmax(q k^T * sm_scale) v over a batch of sequences, and the base-2 log-sum-exp of the logits.
 
     With a qo_indptr a sequence has several queries and a causal mask aligned to its end (the last query sees all);

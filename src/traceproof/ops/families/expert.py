@@ -32,8 +32,9 @@ from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.families import routing
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, Routing, choice_of, routing_of
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, altered
+from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, altered
 from traceproof.ops.lossless import SURE, Exactly, whole
+from traceproof.ops.op import SIZES, Op
 from traceproof.ops.quant import (
     BLOCK,
     FP4_BLOCK,
@@ -388,7 +389,7 @@ REQUANTISED = Quantised(
 UNQUANTISED = Quantised(rms=0.02, slope=0.01, reason="16-bit intermediates cost 0.5 % of a row's RMS")
 
 
-class Experts(FormulaOp):
+class Experts(Op):
     """Mixture of experts with routing; see the module's text for the readings taken."""
 
     def check(self, definition: Definition) -> None:

@@ -18,7 +18,7 @@ from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.far import Far
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Part, Variant, Wide, altered, has, same
+from traceproof.ops.formula import Form, Mutant, Part, Variant, Wide, altered, has, same
 from traceproof.ops.gates import (
     FAST_EXP,
     FAST_EXP_FACTOR,
@@ -31,6 +31,7 @@ from traceproof.ops.gates import (
     state_names,
 )
 from traceproof.ops.lossless import SURE, one_hot, whole
+from traceproof.ops.op import SIZES, Op
 from traceproof.ops.quant import exact, to_bf16
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ DECAY = 90.0  # exp(-90) is nothing in float32; sums with it still tell neighbou
 CHUNKED = "chunked kernels round the operands of five products in bfloat16, the baseline those of two"
 
 
-class GatedDeltaRule(FormulaOp):
+class GatedDeltaRule(Op):
     """Three kinds of calls, told apart by their inputs."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:

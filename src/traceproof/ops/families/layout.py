@@ -12,8 +12,9 @@ from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, dim, d
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Exact
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide
 from traceproof.ops.lossless import full
+from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -84,7 +85,7 @@ def const_pages(definition: Definition) -> str | None:
     return None if size in definition.const_axes else "the page's size is no const axis"
 
 
-class PageAppend(FormulaOp):
+class PageAppend(Op):
     """Sequences of equally many pages, whose tokens begin anywhere; pages in any order, with gaps."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
@@ -307,7 +308,7 @@ def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return made
 
 
-class CascadeMerge(FormulaOp):
+class CascadeMerge(Op):
     """States of one row, judged by what the largest logarithm among them loses."""
 
     def baseline(self, definition: Definition, inputs: Values) -> Tensors:

@@ -16,9 +16,10 @@ from traceproof.ops.compare import Close
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 from traceproof.ops.far import Far
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Variant, Wanted, Wide, altered
+from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, altered
 from traceproof.ops.gates import FAST_EXP, FAST_EXP_FACTOR, FORGOTTEN, STALE, TRANSPOSED, plain_softplus, softplus
 from traceproof.ops.lossless import SURE, whole
+from traceproof.ops.op import SIZES, Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -95,7 +96,7 @@ def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return torch.tensor(chosen, dtype=torch.int64, device=draw.device).to(wanted.dtype)
 
 
-class MambaSsu(FormulaOp):
+class MambaSsu(Op):
     """Rows in a cache with slots to spare."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:

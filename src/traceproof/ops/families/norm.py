@@ -17,9 +17,10 @@ from traceproof.ops.compare import Close
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.far import Far
-from traceproof.ops.formula import ADVERSARIAL, Form, FormulaOp, Mutant, Part, Variant, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Variant, Wide, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import BALANCED, Exactly, balanced, full
+from traceproof.ops.op import ADVERSARIAL, Op
 from traceproof.ops.quant import FP8_MAX
 from traceproof.stacks.sglang import publish
 
@@ -107,7 +108,7 @@ def in_chunks(x: torch.Tensor) -> torch.Tensor:
     return torch.stack(parts).cumsum(0)[-1] / x.shape[-1]
 
 
-RMSNORM = FormulaOp(
+RMSNORM = Op(
     "rmsnorm",
     Form(
         "hidden_states[n h] residual[n h]? weight[h] -> output[n h] residual_out[n h]", rmsnorm, constants=("eps",)
@@ -486,7 +487,7 @@ def cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> Non
         tensors["bias"] = (-weight * signs).to(bias.dtype)
 
 
-LAYERNORM = FormulaOp(
+LAYERNORM = Op(
     "layernorm",
     Form("hidden_states[n h] weight[h] bias[h] -> output[n h]", layernorm, constants=("eps",)),
     Form("hidden_states[n h] weight[h] bias[h] scale -> out[n h]", layernorm, constants=("eps",)),
@@ -570,7 +571,7 @@ def gated_residual(
     return {"output": wide[first] * wide["residual"] + wide[second] * normed}
 
 
-GATED_RESIDUAL = FormulaOp(
+GATED_RESIDUAL = Op(
     "gated_residual_rmsnorm",
     Form("branch[n h] residual[n h] weight[h]? alpha[h] beta[h] eps gain_center -> output[n h]", gated_residual),
     family="norm",
@@ -648,7 +649,7 @@ def faint(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None
         tensors[name] = tensors[name] * float(params.get("faint", 1.0))
 
 
-GATED_RESIDUAL_NEXT = FormulaOp(
+GATED_RESIDUAL_NEXT = Op(
     "gated_residual_next_rmsnorm",
     Form(
         "branch[n h] residual[n h] next_weight[h] post_weight[h]? alpha[h] beta[h] post_eps next_eps"
@@ -721,7 +722,7 @@ def with_square(square: Part) -> Norm:
     return lambda x, eps: x * torch.rsqrt(square(x) + eps)
 
 
-SIGMOID_GATE = FormulaOp(
+SIGMOID_GATE = Op(
     "rmsnorm_sigmoid_gate",
     Form("input[n t h] gate[n t h] eps -> output[n t h]", sigmoid_gated),
     family="norm",

@@ -15,8 +15,9 @@ from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
-from traceproof.ops.formula import UNUSUAL, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.lossless import Exactly, whole
+from traceproof.ops.op import UNUSUAL, Op
 from traceproof.ops.quant import BLOCK, scale_blocks
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def gemm(wide: Wide, *, times: Times = matmul, sums: str = "") -> Tensors:
     return {names.c: times(a, b)}
 
 
-class Gemm(FormulaOp):
+class Gemm(Op):
     """A product against weights: N and K are the layer's, M is the batch. Its tensors are told by their shapes."""
 
     def forms_of(self, definition: Definition) -> Sequence[Form]:
@@ -376,7 +377,7 @@ def biased_product(wide: Wide, *, times: Times = matmul, bias: bool = True) -> T
     return found
 
 
-GEMM_BF16 = FormulaOp(
+GEMM_BF16 = Op(
     "gemm_bf16",
     Form("A[m k] B[k n] bias[n]? -> C[m n]", biased_product),
     family="product",
@@ -389,7 +390,7 @@ GEMM_BF16 = FormulaOp(
         Mutant("bias dropped", applies=lambda wide: "bias" in wide, bias=False),
     ),
 )
-BMM_BF16 = FormulaOp(
+BMM_BF16 = Op(
     "bmm_bf16",
     Form("A[b m k] B[b k n] -> C[b m n]", biased_product),
     family="product",
@@ -462,7 +463,7 @@ def of_tensor(draw: Draw, wanted: Wanted) -> torch.Tensor:
     )
 
 
-BMM_FP8 = FormulaOp(
+BMM_FP8 = Op(
     "bmm_fp8",
     Form("A[b m k] B[b k n] A_scale[s] B_scale[s] dtype? -> C[b m n]", scaled_product),
     family="product",
@@ -531,7 +532,7 @@ def of_block(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return torch.ldexp(draw.uniform(wanted.name, wanted.shape, low=1.0, high=2.0), powers)
 
 
-GEMM_FP8 = FormulaOp(
+GEMM_FP8 = Op(
     "gemm_fp8",
     Form("a[m k] b[n k] a_scale[m x] b_scale[y x] -> out[m n]", block_product),
     family="product",

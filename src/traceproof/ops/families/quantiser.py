@@ -9,8 +9,9 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.lossless import full, whole
+from traceproof.ops.op import Op
 from traceproof.ops.quant import FP8_MAX, scale_blocks, to_fp8
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def one_for_all(scale: torch.Tensor) -> torch.Tensor:
     return scale.amax().expand(scale.shape) if scale.numel() else scale
 
 
-def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> FormulaOp:
+def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> Op:
     """The op of a format: its largest value, how its codes are judged, rounding to them, and cutting off."""
 
     def exact(blocks: torch.Tensor) -> torch.Tensor:
@@ -65,7 +66,7 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
     def scaled(name: str, change: Part) -> Mutant:
         return Mutant(name, scales=lambda blocks: change(exact(blocks)), code=rounded)
 
-    return FormulaOp(
+    return Op(
         op_type,
         Form("x[n h] -> q[n h] scale[n g]", quantise),
         family="quantisation",
@@ -207,7 +208,7 @@ def over_powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return scale * float(wanted.params.get("scale", 1.0))
 
 
-DEQUANTIZE_FP8 = FormulaOp(
+DEQUANTIZE_FP8 = Op(
     "dequantize_fp8",
     Form("q[n h] scale[n g] -> y[n h]", dequantise),
     family="quantisation",

@@ -14,8 +14,9 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide
+from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide
 from traceproof.ops.lossless import full
+from traceproof.ops.op import Op
 from traceproof.stacks.sglang import KERNELS
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def positions_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return positions.to(wanted.dtype)
 
 
-class Rope(FormulaOp):
+class Rope(Op):
     """Sizes go together: few tokens, few positions."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:

@@ -17,8 +17,9 @@ from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dtype_
 from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact
 from traceproof.ops.extraction import Facts, dtype_name
-from traceproof.ops.formula import NOTHING, Form, FormulaOp, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.lossless import SURE
+from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -637,7 +638,7 @@ def fine_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return (ranks(draw, wanted).float() + apart).to(wanted.dtype)
 
 
-MOE_ROUTING = FormulaOp(
+MOE_ROUTING = Op(
     "moe_routing",
     Form("router_logits[n e] -> topk_weights[n k] topk_ids[n k]", route, constants=("renormalize",)),
     family="routing",

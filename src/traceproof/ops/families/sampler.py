@@ -15,23 +15,14 @@ from traceproof.lazy import torch
 from traceproof.models.reading import KernelCall, kernel
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
-from traceproof.ops.base import (
-    Op,
-    Subject,
-    Tensors,
-    Value,
-    Values,
-    dtype_of,
-    ordered,
-    rounded,
-    specified,
-)
+from traceproof.ops.base import Tensors, Value, Values, dtype_of, ordered, rounded, specified
 from traceproof.ops.cases import STRESS, Case, Further
 from traceproof.ops.compare import Comparison, Samples
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Extraction, held_against
 from traceproof.ops.far import Far
-from traceproof.ops.formula import SIZES, Form, FormulaOp, Mutant, Variant, Wide, altered, has
+from traceproof.ops.formula import Form, Mutant, Variant, Wide, altered, has
+from traceproof.ops.op import SIZES, Op, Subject
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -300,7 +291,7 @@ SHORT_SECONDS, SHORT_DRAWS = 0.25, 1 << 14  # ... and of every other one
 FEW_TRIALS = 4  # where one token alone is right, or further draws follow
 
 
-class Sampler(FormulaOp):
+class Sampler(Op):
     """What samplers have in common; without a family, it is not the op_type itself."""
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:

@@ -10,8 +10,9 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.attention_inputs import Style
 from traceproof.ops.base import Tensors
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wanted, Wide, has
+from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, has
 from traceproof.ops.lossless import NEVER, full
+from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -155,7 +156,7 @@ SHARED: Any = {
     "lossless": lambda _: {"q": 0.0, "k": full(0), "v": full(0), "sinks": NEVER},
     "lossless_sizes": {"n": 1, "l": 64},
 }
-SINGLE_PREFILL = FormulaOp(
+SINGLE_PREFILL = Op(
     "single_prefill",
     Form("q[n h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[n h e]", prefill),
     rules=(
@@ -176,7 +177,7 @@ SINGLE_PREFILL = FormulaOp(
     ),
     **SHARED,
 )
-SINGLE_DECODE = FormulaOp(
+SINGLE_DECODE = Op(
     "single_decode",
     Form("q[h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[h e]", decode),
     sizes={"l": (17, 1, 64, 300, 33, 1000)},

@@ -5,7 +5,8 @@ from __future__ import annotations
 from traceproof.dataset.constants import NUMBER, STATES, Rule
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
-from traceproof.ops.formula import Form, FormulaOp, Mutant, Variant, Wide
+from traceproof.ops.formula import Form, Mutant, Variant, Wide
+from traceproof.ops.op import Op
 
 
 def softcap(wide: Wide, *, within: float = 1.0, outside: float = 1.0, bent: bool = True) -> Tensors:
@@ -15,7 +16,7 @@ def softcap(wide: Wide, *, within: float = 1.0, outside: float = 1.0, bent: bool
     return {"output": (y.tanh() if bent else y.clamp(-1, 1)) * (cap * outside)}
 
 
-SOFTCAP = FormulaOp(
+SOFTCAP = Op(
     "softcap",
     Form("logits[n v] -> output[n v]", softcap, constants=("cap",)),
     Form("logits[n v] cap -> output[n v]", softcap),

@@ -20,7 +20,8 @@ from traceproof.ops.compare import IndexSet
 from traceproof.ops.drafts import Draft, draft
 from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, equal_keys, workspace
-from traceproof.ops.formula import NOTHING, Form, FormulaOp, Mutant, Part, Variant, Wide, altered, same
+from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wide, altered, same
+from traceproof.ops.op import Op
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
 # [page_size, 1, D + 4] int8 without regard to that (DeepGEMM's layout). An index is page * page_size + offset, a
@@ -314,7 +315,7 @@ def unknown(definition: Definition) -> str | None:
     return None if kind == "float8_e4m3fn" else f"q_index_fp8 is {kind}"
 
 
-class SparseAttention(FormulaOp):
+class SparseAttention(Op):
     """Both forms of a call, told apart by whether there is a list."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:

@@ -1,0 +1,513 @@
+"""What an op is: the one place that knows an op_type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from traceproof.lazy import torch
+from traceproof.ops import far
+from traceproof.ops.adapter import Adapter, Call, Conditions, signature
+from traceproof.ops.base import Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
+from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, STRESS, Case, Further, at_boundaries
+from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet
+from traceproof.ops.far import Far
+from traceproof.ops.formula import NOTHING, DrawInput, Form, Mutant, Variant, Wanted, Wide, to_dtype
+
+if TYPE_CHECKING:
+    from traceproof.dataset.constants import Rule
+    from traceproof.dataset.definition import Definition, TensorSpec
+    from traceproof.draw import Draw
+    from traceproof.ops.extraction import Extraction
+    from traceproof.ops.lossless import Exactly
+
+SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
+# Beside plain values: a tiny scale, where an eps shows; an outlier column; a mean that is not zero.
+ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
+    "tiny": {"scale": 1e-3},
+    "outlier": {"outlier": 300.0},
+    "offset": {"offset": 2.0},
+}
+# One order of a float32 sum says nothing of another, which a kernel is free to take; nor does one exponential.
+UNUSUAL: Mapping[str, Sequence[str]] = {"nan": (), "inf": (), "large": (), "small": ()}
+WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
+# Of an axis of a scaled-down definition: so many elements that rounding errors add up as they do in a kernel.
+SCALED_DOWN_LEAST = 256
+
+
+class Op:
+    """An op_type: its forms with their formula, its cases, its inputs, how its outputs are compared.
+
+    An op chooses by the definition's axes, inputs and outputs, never by parts of its name. Constants that
+    are no input (an eps, a number of groups) come with all that states them as `definition.constants`; it never
+    reads the reference. A subclass says what a table can not: lengths of sequences, inputs that depend on others.
+    """
+
+    def __init__(  # noqa: PLR0913 - one op, spelled out
+        self,
+        op_type: str,
+        *forms: Form,  # the forms it knows; the first that fits counts
+        family: str = "",  # `verify_<family>` and `nox -s test_<family>` cover it
+        # What the driver reads, which has no PyTorch.
+        # its references take the longest and so decide when a run is done: they start first, and more of them run
+        # side by side
+        long: bool = False,
+        # ground truths that compile something for most of its cases when called; they start first
+        compiles_late: Sequence[str] = (),
+        staged: bool = False,  # its definitions have a tag `stage:<stage>`
+        # whether FlashInfer has no call for a definition, although it has some for the op_type
+        without_api: Callable[[Definition], bool] = lambda _: False,
+        rules: Sequence[Rule] = (),  # where each constant is stated that is no input
+        # Inputs and cases.
+        scalars: Mapping[str, float] = NOTHING,  # what scalar inputs get
+        sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
+        # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
+        adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
+        extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
+        data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
+        draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
+        # changes inputs once they are drawn, as the case's params say
+        adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
+        requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
+        apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
+        coupled: bool = False,  # a part of a batch alone need not give what it gives beside the others
+        # what hidden cases put into inputs, where right kernels agree, and into which; no names: all of floating
+        # point. None: UNUSUAL, where rows are computed by themselves and judged by their numbers
+        unusual: Mapping[str, Sequence[str]] | None = None,
+        # what is enlarged in cases of far addresses, by the axis of the rows, where these are apart
+        far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),
+        # values of inputs for which every right kernel is exact until it rounds the output; empty: none are known.
+        # They name all inputs of floating point but scalars that change nothing. See `ops.lossless`
+        lossless: Callable[[Definition], Mapping[str, Exactly]] = lambda _: NOTHING,
+        lossless_sizes: Mapping[str, int] = NOTHING,  # of axes in that case, by letter
+        # whether right kernels are as exact on a GPU, where divisions are approximate and products may be split
+        exact_on_gpu: Callable[[Definition], bool] = lambda _: True,
+        summed: Sequence[str] = (),  # see `summed`
+        # Comparisons.
+        # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
+        gates: Mapping[str, Comparison] = NOTHING,
+        wide_gate: Comparison = WIDE,  # how float32 outputs are compared that `gates` does not name
+        # float32 outputs whose baseline is so many roundings of the oracle's value: of one computed naively often
+        # none is lost, and right kernels lose some. A function of the row's width, or their number
+        roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
+        variants: Sequence[
+            Variant
+        ] = (),  # equivalent ways of computing it; generic mutants are made from the first
+        mutants: Sequence[Mutant] = (),  # bugs that a kernel could have
+    ) -> None:
+        self.op_type, self.forms, self.family, self.rules = op_type, forms, family, rules
+        self.long, self.compiles_late, self.staged, self.without_api = long, compiles_late, staged, without_api
+        self.scalars, self.sizes, self.adversarial, self.extremes = scalars, sizes, adversarial, extremes
+        self.data, self.draws, self.adjust, self.requires = frozenset(data), draws, adjust, requires
+        self.apart, self.coupled, self.spread, self.far = apart, coupled, unusual, far
+        self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
+        self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
+        self.variants, self.mutants = variants, mutants
+        self.truths: dict[str, list[Adapter]] = {}  # calls of packages that compute it, in order of preference
+        self.extraction: Extraction | None = None  # how its calls are found in a model
+
+    def truth(
+        self,
+        source: str,
+        name: str,
+        *apis: str,
+        serves: str = "",
+        rows: str | None = "",
+        **conditions: Unpack[Conditions],
+    ) -> Callable[[Call], Call]:
+        """Decorate a call of a ground truth's package: its name as people know it, and the API keys that it uses.
+
+        `serves` are the inputs and outputs of the definitions that it computes, else those of the first form.
+        `rows` is the input without whose rows it is not called (`adapter.Signature`): the first one unless said
+        otherwise, None where it takes that.
+        """
+
+        def added(call: Call) -> Call:
+            served = serves or self.forms[0].names
+            first = served.split(maxsplit=1)[0] if rows == "" else rows
+            adapter = Adapter(name, signature(served, rows=first), call, apis, **conditions)
+            self.truths.setdefault(source, []).append(adapter)
+            return call
+
+        return added
+
+    def of_form(self, definition: Definition) -> Op:
+        """The op of the form that a definition has, where an op_type has several that share nothing."""
+        del definition
+        return self
+
+    def check(self, definition: Definition) -> None:
+        """Say whether `oracle` knows this form of the op: one of `forms`, with sizes for its var axes.
+
+        Raises Unsupported: it does not; the definition is then judged without numerics.
+        """
+        self.form(definition)
+
+    def forms_of(self, definition: Definition) -> Sequence[Form]:
+        """The forms it knows, where names are open in the definition's."""
+        del definition
+        return self.forms
+
+    def form(self, definition: Definition) -> Form:
+        """The form that a definition has. Raises Unsupported: none; what it lacks of the nearest one is said."""
+        forms = self.forms_of(definition)
+        found = next((form for form in forms if form.misfit(definition) is None), None)
+        if found is None:
+            nearest = min(forms, key=lambda form: len(form.inputs.keys() ^ definition.inputs.keys()))
+            raise Unsupported(nearest.misfit(definition) or "")
+        lacking = self._unsized(definition, found) or self.requires(definition)
+        if lacking is not None:
+            raise Unsupported(lacking)
+        return found
+
+    def _unsized(self, definition: Definition, form: Form) -> str | None:
+        """A var axis that no size is known for; None: there is none."""
+        letters = form.axes(definition)
+        sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}
+        unsized = [axis for axis in definition.var_axes if axis not in sized]
+        if self.apart and self._rows(definition) is None:
+            return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
+        return f"the axes {unsized} are var" if unsized else None
+
+    @staticmethod
+    def _rows(definition: Definition) -> str | None:
+        """The first axis of the first output, if it is var."""
+        first = (next(iter(definition.outputs.values())).shape or ("",))[0]
+        return first if first in definition.var_axes else None
+
+    def row_axis(self, definition: Definition) -> str | None:
+        """Var axis whose rows are independent: the oracle of some rows is those rows of the oracle; None: none."""
+        return self._rows(definition) if self.apart else None
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """The cases of `sizes`, and the edge and adversarial ones, in a fixed order.
+
+        The default: the specification's batch sizes, none at all, and what is adversarial.
+        """
+        rows = self._rows(definition)
+        letters = self.form(definition).axes(definition)
+        others = {axis: self.sizes[one] for one, axis in letters.items() if one in self.sizes and axis != rows}
+
+        def axes(count: int, turn: int) -> dict[str, int]:
+            own = {} if rows is None else {rows: count}
+            return own | {axis: wanted[turn % len(wanted)] for axis, wanted in others.items()}
+
+        turn = 0
+        for size in sizes:
+            for index, count in enumerate(SIZES[size]):
+                yield Case(f"{size}-{index}", size, axes(count, turn), seed)
+                turn += 1
+        if rows is not None:
+            yield Case("edge-empty", "edge", axes(0, 0), seed)
+        for turn, (name, params) in enumerate(self.adversarial.items(), 2):
+            yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
+
+    def case(
+        self,
+        definition: Definition,
+        name: str,
+        sizes: Mapping[str, int],
+        seed: int,
+        params: Mapping[str, Any] = NOTHING,
+    ) -> Case:
+        """A case of the size class that its name begins with, the var axes by the form's letters; others of 1."""
+        letters = self.form(definition).axes(definition)
+        axes = {letters[one]: size for one, size in sizes.items() if one in letters}
+        var = {axis: axes.get(axis, 1) for axis in definition.var_axes}
+        return Case(name, name.partition("-")[0], var, seed, dict(params))
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """The cases of size class `stress`, in a fixed order.
+
+        Where rows are computed by themselves so many that 32 bits do not count a tensor's elements, and
+        `extremes`, of a medium case's sizes.
+        """
+        enlarged = self.enlarged(definition)
+        small = self.cases(definition, sizes=("small",), seed=seed)
+        plain = next((case for case in small if not case.params), None)
+        if enlarged is not None and plain is not None:
+            axes = {**plain.axes, enlarged.axis: far.ROWS}
+            yield Case("stress-far", STRESS, axes, seed, {far.SIZE: enlarged.size(definition, far.ROWS, axes)})
+        for name, params in self.extremes.items():
+            medium = next(iter(self.cases(definition, sizes=("medium",), seed=seed)))
+            yield Case(f"stress-{name}", STRESS, medium.axes, seed, dict(params))
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """Cases, for kernels alone, in which the element at which a loop begins or ends decides the row.
+
+        Here where rows are computed by themselves and outliers are no news; cases of attention lean to such keys.
+        """
+        rows = self.row_axis(definition)
+        shapes = {name: spec.shape or () for name, spec in definition.inputs.items()}
+        names = [name for name in shapes if self._befallen(name, shapes[name]) and name not in self.draws]
+        outliers = any("outlier" in params for params in self.adversarial.values())
+        if rows is not None and names and outliers and type(self) is Op:
+            plain = next(case for case in self.cases(definition, sizes=("medium",), seed=seed) if not case.params)
+            yield at_boundaries({**plain.axes, rows: BOUNDARY_ROWS}, names, seed)
+
+    def enlarged(self, definition: Definition) -> Far | None:
+        """What is enlarged in cases of far addresses; None: nothing can be. The default: rows, as `far` says."""
+        rows = self.row_axis(definition)
+        return None if rows is None else self.far(definition, rows)
+
+    def planned(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
+        """All cases of sizes out of ALL_SIZES."""
+        yield from self.cases(definition, sizes=[size for size in sizes if size != STRESS], seed=seed)
+        if STRESS in sizes:
+            yield from self.stress(definition, seed=seed)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """A case like this one with `count` rows, tokens or sequences; `long`: one sequence of so many.
+
+        The default adds the same number to all axes, so that what must be no smaller than another one stays so. A
+        case that lists lengths is left as it is.
+        """
+        del definition, long
+        if any(isinstance(value, list | tuple) for value in case.params.values()):
+            return case
+        more = max(0, count - min(case.axes.values(), default=0))
+        return replace(case, axes={name: size + more for name, size in case.axes.items()})
+
+    def _befallen(self, name: str, shape: Sequence[object]) -> bool:
+        """Whether adversarial values befall an input."""
+        return name in self.data if self.data else len(shape) > 1
+
+    def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
+        """What hidden cases put into inputs (`run.case.put_unusual`), and the inputs that it befalls."""
+        kinds = self.comparisons(definition).values()
+        numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds)
+        usual = UNUSUAL if numeric and self.row_axis(definition) is not None else {}
+        if any(isinstance(kind, Exact) for kind in kinds):  # bits say nothing of NaN
+            usual = {value: names for value, names in usual.items() if value in {"large", "small"}}
+        wide = [
+            name
+            for name, spec in definition.inputs.items()
+            if spec.shape is not None and spec.dtype in {"float32", "float16", "bfloat16"}
+        ]
+        declared = usual if self.spread is None else self.spread
+        return {value: [name for name in wide if name in (names or wide)] for value, names in declared.items()}
+
+    def lossless_case(self, definition: Definition, base: Case) -> Case:
+        """Sizes of the case with these values: LOSSLESS_ROWS rows of an ordinary one, and the declaration's."""
+        case = self.of_size(definition, base, LOSSLESS_ROWS, long=False)
+        letters = self.form(definition).axes(definition)
+        sizes = {letters[one]: size for one, size in self.lossless_sizes.items() if letters.get(one) in case.axes}
+        return replace(case, axes={**case.axes, **sizes})
+
+    def errors(self, definition: Definition, inputs: Values) -> Iterator[tuple[str, Values]]:
+        """Inputs that the definition rules out, each with what is wrong: a kernel has to raise, or to be right.
+
+        The default: another dtype of the first tensor of 16-bit floats, and a tensor whose last axis is one short.
+        """
+        tensors = {name: one for name in definition.inputs if isinstance(one := inputs[name], torch.Tensor)}
+        narrow = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
+        first = next((name for name, one in tensors.items() if one.dtype in narrow), None)
+        if first is not None:
+            for dtype in (torch.float32, narrow[tensors[first].dtype]):
+                yield (
+                    f"{first} in {str(dtype).removeprefix('torch.')}",
+                    {**inputs, first: tensors[first].to(dtype)},
+                )
+        for name, one in tensors.items():
+            if one.dim() and one.shape[-1] > 1 and one.is_floating_point():
+                yield f"the last axis of {name} one short", {**inputs, name: one[..., :-1].contiguous()}
+
+    def no_inputs(self, definition: Definition) -> str | None:
+        """Why no inputs can be drawn for a definition, whatever the case; None: they can."""
+        del definition
+        return None
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """The definition's inputs in its order: tensors on `draw.device`, Python scalars, or None if optional."""
+        values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        self.adjust(tensors, case.params)
+        return ordered(definition, {**values, **tensors})
+
+    def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
+        """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
+        shape = definition.shape_of(spec, case.axes)
+        if shape is None:
+            return self.scalars.get(name, 1.0)
+        own = self.draws.get(name)
+        drawn = None if own is None else own(draw, Wanted(definition, case, name, shape, dtype_of(spec)))
+        if drawn is not None:
+            return drawn
+        dtype = dtype_of(spec)
+        plain = dtype in {torch.float32, torch.float16, torch.bfloat16}
+        params = case.params if self._befallen(name, shape) else {}
+        scale = float(params.get("scale", 1.0))
+        made = draw.normal(name, shape, dtype if plain else torch.float32, scale=scale)
+        if "offset" in params:
+            made += float(params["offset"])
+        if "outlier" in params:
+            made[..., shape[-1] // 3] = float(params["outlier"])
+        return made.to(dtype)
+
+    def oracle(self, definition: Definition, inputs: Values) -> Tensors:
+        """The outputs in float64 (integers stay integers), written independently of any reference.
+
+        Entries named `<output>@<what>` carry what a comparison needs beside the value.
+        """
+        return self._computed(definition, inputs, torch.float64, extras=True)
+
+    def baseline(self, definition: Definition, inputs: Values) -> Tensors:
+        """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone."""
+        kinds = self.comparisons(definition)
+        if not any(isinstance(kind, Close) for kind in kinds.values()):
+            return {}
+        low, specs = self._computed(definition, inputs, torch.float32, extras=False), self.judged(definition)
+        counts = {
+            name: count for name, count in self.roundings.items() if name in low and specs[name].dtype == "float32"
+        }
+        exact = self.oracle(definition, inputs) if counts else {}
+        for name, count in counts.items():
+            lost = count if isinstance(count, int | float) else count(low[name].shape[-1])
+            low[name] = exact[name] * (1 + lost * 2.0**-24)
+        return {
+            name: to_dtype(low[name], dtype_of(spec))
+            for name, spec in specs.items()
+            if isinstance(kinds[name], Close) and (name in low or name in definition.outputs)
+        }
+
+    def _computed(self, definition: Definition, inputs: Values, dtype: torch.dtype, *, extras: bool) -> Tensors:
+        found = self.form(definition).formula(Wide(definition, inputs, dtype))
+        return {
+            name: value
+            for name, value in found.items()
+            if name in self.judged(definition) or (extras and name.partition("@")[0] in definition.outputs)
+        }
+
+    def expected(self, definition: Definition, inputs: Values) -> Tensors:
+        """The oracle's entries, and the baselines as `<output>@baseline`."""
+        baselines = self.baseline(definition, inputs)
+        return {
+            **self.oracle(definition, inputs),
+            **{f"{name}@baseline": value for name, value in baselines.items()},
+        }
+
+    def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
+        """Close: one rounding of the output is the whole baseline, but of a float32 one."""
+        return {
+            name: self.gates.get(name, self.wide_gate if spec.dtype == "float32" else Close())
+            for name, spec in self.judged(definition).items()
+        }
+
+    def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
+        """The formula with the variant's parameters, rounded once."""
+        definition = subject.definition
+        wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
+        if not variant.applies(wide):
+            return None
+        found = self.form(definition).formula(wide.changed(**variant.inputs(wide)), **variant.changes)
+        found |= variant.outputs(wide, found)
+        return {
+            name: to_dtype(found[name], dtype_of(spec))
+            for name, spec in self.judged(definition).items()
+            if name in found or name in definition.outputs
+        }
+
+    def memory(self, definition: Definition, case: Case) -> int:
+        """Estimated peak in bytes of running the reference or the oracle once, inputs included.
+
+        The default: all inputs and outputs once as stored and twice in float64.
+        """
+        return sum(
+            math.prod(definition.shape_of(spec, case.axes) or ()) * (spec.dtype.bits + 128) // 8
+            for spec in (*definition.inputs.values(), *definition.outputs.values())
+        )
+
+    def oracle_memory(self, definition: Definition, case: Case) -> int:
+        """Estimated peak in bytes of the oracle alone, where a reference needs far more."""
+        return self.memory(definition, case)
+
+    def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
+        """Sizes of const axes in a smaller definition that means the same (`ops.scaled_down`); empty: none.
+
+        The default divides all large axes of tensors but `fixed` ones by one power of two, so that their ratios
+        stay.
+        """
+        specs = (*definition.inputs.values(), *definition.outputs.values())
+        used = {axis for spec in specs for axis in spec.shape or ()}
+        axes = {name: size for name, size in definition.const_axes.items() if name in used and name not in fixed}
+        return scaled_down({name: size for name, size in axes.items() if size >= 2 * SCALED_DOWN_LEAST})
+
+    def trials(self, definition: Definition, case: Case) -> int:
+        """How often an implementation runs the case, stacked along a new first axis; 0: once, no such axis."""
+        del definition, case
+        return 0
+
+    def further(self, definition: Definition, case: Case) -> Further | None:
+        """How a sampler draws on after its trials, in calls with repeated rows; None: it does not."""
+        del definition, case
+        return None
+
+    def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
+        """Whether what is expected of two sets of inputs differs: few candidates may leave only one choice.
+
+        True where the oracle can not say.
+        """
+        try:
+            self.check(definition)
+        except Unsupported:
+            return True
+        sets = {name for name, kind in self.comparisons(definition).items() if isinstance(kind, IndexSet)}
+        first, second = (
+            {
+                name: value.sort(-1).values if name in sets else value
+                for name, value in self.oracle(definition, inputs).items()
+                if name in definition.outputs
+            }
+            for inputs in (one, other)
+        )
+        return not first or any(not torch.equal(value, second[name]) for name, value in first.items())
+
+    def summed(self, definition: Definition) -> tuple[str, ...]:
+        """Inputs over whose last axis the op sums, where zeros in all of them add nothing (`judge.precision`)."""
+        return tuple(name for name in self.inputs_summed if name in definition.inputs)
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """Inputs that a call may write to. The default: those that an output is written to."""
+        return definition.in_place
+
+    def judged(self, definition: Definition) -> dict[str, TensorSpec]:
+        """All that a call gives: the outputs, then inputs that it writes to and that no output stands for."""
+        written = sorted(self.mutated(definition) - definition.in_place)
+        return {**definition.outputs, **{name: definition.inputs[name] for name in written}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One case, drawn and solved."""
+
+    definition: Definition
+    op: Op
+    case: Case
+    inputs: Values
+    oracle: Tensors  # the oracle's entries and baselines, as `output` or `output@what`; empty: there is no oracle
+    seed: int  # of this round; what is random in a way of computing starts from it
+
+    @property
+    def trials(self) -> int:
+        """How often a sampling op is run; 0: it is no such op."""
+        return self.op.trials(self.definition, self.case)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """An input that is a tensor."""
+        return tensor(self.inputs, name)
+
+    def with_inputs(self, **changes: Value) -> Values:
+        """The inputs with some replaced."""
+        return {**self.inputs, **changes}
+
+
+def scaled_down(sizes: Mapping[str, int]) -> dict[str, int]:
+    """All sizes divided by the largest power of two that leaves whole numbers of at least SCALED_DOWN_LEAST."""
+    factor = 1
+    while sizes and all(
+        size % (2 * factor) == 0 and size // (2 * factor) >= SCALED_DOWN_LEAST for size in sizes.values()
+    ):
+        factor *= 2
+    return {name: size // factor for name, size in sizes.items()}
