@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from string import Formatter
@@ -33,6 +33,8 @@ from traceproof.reasons import Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import poisoned
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.engine import Engine, EngineSettings, this_interpreter
+from traceproof.run.gradients import chosen
+from traceproof.run.gradients import rows as gradient_rows
 from traceproof.run.judging import JudgedCase, LargeCase, Right
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import (
@@ -184,18 +186,24 @@ class Report:
     definition: Definition
     rows: tuple[VerdictRow, ...]  # one per case and output, `*` for a call as a whole
     repeat: str = ""  # the line that repeats a case, with `{case}` in the place of its id
+    # one per case and input that has a gradient, where the function takes part in autograd
+    gradients: tuple[VerdictRow, ...] = ()
+    demands_gradients: bool = False  # whether they count
 
     @property
     def failures(self) -> tuple[VerdictRow, ...]:
         """Failures and errors. Bits that differ from call to call are told, and are none."""
-        return tuple(row for row in self.rows if row.bad and row.reason != Failure.DETERMINISM)
+        counted = (*self.rows, *(self.gradients if self.demands_gradients else ()))
+        return tuple(row for row in counted if row.bad and row.reason != Failure.DETERMINISM)
 
     @property
     def unjudged(self) -> tuple[str, ...]:
         """Outputs that nothing was found out about."""
         passed = {row.output for row in self.rows if row.verdict is Verdict.PASS}
         wanted = (name for name, spec in self.definition.outputs.items() if not spec.optional)
-        return tuple(name for name in wanted if name not in passed)
+        lacking = tuple(name for name in wanted if name not in passed)
+        judged = any(row.verdict is Verdict.PASS for row in self.gradients)
+        return (*lacking, "gradients") if self.demands_gradients and not judged else lacking
 
     def __bool__(self) -> bool:
         return not self.failures and not self.unjudged
@@ -207,6 +215,7 @@ class Report:
         counts = f"{len({row.case for row in self.rows})} cases, {len(failed)} of {len(self.rows)} results bad"
         head = f"{word}: {self.name} for {self.definition.name}{f' on {device}' if device else ''}: {counts}"
         several = len({row.implementation for row in self.rows}) > 1
+        told = "" if self.demands_gradients else " (not demanded)"
         table = [("", "case", "output", "verdict", "of limit", "")] + [
             (
                 row.implementation if several else "",
@@ -214,9 +223,9 @@ class Report:
                 row.output,
                 str(row.reason if row.bad else row.verdict),
                 "" if row.gate is None or row.gate.margin is None else f"{row.gate.margin:.3g}",
-                _last(row.message).partition(";")[0],
+                _last(row.message).partition(";")[0] + (told if row in self.gradients and row.bad else ""),
             )
-            for row in self.rows
+            for row in (*self.rows, *self.gradients)
         ]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
@@ -305,6 +314,7 @@ def check(  # noqa: PLR0913 - all but two have defaults
     cases: Sequence[str] = (),
     seed: int = 0,
     tolerance: float | None = None,
+    gradients: bool | Sequence[str] = False,
     device: str | None = None,
     dtype: str | torch.dtype = "bfloat16",
     dataset: str | Path | None = None,
@@ -320,6 +330,8 @@ def check(  # noqa: PLR0913 - all but two have defaults
         cases: ids of cases, as a report names them; empty: all.
         seed: of the inputs.
         tolerance: atol and rtol in place of the calibrated limits.
+        gradients: whether wrong gradients count, or of which inputs. Of a function that takes part in autograd one
+            case's are told in any case; demanded, all cases' are compared.
         device: `cpu` or `cuda`, where inputs lie; None: CUDA where it is.
         dtype: as in `definition`.
         dataset: likewise.
@@ -328,8 +340,8 @@ def check(  # noqa: PLR0913 - all but two have defaults
     Raises:
         TraceproofError: there is no such definition or case, or the function does not take its inputs.
     """
-    told = {"sizes": tuple(sizes), "seed": seed, "tolerance": tolerance, "device": device}
-    usual = {"sizes": SIZES, "seed": 0, "tolerance": None, "device": None}
+    told = {"sizes": tuple(sizes), "seed": seed, "tolerance": tolerance, "gradients": gradients, "device": device}
+    usual = {"sizes": SIZES, "seed": 0, "tolerance": None, "gradients": False, "device": None}
     options = {name: value for name, value in told.items() if value != usual[name]}
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
     called = CalledHere(function, one)
@@ -340,15 +352,33 @@ def check(  # noqa: PLR0913 - all but two have defaults
     repeat = f"traceproof.check({', '.join(words)}, cases=['{{case}}'])"
     chosen = PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases), boundaries=True)
     entry = planned_alone(one, chosen)
-    return _checked(called, entry, repeat, device=device, tolerance=tolerance)
+    return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients)
 
 
-def _checked(
-    called: CalledHere, entry: PlannedDefinition, repeat: str, *, device: str | None, tolerance: float | None
+def _checked(  # noqa: PLR0913 - of two callers
+    called: CalledHere,
+    entry: PlannedDefinition,
+    repeat: str,
+    *,
+    device: str | None,
+    tolerance: float | None,
+    gradients: bool | Sequence[str] = False,
 ) -> Report:
+    one, demanded = entry.parsed, bool(gradients)
+    strange = [name for name in gradients if name not in one.inputs] if not isinstance(gradients, bool) else []
+    if strange:
+        raise TraceproofError(f"{one.name} has the inputs {', '.join(one.inputs)}, not {', '.join(strange)}")
+    found: list[VerdictRow] = []
     with _engine(device, functions={called.name: called}, tolerance=tolerance) as engine:
         rows = engine.rows(entry, [called.name])
-    return Report(called.name, entry.parsed, tuple(rows), repeat)
+        if entry.no_oracle is None and not called.takes_outputs:
+            op, _ = registry.for_definition(one)
+            call = partial(called.run, one)
+            for case in chosen(entry.cases, demanded=demanded):
+                found += gradient_rows(
+                    call, one, op, case, name=called.name, device=engine.device, demanded=gradients
+                )
+    return Report(called.name, one, tuple(rows), repeat, tuple(found), demanded)
 
 
 @contextmanager
@@ -456,12 +486,26 @@ class DrawnCase:
         _ = self._before  # of inputs that nobody has had
         return {} if self.no_oracle is not None else self._op.expected(self.definition, on_host(dict(self.inputs)))
 
-    def judged(self, outputs: Any) -> Report:  # noqa: ANN401 - a function, tensors, or a mapping of them
-        """Judge outputs: a tensor, a sequence, or a mapping by name; or the function that gives them."""
+    def judged(
+        self,
+        outputs: Any,  # noqa: ANN401 - a function, tensors, or a mapping of them
+        *,
+        gradients: bool | Sequence[str] = False,
+    ) -> Report:
+        """Judge outputs: a tensor, a sequence, or a mapping by name; or the function that gives them.
+
+        `gradients`, of a function, as in `traceproof.check`.
+        """
         entry = PlannedDefinition.alone(self.definition, [self.planned], self.no_oracle)
         if callable(outputs):
             called = CalledHere(outputs, self.definition)
-            return _checked(called, entry, self.repeat, device=self.device, tolerance=self.tolerance)
+            return _checked(
+                called, entry, self.repeat, device=self.device, tolerance=self.tolerance, gradients=gradients
+            )
+        if gradients:
+            raise TraceproofError(
+                "outputs alone have no gradients", todo="Give the function: case.check(function)."
+            )
         before = self._before
         returned = named_outputs(self.definition, outputs)
         held = {name: value for name, value in returned.items() if value is not None}
@@ -484,10 +528,10 @@ class DrawnCase:
         rows = tuple(case.explained(row) for row in case.every)
         return Report(OUTPUTS, self.definition, rows, self.repeat)
 
-    def check(self, outputs: Any) -> None:  # noqa: ANN401 - as `judged`
+    def check(self, outputs: Any, *, gradients: bool | Sequence[str] = False) -> None:  # noqa: ANN401 - as `judged`
         """Judge outputs as `judged` does. Raises AssertionError: they are wrong, or nothing judged them."""
         __tracebackhide__ = True
-        report = self.judged(outputs)
+        report = self.judged(outputs, gradients=gradients)
         if not report:
             raise AssertionError(str(report))
 

@@ -1,0 +1,258 @@
+"""Gradients of functions that take part in autograd, held against the gradient of the oracle's float64 formula.
+
+A random weight for every element of the outputs makes a scalar of them, and its gradient is wanted by every input
+of floating point. The oracle is differentiated as it stands, with inputs in float64; so are naive computations at
+a kernel's precision, whose gradients' errors are the baseline error. There is no list of ops: what PyTorch can not
+differentiate (a choice, a quantised output) has no gradient here, and the row says so.
+"""
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import allow_mutation_on_saved_tensors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
+from traceproof.judge.output import Expected, Ruling, judge_output
+from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops.compare import Close, Comparison, Quantised
+from traceproof.reasons import Error, Failure, Skip, Verdict
+from traceproof.run.case import CPU, SolvedCase, make_inputs, place
+from traceproof.run.schema import ORACLE, PlannedCase, VerdictRow
+from traceproof.run.tensors import plain_tensor
+from traceproof.run.trusted import named_outputs
+
+GRADIENT = "gradient of {}"  # a row's output, by the input
+LARGEST = 32 << 20  # bytes that the one case may need where gradients are only reported
+MOST = 2 << 30  # ... and each where they are demanded: autograd keeps what the formula made on the way
+WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+# PyTorch's unfused attention in 16 bits reaches 4.5 times, but for rows of which one key has all the weight.
+NARROW_GRADIENT = Close(factor=5.0, reason="what is saved for a backward is rounded, and so is what comes back")
+WIDE_GRADIENT = Close(factor=16.0, reason="a float32 gradient is rounded no more than the sums before it")
+NAIVE = 3  # computations at most, of which the one that errs most in an element is the baseline there
+PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mv.default})
+Call = Callable[[Values], Any]
+
+
+class NarrowProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, operands and results of products are rounded to a dtype, as by unfused kernels."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what the operation gives
+        """One operation."""
+        del types
+        if func not in PRODUCTS:
+            return func(*args, **(kwargs or {}))
+        found = func(*(x.to(self._dtype).to(x.dtype) for x in args), **(kwargs or {}))
+        return found.to(self._dtype).to(found.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Differentiated:
+    """A computation's outputs that have a gradient, and what they depend on."""
+
+    leaves: Tensors
+    outputs: Tensors
+
+    @classmethod
+    def of(
+        cls, names: Collection[str], inputs: Values, dtype: torch.dtype | None, call: Call
+    ) -> "_Differentiated":
+        """Of a call with some inputs as leaves, in a dtype of their own or as they are. Raises what it raises."""
+        leaves = {
+            name: value.detach().to(dtype or value.dtype, copy=True).requires_grad_()
+            for name in names
+            if isinstance(value := inputs[name], torch.Tensor)
+        }
+        found: Mapping[str, Any] = call({**inputs, **leaves})
+        tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        return cls(leaves, {name: value for name, value in tensors.items() if value.requires_grad})
+
+    def gradients(self, weights: Tensors) -> dict[str, torch.Tensor | None]:
+        """By input; None: nothing that is weighed depends on it."""
+        chosen = {name: value for name, value in self.outputs.items() if name in weights}
+        given = [weights[name].to(value.dtype).to(value.device) for name, value in chosen.items()]
+        found = torch.autograd.grad([*chosen.values()], [*self.leaves.values()], given, allow_unused=True)
+        return dict(zip(self.leaves, found, strict=True))
+
+
+def chosen(cases: Collection[PlannedCase], *, demanded: bool) -> list[PlannedCase]:
+    """The cases whose gradients are taken: all that fit, or if they are only reported the largest ordinary one."""
+    fitting = [
+        one
+        for one in cases
+        if one.skip is None
+        and not one.hidden
+        and not one.trials
+        and one.memory <= MOST
+        and all(one.case.axes.values())
+    ]
+    if demanded:
+        return fitting
+    ordinary = [one for one in fitting if one.case.size not in {"edge", "adversarial"} and one.memory <= LARGEST]
+    return [max(ordinary, key=lambda one: one.memory)] if ordinary else fitting[:1]
+
+
+def rows(  # noqa: PLR0913 - one call, spelled out
+    call: Call,
+    definition: Definition,
+    op: Op,
+    planned: PlannedCase,
+    *,
+    name: str,
+    device: torch.device,
+    demanded: bool | Collection[str],
+) -> Iterator[VerdictRow]:
+    """A row for each input of a case that has a gradient; none where the function takes no part in autograd.
+
+    Args:
+        call: the function, of the inputs by name.
+        definition: what it computes; it has an oracle.
+        op: its op.
+        planned: the case.
+        name: what the function is called in rows.
+        device: where its inputs lie.
+        demanded: whether a function that takes no part in autograd gets a row that says so; of some inputs alone.
+    """
+    case = planned.case
+    for of, ruling in _rulings(call, definition, op, planned, device=device, demanded=demanded):
+        yield VerdictRow(
+            definition=definition.name,
+            op_type=definition.op_type,
+            case=case.id,
+            size=case.size,
+            seed=case.seed,
+            axes=dict(case.axes),
+            implementation=name,
+            against=ORACLE,
+            output=GRADIENT.format(of),
+            verdict=ruling.verdict,
+            reason=ruling.reason,
+            message=ruling.message,
+            device=str(device),
+            **ruling.details,
+        )
+
+
+def _rulings(  # noqa: PLR0913 - as `rows`
+    call: Call,
+    definition: Definition,
+    op: Op,
+    planned: PlannedCase,
+    *,
+    device: torch.device,
+    demanded: bool | Collection[str],
+) -> Iterator[tuple[str, Ruling]]:
+    """Rulings by input; of all of them together where there is no gradient to hold against another."""
+    drawn = make_inputs(op, definition, planned.case, device=CPU)
+    wanted = drawn.keys() if isinstance(demanded, bool) else demanded
+    names = [one for one in wanted if isinstance(value := drawn[one], torch.Tensor) and value.dtype in WIDE]
+    try:
+        with torch.enable_grad():
+            given = place(drawn, device)
+            ours = _Differentiated.of(names, given, None, lambda values: named_outputs(definition, call(values)))
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
+        if demanded:
+            message = f"with inputs that require a gradient: {type(error).__name__}: {error}"
+            yield "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
+        return
+    if not ours.outputs:
+        if demanded:
+            message = "it takes no part in autograd: no output has a gradient"
+            yield "inputs", Ruling(Verdict.FAIL, Failure.PRESENCE, message, {})
+        return
+    subject = SolvedCase(definition=definition, op=op, case=planned.case, inputs=drawn, oracle={}, seed=0)
+    expected = _expected(subject, names, ours.outputs.keys())
+    if isinstance(expected, str):
+        yield "inputs", Ruling(Verdict.SKIP, Skip.NO_ORACLE, expected, {})
+        return
+    weights, right = expected
+    try:
+        found = {one: None if x is None else plain_tensor(x) for one, x in ours.gradients(weights).items()}
+    except Exception as error:  # noqa: BLE001 - likewise, of its backward
+        message = f"in its backward: {type(error).__name__}: {error}"
+        yield "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
+        return
+    for one, what in right.items():
+        absent = Ruling(Verdict.FAIL, Failure.PRESENCE, f"no gradient reaches {one}", {})
+        yield one, absent if found[one] is None else judge_output(found[one], what, tolerance=None)
+
+
+def _expected(
+    subject: SolvedCase, names: Collection[str], outputs: Collection[str]
+) -> tuple[Tensors, dict[str, Expected]] | str:
+    """Weights of the outputs, and what is expected of the gradient of each input; or why nothing is."""
+    definition, op, case, inputs = subject.definition, subject.op, subject.case, subject.inputs
+    kinds, dtypes = (
+        op.comparisons(definition),
+        {one: TORCH_DTYPES[x.dtype] for one, x in definition.outputs.items()},
+    )
+    quantised = any(isinstance(kinds.get(name), Quantised) for name in outputs)
+    draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=CPU)
+    narrow = [variant for variant in op.variants if getattr(variant, "precision", "") != "float64"]
+    ways: list[Call] = [
+        partial(op.baseline, definition),
+        *(lambda given, one=one: op.varied(one, replace(subject, inputs=given)) or {} for one in narrow),
+    ]
+    held = [inputs[name] for name in names]
+    narrowest = min((x.dtype for x in held if isinstance(x, torch.Tensor)), key=lambda dtype: dtype.itemsize)
+    try:
+        with torch.enable_grad(), allow_mutation_on_saved_tensors(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # formulas make Python numbers of what requires a gradient
+            exact = _Differentiated.of(names, inputs, torch.float64, partial(op.oracle, definition))
+            weights = {
+                name: draw.normal(f"weights of {name}", value.shape, dtypes[name])
+                for name, value in exact.outputs.items()
+                if name in outputs and dtypes[name] in WIDE
+            }
+            if not weights:
+                return "the formula has no gradient by these inputs"
+            right = exact.gradients(weights)
+            told = [(weights[one] * exact.outputs[one].detach().nan_to_num()).norm() for one in weights]
+            near = []
+            for way in ways[:NAIVE]:
+                low = _Differentiated.of(names, inputs, None, way)
+                with NarrowProducts(narrowest):
+                    near += [low.gradients(weights)] if weights.keys() <= low.outputs.keys() else []
+    except (RuntimeError, ValueError) as error:
+        return f"PyTorch does not differentiate the formula: {error}"
+    if not all(value is None or bool(value.isfinite().all()) for value in right.values()):
+        return "the formula's gradient is not finite here"
+    found = {}
+    for name, value in right.items():
+        if value is None:
+            continue
+        spec = definition.inputs[name]
+        dtype = TORCH_DTYPES[spec.dtype]
+        # One rounding in float32 of all that an element adds to the scalar: of the slope of a sigmoid that is
+        # nearly 1 a kernel's formula leaves as much.
+        least = 2.0**-24 * sum(map(float, told)) / max(value.numel(), 1) ** 0.5
+        baseline = value.to(dtype).double()
+        baseline = torch.where((baseline - value).abs() < least, value + least, baseline)
+        for one in near:
+            other = one[name]
+            if other is not None:
+                farther = other.isfinite() & ((other - value).abs() > (baseline - value).abs())
+                baseline = torch.where(farther, other.double(), baseline)
+        comparison: Comparison = WIDE_GRADIENT if dtype is torch.float32 else NARROW_GRADIENT
+        found[name] = Expected(
+            shape=definition.shape_of(spec, case.axes),
+            dtype=dtype,
+            oracle={"": value, "baseline": baseline},
+            comparison=Quantised(reason="as its outputs") if quantised else comparison,
+        )
+    return weights, found
