@@ -27,8 +27,8 @@ from traceproof.extract.pipeline import Choices, definitions_of, told
 from traceproof.extract.reading import Listing, ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
+from traceproof.models.drafts import Draft
 from traceproof.models.reading import Reading
-from traceproof.ops.drafts import Draft
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--extract-python", type=Path, required=True)

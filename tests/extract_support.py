@@ -10,8 +10,8 @@ from traceproof.extract import kernels
 from traceproof.extract.kernels import Use, drafts
 from traceproof.extract.pipeline import Choices
 from traceproof.extract.reading import parse
+from traceproof.models.drafts import Draft
 from traceproof.models.reading import Reading
-from traceproof.ops.drafts import Draft
 
 GOLDEN = sorted((Path(__file__).parent / "extract_golden").glob("*.json"))
 

@@ -13,6 +13,7 @@ from definitions import rmsnorm, write_files
 from extract_support import drafts_of, named
 
 from traceproof.dataset.definition import Definition, Dialect
+from traceproof.extract.kernels import drafted
 from traceproof.ops import lookup, registry
 from traceproof.ops.adapter import Values, resolve
 from traceproof.ops.families import gdn
@@ -187,7 +188,7 @@ CALLED = {
 def definition(name: str) -> Definition:
     """What extraction writes of a stored reading."""
     model = "qwen3_next" if name.startswith("gemma") else "qwen3_30b"
-    return drafts_of(named(model))[name].definition([])
+    return drafted(drafts_of(named(model))[name])
 
 
 @pytest.mark.parametrize(("truth", "name"), list(CALLED))

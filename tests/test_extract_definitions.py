@@ -15,13 +15,13 @@ from extract_support import GOLDEN, drafts_of, golden, named, reading_of
 from traceproof.dataset.definition import Definition
 from traceproof.extract import kernels
 from traceproof.extract.bootstrap import SUPPORTED
-from traceproof.extract.kernels import Unmapped
+from traceproof.extract.kernels import Unmapped, drafted
 from traceproof.extract.merge import _judge_reference
 from traceproof.extract.pipeline import Choices, Described, definitions_of, summary
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
+from traceproof.models.drafts import Draft
 from traceproof.models.reading import KernelCall, ModelModule, Reading, Second, kernel
-from traceproof.ops.drafts import Draft
 from traceproof.ops.families.expert import mixture_draft
 from traceproof.sandbox import Pool
 
@@ -295,7 +295,7 @@ def test_full_and_rank_shapes_of_projections_differ_as_tensor_parallelism_says()
 
 @pytest.mark.parametrize("draft", ALL.values(), ids=ALL)
 def test_a_draft_is_described_takes_its_inputs_in_order_and_survives_a_round_trip(draft: Draft) -> None:
-    definition = draft.definition(draft.tags(["model-a"], tp=1, ep=1))
+    definition = drafted(draft, draft.tags(["model-a"], tp=1, ep=1))
     specs = [*definition.axes.values(), *definition.inputs.values(), *definition.outputs.values()]
     assert all(spec.description for spec in specs)
     assert definition.description
@@ -321,7 +321,7 @@ def one_of_each_form() -> dict[str, Draft]:
 @pytest.mark.parametrize("draft", one_of_each_form().values(), ids=one_of_each_form())
 def test_a_reference_holds_against_its_oracle(draft: Draft, pool: Pool) -> None:
     torch.set_num_threads(1)
-    finding = _judge_reference(draft.definition([]), draft.reference, pool)
+    finding = _judge_reference(drafted(draft), draft.reference, pool)
     assert finding["no_oracle"] is None
     assert finding["problems"] == []
     assert finding["cases"] >= 3
@@ -343,7 +343,7 @@ def test_a_planted_mistake_in_a_reference_is_found(name: str, right: str, wrong:
     draft = ALL[name].scaled_down or ALL[name]
     reference = draft.reference.replace(right, wrong)
     assert reference != draft.reference
-    finding = _judge_reference(draft.definition([]), reference, pool)
+    finding = _judge_reference(drafted(draft), reference, pool)
     assert finding["problems"]
 
 

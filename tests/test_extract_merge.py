@@ -13,14 +13,14 @@ from extract_support import GOLDEN, named, reading_of, uses_of
 from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.extract import hierarchy
-from traceproof.extract.kernels import Unmapped, collect
+from traceproof.extract.kernels import Unmapped, collect, drafted
 from traceproof.extract.merge import CheckResult, meaning_differences, merge, notes, write
 from traceproof.extract.pipeline import ExtractionResult, model_of, not_described, write_sharing
 from traceproof.ops.families.norm import norm_draft as norm
 
 
 def eps_norm(eps: float, *models: str) -> Definition:
-    return norm(64, eps, variant="plain", fused=False).definition([f"model:{model}" for model in models])
+    return drafted(norm(64, eps, variant="plain", fused=False), [f"model:{model}" for model in models])
 
 
 def alike(pairs: Sequence[tuple[Definition, str]]) -> list[CheckResult]:

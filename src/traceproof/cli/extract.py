@@ -29,8 +29,8 @@ from traceproof.extract.pipeline import (
 )
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
+from traceproof.models.drafts import Draft
 from traceproof.models.reading import KernelCall, ModelModule, Reading
-from traceproof.ops.drafts import Draft
 from traceproof.programs import telling
 from traceproof.stacks import MAIN, READER
 

@@ -13,9 +13,9 @@ from typing import Any
 from traceproof.dataset.definition import Definition
 from traceproof.extract.merge import meaning_differences
 from traceproof.models.catalogue import Parallel
+from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import Evidence, Fact, KernelCall, ModelModule, Reading
-from traceproof.ops.drafts import Draft
-from traceproof.ops.extraction import Choice, extractions
+from traceproof.ops.registry import extractions
 
 STRUCTURE = ("block", "embedding")  # modules that make no call of their own
 HOLDERS = ("block", "weights")  # modules that may hold others
@@ -170,8 +170,13 @@ class WantedDefinition:
         tags: dict[str, None] = {}
         for at in parallels:
             tags |= dict.fromkeys(self.draft.tags(models, tp=at.tp, ep=at.ep, dp=at.dp))
-        made = self.draft.definition(list(tags))
+        made = drafted(self.draft, tags)
         return made.model_copy(update={"name": self.name}) if self.name != made.name else made
+
+
+def drafted(draft: Draft, tags: Iterable[str] = ()) -> Definition:
+    """The definition of a draft, checked by the strict model of the schema."""
+    return Definition.model_validate(draft.as_json([*tags]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,7 @@ def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition],
     found: dict[str, WantedDefinition] = {}
     clashes: dict[str, Clash] = {}
     for draft, use in asked:
-        base = draft.definition([])
+        base = drafted(draft)
         version = 1
         while True:
             name = draft.name if version == 1 else f"{draft.name}_v{version}"
@@ -197,7 +202,7 @@ def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition],
             if held is None:
                 found[name] = WantedDefinition(name, draft, [use])
                 break
-            differences = meaning_differences(held.draft.definition([]), base)
+            differences = meaning_differences(drafted(held.draft), base)
             if not differences:
                 held.uses.append(use)
                 break

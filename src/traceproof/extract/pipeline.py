@@ -22,15 +22,14 @@ from traceproof.dataset.fetch import FETCHED, scan_digest
 from traceproof.errors import TraceproofError
 from traceproof.extract import config_json, kernels
 from traceproof.extract.config_json import pairs
-from traceproof.extract.kernels import Clash, Unmapped, Use, WantedDefinition, collect, drafts
+from traceproof.extract.kernels import Clash, Unmapped, Use, WantedDefinition, collect, drafted, drafts
 from traceproof.extract.merge import CheckResult, MergeResult, check, merge, write
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.files import disk_errors, write_json, write_text
 from traceproof.models import catalogue
 from traceproof.models.catalogue import Parallel
+from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import KernelCall, Reading
-from traceproof.ops.drafts import Draft
-from traceproof.ops.extraction import Choice
 
 PAGE_SIZES = (1, 64)  # what the dataset has
 
@@ -132,7 +131,7 @@ def extract(
         readings[label] = reading
     wanted, clashes = collect(asked)
     started = time.monotonic()
-    checked = [(item.draft.scaled_down or item.draft).definition([]) for item in wanted]
+    checked = [drafted(item.draft.scaled_down or item.draft) for item in wanted]
     unique = {definition.digest: definition for definition in checked}
     held = dict(zip(unique, check(list(unique.values()), python=settings.torch_python), strict=True))
     results = [(item, held[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]

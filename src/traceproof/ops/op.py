@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from traceproof.dataset.constants import Rule
     from traceproof.dataset.definition import Definition, TensorSpec
     from traceproof.draw import Draw
-    from traceproof.ops.extraction import Extraction
+    from traceproof.models.drafts import Extraction
     from traceproof.ops.lossless import Exactly
 
 SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}

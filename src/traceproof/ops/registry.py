@@ -15,6 +15,7 @@ from traceproof.errors import TraceproofError
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
+    from traceproof.models.drafts import Extraction
     from traceproof.ops.op import Op
 
 FOLDER = Path(__file__).resolve().parent
@@ -84,6 +85,12 @@ def get(op_type: str) -> Op:
     from traceproof.ops.generic import GenericOp
 
     return declarations()[op_type][1] if op_type in declarations() else GenericOp(op_type)
+
+
+@cache
+def extractions() -> tuple[Extraction, ...]:
+    """How calls are found in a model, of all op_types that say so, in the order of their names."""
+    return tuple(found for op_type in known() if (found := get(op_type).extraction) is not None)
 
 
 def _check_whole(definition: Definition) -> None:

@@ -26,7 +26,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from traceproof.extract.bootstrap.transformers_model import towers_left_out
-from traceproof.ops.extraction import Facts, extractions
+from traceproof.models.drafts import Facts
+from traceproof.ops.registry import extractions
 
 BACKENDS = ("fa3", "triton")  # of attention: those of a GPU, since some models refuse a CPU's
 QUIET = logging.ERROR  # SGLang warns about everything a CPU lacks; none of it concerns shapes

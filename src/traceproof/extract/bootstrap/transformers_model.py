@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from traceproof.ops.extraction import Facts
+from traceproof.models.drafts import Facts
 
 Theirs = Any  # objects of transformers
 NAME = "traceproof"  # of our attention function in transformers' table

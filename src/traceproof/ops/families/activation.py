@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
+from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close, Exact
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import SURE, full

@@ -9,6 +9,7 @@ from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, dtype_of, scalar, tensor
 from traceproof.ops.adapter import Module as Compiled
@@ -36,8 +37,6 @@ from traceproof.ops.attention_inputs import (
 )
 from traceproof.ops.base import Values, ordered
 from traceproof.ops.cases import Case
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Choice, Extraction, Facts, call_of
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form
 from traceproof.ops.lossless import NEVER, Exactly, full

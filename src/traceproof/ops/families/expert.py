@@ -23,13 +23,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
+from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.base import Tensors, Unsupported, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, Quantised
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.families import routing
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, Routing, choice_of, routing_of
 from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, altered

@@ -9,14 +9,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Part, Variant, Wide, altered, has, same
 from traceproof.ops.gates import (

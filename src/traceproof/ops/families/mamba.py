@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, altered
 from traceproof.ops.gates import FAST_EXP, FAST_EXP_FACTOR, FORGOTTEN, STALE, TRANSPOSED, plain_softplus, softplus

@@ -10,12 +10,11 @@ from typing import Any
 from traceproof.dataset.constants import Rule, epsilon
 from traceproof.dataset.definition import Definition
 from traceproof.lazy import torch
+from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim, dtype_of, scalar
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Extraction, Facts, call_of, dtype_name, held_against
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Part, Variant, Wide, same
 from traceproof.ops.gates import sigmoid

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, dtype_name
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Values, ordered, specified, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, dtype_name
 from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.lossless import Exactly, whole
 from traceproof.ops.op import UNUSUAL, Op

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
+from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Extraction, Facts, call_of, held_against
 from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op

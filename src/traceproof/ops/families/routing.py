@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
+from traceproof.models.drafts import Facts, dtype_name
 from traceproof.models.reading import ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact
-from traceproof.ops.extraction import Facts, dtype_name
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wanted, Wide, same
 from traceproof.ops.lossless import SURE
 from traceproof.ops.op import Op

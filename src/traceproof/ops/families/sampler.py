@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from traceproof.lazy import torch
+from traceproof.models.drafts import Draft, Extraction, draft, held_against
 from traceproof.models.reading import KernelCall, kernel
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors, Value, Values, dtype_of, ordered, rounded, specified
 from traceproof.ops.cases import STRESS, Case, Further
 from traceproof.ops.compare import Comparison, Samples
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Extraction, held_against
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Variant, Wide, altered, has
 from traceproof.ops.op import SIZES, Op, Subject

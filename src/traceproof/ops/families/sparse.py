@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, scalar, tensor
 from traceproof.ops.attention import GATES, MUTANTS, VARIANTS, attention, unfit
@@ -17,8 +18,6 @@ from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, t
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet
-from traceproof.ops.drafts import Draft, draft
-from traceproof.ops.extraction import Choice, Extraction, Facts, call_of, held_against
 from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, equal_keys, workspace
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wide, altered, same
 from traceproof.ops.op import Op

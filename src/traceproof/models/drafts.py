@@ -1,16 +1,16 @@
-"""Putting a definition of a kernel call together: axes, tensors, tags, reference, in the dataset's shape."""
+"""How an op_type's calls are found in a model, and what their definitions are put together from."""
 
 import re
 import textwrap
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from string import Template
 from typing import Any
 
-from traceproof.dataset.definition import Definition
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading, kernel
 from traceproof.stacks import PACKAGES, TAGGED
 
 
@@ -37,8 +37,8 @@ class Draft:
     # fit a few seconds or a gigabyte; None: check the definition itself
     scaled_down: "Draft | None" = field(default=None, repr=False)
 
-    def definition(self, tags: Sequence[str]) -> Definition:
-        """The definition with `tags`, checked by the strict model of the schema."""
+    def as_json(self, tags: Sequence[str]) -> dict[str, Any]:
+        """The definition with `tags`, as its file has it."""
         content: dict[str, Any] = {
             "name": self.name,
             "description": self.description,
@@ -52,7 +52,7 @@ class Draft:
         }
         if not self.constraints:
             del content["constraints"]
-        return Definition.model_validate(content)
+        return content
 
     def tags(self, models: Sequence[str], *, tp: int, ep: int, dp: int = 1) -> list[str]:
         """Tags in the dataset's order: stage, status, models, and what else applies."""
@@ -135,7 +135,7 @@ def draft(
 
 @cache
 def _files() -> list[dict[str, Any]]:
-    folder = resources.files("traceproof.ops").joinpath("templates")
+    folder = resources.files("traceproof.models").joinpath("templates")
     return [tomllib.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
 
 
@@ -159,3 +159,59 @@ def _function(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str
         names = "".join(f"\n    {name}," for name in inputs) + "\n"
     told = textwrap.indent("\n".join((*lines, body)), "    ")
     return f"@torch.no_grad()\ndef run({names}):\n{told}"
+
+
+# What an op_type says of models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a caller chooses of the definitions."""
+
+    page_sizes: Sequence[int]  # of the paged attention
+    per_rank: bool  # projections as one rank launches them, rather than the model's full shapes
+
+
+Facts = dict[str, Any]
+Differs = Callable[[KernelCall, Evidence], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extraction:
+    """An op_type's part in extraction."""
+
+    # SGLang's class, by its name -> the kind of module that it is, and what reads the facts of one with whoever
+    # holds it. Run where SGLang is.
+    readers: Mapping[str, tuple[str, Callable[[Any, Any], Facts]]] = field(default_factory=dict)
+    # kind of module -> its call, or why it becomes none; None: it is for another op_type to say
+    calls: Mapping[str, Callable[[ModelModule, Reading], KernelCall | str | None]] = field(default_factory=dict)
+    once: Callable[[Reading], KernelCall] | None = None  # the call that a whole model makes once
+    # kind of call -> what transformers' model says otherwise of one, both numbers; None: it agrees
+    differs: Mapping[str, Differs] = field(default_factory=dict)
+    # kind of call -> its definitions, or why the dataset has no form for it
+    drafts: Mapping[str, Callable[[KernelCall, Choice], Iterable[Draft | str]]] = field(default_factory=dict)
+
+
+def call_of(module: ModelModule, kind: str, *names: str, note: str = "", **facts: Any) -> KernelCall:  # noqa: ANN401 - constants
+    """The call that a module makes: the module's facts of these names, and further ones."""
+    own = {name: module.facts[name] for name in names}
+    return kernel(kind, count=module.count, path=module.path, note=note, **own, **facts)
+
+
+def dtype_name(held: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
+    """Name of a tensor's dtype, as definitions have it."""
+    return str(held.dtype).removeprefix("torch.")
+
+
+def held_against(
+    kind: str, terms: Callable[[Mapping[str, Any], Evidence], Facts], *, counted: bool = True, **also: object
+) -> Differs:
+    """What transformers says otherwise by its modules of a kind, whose facts are on one rank `terms` of the call.
+
+    `counted`: the call must be made as often; `also` are further facts that it must have.
+    """
+
+    def differs(call: KernelCall, evidence: Evidence) -> str | None:
+        return evidence.differs(call, kind, lambda facts: terms(facts, evidence), counted=counted, **also)
+
+    return differs
