@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.judge.output import Expected, Ruling, judge_output
-from traceproof.ops.base import TORCH_DTYPES, Op, Tensors, Values
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.compare import Close, Comparison, Quantised
+from traceproof.ops.op import Op
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.case import CPU, SolvedCase, make_inputs, place
 from traceproof.run.schema import ORACLE, PlannedCase, VerdictRow
