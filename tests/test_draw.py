@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from traceproof import draw as drawing
 from traceproof.draw import Draw, HostDraw, fingerprint, fingerprint_each, random_words, scalar_word, stream_key
+from traceproof.ops.cases import Further
 from traceproof.run import calls
 from traceproof.run.calls import Entries, further_draws, giving_back
 
@@ -260,6 +261,12 @@ def test_every_other_call_goes_on_with_the_generator_of_the_one_before(clock: Cl
 
     made(kernel, count=100)
     assert fresh[:6] == [True, False, True, False, True, False]
+
+
+def test_further_draws_take_a_quarter_of_a_call_s_limit_at_most() -> None:
+    order = Further(10, 8.0, (0,))
+    taken = {(limit, times): order.within(limit, times=times).seconds for limit in (20, 100) for times in (1, 4)}
+    assert taken == {(20, 1): 5.0, (20, 4): 5.0, (100, 1): 8.0, (100, 4): 25.0}
 
 
 @pytest.fixture

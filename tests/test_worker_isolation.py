@@ -352,3 +352,18 @@ def test_a_folder_weighs_what_its_files_take(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path)
     assert 100_000 <= folder_bytes(tmp_path) < 300_000
     assert folder_bytes(tmp_path / "nowhere") == 0
+
+
+def test_a_process_s_memory_is_told_in_bytes_and_of_one_that_is_gone_none() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdin is not None
+        assert one.stdout is not None
+        one.stdin.write(b"\n")
+        one.stdin.flush()
+        one.stdout.readline()  # it has begun
+        pages = int(Path(f"/proc/{one.pid}/statm").read_text().split()[0])
+        size = pages * os.sysconf("SC_PAGE_SIZE")
+        assert kernel.status_bytes(one.pid, b"VmSize:") == size
+        assert kernel.status_bytes(one.pid, b"VmSize:", b"VmPeak:") >= 2 * size
+        one.kill()
+    assert kernel.status_bytes(one.pid, b"VmSize:") == 0
