@@ -139,9 +139,7 @@ DS_MOE = "moe_fp8_block_scale_ds_routing_topk4_ng4_kg2_e8_h512_i256"
         ("layernorm", "layernorm_h96", ("EPS = 1e-6", "EPS = 1e-5"), "epsilon"),
     ],
 )
-def test_another_constant_is_a_disagreement(
-    op_type: str, name: str, change: tuple[str, str], constant: str
-) -> None:
+def test_another_constant_disagrees(op_type: str, name: str, change: tuple[str, str], constant: str) -> None:
     right = ops.load(op_type, name)
     assert not right.constants.conflicts
     assert not right.constants.alone

@@ -155,7 +155,7 @@ def broken_python(machine: Made) -> None:
         (broken_python, "broken"),
     ],
 )
-def test_an_environment_that_is_not_whole_is_named(
+def test_an_environment_that_is_not_whole_is_told(
     machine: Made, make: Callable[[Made], object], said: str
 ) -> None:
     make(machine)

@@ -34,7 +34,7 @@ GOLDEN: dict[str, tuple[Method, str]] = {
     "words": (lambda d: d.words("x", 1001), "822a4b13d051f8793116c208771d3a03"),
     "normal float32": (lambda d: d.normal("x", (33, 31)), "8ddaac17a118e29d9ac064580ffbd1ad"),
     "normal float16": (lambda d: d.normal("x", (33, 31), torch.float16), "ae3e0c0191069d8b3f26923aaad3de02"),
-    "normal bfloat16 scaled": (
+    "scaled bf16": (
         lambda d: d.normal("x", (1023,), torch.bfloat16, scale=1e-3),
         "07ffc69b6c5307b3bac8d7a2f0d0987a",
     ),
@@ -44,14 +44,11 @@ GOLDEN: dict[str, tuple[Method, str]] = {
         "eb44842e915f778d4eae05b2f6ec63ba",
     ),
     "integers int32": (lambda d: d.integers("x", (33, 31), low=-7, high=1000), "f4bf6cdefcf958b7ec3b634f94a6a329"),
-    "integers int64": (
+    "int64": (
         lambda d: d.integers("x", (1023,), torch.int64, low=0, high=2**31),
         "30ff7ebde54b6e28d55748cc1296d038",
     ),
-    "bits float8_e4m3fn": (
-        lambda d: d.bits("x", (33, 31), torch.float8_e4m3fn),
-        "4bc335905ce54de1cfe85c60e375a502",
-    ),
+    "bits of e4m3": (lambda d: d.bits("x", (33, 31), torch.float8_e4m3fn), "4bc335905ce54de1cfe85c60e375a502"),
     "bits float8_e5m2": (lambda d: d.bits("x", (1023,), torch.float8_e5m2), "cd9959cb86c7329be394637567b7bd66"),
     "bits int8": (lambda d: d.bits("x", (1023,), torch.int8), "14ca406049ae769be394637567b7bd66"),
     "permutation": (lambda d: d.permutation("x", 1000), "2b891d9260460d987f547f147e909c99"),
@@ -161,7 +158,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def made(
-    call: Callable[[Sequence[Any]], list[tuple[str | None, Any]]], *, count: int, seconds: float = 8.0
+    call: Callable[[Sequence[Any]], list[tuple[str | None, Any]]], *, count: int, seconds: float = 8
 ) -> list[Entries]:
     order = {"draws": count, "seconds": seconds, "inputs": [0, 1]}
     return list(further_draws(call, [PROBS, TOP_K, 0.5], order, seed=1, device=CPU))

@@ -205,10 +205,7 @@ def model(hub: HubServer) -> Repository:
     repository = hub.create(MODEL)
     for size in (8, 16):
         config = {"architectures": ["LlamaForCausalLM"], "vocab_size": size}
-        files: dict[str, bytes | None] = {
-            "config.json": json.dumps(config).encode(),
-            "model.safetensors": b"large",
-        }
+        files: dict[str, bytes | None] = {"config.json": json.dumps(config).encode(), "model.safetensors": b"big"}
         repository.commit("main", files, f"Have {size} words")
     return repository
 
@@ -235,9 +232,7 @@ def test_the_file_comes_at_the_revision_asked_for_and_nothing_else_does(hub: Hub
     assert json.loads(fetched(hub, MODEL)[1])["vocab_size"] == 16
     assert json.loads(fetched(hub, MODEL, first)[1])["vocab_size"] == 8
     asked = {item["request"].partition("/")[2] for item in hub.log}
-    assert {path for path in asked if MODEL in path} == {
-        f"{MODEL}/resolve/{r}/config.json" for r in ("main", first)
-    }
+    assert {one for one in asked if MODEL in one} == {f"{MODEL}/resolve/{r}/config.json" for r in ("main", first)}
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,7 @@ SLIPS: list[tuple[str, dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "facts", "told"), SLIPS, ids=[f"{kind} {told[:20]}" for kind, _, told in SLIPS])
-def test_what_only_one_reading_has_is_told_and_the_rest_kept(
-    kind: str, facts: dict[str, object], told: str
-) -> None:
+def test_what_only_one_reading_has_is_told_and_others_kept(kind: str, facts: dict[str, object], told: str) -> None:
     reading = reading_of(named("qwen3_30b"))
     all_of_them, _ = confirmed(reading, "qwen3_30b_a3b")
     agreed, differing = confirmed(slipped(reading, kind, **facts), "qwen3_30b_a3b")

@@ -72,9 +72,7 @@ def test_a_reference_that_behaves_differently_is_a_conflict_but_not_on_an_edge_c
     file.write_text(text, encoding="utf-8")
 
     def judged(problem: str) -> tuple[str, tuple[str, ...]]:
-        [result] = merge(
-            [eps_norm(1e-6, "a")], tmp_path, lambda pairs: [CheckResult(3, (problem,)) for _ in pairs]
-        )
+        [result] = merge([eps_norm(1e-6, "a")], tmp_path, lambda them: [CheckResult(3, (problem,)) for _ in them])
         return result.status, (*result.differences, *result.notes)
 
     status, said = judged("small-0: output: off")

@@ -145,17 +145,13 @@ def test_a_whole_repository_can_be_the_dataset(repository: Upstream, tmp_path: P
         ({"folder": "../.."}, "outside the repository|could not be fetched"),
     ],
 )
-def test_what_cannot_be_had_leaves_nothing(
-    repository: Upstream, tmp_path: Path, changes: dict[str, str], said: str
-) -> None:
+def test_what_is_not_had_leaves(repository: Upstream, tmp_path: Path, changes: dict[str, str], said: str) -> None:
     with pytest.raises(TraceproofError, match=said):
         fetch(from_git(repository, **changes), root=tmp_path / "out")
     assert left_in(tmp_path / "out") == []
 
 
-def test_an_edit_of_what_was_fetched_is_noticed_and_a_folder_used_in_place(
-    repository: Upstream, tmp_path: Path
-) -> None:
+def test_an_edit_of_what_was_fetched_is_noticed_and_a_folder_used(repository: Upstream, tmp_path: Path) -> None:
     folder = fetch(from_git(repository), root=tmp_path / "out")
     assert untouched(folder)
     (folder / "definitions" / "x" / "a.json").write_text("edited")

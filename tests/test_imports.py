@@ -188,9 +188,7 @@ def test_a_given_interpreter_may_be_a_path_or_a_program(made: list[Installation]
     ],
 )
 @pytest.mark.usefixtures("made")
-def test_an_interpreter_that_will_not_do_says_so_first(
-    given: Path | None, needs: str, said: str, todo: str
-) -> None:
+def test_an_interpreter_that_will_not_do_is_said(given: Path | None, needs: str, said: str, todo: str) -> None:
     with pytest.raises(TraceproofError, match=said) as caught:
         found(given, needs)
     assert todo in caught.value.todo

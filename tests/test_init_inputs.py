@@ -38,7 +38,7 @@ SAMPLE: dict[str, Any] = {
     "tags": ["fi_api:flashinfer.unheard_of"],
     "axes": {
         "num_tokens": {"type": "var"},
-        "hidden_size": {"type": "const", "value": 8},
+        "hidden_size": {"value": 8, "type": "const"},
         "blocks": {"type": "var"},
     },
     "constraints": ["blocks == num_tokens // 2"],

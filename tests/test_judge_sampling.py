@@ -175,9 +175,7 @@ def test_tails_bound_the_binomial_law_and_lie_near_it(trials: int, q: float) -> 
 def test_false_alarms_by_all_outcomes_there_are(known: Oracle, trials: int) -> None:
     tokens, probs, may = known
     rows = range(len(tokens))
-    single = [
-        [(int(tokens[row, rank]), float(probs[row, rank])) for rank in range(len(probs[row]))] for row in rows
-    ]
+    single = [[(int(tokens[row, j]), float(probs[row, j])) for j in range(len(probs[row]))] for row in rows]
     bounds = []
     for outcome in product(*(cell for _ in range(trials) for cell in single)):
         chance = math.prod(share for _, share in outcome)
@@ -225,9 +223,7 @@ def times(factor: float, rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
     ],
     ids=["greedy 1 %", "greedy 10 %", "uniform 2 %", "a token dropped", "a token doubled"],
 )
-def test_some_draws_made_otherwise_show(
-    part: float, other: Callable[[torch.Tensor], torch.Tensor], trials: int
-) -> None:
+def test_some_other_draws_show(part: float, other: Callable[[torch.Tensor], torch.Tensor], trials: int) -> None:
     known = oracle(BROAD)
     for seed in range(3):
         assert judge_samples(draws(known, trials, seed), *known, 1e-6)[0]
@@ -294,9 +290,7 @@ UNEQUAL = oracle(STEEP, (0.3, 0.25, 0.2, 0.15, 0.1), (0.25,) * 4)
 RELATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one number for all rows": lambda u: u[:, :1].expand_as(u),
     "mirrored in the next row": lambda u: torch.stack([u[:, 0], 1 - u[:, 0], u[:, 2]], 1),
-    "mirrored in the next call": lambda u: torch.where(
-        torch.arange(len(u))[:, None] % 2 == 0, u, 1 - u.roll(1, 0)
-    ),
+    "mirrored in every call": lambda u: torch.where(torch.arange(len(u))[:, None] % 2 == 0, u, 1 - u.roll(1, 0)),
     "a slow walk along calls": lambda u: (0.1 * u).cumsum(0) % 1,
     "a fixed step along calls": lambda u: (u[:1] + 0.381966 * torch.arange(len(u))[:, None]) % 1,
 }

@@ -92,19 +92,15 @@ RIGHT = {
 PLANTED = {
     "KL101": {
         "in the address": "    tl.store(y + tl.program_id(0) * stride, 0.0)\n",
-        "followed through an assignment": (
-            "    i = tl.program_id(0)\n    o = i * stride\n    tl.store(y + o, 0.0)\n"
-        ),
-        "followed through a tuple": (
-            "    a, b = tl.program_id(0), tl.program_id(1)\n    tl.store(y + a * n * H + b, 0.0)\n"
-        ),
+        "through an assignment": ("    i = tl.program_id(0)\n    o = i * stride\n    tl.store(y + o, 0.0)\n"),
+        "a tuple": ("    a, b = tl.program_id(0), tl.program_id(1)\n    tl.store(y + a * n * H + b, 0.0)\n"),
         "followed through three": (
             "    i = tl.program_id(0)\n    j = i // H\n    k = j * n\n    m = k + 1\n"
             "    tl.store(y + m * H, 0.0)\n"
         ),
         "a pointer that is moved": "    i = tl.program_id(0)\n    y += i * n\n    tl.store(y, 0.0)\n",
         "a pointer assigned before": "    p = y + tl.program_id(0) * stride * H\n    tl.store(p, 0.0)\n",
-        "a block of a flat tensor": (
+        "a flat block": (
             "    o = tl.program_id(0) * BT + tl.arange(0, BT)\n    tl.store(y + o, 0.0, mask=o < n)\n"
         ),
         "in one branch": (
@@ -120,9 +116,7 @@ PLANTED = {
         "a loop from the grid": (
             "    for i in range(tl.program_id(0), n, tl.num_programs(0)):\n        tl.store(y + i * stride, 0.0)\n"
         ),
-        "a loop index times a stride": (
-            "    for i in range(0, tl.cdiv(n, BT)):\n        tl.store(y + i * stride, 0.0)\n"
-        ),
+        "an index, strided": ("    for i in range(0, tl.cdiv(n, BT)):\n        tl.store(y + i * stride, 0.0)\n"),
         "a block of a loop times a stride": (
             "    for i in range(0, tl.cdiv(n, BT)):\n        tl.store(y + (i * BT + 1) * stride, 0.0)\n"
         ),
@@ -134,9 +128,7 @@ PLANTED = {
             "    tl.store(p, 0.0, boundary_check=(0,))\n"
         ),
     },
-    "KL102": {
-        "a block pointer": "    p = tl.make_block_ptr(x, (n,), (1,), (0,), (BT,), (0,))\n    tl.store(p, 0.0)\n"
-    },
+    "KL102": {"a pointer": "    p = tl.make_block_ptr(x, (n,), (1,), (0,), (BT,), (0,))\n    tl.store(p, 0.0)\n"},
     "KL103": {
         "a load": (
             "    i = tl.program_id(0).to(tl.int64)\n    o = i * BT + tl.arange(0, BT)\n    v = tl.load(x + o)\n"

@@ -96,13 +96,13 @@ LOST = " * ~(cu_seqlens[1:] == cu_seqlens[:-1])[:, None, None, None]"
 PLANTED: dict[str, tuple[Definition, str, set[str]]] = {
     "place in the batch": (norm("    y = y * (1 + 0.1 * torch.arange(len(y))[:, None])\n    return ("), "", BATCH),
     "size of the batch": (norm("    y = y * len(y)\n    return ("), "", {"batch split and concatenated"}),
-    "place of a page": (
+    "page's place": (
         changed(DECODE, "].long()", "].long().sort().values"),
         "medium-0",
         {"pages permuted", MERGED},
     ),
     "natural logarithm": (changed(DECODE, " / math.log(2.0)", ""), "", {MERGED, "softmax shift"}),
-    "scale of its own": (
+    "own scale": (
         changed(DECODE, "* sm_scale", "* 0.08"),
         "",
         {"q doubled, softmax scale halved", "softmax shift"},

@@ -55,9 +55,7 @@ def test_a_deep_expression_does_not_end_the_run(tmp_path: Path, flashinfer: Path
     sample = Sample()
     deep = "1" + "+1" * terms
     sample.attention["constraints"].append(f"{deep} < 5")
-    sample.moe["reference"] = sample.moe["reference"].replace(
-        "    TOP_K = 2", f"    TOP_K = 2\n    depth = {deep}"
-    )
+    sample.moe["reference"] = sample.moe["reference"].replace("    TOP_K = 2", f"    TOP_K = 2\n    deep = {deep}")
     findings = lint(sample.write(tmp_path), flashinfer=flashinfer).findings
     assert [finding.code for finding in findings] == ["TP203"]
 

@@ -148,9 +148,7 @@ def test_a_large_op_type_has_a_verdict_file_per_group(count: int, files: int) ->
     assert found == (["a"] if files == 1 else [f"a.{number}-of-{files}" for number in range(1, files + 1)])
 
 
-def test_an_edit_changes_its_job_s_digest_alone(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_is_of_its_job_alone(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("traceproof.run.schema.GROUP", 2)
     small = PlanSelection(sizes=("small",))
     before = plan(dataset, tmp_path / "cases", small).op_types["rmsnorm"].digests

@@ -23,9 +23,7 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize(
-    "plant", tuple(plants()), ids=lambda p: f"{p.kind} {p.out} {p.truth} {p.order}".replace(" ", "-")
-)
+@pytest.mark.parametrize("plant", tuple(plants()), ids=lambda p: f"{p.kind}-{p.out}-{p.truth}-{p.order}")
 def test_a_planted_precision_is_named(plant: Plant) -> None:
     found = examine(drawn(plant.kind, 50), ("A",), kernel(plant), exact(plant.kind))
     assert str(found) == plant.truth

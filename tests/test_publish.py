@@ -299,9 +299,7 @@ def test_flashinfer_bench_finds_what_one_brings(alpha: PullRequest, source: Sour
     assert (root / "traces" / solution.author / "rmsnorm" / "alpha.jsonl").is_file()
 
 
-def test_measured_traces_are_published_under_the_author(
-    alpha: PullRequest, source: Source, tmp_path: Path
-) -> None:
+def test_measured_traces_are_published_under_authors(alpha: PullRequest, source: Source, tmp_path: Path) -> None:
     lines = alpha.files[path_of(alpha, "workloads/")]
     measured = tmp_path / "traces" / "rmsnorm" / "alpha.jsonl"  # as the benchmark leaves them
     measured.parent.mkdir(parents=True)

@@ -272,9 +272,7 @@ def test_only_the_command_can_push() -> None:
     """No rule, script or stage names the pusher, so `verify_all` and `snakemake publish` have no way to it."""
     root = Path(__file__).resolve().parent.parent
     places = [root / "Snakefile", *root.glob("rules/*.smk"), *root.glob("scripts/*.py"), *root.glob("src/**/*.py")]
-    naming = {
-        path.relative_to(root).as_posix() for path in places if re.search(r"publish\.push ", path.read_text())
-    }
+    naming = {one.relative_to(root).as_posix() for one in places if re.search(r"publish\.push ", one.read_text())}
     assert naming == {"src/traceproof/cli/publish.py"}
     assert not [path.name for path in places if path.suffix == ".smk" and "--push" in _commands(path.read_text())]
 

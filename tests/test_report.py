@@ -347,10 +347,7 @@ def test_what_had_no_ground_truth_here_is_named_with_the_reason() -> None:
     rows = [result("norm_a", "reference"), result("norm_a", "torch")]
     for name in ("gdn_a", "gdn_b", "gdn_c"):
         rows += [result(name, "reference"), result(name, "flashinfer", "skip", reason=Skip.NO_CUDA)]
-    rows += [
-        result("moe_a", implementation, "skip", reason=Skip.DOES_NOT_FIT)
-        for implementation in ("reference", "flashinfer")
-    ]
+    rows += [result("moe_a", one, "skip", reason=Skip.DOES_NOT_FIT) for one in ("reference", "flashinfer")]
     stacks = [{"stack": "torch", "versions": {"torch": "2"}, "device_type": "cpu", "capability": None}]
     proved, unreached = ending(*rows, stacks=stacks)
     start, _, counts = proved.partition(": ")

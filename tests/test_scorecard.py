@@ -53,7 +53,7 @@ def card(root: Path, suite: Suite) -> Card:
     [
         ("    assert close\n", True, False),
         ("    return close\n", False, True),
-        ("    assert x.shape\n", False, False),
+        ("    assert len(x)\n", False, False),
     ],
     ids=["asserts", "returns", "looks at shapes"],
 )

@@ -141,9 +141,7 @@ def test_whole_numbers_that_python_decides_by_floating_ones_are_left_out() -> No
         (lambda x: torch.view_as_complex(x.float().view(-1, 2)), "complex"),
     ],
 )
-def test_what_float64_can_not_follow_is_refused(
-    function: Callable[[torch.Tensor], torch.Tensor], why: str
-) -> None:
+def test_what_can_not_be_followed_is_refused(function: Callable[[torch.Tensor], torch.Tensor], why: str) -> None:
     with pytest.raises(shadow.UnsupportedError, match=why):
         followed(function, values(4, 8))
 

@@ -69,9 +69,7 @@ def test_what_strangers_wrote_is_shown_and_is_never_markup(pages: dict[str, Page
         assert not [tag for tag, _ in page.tags if tag in {"img", "iframe", "object", "embed", "base"}], path
         assert not [name for _, found in page.tags for name in found if name.startswith("on")], path
         sources = [found for tag, found in page.tags if tag == "script"]
-        assert all(
-            found.get("type") == "application/json" or "assets/" in str(found.get("src")) for found in sources
-        )
+        assert all(one.get("type") == "application/json" or "assets/" in str(one.get("src")) for one in sources)
         assert not [text for text in page.data if "<" in text], path
     zeta, gamma = pages["definitions/zeta.html"], pages["definitions/gamma.html"]
     assert HOSTILE in zeta.text

@@ -77,7 +77,7 @@ def test_what_failed_is_recorded_and_not_pinned(tmp_path: Path, upstream: Upstre
     with pytest.raises(TraceproofError, match=r"(?s)1 of 2 sources.*no such commit"):
         bring(tmp_path, "fla", "mine", url=urls, commit=[f"mine={'0' * 40}"])
     config = json.loads((tmp_path / "sources" / "repos_config.json").read_text())
-    assert {name: record["status"] for name, record in config["repositories"].items()} == {
+    assert {name: one["status"] for name, one in config["repositories"].items()} == {
         "fla": "cloned",
         "mine": "failed",
     }
@@ -373,9 +373,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_any_answer_is_one_message(
-    index: Index, tmp_path: Path, page: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_answer_is_a_message(index: Index, tmp_path: Path, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "_pip_options", lambda: {"index-url": index.url})
     index.pages["/simple/tiny/"] = ("text/html", PAGES[page])
     with pytest.raises(TraceproofError, match="have no source package"):

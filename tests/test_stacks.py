@@ -75,9 +75,7 @@ def test_what_the_shipped_lock_says_is_what_is_judged() -> None:
         ({"url": "https://example.org/x", "commit": "a" * 40}, "commit aaaaaaaaaaaa"),
     ],
 )
-def test_another_pin_is_said_unless_its_source_was_chosen(
-    tmp_path: Path, pin: dict[str, str], pinned: str
-) -> None:
+def test_another_pin_is_said_unless_its_source_is_chosen(tmp_path: Path, pin: dict[str, str], pinned: str) -> None:
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "flashinfer.txt").write_text("torch==2.13.0\nflashinfer-python==0.7.2.post1 ; x \\\n")
     (tmp_path / "sources.lock").write_text(json.dumps({"sources": {"flashinfer": pin}}))

@@ -104,9 +104,7 @@ def test_a_mask_filled_with_a_number_is_refused_by_products_below_it_and_by_no_o
     assert not any(refused(one, filled_mask(one)) for one in full)
 
 
-def weights_left_beside_the_bias(
-    logits: torch.Tensor, experts: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def left_beside_the_bias(logits: torch.Tensor, experts: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Weights by score plus bias, less the bias again, in float32."""
     assert bias is not None
     return sum_one(((torch.sigmoid(logits) + bias) - bias).gather(-1, experts) + 1e-20)
@@ -122,7 +120,7 @@ def mixture(subject: SolvedCase, weigh: Mapping[Method, Weigh]) -> Tensors:
 def test_a_sigmoid_taken_back_from_score_plus_bias_is_refused_by_faint_ones_and_by_no_other_size() -> None:
     subject = solve(ROUTED, case(ROUTED, "stress-faint"))
     assert float(torch.sigmoid(subject.tensor("routing_logits")).max()) < 1e-5
-    taken_back = {Method.DEEPSEEK: weights_left_beside_the_bias}
+    taken_back = {Method.DEEPSEEK: left_beside_the_bias}
     assert refused(subject, mixture(subject, taken_back))
     assert not refused(subject, mixture(subject, {}))
     assert not any(refused(one, mixture(one, taken_back)) for one in ordinary(ROUTED))

@@ -137,7 +137,7 @@ def test_what_was_taken_stays_as_it_was_whatever_is_written_later() -> None:
 def test_more_than_there_is_room_for_is_refused() -> None:
     with memory({**VALUES}) as shared:
         said = write_outputs(
-            shared.outputs.held, [("output", torch.empty(shared.outputs.size + 1, dtype=torch.int8))]
+            shared.outputs.held, [("output", torch.empty(1 + shared.outputs.size, dtype=torch.int8))]
         )
         with pytest.raises(BorderError, match="far more than the definition says"):
             shared.taken({"outputs": said, "aliased": [], "subclassed": []})

@@ -99,10 +99,8 @@ def test_an_environment_comes_from_a_bundle(tmp_path: Path, index: Path, monkeyp
 
 def test_what_has_no_wheel_travels_as_source_with_its_builder(tmp_path: Path, index: Path) -> None:
     write_pins(tmp_path, "fla", f"bare==1.0 \\\n    --hash=sha256:{source(index, 'bare')}\n")
-    builders = (
-        f"{name}==9.0 \\\n    --hash=sha256:{wheel(index, name, '9.0')}" for name in ("setuptools", "wheel")
-    )
-    write_pins(tmp_path, "driver", "\n".join(builders) + "\n")
+    tools = (f"{name}==9.0 \\\n    --hash=sha256:{wheel(index, name, '9.0')}" for name in ("setuptools", "wheel"))
+    write_pins(tmp_path, "driver", "\n".join(tools) + "\n")
     folder = tmp_path / "bundle"
     assert bundle("fla", folder, root=tmp_path, python=HERE) == ["bare==1.0"]
     names = ["bare-1.0.tar.gz", "setuptools-9.0-py3-none-any.whl", "wheel-9.0-py3-none-any.whl"]
@@ -117,9 +115,7 @@ def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path, index: Path
     assert list((tmp_path / "bundle").iterdir()) == []
 
 
-def test_the_cpus_torch_has_an_index_of_its_own(
-    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cpus_torch_has_its_own_index(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert index.is_dir()
     asked: list[list[str]] = []
 
