@@ -257,9 +257,9 @@ ALL |= bent(window=127, sinks=True) | bent(window=127, logit_cap=50.0)
 
 
 def test_attention_with_a_window_a_soft_cap_or_sinks_has_its_forms() -> None:
-    names = {name for name in ALL if name.endswith(("_window_sinks", "_window_softcap"))}
+    names = {name for name in ALL if name.endswith(("_window_sinks", "_window_capped"))}
     assert "gqa_paged_decode_h16_kv2_d128_ps1_window_sinks" in names
-    assert "gqa_ragged_prefill_causal_h16_kv2_d128_window_softcap" in names
+    assert "gqa_ragged_prefill_causal_h16_kv2_d128_window_capped" in names
     assert list(ALL["gqa_paged_decode_h16_kv2_d128_ps1_window_sinks"].outputs) == ["output"]
 
 

@@ -787,7 +787,7 @@ def bending(op_type: str, call: KernelCall) -> tuple[str, dict[str, str], set[st
     if not facts:
         return op_type, {}, set()
     given = [INPUTS[fact] for fact in INPUTS if fact in facts]
-    names = {"window": "window", "logit_cap": "softcap", "sinks": "sinks"}
+    names = {"window": "window", "logit_cap": "capped", "sinks": "sinks"}
     values = {
         "kinds": "_".join(names[fact] for fact in INPUTS if fact in facts),
         "passed": ", ".join(f"{name}={name}" for name in given),
