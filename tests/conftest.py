@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
     *("chain", "pipeline", "ops", "exploits", "interrupts", "history", "tutorial"),
-    *("testgen_runs", "audit", "ops_sampling", "solutions", "imports", "scorecard", "doctor"),
+    *("testgen_runs", "suites", "ops_sampling", "solutions", "imports", "scorecard", "doctor"),
     *("sources_checkout", "bumps", "shadow", "lab", "border"),
-    *("extract_definitions", "nox", "judge_sampling", "ops_attention", "calibrate"),
+    *("extract_definitions", "nox", "judge_sampling", "ops_attention"),
     *("hostile", "wheels", "ops_moe"),
 )
 
