@@ -31,7 +31,7 @@ from traceproof.reasons import Verdict
 from traceproof.run.engine import Engine, EngineSettings
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import REFERENCE
-from traceproof.run.untrusted import untrusted_pool
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits, policy
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import objections

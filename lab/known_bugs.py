@@ -36,7 +36,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.formula import Variant
 from traceproof.run.case import SolvedCase
 from traceproof.run.schema import PlannedCase
-from traceproof.run.untrusted import PRELOAD
+from traceproof.run.workers import PRELOAD
 from traceproof.sandbox import GIB, Limits, Pool
 from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.solutions.reading import Candidate

@@ -12,7 +12,7 @@ from mutation.trial import cut, parsed
 from relations.op_types import relations_of
 from relations.trial import memory, tables, try_relations
 from traceproof.dataset.tree import read_tree
-from traceproof.run.untrusted import untrusted_pool
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits
 
 

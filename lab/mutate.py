@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mutation.trial import cut, parsed, score
 from traceproof.dataset.tree import read_tree
-from traceproof.run.untrusted import untrusted_pool
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits
 
 

@@ -31,7 +31,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import DatasetTree, read_tree
 from traceproof.digests import digest_json
 from traceproof.ops import registry
-from traceproof.run.untrusted import untrusted_pool
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits
 from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 

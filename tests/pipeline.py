@@ -18,7 +18,7 @@ from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.report import summarise as summary_of
 from traceproof.run.schema import OpTypePlan, VerdictRow
-from traceproof.run.untrusted import untrusted_pool
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import MAIN
 

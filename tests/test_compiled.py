@@ -14,8 +14,10 @@ from traceproof.ops.cases import Case
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run import runner
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, FOLDER
-from traceproof.run.untrusted import CallError, CompiledFiles, untrusted_pool
+from traceproof.run.untrusted import CallError, CompiledFiles
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import Reply, Status
+from traceproof.sandbox.model import TRITON
 from traceproof.solutions.properties import CHANNELS, chosen
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.trial import SolutionRun, left_behind
@@ -136,7 +138,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         kernel.mkdir(parents=True)
         (kernel / "kernel.cubin").write_bytes(b"machine code")
     (whole / "__grp__kernel.json").write_text("{}")
-    monkeypatch.setenv(runner.TRITON, str(folder))
+    monkeypatch.setenv(TRITON, str(folder))
     monkeypatch.setenv(INDUCTOR, str(tmp_path / "inductor"))
     monkeypatch.setenv(PACKAGE, str(tmp_path / "package"))
     return folder
@@ -145,7 +147,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_worker_compiles_below_its_scratch_folder(shared: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     runner.use_own(scratch)
-    for name in (runner.TRITON, INDUCTOR, PACKAGE):
+    for name in (TRITON, INDUCTOR, PACKAGE):
         own = Path(os.environ[name])
         assert own.is_relative_to(scratch)
         (own / "NEW").mkdir()
@@ -154,10 +156,10 @@ def test_a_worker_compiles_below_its_scratch_folder(shared: Path, tmp_path: Path
 
 def test_whole_kernels_of_trusted_code_are_found_and_partial_ones_are_not(shared: Path, tmp_path: Path) -> None:
     runner.use_own(tmp_path / "scratch")
-    own = Path(os.environ[runner.TRITON])
+    own = Path(os.environ[TRITON])
     assert (own / "WHOLE" / "kernel.cubin").read_bytes() == b"machine code"
     assert not (own / "PARTIAL").exists()
-    assert [*untrusted_pool(environment={runner.TRITON: str(shared)}).readable] == [shared]
+    assert [*untrusted_pool(environment={TRITON: str(shared)}).readable] == [shared]
 
 
 def test_a_worker_without_compilers_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from worker_pools import NOTHING
 
 import traceproof
 from traceproof.run.plan import PlanSelection
-from traceproof.run.untrusted import untrusted_pool
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import Limits, Pool, Status, policy
 from traceproof.sandbox.isolation import lacking
 

@@ -16,7 +16,6 @@ from solution_judge import DATASET, SolutionJudge, candidate, solution_judge
 from traceproof.cli.judge import Session
 from traceproof.config import Config
 from traceproof.dataset.definition import Definition
-from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
 from traceproof.ops.families import sampler
 from traceproof.run import runner
@@ -146,7 +145,7 @@ def _judged(source: str, tmp_path: Path, *, whole: bool = True) -> Certificate:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     [found] = read(tmp_path / "mine.py")
     settings = JudgeSettings(whole=whole, sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
-    environment = JudgeEnvironment(python=sys.executable, record=probe(), caches=tmp_path, settings=settings)
+    environment = JudgeEnvironment(python=sys.executable, caches=tmp_path, settings=settings, gpu=False)
     with target_of(NAME, DATASET) as target:
         return judge(found, target, environment, repeat="traceproof judge mine.py")
 

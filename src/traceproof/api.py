@@ -22,8 +22,6 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest, find, read_file, read_tree
-from traceproof.digests import digest_json
-from traceproof.environments.inside import record as probe
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.ops import registry
@@ -50,7 +48,7 @@ from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, named_outputs, notes_of
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import Environment
-from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
+from traceproof.solutions.judging import JudgeEnvironment, alone, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.stacks import MAIN, STACKS
@@ -717,10 +715,6 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
             whole=whole,
             weak=weak,
         )
-        here = probe()
-        record = {**here, "digest": digest_json(here)}
-        environment = JudgeEnvironment(python=sys.executable, record=record, caches=caches, settings=settings)
-        why = blocked(candidates[0], gpu=environment.gpu)
-        if why is not None:
-            raise TraceproofError(why)
+        gpu = torch.cuda.is_available()
+        environment = JudgeEnvironment(python=sys.executable, caches=caches, settings=settings, gpu=gpu)
         return judge(candidates[0], found, environment, repeat=f"traceproof judge {shlex.quote(str(file))}")

@@ -154,8 +154,11 @@ class ProgressLine:
 
 
 @contextmanager
-def telling(what: object, *, first: float = FIRST_SECONDS) -> Iterator[None]:
-    """Say for how long `what` has been going on: each second on a terminal, else more and more rarely."""
+def telling(what: object, *, first: float = FIRST_SECONDS, most: float = LONGEST_SECONDS) -> Iterator[None]:
+    """Say for how long `what` has been going on: each second on a terminal, else more and more rarely.
+
+    It is asked for its text each time. `most` is the longest wait.
+    """
     ended = threading.Event()
     started = time.monotonic()
     live = sys.stderr.isatty()
@@ -164,7 +167,7 @@ def telling(what: object, *, first: float = FIRST_SECONDS) -> Iterator[None]:
         wait = min(first, 1.0) if live else first
         while not ended.wait(wait):
             passed = time.monotonic() - started
-            wait = 1.0 if live else min(passed, LONGEST_SECONDS)
+            wait = 1.0 if live else min(passed, most)
             if _TOLD[-1] is ended:  # else something within it tells, which says more
                 sys.stderr.write(f"{CLEAR}{what}: {passed:.0f} s" if live else f"{what}: {passed:.0f} s\n")
                 sys.stderr.flush()

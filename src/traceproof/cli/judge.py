@@ -1,6 +1,7 @@
 """`traceproof judge`: whether a kernel computes what a definition says, with a certificate."""
 
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -13,7 +14,7 @@ import typer
 from traceproof.cli import options, run
 from traceproof.config import Config, Solutions
 from traceproof.dataset.fetch import fetch
-from traceproof.environments.building import has_driver, probe, ready, resolve
+from traceproof.environments.building import has_driver, ready, resolve
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.names import path_part
@@ -27,6 +28,7 @@ from traceproof.stacks import MAIN, PACKAGES, STACKS
 
 TRACES = ".traces.jsonl"  # beside a certificate that has times
 JUDGED = "judged"  # below the results folder
+SILENT_SECONDS = 3.0  # in which nothing is said, at most
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 Solution = Annotated[
@@ -78,11 +80,13 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     if demand:
         demanded = Solutions(demanded=(*dict.fromkeys((*config.solutions.demanded, *demand)),))
         config = config.model_copy(update={"solutions": demanded})
+    doing = Doing()
     session = Session(
         root=root,
         config=config,
         out=out or root / config.results / JUDGED,
         say=run.say,
+        told=doing.now,
         hidden_seed=hidden_seed or new_hidden_seed(),
         definition=definition,
         dataset=dataset,
@@ -95,7 +99,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
     repeats += [word for name in demand or () for word in ("--demand", name)]
-    certificates = _judged(session, path, repeats, json_file)
+    certificates = _judged(session, path, repeats, json_file, doing)
     run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
     raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
 
@@ -132,6 +136,7 @@ class Session:
     config: Config  # sizes, seed, limits, stacks, properties that are demanded
     out: Path  # folder of the certificates
     say: Callable[[str], None]  # tells how far it is
+    told: Callable[[str], object] = lambda _: None  # gets what is being done with a solution, often
     hidden_seed: int = field(default_factory=new_hidden_seed)  # what the hidden cases follow from
     definition: str | None = None  # name or file of the definition; None: as a solution says
     # the folder that holds definitions; None: the configured one, fetched where it is absent
@@ -151,15 +156,12 @@ class Session:
         if why is not None:  # found out before an environment is built
             raise TraceproofError(why)
         environment = self._environment(self.stack or _stack_of(candidate))
-        why = blocked(candidate, gpu=environment.gpu)
-        if why is not None:
-            raise TraceproofError(why)
         folder = None
         if not name.endswith(".json"):
             folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
         with target_of(name, folder) as target:
             self.say(f"judging {candidate.name} for {target.definition.name}")
-            certificate = judge(candidate, target, environment, repeat=repeat)
+            certificate = judge(candidate, target, environment, repeat=repeat, told=self.told)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
             write_text(self.place(certificate).with_suffix(suffix), text)
         if self.sign is not None:
@@ -182,7 +184,8 @@ class Session:
         results, limits = self.root / self.config.results, self.config.limits
         return JudgeEnvironment(
             python=python,
-            record=probe(installation, root=self.root),
+            cuda_home=installation.cuda_home,
+            gpu=has_driver(),
             caches=results / "compiled",
             settings=JudgeSettings(
                 conceal=(str(results), str(self.out)),
@@ -208,7 +211,24 @@ def _stack_of(candidate: Candidate) -> str:
     return [*own, *compilers, MAIN][0]
 
 
-def _judged(session: Session, path: str, given: Sequence[str], json_file: Path | None) -> list[Certificate]:
+class Doing:
+    """What is being done, as its text: a line of its own where lines stay."""
+
+    text = ""
+
+    def now(self, text: str) -> None:
+        """That is done from now on."""
+        self.text = f"{self.text.partition(': ')[0]}: {text}"
+        if not sys.stderr.isatty():
+            run.say(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _judged(
+    session: Session, path: str, given: Sequence[str], json_file: Path | None, doing: Doing
+) -> list[Certificate]:
     """Certificates of the solutions at a path, told one by one; `given` are the options that repeat one."""
     repeats = [*given, *(["--time"] if session.timed else []), *(["--all"] if session.whole else [])]
     where, _, entry = path.partition("::")
@@ -217,7 +237,9 @@ def _judged(session: Session, path: str, given: Sequence[str], json_file: Path |
     for candidate in candidates:
         named = path if len(candidates) == 1 else candidate.path
         try:
-            with telling(f"judging {candidate.name}"):
+            doing.text = f"judging {candidate.name}"
+            run.say(doing.text)
+            with telling(doing, most=SILENT_SECONDS):
                 certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *repeats]))
         except TraceproofError as error:
             if len(candidates) == 1:

@@ -85,7 +85,7 @@ def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
     """In the worker, once."""
     import torch
 
-    from traceproof.run.untrusted import untrusted_pool
+    from traceproof.run.workers import untrusted_pool
 
     torch.set_num_threads(1)
     pool = untrusted_pool()

@@ -50,8 +50,8 @@ from traceproof.run.schema import (
 from traceproof.run.shadow import modes_of
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
 from traceproof.run.trusted import Implementation, Runner, absent, blocked
-from traceproof.run.untrusted import NAN, CallError, CaseResult, UntrustedSource, loaded, refusal, untrusted_pool
-from traceproof.run.workers import Environment, Worker
+from traceproof.run.untrusted import NAN, CallError, CaseResult, UntrustedSource, loaded, refusal
+from traceproof.run.workers import Environment, Worker, untrusted_pool
 from traceproof.sandbox import Limits, Pool, Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import MAIN, STACKS, TAGGED
@@ -79,6 +79,8 @@ class EngineSettings:
     tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
     figures: bool = True  # whether large outputs that pass have figures in their rows
     weak: bool = False  # whether untrusted code may run where isolation is not whole
+    # cases that need no more are solved on the CPU, where there is a GPU, too
+    host_bytes: int = ORACLE_HOST_BYTES
     workers: int = 1  # of each environment at most, where definitions side by side would wait for one
     # implementations that are called in this process, by name: code that its user trusts (`traceproof.check`)
     functions: Mapping[str, Implementation] = field(default_factory=dict)
@@ -245,7 +247,7 @@ class Engine:
             setup = "traceproof.run.trusted:setup"
             free = self._workers[environment.name] = LifoQueue()
             for _ in range(self.settings.workers):
-                made = Worker(environment, setup, payload, self.settings.limits, self.settings.caches)
+                made = Worker(environment, setup, payload, self.settings.limits, caches=self.settings.caches)
                 self._open.callback(made.close)
                 free.put(made)
         return self._workers[environment.name]
@@ -362,7 +364,7 @@ class DefinitionRun:
 
     def _solved(self, case: JudgedCase) -> Right:
         """What the oracle says, on the GPU if there is one and the case is large."""
-        device = self.engine.computing if case.planned.memory > ORACLE_HOST_BYTES else CPU
+        device = self.engine.computing if case.planned.memory > self.settings.host_bytes else CPU
 
         def entries(device: torch.device) -> Tensors:
             there = any(isinstance(one, torch.Tensor) and one.is_cuda for one in (case.inputs or {}).values())

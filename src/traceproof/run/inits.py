@@ -28,7 +28,8 @@ from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.run.case import COLUMN_MAJOR, fingerprints
 from traceproof.run.schema import PlannedCase
-from traceproof.run.untrusted import CallError, UntrustedSource, loaded, refusal, untrusted_pool
+from traceproof.run.untrusted import CallError, UntrustedSource, loaded, refusal
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool
 
 SEED = "seed"

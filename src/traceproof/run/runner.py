@@ -45,7 +45,7 @@ from traceproof.run.tensors import (
     values_in,
     whole,
 )
-from traceproof.sandbox.model import CONNECTIONS, FILES
+from traceproof.sandbox.model import CONNECTIONS, FILES, TRITON
 
 PACKAGE = __name__.partition(".")[0]
 # How a call is made.
@@ -65,7 +65,6 @@ CALLS_SECONDS = 0.25  # for calls whose outputs nobody looks at: code that count
 # Calls before, and bytes of an output, that are looked at again after a call: what was returned does not change.
 KEPT_CALLS, KEPT_BYTES = 3, 1 << 20
 FOLDER = "compiled"  # below the scratch folder
-TRITON = "TRITON_CACHE_DIR"
 PLACES = re.compile(r"_(CACHE_DIR|WORKSPACE_BASE)$")  # names of variables that say where a package compiles to
 GROUP = "__grp__*"  # Triton writes it last: a kernel whose folder holds one is whole
 

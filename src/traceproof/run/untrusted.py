@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-import traceproof
 from traceproof.dataset.definition import Definition
 from traceproof.files import BorderError, disk_errors, own_folder, remove_tree
 from traceproof.ops import registry
@@ -31,15 +30,13 @@ from traceproof.ops.op import Op
 from traceproof.reasons import Error, Unavailable
 from traceproof.run.calls import GOLDEN, filler
 from traceproof.run.case import SolvedCase
-from traceproof.run.runner import FOLDER, TRITON
+from traceproof.run.runner import FOLDER
 from traceproof.run.tensors import aligned, copy_bytes, dtype_name, raw_bytes, same_bits, whole
 from traceproof.sandbox import MIB, Limits, Pool, Reply, Status, WorkerSession, policy
-from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.sandbox.model import Shared
 from traceproof.text import plain_text
 
 CALL = "traceproof.run.runner:setup"
-PRELOAD = ("torch", "traceproof.run.runner")  # of a pool for untrusted code
 SCRATCH_BYTES = 256 * MIB  # what a reference may write into its folder
 ANSWER_BYTES = MIB
 NAN = float("nan")
@@ -99,13 +96,6 @@ class CompiledFiles:
 
 def _links(folder: str, names: list[str]) -> set[str]:
     return {name for name in names if (Path(folder) / name).is_symlink()}
-
-
-def project_folders() -> list[Path]:
-    """Where this project's code lies, which untrusted code does not see: the package, or a clone's folders."""
-    package = Path(traceproof.__file__).resolve().parent
-    root = package.parents[1]
-    return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]
 
 
 def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> Reply | None:
@@ -470,34 +460,10 @@ class UntrustedSource:
         return self.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials).outputs
 
 
-def untrusted_pool(
-    *,
-    gpu: bool = False,
-    conceal: Sequence[Path] = (),
-    weak: bool = True,
-    environment: Mapping[str, str] | None = None,
-) -> Pool:
-    """Workers for untrusted code, which find the runner imported and see nothing else of this project.
-
-    The arguments are those of `Pool`.
-    """
-    where = Path(traceproof.__file__).resolve().parents[1]
-    env = {**(environment or {}), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return Pool(
-        preload=PRELOAD,
-        conceal=[*project_folders(), *conceal],
-        env=env,
-        gpu=gpu,
-        readable=[Path(env[TRITON])] if TRITON in env else [],
-        without=CUDA_REFUSES if gpu else (),
-        weak=weak,
-    )
-
-
 @contextmanager
 def loaded(  # noqa: PLR0913 - one worker, spelled out
     definition: Definition,  # whose inputs and outputs it takes and gives
-    pool: Pool,  # see `untrusted_pool`
+    pool: Pool,  # see `workers.untrusted_pool`
     *,
     limits: Limits,  # of one call
     source: str | None = None,  # the code; None: the reference

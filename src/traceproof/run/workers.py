@@ -1,7 +1,8 @@
 """Workers for our own code: a process in some environment's interpreter, asked one thing after the other.
 
-Ground truths run in one per environment (`traceproof.run.trusted`), solutions are judged and generated tests
-run in others. Needs no torch: who starts one may have none.
+Ground truths run in one per environment (`traceproof.run.trusted`), solutions are judged and generated tests run
+in others. At the end the pool that untrusted code's workers are forked from. Needs no torch: who starts one may
+have none.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,8 +24,10 @@ from typing import Any, Self
 import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
-from traceproof.sandbox import Limits, Reply, Status
+from traceproof.sandbox import Limits, Pool, Reply, Status
+from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl, status_bytes
+from traceproof.sandbox.model import TRITON
 from traceproof.sandbox.pool import environment, how_it_ended
 from traceproof.sandbox.worker import guarded, run_and_exit
 from traceproof.stacks import STACKS
@@ -35,9 +38,11 @@ CACHES = tuple(prefix for stack in STACKS.values() for prefix in stack.variables
 # glibc gives large blocks back to the kernel as soon as they are free, and faults them in again, page by page, for
 # the next temporary: most of the time of arithmetic on tensors of megabytes. These workers keep what they had.
 KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+TOLD = "told"  # of a message that is no answer: how far the process is
 OUTPUTS = "outputs at"  # of an answer: the path of tensors in memory, which its reader gets as `outputs`
 START_SECONDS = 240.0  # for an interpreter, and to import torch from a cold network file system
 IMPORT_SECONDS = 120.0  # for its first call beside the limit, on a GPU: it imports a package, and opens the GPU
+PRELOAD = ("torch", "traceproof.run.runner")  # of a pool for untrusted code
 POLL_SECONDS = 0.5  # between looks at a worker's memory
 
 
@@ -78,15 +83,18 @@ class Worker:
 
     _starting = threading.Lock()  # else one that starts meanwhile inherits this one's end, and keeps it open
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one process, spelled out
         self,
         environment: Environment,
         setup: str,
         payload: Mapping[str, Any],
         limits: Limits,  # of one item: seconds, and bytes of memory
+        *,
         caches: Path | None = None,  # folder for what is compiled
+        told: Callable[[str], object] = lambda _: None,  # gets what the process says with `tell`
     ) -> None:
         self._environment, self._limits, self._caches = environment, limits, caches
+        self._told = told
         self._begin = setup, dict(payload)
         self._lock = threading.Lock()
         self._pid = 0
@@ -160,20 +168,24 @@ class Worker:
         """What it answers, or how it ended: one that is late, or takes too much memory, is ended."""
         assert self._channel is not None
         end, most = time.monotonic() + seconds, self._limits.memory_bytes
+        said: dict[str, Any] = {TOLD: ""}
         try:
-            while not self._channel.poll(min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
-                if time.monotonic() >= end:
-                    self.close()
-                    return Reply(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
-                if (
-                    most is not None
-                    and self._baseline
-                    and status_bytes(self._pid, b"RssAnon:", b"RssShmem:") - self._baseline > most
-                ):
-                    self.close()
-                    message = f"took more than {most} bytes of memory"
-                    return Reply(status=Status.MEMORY, message=message)
-            said = json.loads(self._channel.recv_bytes())
+            while TOLD in said:
+                while not self._channel.poll(min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
+                    if time.monotonic() >= end:
+                        self.close()
+                        return Reply(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
+                    if (
+                        most is not None
+                        and self._baseline
+                        and status_bytes(self._pid, b"RssAnon:", b"RssShmem:") - self._baseline > most
+                    ):
+                        self.close()
+                        message = f"took more than {most} bytes of memory"
+                        return Reply(status=Status.MEMORY, message=message)
+                said = json.loads(self._channel.recv_bytes())
+                if TOLD in said:
+                    self._told(said[TOLD])
         except (EOFError, OSError):
             return Reply(status=Status.CRASH, message=how_it_ended(self.close(killing=False)))
         value, message = said.get("value"), said.get("message", "")
@@ -193,6 +205,15 @@ class Worker:
         return -1
 
 
+SERVING: list[Connection] = []  # in a worker: to who asks
+
+
+def tell(text: str) -> None:
+    """In a worker, say how far it is to who asks; elsewhere nothing is said."""
+    for channel in SERVING:
+        channel.send_bytes(json.dumps({TOLD: text}).encode())
+
+
 def serve(descriptor: int, setup: str, payload: Mapping[str, Any]) -> None:
     """The worker's life: answers until nobody asks."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -203,6 +224,7 @@ def serve(descriptor: int, setup: str, payload: Mapping[str, Any]) -> None:
         for stream in (0, 1, 2):
             os.dup2(nothing.fileno(), stream)
     channel = Connection(descriptor)
+    SERVING[:] = [channel]
     module, _, function = setup.partition(":")
     held: list[Any] = []
     gc.disable()  # a sixth of the time that importing takes; packages are imported with the first item
@@ -216,5 +238,37 @@ def serve(descriptor: int, setup: str, payload: Mapping[str, Any]) -> None:
             gc.enable()
 
 
+def project_folders() -> list[Path]:
+    """Where this project's code lies, which untrusted code does not see: the package, or a clone's folders."""
+    package = Path(traceproof.__file__).resolve().parent
+    root = package.parents[1]
+    return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]
+
+
+def untrusted_pool(
+    *,
+    gpu: bool = False,
+    conceal: Sequence[Path] = (),
+    weak: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Pool:
+    """Workers for untrusted code, which find the runner imported and see nothing else of this project.
+
+    The arguments are those of `Pool`.
+    """
+    where = Path(traceproof.__file__).resolve().parents[1]
+    env = {**(environment or {}), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return Pool(
+        preload=PRELOAD,
+        conceal=[*project_folders(), *conceal],
+        env=env,
+        gpu=gpu,
+        readable=[Path(env[TRITON])] if TRITON in env else [],
+        without=CUDA_REFUSES if gpu else (),
+        weak=weak,
+    )
+
+
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), *json.loads(sys.argv[2]))
+    # What imports this module later finds it, and not `__main__`.
+    importlib.import_module("traceproof.run.workers").serve(int(sys.argv[1]), *json.loads(sys.argv[2]))

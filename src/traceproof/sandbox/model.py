@@ -16,6 +16,7 @@ from typing import Any, Self
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+TRITON = "TRITON_CACHE_DIR"  # Triton's environment variable: the folder that it compiles to
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's environment variable: channels to a GPU per process
 
 

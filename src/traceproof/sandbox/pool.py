@@ -266,6 +266,12 @@ class WorkerSession:
                 return replace(reply, isolation=self._reach)
         return self._refused
 
+    def interrupt(self) -> None:
+        """Have the worker ended, from whatever thread: who waits for its answer is told that it crashed."""
+        worker = self._worker
+        if worker is not None and not worker.ended:
+            worker.interrupt()
+
     def _start(self) -> None:
         """Take a new worker and set it up."""
         self._open.close()
@@ -424,8 +430,7 @@ class Conversation:
             return {}
         self.ended = True
         report: dict[str, Any] = {}
-        with contextlib.suppress(OSError):
-            self._life.shutdown(socket.SHUT_WR)
+        self.interrupt()
         self._life.settimeout(KILL_SECONDS)
         with contextlib.suppress(OSError, ValueError):
             try:
@@ -436,6 +441,11 @@ class Conversation:
             self._drain()
         self.abandon()
         return report
+
+    def interrupt(self) -> None:
+        """Ask the guard to end the worker."""
+        with contextlib.suppress(OSError):
+            self._life.shutdown(socket.SHUT_WR)
 
     def abandon(self) -> None:
         """Hang up without a word."""

@@ -1,8 +1,11 @@
 """Finds solutions' definitions, starts the judging process, makes certificates; without torch."""
 
 import json
+import os
 import secrets
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,13 +15,14 @@ from typing import Any
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_file, read_tree
 from traceproof.digests import code_digest, digest_json, verdict_code
+from traceproof.environments import inside
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.schema import ORACLE, SHADOW
-from traceproof.run.workers import Environment, Worker
-from traceproof.sandbox import Limits, Status
+from traceproof.run.workers import Environment, Worker, tell, untrusted_pool
+from traceproof.sandbox import Limits, Pool, Status
 from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import (
     Certificate,
@@ -30,7 +34,7 @@ from traceproof.solutions.records import (
 )
 from traceproof.stacks import MAIN
 
-SETUP = "traceproof.solutions.trial:setup"
+SETUP = "traceproof.solutions.judging:setup"
 SEED_BITS = 30  # cases take seeds up to 2**31
 OVERALL = Limits(seconds=6 * 3600.0, memory_bytes=None)
 
@@ -51,17 +55,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeEnvironment:
-    """What judges: an interpreter with torch, its stack's record, and how it judges."""
+    """What judges: an interpreter with torch, and how it judges."""
 
     python: str  # the interpreter
-    record: Mapping[str, Any]  # of its stack: versions, device
     caches: Path  # folder for what is compiled on the way
     settings: JudgeSettings  # all but the dataset, the device and variables
-
-    @property
-    def gpu(self) -> bool:
-        """Whether there is a GPU."""
-        return str(self.record["device_type"]) == "cuda"
+    gpu: bool  # whether there may be a GPU; the judging process finds out
+    cuda_home: str = ""  # the CUDA toolkit of this machine that it compiles with; empty: its environment's
 
 
 @contextmanager
@@ -96,15 +96,25 @@ def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
     return f"{candidate.path} is a {candidate.language} kernel, which needs a GPU, and this machine has none"
 
 
-def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *, repeat: str) -> Certificate:
-    """Judge one solution. Raises TraceproofError: it can not be called or isolated, or judging broke off."""
+def judge(
+    candidate: Candidate,
+    target: Target,
+    environment: JudgeEnvironment,
+    *,
+    repeat: str,
+    told: Callable[[str], object] = lambda _: None,  # gets a word on how far it is
+) -> Certificate:
+    """Judge one solution.
+
+    Raises TraceproofError: it can not be called or isolated, it needs a GPU that is not there, it broke off.
+    """
     settled = candidate.settled(target.definition)
     refusals = settled.refusals
     if refusals:
         rows = tuple(_not_run(f"{path}, {refusal}") for path, refusal in refusals)
         trial = SolutionTrial(rows=rows, properties=(), precision=())
     else:
-        trial = _tried(settled, target, environment)
+        trial = _tried(settled, target, environment, told)
     against = ORACLE if target.definition.op_type in registry.known() else SHADOW
     constants = target.definition.constants
     reasons = (
@@ -133,8 +143,9 @@ def judge(candidate: Candidate, target: Target, environment: JudgeEnvironment, *
         hidden_seed=environment.settings.hidden_seed,
         tolerance=environment.settings.tolerance,
         isolation=trial.isolation,
-        device=str(environment.record["device"]),
-        versions=dict(environment.record["versions"]),
+        device=trial.device,
+        versions=trial.versions,
+        seconds=trial.seconds,
         repeat=f"{repeat} --hidden-seed {environment.settings.hidden_seed}",
         judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -158,30 +169,80 @@ def _not_run(message: str) -> SolutionRow:
     )
 
 
-def _tried(candidate: Candidate, target: Target, environment: JudgeEnvironment) -> SolutionTrial:
-    here = Environment(name=MAIN, python=environment.python, record=environment.record)
+def _tried(
+    candidate: Candidate, target: Target, environment: JudgeEnvironment, told: Callable[[str], object]
+) -> SolutionTrial:
+    given = environment.settings
+    settings = given.model_copy(
+        update={"dataset": str(target.dataset), "conceal": (*given.conceal, str(target.dataset))}
+    )
+    order = {
+        "settings": settings.model_dump(mode="json"),
+        "solution": candidate.as_json(),
+        "definition": target.definition.name,
+        "gpu": environment.gpu,
+        "python": environment.python,
+        "cuda_home": environment.cuda_home,
+        "caches": str(environment.caches),
+        "begun": time.monotonic(),
+    }
+    record = {"device_type": "cuda" if environment.gpu else "cpu"}
+    here = Environment(name=MAIN, python=environment.python, record=record)
     # Our own code, which has the solution called in workers that are shut in.
-    with Worker(here, SETUP, {}, OVERALL, environment.caches) as worker:
-        given = environment.settings
-        settings = given.model_copy(
-            update={
-                "dataset": str(target.dataset),
-                "conceal": (*given.conceal, str(target.dataset)),
-                "gpu": environment.gpu,
-                "environment": dict(here.told(environment.caches)),
-            }
-        )
-        order = {
-            "settings": settings.model_dump(mode="json"),
-            "solution": candidate.as_json(),
-            "definition": target.definition.name,
-        }
-        outcome = worker.ask(order)
+    with Worker(here, SETUP, order, OVERALL, told=told) as worker:
+        outcome = worker.ask(None)
     if outcome.status is not Status.OK:
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]
         raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
+    if "blocked" in outcome.value:
+        raise TraceproofError(outcome.value["blocked"])
     trial = SolutionTrial.model_validate(outcome.value)
     shut_out = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
     if shut_out is not None:
         raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])
     return trial
+
+
+def setup(order: Mapping[str, Any]) -> Callable[[object], dict[str, Any]]:
+    """Called once in the judging process, with an order as `_tried` writes it; the result judges.
+
+    Torch is imported here and in the interpreter that solutions' workers are forked from, side by side.
+    """
+    settings, candidate = JudgeSettings.model_validate(order["settings"]), Candidate(**order["solution"])
+    record: dict[str, Any] = {}
+
+    def looked_up() -> None:
+        found = inside.record(order["cuda_home"])
+        record.update({**found, "digest": digest_json(found), "cuda_home": order["cuda_home"]})
+
+    if order["gpu"]:  # what workers compile lies where the record says
+        looked_up()
+        here = Environment(name=MAIN, python=order["python"], record=record)
+        variables = here.told(Path(order["caches"]))
+        os.environ.update(variables)
+        settings = settings.model_copy(update={"gpu": here.on_gpu, "environment": variables})
+    pool = workers(settings)
+    starting = threading.Thread(target=pool.layers)
+    starting.start()
+    from traceproof.solutions import trial
+
+    if not order["gpu"]:
+        looked_up()
+
+    def handle(_: object) -> dict[str, Any]:
+        why = blocked(candidate, gpu=settings.gpu)
+        if why is not None:
+            return {"blocked": why}
+        with pool:
+            found = trial.judged(order["definition"], candidate, settings, pool, begun=order["begun"], tell=tell)
+        starting.join()
+        told = {"device": record["device"], "versions": record["versions"]}
+        return {**found.model_dump(mode="json"), **told}
+
+    return handle
+
+
+def workers(settings: JudgeSettings) -> Pool:
+    """The workers that solutions run in, which see nothing of what is judged by."""
+    conceal = [*map(Path, settings.conceal)]
+    return untrusted_pool(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)

@@ -14,19 +14,21 @@ import torch
 
 from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
+from traceproof.judge.output import Ruling
 from traceproof.judge.precision import examine
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.run.case import SolvedCase
+from traceproof.run.judging import Rulings, rulings
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
-from traceproof.run.schema import PlannedCase
+from traceproof.run.schema import WHOLE, PlannedCase
 from traceproof.run.tensors import same_bits
 from traceproof.run.untrusted import CallError, CaseResult, UntrustedSource
 from traceproof.sandbox import Status
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, SolutionRow
-from traceproof.solutions.trial import SolutionRun, left_behind, refused
+from traceproof.solutions.trial import SolutionRun, Watch, left_behind, refused
 
 LARGEST = 256 << 20  # bytes that the case of these calls may need, where there is such a case
 LEAST_OF_LARGE = 4 << 30  # bytes that the smallest one may need elsewhere: experts
@@ -53,6 +55,8 @@ class PropertyCalls:
     evaluation: SolutionRun
     subject: SolvedCase
     first: CaseResult
+    ruled: Rulings | None  # on the first call's outputs; None: of fewer draws than a ruling takes
+    watch: Watch
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
     rows: list[SolutionRow] = field(default_factory=list)
 
@@ -70,8 +74,9 @@ class PropertyCalls:
     ) -> CaseResult | None:
         """One call, judged; None: it left no outputs, which is the property's result."""
         given = subject or self.subject
+        self.watch.say(f"property {name}")
+        order.setdefault("trials", min(given.trials, DRAWS))
         try:
-            order.setdefault("trials", min(given.trials, DRAWS))
             taken = self.evaluation.call(source, given, **order)
         except CallError as error:
             self.states[name] = BROKEN, f"the call failed: {error.told}"
@@ -81,13 +86,21 @@ class PropertyCalls:
             elif PROPERTIES[name].must_run:
                 self.rows.append(refused(given.case, error, name))
             return None
-        few = order["trials"] < given.trials
-        wrong = [] if few else [row for row in self.evaluation.rule(given, taken, name) if row.bad]
-        if wrong:
-            self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
-            self.rows += wrong if PROPERTIES[name].must_run else []
-            return None
-        return taken
+        else:
+            few = order["trials"] < given.trials
+            wrong = [] if few else [row for row in self._rows(given, taken, name) if row.bad]
+            if wrong:
+                self.states[name] = BROKEN, f"wrong: {wrong[0].output}: {wrong[0].message}"
+                self.rows += wrong if PROPERTIES[name].must_run else []
+                return None
+            return taken
+        finally:
+            self.watch.done(f"property {name}")
+
+    def _rows(self, given: SolvedCase, taken: CaseResult, name: str) -> Iterator[SolutionRow]:
+        """Rows of a call. The bits of the first call have its rulings; what the call did beside is its own."""
+        again = given is self.subject and _same(self.first.outputs, taken.outputs)[0] == HOLDS
+        return self.evaluation.rule(given, taken, name, self.ruled if again else None)
 
     def same(self, name: str, taken: CaseResult | None, first: Tensors | None = None) -> None:
         """Hold a call's bits against the first one's."""
@@ -118,7 +131,7 @@ def _distance(first: Tensors, other: Tensors, name: str) -> str:
 
 
 def measure(
-    evaluation: SolutionRun, cases: Sequence[PlannedCase]
+    evaluation: SolutionRun, cases: Sequence[PlannedCase], watch: Watch
 ) -> tuple[tuple[PropertyResult, ...], list[SolutionRow]]:
     """All properties of a solution that has passed its cases, and rows of calls whose answers were wrong."""
     base = chosen(cases)
@@ -128,7 +141,12 @@ def measure(
     subject = evaluation.subject(base.case)
     with evaluation.source() as source:
         first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
-        found = PropertyCalls(evaluation, subject, first)
+        ruled: dict[str, Ruling] | None = None
+        if not subject.trials:
+            told = rulings(subject, first, tolerance=evaluation.settings.tolerance)
+            ruled = {output: ruling for output, ruling in told if output != WHOLE}
+        found = PropertyCalls(evaluation, subject, first, ruled, watch)
+        watch.done("a first call of properties")
         writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
         found.same("determinism", found.call(source, "determinism", calls=1 if writes else CALLS))
         for step in (_memory, _addresses, _contents, _batch):

@@ -136,6 +136,10 @@ class SolutionTrial(ClosedModel):
     precision: tuple[PrecisionResult, ...]
     speed: tuple[SpeedResult, ...] = ()
     isolation: str = ""
+    # device, versions: where it was run
+    device: str = "no device (not run)"
+    versions: dict[str, str] = Field(default_factory=dict)
+    seconds: dict[str, float] = Field(default_factory=dict)  # by what was done
 
 
 class Digests(ClosedModel):
@@ -175,6 +179,7 @@ class Certificate(ClosedModel):
     # device, versions: where it was run
     device: str
     versions: dict[str, str]
+    seconds: dict[str, float] = Field(default_factory=dict)  # that went by, by what was done
     repeat: str  # the command that repeats it
     judged_at: str  # the time, UTC
 

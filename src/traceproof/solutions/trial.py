@@ -5,10 +5,13 @@ the inputs of one call at a time as a file, and nothing that is expected.
 """
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -24,9 +27,9 @@ from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.op import Op
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.case import CPU, SolvedCase, make_inputs
+from traceproof.run.case import CPU, HOST_BYTES, SolvedCase, make_inputs
 from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, shadowed, this_interpreter
-from traceproof.run.judging import JudgedCase, Right, rulings
+from traceproof.run.judging import JudgedCase, Right, Rulings, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
 from traceproof.run.schema import WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.untrusted import (
@@ -38,7 +41,6 @@ from traceproof.run.untrusted import (
     UntrustedSource,
     loaded,
     refusal,
-    untrusted_pool,
 )
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.reading import Candidate
@@ -55,6 +57,7 @@ from traceproof.stacks import MAIN
 ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
 SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
 SEED_BITS = 30
+TOLD_SECONDS = 1.0  # between words on how far it is
 # Wrong answers that another precision may explain: a narrower one loses infinities and NaN, too.
 ROUNDED = (Failure.NUMERICS, Failure.INFINITY, Failure.NAN)
 UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
@@ -63,18 +66,41 @@ DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may dr
 SOLUTION = "solution"  # what it is called among implementations
 
 
-def setup(_: object) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in a worker, which judges `{"settings": ..., "solution": ..., "definition": name}`."""
+def judged(  # noqa: PLR0913 - one trial, spelled out
+    name: str,
+    candidate: Candidate,
+    settings: JudgeSettings,
+    pool: Pool,
+    *,
+    begun: float,  # by the machine's monotonic clock: when the judging process was asked for
+    tell: Callable[[str], object],
+) -> SolutionTrial:
+    """What came of a solution to the definition of a name, in workers of a pool. Raises as `planned` does."""
     torch.set_num_threads(1)
+    definition, cases = planned(name, settings)
+    watch = Watch(tell, begun)
+    return tried(SolutionRun.of(definition, candidate, settings, pool), cases, whole=settings.whole, watch=watch)
 
-    def handle(item: dict[str, Any]) -> dict[str, Any]:
-        settings, candidate = JudgeSettings.model_validate(item["settings"]), Candidate(**item["solution"])
-        definition, cases = planned(item["definition"], settings)
-        with workers(settings) as pool:
-            run = SolutionRun.of(definition, candidate, settings, pool)
-            return tried(run, cases, whole=settings.whole).model_dump(mode="json")
 
-    return handle
+class Watch:
+    """Says what is being done, and keeps how long each part of it took."""
+
+    def __init__(self, tell: Callable[[str], object] = lambda _: None, begun: float | None = None) -> None:
+        self._tell, self._last = tell, time.monotonic() if begun is None else begun
+        self._told = 0.0
+        self.seconds: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """Say it, unless something was said just now."""
+        if time.monotonic() - self._told >= TOLD_SECONDS:
+            self._told = time.monotonic()
+            self._tell(text)
+
+    def done(self, what: str) -> None:
+        """What has gone by since the last such word was for that."""
+        now = time.monotonic()
+        self.seconds[what] = round(self.seconds.get(what, 0.0) + now - self._last, 3)
+        self._last = now
 
 
 def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[PlannedCase]]:
@@ -97,13 +123,9 @@ def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[Planne
     return definition, list(found.values())
 
 
-def workers(settings: JudgeSettings) -> Pool:
-    """The workers that solutions run in, which see nothing of what is judged by."""
-    conceal = [*map(Path, settings.conceal)]
-    return untrusted_pool(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)
-
-
-def tried(evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool = True) -> SolutionTrial:
+def tried(
+    evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool = True, watch: Watch | None = None
+) -> SolutionTrial:
     """All cases, the precision that was used, and where nothing speaks against the answers, properties and speed.
 
     What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
@@ -111,27 +133,45 @@ def tried(evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: boo
     from traceproof.solutions.properties import measure, precision
     from traceproof.solutions.speed import measure_speed
 
+    watch = watch or Watch()
     rows: list[SolutionRow] = []
     properties: tuple[PropertyResult, ...] = ()
     seen: tuple[PrecisionResult, ...] = ()
     speed: tuple[SpeedResult, ...] = ()
     with evaluation.prepared() as ready:
+        watch.done("start")
+        if ready.compiled is not None:
+            watch.say("compiling, with a first call")
         failed = ready.compile(cases)
+        watch.done("compiling")
         for row in ready.rows(cases) if failed is None else [failed]:
             rows.append(row)
+            watch.say(f"{len({(one.case, one.seed) for one in rows})} of {len(cases)} cases")
             if row.bad and not whole:
                 break
+        watch.done("cases")
         wrong = bad(rows)
         if (whole or not wrong) and all(row.reason in ROUNDED for row in wrong):
+            watch.say("its precision")
             seen = tuple(precision(ready, cases))
+            watch.done("precision")
         if not wrong:
-            properties, further = measure(ready, cases)
+            properties, further = measure(ready, cases, watch)
             rows += further
             if evaluation.settings.timed and not bad(further):
+                watch.say("its speed")
                 speed, late = measure_speed(ready, cases)
                 rows += late
+                watch.done("speed")
     isolation = ", ".join(sorted(evaluation.reached - {""}))
-    return SolutionTrial(rows=tuple(rows), properties=properties, precision=seen, speed=speed, isolation=isolation)
+    return SolutionTrial(
+        rows=tuple(rows),
+        properties=properties,
+        precision=seen,
+        speed=speed,
+        isolation=isolation,
+        seconds=watch.seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,12 +246,12 @@ class SolutionRun:
         """The evaluation with an engine, a place for compiled files, and without an oracle the reference."""
         with ExitStack() as stack:
             settings = EngineSettings(
-                # It draws and solves without a GPU, which is the solution's.
-                environments={MAIN: this_interpreter(on_gpu=False)},
+                environments={MAIN: this_interpreter(on_gpu=self.settings.gpu)},
                 limits=self.limits,
                 dataset=Path(self.settings.dataset),
                 tolerance=self.settings.tolerance,
                 figures=False,  # a certificate has those of failures
+                host_bytes=HOST_BYTES,  # no other process has the GPU
             )
             ready = replace(self, engine=stack.enter_context(Engine(settings, untrusted=self.pool)))
             if self.candidate.compiles:
@@ -253,16 +293,32 @@ class SolutionRun:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
         assert self.engine is not None
         run = DefinitionRun(self.engine, PlannedDefinition.alone(self.definition, order, self.unknown))
-        with self.source() as source:
-            for drawn in run.each(order, partial(self._called, source), SOLUTION):
-                why = drawn.problem.message if drawn.problem is not None else ""
-                why = why or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
-                if why:
-                    raise RuntimeError(f"{drawn.planned.id} can not be judged: {why}")
-                self.reached.add(drawn.results[SOLUTION].isolation)
-                run.judge(drawn)
-                for output, ruling in drawn.rulings(SOLUTION):
-                    yield row_of(drawn.planned.case, output, ruling)
+        with ThreadPoolExecutor(1) as ahead, self.source() as source:
+
+            def drawn(planned: PlannedCase) -> JudgedCase:
+                return next(run.each([planned], partial(self._called, source), SOLUTION))
+
+            coming: Future[JudgedCase] | None = None
+            try:
+                for case, following in zip_longest(order, order[1:]):
+                    found = drawn(case) if coming is None else coming.result()
+                    both = case.memory + (0 if following is None else following.memory)
+                    fits = following is not None and both <= self.settings.memory_limit
+                    # The next case is drawn and called while this one is judged.
+                    coming = ahead.submit(drawn, following) if following is not None and fits else None
+                    yield from self._judged(run, found)
+            finally:
+                source.session.interrupt()  # whoever wants no more rows waits for no call
+
+    def _judged(self, run: DefinitionRun, drawn: JudgedCase) -> Iterator[SolutionRow]:
+        why = drawn.problem.message if drawn.problem is not None else ""
+        why = why or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
+        if why:
+            raise RuntimeError(f"{drawn.planned.id} can not be judged: {why}")
+        self.reached.add(drawn.results[SOLUTION].isolation)
+        run.judge(drawn)
+        for output, ruling in drawn.rulings(SOLUTION):
+            yield row_of(drawn.planned.case, output, ruling)
 
     def _called(self, source: UntrustedSource, drawn: JudgedCase) -> CaseResult:
         """What a call of the solution leaves in a case."""
@@ -325,9 +381,11 @@ class SolutionRun:
             **order,
         )
 
-    def rule(self, subject: SolvedCase, taken: CaseResult, variant: str = "") -> Iterator[SolutionRow]:
-        """Rows of what one further call left."""
-        for output, ruling in rulings(subject, taken, tolerance=self.settings.tolerance):
+    def rule(
+        self, subject: SolvedCase, taken: CaseResult, variant: str = "", ruled: Rulings | None = None
+    ) -> Iterator[SolutionRow]:
+        """Rows of what one further call left; `ruled`: the rulings on its outputs, where they are known."""
+        for output, ruling in rulings(subject, taken, tolerance=self.settings.tolerance, numeric=ruled):
             yield row_of(subject.case, output, ruling, variant)
 
 

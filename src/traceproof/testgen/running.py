@@ -161,7 +161,7 @@ def run_tests(
                 "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
                 "variables": dict(order.variables),
             }
-            with Worker(environment, SETUP, {**asked}, order.limits, caches) as worker:
+            with Worker(environment, SETUP, {**asked}, order.limits, caches=caches) as worker:
                 return {name: list(_test_rows(worker.ask(name))) for name in names[number::parallel]}
 
         rows = {name: found for one in threads.map(share, range(parallel)) for name, found in one.items()}

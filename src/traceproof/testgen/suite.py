@@ -34,7 +34,8 @@ from traceproof.run.calls import GOLDEN
 from traceproof.run.case import SolvedCase, entries_of, expectation, make_inputs, solve
 from traceproof.run.tensors import plain_tensor, same_values
 from traceproof.run.trusted import OTHER_SEED, Implementation, call, named_outputs
-from traceproof.run.untrusted import CaseResult, UntrustedSource, loaded, untrusted_pool
+from traceproof.run.untrusted import CaseResult, UntrustedSource, loaded
+from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import Limits, Pool
 
 HEADER = f"cases, oracle, gates and sandbox of traceproof {traceproof.__version__}"
