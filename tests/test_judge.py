@@ -285,7 +285,7 @@ def chunked(actual: torch.Tensor, entries: dict[str, torch.Tensor], kind: Compar
         if not numerics.two_passes:
             numerics.hold_prepared(prepared)
     for part in parts if numerics.two_passes else ():
-        numerics.hold(actual[part], {k: v[part] for k, v in entries.items()})
+        numerics.hold(actual[part], {k: v[part] for k, v in entries.items()}, part.start)
     return rule_on(numerics)
 
 

@@ -147,6 +147,11 @@ class _Gate(Generic[Kind]):
         # half of the spacing of numbers that are not normal
         self._least = torch.finfo(dtype).smallest_normal * self._rounding if self._rounding else 0.0
 
+    def due(self, chunk: int) -> bool:
+        """Whether a chunk has to be held."""
+        del chunk
+        return True
+
 
 class _Groups:
     """Sums of errors times expected values, and of these squared, over groups of elements."""
@@ -161,8 +166,8 @@ class _Groups:
         self._squares += float(energy @ energy)
 
     def number(self, energy: float) -> float:
-        """How many groups of like energy there are as good as."""
-        return energy * energy / self._squares
+        """How many groups of like energy there are as good as; no end of them where none was added."""
+        return energy * energy / self._squares if self._squares else math.inf
 
     def variance(self, slope: float, energy: float) -> float:
         """Of the slope, by how far it differs between groups."""
@@ -184,17 +189,35 @@ class Slope:
         wide = dtype is torch.float32
         self._systematic = WIDE_SLOPE if wide else SLOPE * unit_roundoff(dtype) * factor / 2
         self._rows, self._slices = _Groups(), _Groups()
-        self._baseline = 0.0  # the sum of the baseline's products
+        # sums of products of the baseline's and the output's errors with what is expected, and of that squared
+        self._baseline = self._product = self._energy = 0.0
         # sums of products and of energy
         self._columns: torch.Tensor | None = None
         self._values: torch.Tensor | None = None
 
     def add(self, rows: Rows) -> None:
         """One chunk, with signed errors."""
+        value = self._rounded(rows)[1].flatten()
+        self._baseline += float(rows.allowed.flatten() @ value)
+        self._product += float(rows.error.flatten() @ value)
+        self._energy += float(value @ value)
+
+    def _rounded(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Expected values in the dtype, and what of them it does not hold exactly."""
         nearest = rows.expected.to(self._dtype)
-        value = torch.where(nearest.to(torch.float64) == rows.expected, 0.0, rows.expected)
+        return nearest, torch.where(nearest.to(torch.float64) == rows.expected, 0.0, rows.expected)
+
+    @property
+    def most(self) -> float:
+        """The largest part of its limit that the slope can be: where luck adds nothing to that."""
+        if not self._energy:
+            return 0.0
+        return abs(self._product / self._energy) / (self._systematic + 2 * abs(self._baseline / self._energy))
+
+    def group(self, rows: Rows) -> None:
+        """One chunk by its groups, of which nothing is known before; all chunks or none."""
+        nearest, value = self._rounded(rows)
         each = rows.error * value, value * value
-        self._baseline += float(rows.allowed.flatten() @ value.flatten())
         by_row = torch.stack([one.sum(-1) for one in each])
         self._rows.add(*by_row)
         if len(value) % rows.first == 0:
@@ -207,40 +230,46 @@ class Slope:
         self._values = values if self._values is None else self._values + values
 
     def found(self) -> tuple[float, float] | None:
-        """How far the slope is off, and how far it may be; None: there are too few groups to say it."""
-        if self._columns is None or self._values is None:
+        """How far the slope is off, and how far it may be; None: nothing was grouped, or in too few groups."""
+        if self._columns is None or self._values is None or not self._energy:
             return None
-        product, energy = self._columns.sum(-1).tolist()
         columns, values = _Groups(), _Groups()
         columns.add(*self._columns)
         values.add(*self._values)
         groups = (self._rows, self._slices, values, columns)
-        if not energy or min(one.number(energy) for one in groups) < GROUPS:
+        if min(one.number(self._energy) for one in groups) < GROUPS:
             return None
-        slope = product / energy
-        *others, down = (one.variance(slope, energy) for one in groups)
+        slope = self._product / self._energy
+        *others, down = (one.variance(slope, self._energy) for one in groups)
         lucky = SIGMAS * math.sqrt(max(others) + down)
-        return slope, self._systematic + 2 * abs(self._baseline / energy) + lucky
+        return slope, self._systematic + 2 * abs(self._baseline / self._energy) + lucky
 
 
 class CloseGate(_Gate[Close]):
     """Error against the oracle, elementwise and by row, at most `factor` times the baseline's, plus one rounding.
 
     A row's own baseline may be small by luck, so a row is also allowed what the whole output's baseline loses in
-    proportion to its magnitude. That is why every chunk is pooled before the first one is held. Where few elements
-    decide a row, all rows may be small by the same luck, so a row that is over its limit is held against what one
-    rounding of the oracle's values may lose (`gates.rounding_rms`), if that is more. The slope is held, too.
+    proportion to its magnitude. Where few elements decide a row, all rows may be small by the same luck, so a row
+    that is over its limit is held against what one rounding of the oracle's values may lose
+    (`gates.rounding_rms`), if that is more. The slope is held, too.
+
+    Most chunks are looked at once: the largest errors of a row whose own baseline decides are known then, and
+    those of another one are at most so large. What may still decide is `due` once more.
     """
 
     two_passes = True
 
     def __init__(self, kind: Close, dtype: torch.dtype) -> None:
         super().__init__(kind, dtype)
-        self._lost_squares = self._error_energy = self._energy = 0.0
-        self._scaled_rows = self._elements = 0
+        self._error_energy = self._energy = 0.0
+        self._elements = 0
         self._ratios = {"largest error": 0.0, "row RMS": 0.0}
+        self._pooled: float | None = None  # what the baseline loses in proportion, over all rows
+        self._chunks: list[torch.Tensor] = []  # figures of each one's rows, see `pool`
+        self._due: list[bool] = []
         floats = {torch.bfloat16, torch.float16, torch.float32}
         self._slope = Slope(dtype, factor=kind.factor) if dtype in floats and kind.rms is None else None
+        self._grouped = False
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk; its rows are those of the whole output."""
@@ -255,11 +284,11 @@ class CloseGate(_Gate[Close]):
         return Rows(a, e, error, lost, first=len(actual) if actual.dim() > 1 else 1)
 
     def pool(self, rows: Rows) -> None:
-        """Add what the baseline loses in the chunk to what it loses in the whole output."""
-        scale = _rms(rows.expected)
-        relative = (_rms(rows.allowed) / scale.clamp_min(TINY))[scale > 0]
-        self._lost_squares += float((relative * relative).sum())
-        self._scaled_rows += relative.numel()
+        """Note of each row what is expected, lost and off by RMS, the baseline's largest error, and its own."""
+        peak = rows.allowed.abs().amax(-1)
+        largest = self._parts(rows, peak).amax(-1)
+        found = (_rms(rows.expected), _rms(rows.allowed), _rms(rows.error), peak, largest)
+        self._chunks.append(torch.stack(found))
         if self._slope is not None:
             self._slope.add(rows)
         if self._kind.rms is not None:
@@ -267,25 +296,56 @@ class CloseGate(_Gate[Close]):
             self._energy += float((rows.expected * rows.expected).sum())
             self._elements += rows.error.numel()
 
+    def _parts(self, rows: Rows, peak: torch.Tensor) -> torch.Tensor:
+        """Each error as a part of its limit, where the baseline's largest error counts as `peak`."""
+        once = self._rounding * rows.expected.abs()
+        limit = torch.maximum(peak[:, None], once).mul_(self._kind.factor).add_(once).add_(TINY)
+        return rows.error.abs().div_(limit)
+
+    def due(self, chunk: int) -> bool:
+        """Whether the chunk that was pooled as this one has to be held; all are pooled."""
+        if self._pooled is None:
+            scale, lost, error, peak, largest = torch.cat(self._chunks, 1)
+            relative = (lost / scale.clamp_min(TINY))[scale > 0]
+            self._pooled = float((relative * relative).mean().sqrt()) if relative.numel() else 0.0
+            ratios = self._rms_parts(scale, lost, error)
+            exact, over = peak >= PEAK * self._pooled * scale, ratios > 1
+            self._largest("row RMS", ratios[~over])
+            self._largest("largest error", largest[exact])
+            known = max(self._ratios.values())
+            self._grouped = self._slope is not None and (bool(over.any()) or self._slope.most > known)
+            again = over | (~exact & (largest > known)) | self._grouped
+            self._due = [bool(one.any()) for one in again.split([one.shape[1] for one in self._chunks])]
+        return self._due[chunk]
+
+    def _rms_parts(self, scale: torch.Tensor, lost: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+        """The RMS error of each row as a part of its limit."""
+        assert self._pooled is not None
+        baseline = torch.maximum(lost, self._pooled * scale)
+        return error / (self._kind.factor * baseline + self._rounding * scale / 3**0.5 + TINY)
+
     def hold(self, rows: Rows) -> None:
         """Hold one chunk against its limits."""
+        self.due(0)
+        assert self._pooled is not None
         factor, scale = self._kind.factor, _rms(rows.expected)
-        pooled = math.sqrt(self._lost_squares / self._scaled_rows) if self._scaled_rows else 0.0
-        once = self._rounding * rows.expected.abs()
-        peak = torch.maximum(rows.allowed.abs().amax(-1, keepdim=True), PEAK * pooled * scale[:, None])
-        limit = torch.maximum(peak, once).mul_(factor).add_(once).add_(TINY)
-        self._largest("largest error", rows.error.abs().div_(limit))
-        baseline, error = torch.maximum(_rms(rows.allowed), pooled * scale), _rms(rows.error)
-        rounded = self._rounding * scale / 3**0.5 + TINY
-        ratios = error / (factor * baseline + rounded)
+        peak = torch.maximum(rows.allowed.abs().amax(-1), PEAK * self._pooled * scale)
+        self._largest("largest error", self._parts(rows, peak))
+        lost, error = _rms(rows.allowed), _rms(rows.error)
+        ratios = self._rms_parts(scale, lost, error)
         over = ratios > 1
         if over.any():  # mostly none is, and spacings cost as much as the rest of the gate
-            baseline = torch.maximum(baseline[over], rounding_rms(rows.expected[over], self._dtype))
-            ratios[over] = (error[over] / (factor * baseline + rounded[over])).clamp_min(1.0)
+            baseline = torch.maximum(lost[over], self._pooled * scale[over])
+            baseline = torch.maximum(baseline, rounding_rms(rows.expected[over], self._dtype))
+            rounded = self._rounding * scale[over] / 3**0.5 + TINY
+            ratios[over] = (error[over] / (factor * baseline + rounded)).clamp_min(1.0)
         self._largest("row RMS", ratios)
+        if self._grouped and self._slope is not None:
+            self._slope.group(rows)
 
     def _largest(self, name: str, ratios: torch.Tensor) -> None:
-        self._ratios[name] = max(self._ratios[name], float(ratios.max()))
+        if ratios.numel():
+            self._ratios[name] = max(self._ratios[name], float(ratios.max()))
 
     def gate(self) -> Gate:
         """Result over all chunks."""
@@ -396,6 +456,11 @@ class ExactGate:
         del kind, dtype
         self._wrong = self._elements = 0
 
+    def due(self, chunk: int) -> bool:
+        """Whether a chunk has to be held."""
+        del chunk
+        return True
+
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk."""
         value = entries[""]
@@ -444,5 +509,6 @@ def gate_of(
     gate = numeric_gate(kind, dtype or actual.dtype)
     rows = gate.prepare(actual, entries)
     gate.pool(rows)
-    gate.hold(rows)
+    if gate.due(0):
+        gate.hold(rows)
     return gate.gate()

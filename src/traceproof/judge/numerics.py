@@ -1,7 +1,7 @@
 """Numeric verdict over one output, fed chunk by chunk: misplaced NaN and infinities, figures, the gate."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,10 +61,10 @@ def exactly(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class Numerics:
     """Everything the judge measures of one output, from chunks of its first axis that cover it in order.
 
-    Each chunk goes through `measure`; where `two_passes` says so, each goes through `hold` after that, once all
-    have been measured. `row` is the specification's tolerance; it decides in place of the gate where it is the
-    user's. Without `figures` it says no more than the gate: they take a third of the time. `lossless`: what the
-    formula gives is exact, so the output is the oracle's value, rounded once.
+    Each chunk goes through `measure`; where `two_passes` says so, each that is `due` goes through `hold` after
+    that, once all have been measured. `row` is the specification's tolerance; it decides in place of the gate where
+    it is the user's. Without `figures` it says no more than the gate: they take a third of the time. `lossless`:
+    what the formula gives is exact, so the output is the oracle's value, rounded once.
     """
 
     def __init__(  # noqa: PLR0913 - one output, spelled out
@@ -88,6 +88,8 @@ class Numerics:
         self._told = figures or decides
         self._misplaced = Misplaced()
         self._elements = 0
+        self._pooled = 0  # pieces
+        self._places: dict[int, range] = {}  # of the pieces of each chunk, by where it starts
 
     @property
     def two_passes(self) -> bool:
@@ -96,11 +98,14 @@ class Numerics:
 
     def measure(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> list[Rows]:
         """First pass over a chunk that begins at `start`; what `hold_prepared` takes."""
-        return [
+        found = [
             rows
             for first, piece, of_piece in self._pieces(actual, entries)
             if (rows := self._measured(piece, of_piece, start + first)) is not None
         ]
+        self._places[start] = range(self._pooled, self._pooled + len(found))
+        self._pooled += len(found)
+        return found
 
     def _pieces(
         self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]
@@ -130,15 +135,22 @@ class Numerics:
         self._gate.pool(rows)
         return rows
 
-    def hold(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> None:
-        """Second pass over a chunk."""
-        for _, piece, of_piece in self._pieces(actual, entries) if actual.numel() else ():
-            self._gate.hold(self._gate.prepare(piece, of_piece))
+    def due(self, start: int) -> bool:
+        """Whether the chunk that begins at `start` has to be looked at again, once all were measured."""
+        return any(self._gate.due(place) for place in self._places[start])
 
-    def hold_prepared(self, prepared: Iterable[Rows]) -> None:
-        """The same with what `measure` gave."""
-        for rows in prepared:
-            self._gate.hold(rows)
+    def hold(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> None:
+        """Second pass over a chunk that begins at `start`."""
+        pieces = self._pieces(actual, entries) if actual.numel() else ()
+        for place, (_, piece, of_piece) in zip(self._places[start], pieces, strict=True):
+            if self._gate.due(place):
+                self._gate.hold(self._gate.prepare(piece, of_piece))
+
+    def hold_prepared(self, prepared: Sequence[Rows]) -> None:
+        """The same with what `measure` gave last."""
+        for place, rows in enumerate(prepared, self._pooled - len(prepared)):
+            if self._gate.due(place):
+                self._gate.hold(rows)
 
     def details(self) -> dict[str, Any]:
         """Figures for the verdict row: `metrics`, `specification`, `worst`."""

@@ -307,9 +307,6 @@ def _conduct(result: CaseResult) -> Iterator[Ruling]:
 # Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU. On a CPU they are 8 MiB, more of the
 # cache than arithmetic likes: a product converts all of its weights for every chunk.
 CHUNK_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 20}
-KEPT_ENTRIES = (
-    1 << 30
-)  # bytes of the oracle's entries that the second pass finds; a case needs twice as much anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,29 +350,24 @@ class LargeCase:
         return LargeCase(judged)._on(device) if failed and not self.figures else found  # noqa: SLF001 - its own
 
     def _measure(self, inputs: Values, measured: "list[_Measured]", device: str) -> None:
-        """Feed every chunk to all that is measured; once more to what has two passes."""
+        """Feed every chunk to all that is measured; once more to what it is due to."""
         definition, case = self.case.definition, self.case.planned.case
         axis = self.case.op.row_axis(definition)
         assert axis is not None
         total = case.axes[axis]
         step = max(1, CHUNK_ELEMENTS[device] * total // output_elements(definition, case))
         chunks = [(start, min(step, total - start)) for start in range(0, total, step)]
-        twice = [one for one in measured if one.numerics.two_passes]
-        kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
-        left = KEPT_ENTRIES
         for start, length in chunks:
             entries = self._oracle(inputs, axis, start, length)
-            left -= sum(value.nbytes for found in entries.values() for value in found.values()) if twice else 0
-            if twice and left > 0:
-                kept[start] = entries
             for one in measured:
                 rows = one.numerics.measure(one.value.narrow(0, start, length), entries[one.output], start)
                 if not one.numerics.two_passes:
                     one.numerics.hold_prepared(rows)
-        for start, length in chunks if twice else ():
-            entries = kept.pop(start) if start in kept else self._oracle(inputs, axis, start, length)
-            for one in twice:
-                one.numerics.hold(one.value.narrow(0, start, length), entries[one.output])
+        for start, length in chunks:
+            due = [one for one in measured if one.numerics.two_passes and one.numerics.due(start)]
+            entries = self._oracle(inputs, axis, start, length) if due else {}
+            for one in due:
+                one.numerics.hold(one.value.narrow(0, start, length), entries[one.output], start)
 
     def _oracle(self, inputs: Values, axis: str, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
         """The oracle's entries for some rows, by output and by what follows `@`."""
