@@ -62,9 +62,9 @@ class Numerics:
     """Everything the judge measures of one output, from chunks of its first axis that cover it in order.
 
     Each chunk goes through `measure`; where `two_passes` says so, each that is `due` goes through `hold` after
-    that, once all have been measured. `row` is the specification's tolerance; it decides in place of the gate where
-    it is the user's. Without `figures` it says no more than the gate: they take a third of the time. `lossless`:
-    what the formula gives is exact, so the output is the oracle's value, rounded once.
+    that, once all have been measured. `row` is the specification's tolerance; it decides in place of the gate
+    where it is the user's. Without `figures` it says no more than the gate: they take a third of the time.
+    `lossless`: what the formula gives is exact, so the output is the oracle's value, rounded once.
     """
 
     def __init__(  # noqa: PLR0913 - one output, spelled out
