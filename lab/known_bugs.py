@@ -42,6 +42,7 @@ from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import JudgeSettings, objections
 from traceproof.solutions.trial import SolutionRun, planned, tried
+from variants import variants_of
 
 AT_ONCE = 5  # answers that a process judges in a row
 SOURCE = """import sys
@@ -50,17 +51,19 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.op import Subject
 from traceproof.ops.cases import Case
 from traceproof.judge.arbitration import generic_mutants
+from variants import variants_of
 
 DEFINITION = Definition.model_validate_json(Path(__file__).with_name("definition.json").read_text())
 OP, _ = registry.for_definition(DEFINITION)
 KNOWN = registry.get(DEFINITION.op_type)
-EVERY = (*KNOWN.variants, *generic_mutants(KNOWN.variants[0]), *KNOWN.mutants)
+RIGHT = variants_of(DEFINITION.op_type)
+EVERY = (*RIGHT, *generic_mutants(RIGHT[0]), *KNOWN.mutants)
 ANSWER = {{one.name: one for one in EVERY}}[{name!r}]
 HELD = []
 
@@ -92,7 +95,7 @@ def made(subject):
 def computed(subject):
     outputs = ANSWER.make(subject)
     if outputs is None:  # the bug says nothing about this case
-        outputs = KNOWN.variants[0].make(subject)
+        outputs = RIGHT[0].make(subject)
     return {{name: outputs[name] for name in DEFINITION.outputs}}
 
 
@@ -112,8 +115,8 @@ def same(one, other):
 
 def solution(definition: Definition, answer: str) -> Candidate:
     """An answer of an op_type as a solution."""
-    folder = str(Path(traceproof.__file__).resolve().parents[1])
-    text = SOURCE.format(folder=folder, name=answer)
+    folders = [str(Path(one).resolve().parent) for one in (Path(traceproof.__file__).parent, __file__)]
+    text = SOURCE.format(folders=folders, name=answer)
     return Candidate(
         name=answer,
         path="main.py",
@@ -245,11 +248,9 @@ def start(given: JudgeSettings) -> None:
 
 def known(op_type: str) -> list[tuple[Variant, bool]]:
     """The variants and mutants of an op_type, and whether each is wrong."""
-    op = registry.get(op_type)
-    if not op.variants:
-        return []
-    mutants = (*generic_mutants(op.variants[0]), *op.mutants)
-    return [(variant, False) for variant in op.variants] + [(mutant, True) for mutant in mutants]
+    right = variants_of(op_type)
+    wrong = (*generic_mutants(right[0]), *registry.get(op_type).mutants)
+    return [*((variant, False) for variant in right), *((mutant, True) for mutant in wrong)]
 
 
 def judge_some(dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
@@ -282,7 +283,7 @@ def _judged(  # noqa: PLR0913 - one solution
 
 def _without_effect(evaluation: SolutionRun, cases: Sequence[PlannedCase], answer: Variant) -> str | None:
     """Why an answer is not wrong in any case of a definition: it says nothing there, or gives the same bits."""
-    first = registry.get(evaluation.definition.op_type).variants[0]
+    first = variants_of(evaluation.definition.op_type)[0]
     said = False
     for case in (case for case in cases if case.skip is None):
         subject = evaluation.subject(case.case)

@@ -39,6 +39,7 @@ from traceproof.run.case import SolvedCase, solve
 from traceproof.run.judging import rulings
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.untrusted import CaseResult
+from variants import variants_of
 
 SIZE, INPUT, OUTPUT, FAR, ROUNDING, TIES, CACHE, SAMPLER = KINDS = (
     "wrong from a size on",
@@ -501,8 +502,7 @@ FAMILIES = (from_a_size_on, without_effect, not_written, far_values, relatives, 
 def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Sequence[str]) -> list[Mutant]:
     """All mutants of a definition, each judged on the cases until one catches it."""
     op = registry.get(definition.op_type).of_form(definition)
-    variants = registry.get(definition.op_type).variants
-    assert variants, f"{definition.op_type} declares no variants"
+    variants = variants_of(definition.op_type)
     plan = planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed, boundaries=True))
     random = Random(f"{seed} {definition.name}")  # noqa: S311 - sizes
     mutants = [one for family in FAMILIES for one in family(definition, op, random) if one.kind in kinds]
@@ -527,7 +527,7 @@ def done(_: SolvedCase, right: Right) -> Tensors:
 
 def equivalents(definition: Definition, op: Op) -> Iterator[tuple[str, Make]]:
     """Right ways of computing a definition: its op's, one in float64, a batch in halves, and from its end."""
-    for variant in registry.get(definition.op_type).variants:
+    for variant in variants_of(definition.op_type):
         yield variant.name, partial(by_variant, variant)
     if isinstance(op, Op):
         yield "float64", partial(by_variant, Variant("float64", precision="float64"))
@@ -563,7 +563,7 @@ def pooled(definition: Definition) -> bool:
 def ways_of(definition: Definition, seed: int, sizes: Sequence[str], _: Sequence[str]) -> list[Mutant]:
     """Each right way of computing a definition, `caught` by what refuses it."""
     op = registry.get(definition.op_type).of_form(definition)
-    variants = registry.get(definition.op_type).variants
+    variants = variants_of(definition.op_type)
     ways = dict(equivalents(definition, op))
     found = dict.fromkeys(ways, "")
     for planned in planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed)).cases:

@@ -28,6 +28,7 @@ from traceproof.run.plan import PlanSelection
 from traceproof.run.report import failed
 from traceproof.run.untrusted import CaseResult
 from traceproof.sandbox import Limits
+from variants import variants_of
 
 OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
 FORMS = [*OWN, *map(planted.form, planted.FORMS + planted.BENT), planted.indexer()]  # every op_type's
@@ -71,8 +72,8 @@ def distance(subject: SolvedCase, outputs: Tensors) -> float:
 
 def shown(definition: Definition) -> tuple[dict[str, str], set[str]]:
     """The case in which each input by itself moves the answer far, by input; and the outputs that are judged."""
-    op, declared = registry.get(definition.op_type).of_form(definition), registry.get(definition.op_type)
-    right, seen, judged = declared.variants[0], dict[str, str](), set[str]()
+    op = registry.get(definition.op_type).of_form(definition)
+    right, seen, judged = variants_of(definition.op_type)[0], dict[str, str](), set[str]()
     for case in ops.cases(definition, "small", "medium"):
         if seen.keys() >= definition.inputs.keys() and judged >= op.judged(definition).keys():
             break
@@ -113,10 +114,10 @@ def test_every_input_matters_and_every_output_is_judged(definition: Definition) 
 
 @pytest.mark.parametrize("definition", FORMS, ids=lambda definition: definition.name)
 def test_right_ways_pass_with_other_scalars(definition: Definition) -> None:
-    op, declared = registry.get(definition.op_type).of_form(definition), registry.get(definition.op_type)
+    op = registry.get(definition.op_type).of_form(definition)
     base = op.of_size(definition, ops.case_named(definition, "small-0"), 17, long=True)
     subject = solve(definition, replace(base, params={**base.params, OTHER_SCALARS: True}))
-    assert not distance(subject, declared.variants[0].make(subject) or {})
+    assert not distance(subject, variants_of(definition.op_type)[0].make(subject) or {})
 
 
 def test_every_op_type_is_among_them() -> None:
@@ -212,8 +213,7 @@ def test_every_op_meant_has_such_a_case() -> None:
 @pytest.mark.parametrize("definition", OWN, ids=lambda one: one.name)
 def test_right_ways_pass_and_no_element_can_be_left_out(definition: Definition) -> None:
     for subject in at_boundaries(definition):
-        declared = registry.get(definition.op_type)
-        for outputs in (one.make(subject) for one in declared.variants):
+        for outputs in (one.make(subject) for one in variants_of(definition.op_type)):
             for name in definition.outputs if outputs is not None else ():
                 ruling = subject.ruling(name, (outputs or {})[name])
                 assert ruling.verdict == Verdict.PASS, (name, ruling.message)
@@ -223,7 +223,7 @@ def test_right_ways_pass_and_no_element_can_be_left_out(definition: Definition) 
             less = value.float()
             less[..., place] = 0.0
             wrong = replace(subject, inputs=subject.with_inputs(**{data: less.to(value.dtype)}))
-            outputs = declared.variants[0].make(wrong)
+            outputs = variants_of(definition.op_type)[0].make(wrong)
             assert outputs is not None
             verdicts = {subject.ruling(name, outputs[name]).verdict for name in definition.outputs}
             assert Verdict.FAIL in verdicts, place

@@ -179,7 +179,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 """
 OWN = """
-from traceproof.ops.formula import Form, Mutant, Variant
+from traceproof.ops.formula import Form, Mutant
 from traceproof.ops.op import Op
 
 
@@ -191,7 +191,6 @@ HALF = Op(
     "half",
     Form("x[n h] -> y[n h]", half),
     family="mine",
-    variants=[Variant("float32")],
     mutants=[Mutant("a third", by=3.0)],
 )
 
@@ -203,6 +202,7 @@ def _div(api, definition, inputs):
 USED = """
 from traceproof.dataset.definition import Definition
 from traceproof.ops import lookup, registry
+from traceproof.ops.formula import Variant
 from traceproof.run.case import solved
 
 tensor = {"shape": ["n", "h"], "dtype": "float32"}
@@ -213,7 +213,7 @@ definition = Definition.model_validate({
 })
 op, unknown = registry.for_definition(definition)
 subject = next(solved(definition, ("small",), 0))
-right, wrong = (made.make(subject)["y"] for made in (op.variants[0], op.mutants[0]))
+right, wrong = (made.make(subject)["y"] for made in (Variant("float32"), op.mutants[0]))
 adapter = lookup.adapter("torch", definition)
 print(unknown, registry.families()["mine"], adapter.name, registry.file_of("half").name)
 print(*(subject.ruling("y", outputs).verdict for outputs in (right, wrong)))

@@ -29,6 +29,7 @@ from traceproof.ops.compare import Comparison, Quantised
 from traceproof.ops.formula import Variant
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solved
+from variants import variants_of
 
 # actual, expected in actual's dtype, how our judge compares this output
 Rival = Callable[[torch.Tensor, torch.Tensor, Comparison], bool]
@@ -123,18 +124,16 @@ def measure(  # noqa: PLR0913 - what is measured, on which cases
     With `ids`, on these cases of `sizes` alone.
     """
     op_type = definitions[0].op_type
-    op = registry.get(op_type)
-    if not op.variants:
-        raise KeyError(f"{op_type} declares no variants")
+    right = variants_of(op_type)
     rates = Rates(op_type, [definition.name for definition in definitions])
-    mutants = (*generic_mutants(op.variants[0]), *op.mutants)
+    mutants = (*generic_mutants(right[0]), *registry.get(op_type).mutants)
     for definition in definitions:
         for seed in range(first_seed, seeds):
             subjects = list(solved(definition, tuple(sizes), seed, ids=ids))
-            baseline = [op.variants[0].make(subject) for subject in subjects]
+            baseline = [right[0].make(subject) for subject in subjects]
             label = f"{definition.name} seed {seed}"
-            for answers, tallies in ((op.variants, rates.right), (mutants, rates.wrong)):
-                for answer in answers if answers is op.variants or seed < wrong_seeds else ():
+            for answers, tallies in ((right, rates.right), (mutants, rates.wrong)):
+                for answer in answers if answers is right or seed < wrong_seeds else ():
                     tally = tallies.setdefault(answer.name, Tally())
                     _count(answer, subjects, baseline if answers is mutants else None, tally, label)
     return rates

@@ -22,7 +22,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import dim
 from traceproof.ops.base import Given, Tensors, Value, scalar, tensor
 from traceproof.ops.compare import Close, Comparison
-from traceproof.ops.formula import Mutant, Part, Variant, Wide, altered, has, same
+from traceproof.ops.formula import Mutant, Part, Wide, altered, has, same
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
@@ -444,20 +444,6 @@ def wider(wide: Wide, more: int) -> Mapping[str, Value]:
     return {"window_left": max(0, int(wide.number("window_left")) + more)} if "window_left" in wide else {}
 
 
-VARIANTS = (
-    Variant("naive, weights rounded", lost=False),
-    Variant("float32 throughout", lost=False, weights="float32"),
-    # The smallest instructions of tensor cores for 16-bit numbers: they cut off most often.
-    Variant("summed by tensor cores", applies=of_16_bits, lost=False, instruction=8),
-    Variant("online softmax", lost=False, tile=lambda _: 64),
-    Variant("split KV, merged", lost=False, tile=lambda longest: -(-longest // 2)),
-    Variant(
-        "keys in the opposite order",
-        applies=lambda wide: "qo_indptr" not in wide and "window_left" not in wide,
-        lost=False,
-        spans=each(lambda span: span.rows.flip(0)),
-    ),
-)
 MUTANTS = (
     Mutant("uniform softmax", scale=lambda _: 0.0),
     Mutant("softmax scale dropped", scale=lambda _: 1.0),

@@ -107,7 +107,7 @@ def same(part: torch.Tensor) -> torch.Tensor:
 class Variant:
     """The formula with other parameters, in a precision: an equivalent way of computing it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what may differ from the formula
         self,
         name: str,
         *,
@@ -115,10 +115,11 @@ class Variant:
         inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},  # those that are replaced
         outputs: Callable[[Wide, Tensors], Tensors] = lambda _, __: {},  # likewise, of what the formula gives
         precision: str = "float32",
+        formula: Formula | None = None,  # another one than the form's
         **changes: Any,  # noqa: ANN401 - the formula's own parameters
     ) -> None:
         self.name, self.applies, self.inputs, self.outputs = name, applies, inputs, outputs
-        self.precision, self.changes = precision, changes
+        self.precision, self.formula, self.changes = precision, formula, changes
 
     def make(self, subject: Subject) -> Tensors | None:
         """What it gives for a case, in the outputs' dtypes; None where it does not apply."""

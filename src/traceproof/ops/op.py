@@ -92,9 +92,6 @@ class Op:
         # float32 outputs whose baseline is so many roundings of the oracle's value: of one computed naively often
         # none is lost, and right kernels lose some. A function of the row's width, or their number
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
-        variants: Sequence[
-            Variant
-        ] = (),  # equivalent ways of computing it; generic mutants are made from the first
         mutants: Sequence[Mutant] = (),  # bugs that a kernel could have
     ) -> None:
         self.op_type, self.forms, self.family, self.rules = op_type, forms, family, rules
@@ -104,7 +101,7 @@ class Op:
         self.apart, self.coupled, self.spread, self.far = apart, coupled, unusual, far
         self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
-        self.variants, self.mutants = variants, mutants
+        self.mutants = mutants
         self.truths: dict[str, list[Adapter]] = {}  # calls of packages that compute it, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
 
@@ -401,7 +398,8 @@ class Op:
         wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
         if not variant.applies(wide):
             return None
-        found = self.form(definition).formula(wide.changed(**variant.inputs(wide)), **variant.changes)
+        formula = variant.formula or self.form(definition).formula
+        found = formula(wide.changed(**variant.inputs(wide)), **variant.changes)
         found |= variant.outputs(wide, found)
         return {
             name: to_dtype(found[name], dtype_of(spec))

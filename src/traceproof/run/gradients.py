@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
+from traceproof.judge.arbitration import RIGHT
 from traceproof.judge.output import Expected, Ruling, judge_output
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.compare import Close, Comparison, Quantised
@@ -35,7 +36,6 @@ WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # PyTorch's unfused attention in 16 bits reaches 4.5 times, but for rows of which one key has all the weight.
 NARROW_GRADIENT = Close(factor=5.0, reason="what is saved for a backward is rounded, and so is what comes back")
 WIDE_GRADIENT = Close(factor=16.0, reason="a float32 gradient is rounded no more than the sums before it")
-NAIVE = 3  # computations at most, of which the one that errs most in an element is the baseline there
 PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mv.default})
 Call = Callable[[Values], Any]
 
@@ -204,10 +204,9 @@ def _expected(
     )
     quantised = any(isinstance(kinds.get(name), Quantised) for name in outputs)
     draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=CPU)
-    narrow = [variant for variant in op.variants if getattr(variant, "precision", "") != "float64"]
     ways: list[Call] = [
         partial(op.baseline, definition),
-        *(lambda given, one=one: op.varied(one, replace(subject, inputs=given)) or {} for one in narrow),
+        lambda given: op.varied(RIGHT, replace(subject, inputs=given)) or {},
     ]
     held = [inputs[name] for name in names]
     narrowest = min((x.dtype for x in held if isinstance(x, torch.Tensor)), key=lambda dtype: dtype.itemsize)
@@ -225,7 +224,7 @@ def _expected(
             right = exact.gradients(weights)
             told = [(weights[one] * exact.outputs[one].detach().nan_to_num()).norm() for one in weights]
             near = []
-            for way in ways[:NAIVE]:
+            for way in ways:  # the one that errs most in an element is the baseline there
                 low = _Differentiated.of(names, inputs, None, way)
                 with NarrowProducts(narrowest):
                     near += [low.gradients(weights)] if weights.keys() <= low.outputs.keys() else []

@@ -13,7 +13,7 @@ from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close, Exact
-from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import SURE, full
 from traceproof.ops.op import Op
@@ -134,7 +134,6 @@ ACTIVATION = Op(
         "shoulder": {"scale": 0.25, "offset": -2.25},
     },
     gates={"output": Close()},
-    variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
     mutants=(
         *map(other_than, ACTIVATIONS),
         Mutant("halves interleaved", pairs=True),
@@ -257,21 +256,17 @@ def conv(
     bias: bool = True,
     act: Part | None = None,
     shift: int = 0,
-    backwards: bool = False,
-    grouped: bool = False,
 ) -> Tensors:
     """`silu(sum_j weight[j] x[t - width + 1 + j] + bias)` per channel over sequences [b c l].
 
-    `shift`: so many elements of the future are seen; `backwards`: the newest product is the first of the sum.
+    `shift`: so many elements of the future are seen.
     """
     x, weights = wide["x"], weight(wide["weight"])
     width, length = weights.shape[1], x.shape[-1]
     padded = torch.nn.functional.pad(x, (width - 1 - shift, shift))
     total = torch.zeros_like(x)
-    for place in reversed(range(width)) if backwards else range(width):
+    for place in range(width):
         total = total + weights[:, place, None] * padded[..., place : place + length]
-    if grouped:
-        total = torch.nn.functional.conv1d(padded, weights.unsqueeze(1), groups=len(weights))
     if bias and "bias" in wide:
         total = total + wide["bias"].reshape(-1, 1)
     return {"output": act(total) if act else total * sigmoid(total)}
@@ -285,16 +280,11 @@ def conv_step(
     act: Part | None = None,
     state: Part = same,
     moved: bool = True,
-    backwards: bool = False,
-    grouped: bool = False,
 ) -> Tensors:
     """One element [b c] after the last ones of its sequence, which the state [b c w] holds, the oldest first."""
     held, weights = state(wide["conv_state"]), weight(wide["weight"])
     rows = torch.cat([held[..., 1:], wide["x"].unsqueeze(-1)], -1)
-    products = rows * weights
-    total = (products.flip(-1) if backwards else products).sum(-1)
-    if grouped:
-        total = torch.nn.functional.conv1d(rows, weights.unsqueeze(1), groups=len(weights)).squeeze(-1)
+    total = (rows * weights).sum(-1)
     if bias and "bias" in wide:
         total = total + wide["bias"].reshape(-1)
     return {"output": act(total) if act else total * sigmoid(total), "new_state": rows if moved else held}
@@ -324,7 +314,6 @@ CAUSAL_CONV1D = Op(
         "bias": full(6, most=8, signed=False),
     },
     gates={"new_state": Exact()},
-    variants=(Variant("a grouped convolution", grouped=True), Variant("the newest product first", backwards=True)),
     mutants=(
         Mutant("weights in the opposite order", weight=lambda weight: weight.flip(1)),
         Mutant("oldest element dropped", weight=lambda weight: keep(weight, oldest=False)),

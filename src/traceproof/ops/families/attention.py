@@ -17,7 +17,6 @@ from traceproof.ops.attention import (
     GATES,
     MAX_LOGITS,
     MUTANTS,
-    VARIANTS,
     attention,
     flattened,
     layout_of,
@@ -215,7 +214,6 @@ SHARED: Any = {
     "requires": unknown,
     "apart": False,
     "gates": GATES,
-    "variants": VARIANTS,
     "mutants": MUTANTS,
     "lossless": equal_keys,
     # Of keys and values a row would have to be told that all queries see: masks multiply others by zero.

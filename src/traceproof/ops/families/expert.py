@@ -31,7 +31,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, Quantised
 from traceproof.ops.families import routing
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, Routing, choice_of, routing_of
-from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, altered
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered
 from traceproof.ops.lossless import SURE, Exactly, whole
 from traceproof.ops.op import SIZES, Op
 from traceproof.ops.quant import (
@@ -43,8 +43,6 @@ from traceproof.ops.quant import (
     exact,
     requantise_fp8,
     scale_blocks,
-    to_bf16,
-    to_fp8,
 )
 from traceproof.stacks.sglang import publish
 
@@ -551,38 +549,6 @@ MOE = Experts(
     adjust=tie,
     lossless=exact_mixture,
     apart=False,
-    variants=(
-        Variant("float32 throughout"),
-        Variant("experts and K in the opposite order", backwards=True),
-        routing.SOFTMAX_FIRST,
-        Variant("bfloat16 intermediates", first=to_bf16, active=to_bf16, result=to_bf16),
-        # As kernels keep activations: fp8 with the scales that go with the form of the weights.
-        Variant(
-            "activations in fp8, scales per block",
-            applies=stored(Scaling.FP8_BLOCK),
-            first=to_bf16,
-            active=requantise_fp8,
-            result=to_bf16,
-        ),
-        Variant(
-            "gemm1's result and activations in fp8",
-            applies=stored(Scaling.FP8_BLOCK),
-            first=requantise_fp8,
-            active=requantise_fp8,
-            result=to_bf16,
-        ),
-        Variant(
-            "activations in fp8, one scale", applies=stored(Scaling.FP8_TENSOR), active=to_fp8, result=to_bf16
-        ),
-        Variant(
-            "activations in mxfp8",
-            applies=stored(Scaling.FP4),
-            token=in_mxfp8,
-            active=in_mxfp8,
-            result=to_bf16,
-        ),
-        Variant("float64", precision="float64"),
-    ),
     mutants=(
         altered("gate and up swapped", *GEMM1, change=lambda value: roll(value, 1, value.shape[1] // 2)),
         altered("gemm1's scales transposed", GEMM1[1], change=transposed),

@@ -17,7 +17,7 @@ from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, Mutant, Part, Variant, Wide, altered, has, same
+from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
 from traceproof.ops.gates import (
     FAST_EXP,
     FAST_EXP_FACTOR,
@@ -65,7 +65,6 @@ def unshared(definition: Definition) -> str | None:
 def gated_delta(
     wide: Wide,
     *,
-    chunks: str = "",
     growth: Part | None = None,
     faded: Part = same,
     early: bool = False,
@@ -81,11 +80,9 @@ def gated_delta(
 
     Decode and mtp kernels multiply in float32. Prefill kernels put a chunk's products on tensor cores: in float32
     state and correction are rounded to bfloat16 as they enter a product, the state that is carried on is not.
-    `chunks`: prefill in chunks, operands in that dtype. Of a mutant: another `growth` than softplus, a `faded`
+    Of a mutant: another `growth` than softplus, a `faded`
     decay, the error of the `early` state before it decays, so much of it `corrected`, a state `carried` otherwise.
     """
-    if chunks:
-        return chunked(wide, getattr(torch, chunks))
     low, prefill = wide.dtype != torch.float64, is_prefill(wide.values)
     rounding = to_bf16 if low and prefill else exact
     heads, value_size, key_size = *wide["v"].shape[-2:], wide["k"].shape[-1]
@@ -132,42 +129,6 @@ def gated_delta(
     return {"output": output.view(wide["v"].shape), final: after, **kept}
 
 
-def chunked(wide: Wide, dtype: torch.dtype) -> Tensors:
-    """The same recurrence as a few matrix products and a triangular solve; sums in float32.
-
-    Within a chunk the corrections U [C, V] of the tokens solve (I + L) U = rate * (V - decay * K S^T), where L is
-    the strictly lower part of rate * (K K^T) * decay between the two tokens.
-    """
-
-    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x.to(dtype).float() @ y.to(dtype).float()
-
-    heads, size = wide["v"].shape[1:]
-    tokens = {name: wide[name].transpose(0, 1) for name in "qkv"}  # [heads, tokens, ...]
-    tokens = {name: value.repeat_interleave(heads // len(value), 0) for name, value in tokens.items()}
-    tokens["logs"] = (-wide["A_log"].exp() * softplus(wide["a"] + wide["dt_bias"])).T[..., None]
-    tokens["rate"] = sigmoid(wide["b"]).T[..., None]
-    bounds, given, key_size = wide["cu_seqlens"].tolist(), wide.maybe("state"), tokens["k"].shape[-1]
-    after = torch.zeros((len(bounds) - 1, heads, size, key_size)) if given is None else given.clone()
-    output = torch.zeros_like(tokens["v"])
-    for row, (start, stop) in enumerate(pairwise(bounds)):
-        for first in range(start, stop, CHUNK):
-            part = slice(first, min(first + CHUNK, stop))
-            q, k, v, logs, rate = (tokens[name][:, part] for name in ("q", "k", "v", "logs", "rate"))
-            state, total = after[row], logs.cumsum(1)
-            between = (total - total.mT).tril().exp().tril()  # the upper part may overflow before it is cut off
-            lower = (rate * between * product(k, k.mT)).tril(-1)
-            identity = torch.eye(k.shape[1]).expand_as(lower)
-            inverse = torch.linalg.solve_triangular(identity + lower, identity, upper=False, unitriangular=True)
-            known = product(product(inverse, rate * total.exp() * k), state.mT)
-            corrections = product(inverse, rate * v) - known
-            output[:, part] = total.exp() * product(q, state.mT) + product(between * product(q, k.mT), corrections)
-            last = total[:, -1:]
-            after[row] = last.exp() * state + product(((last - total).exp() * corrections).mT, k)
-    scale = wide.number("scale", 0.0) or key_size**-0.5
-    return {"output": (output * scale).transpose(0, 1), "new_state": after}
-
-
 # Cases: an id, the tokens of each sequence, drawing instructions.
 
 Planned = tuple[str, tuple[int, ...], Mapping[str, Any]]
@@ -191,7 +152,7 @@ GRID = 65_600 * CHUNK  # more chunks than a grid's second dimension may have
 LONG = 16384  # tokens, of cases of size `stress`: errors of as many steps, and states that must not run off
 DECAY = 90.0  # exp(-90) is nothing in float32; sums with it still tell neighbours' decays apart
 # A chunk of 64 tokens passes through five products, the baseline's token through two; measured with chunked
-# computations of our own (`chunked`): up to 3.2 times the baseline for the output, 4.8 for
+# computations of our own (lab/variants.py): up to 3.2 times the baseline for the output, 4.8 for
 # the state. A token changes a state by a matrix of rank one, so one row of it holds one rounding.
 CHUNKED = "chunked kernels round the operands of five products in bfloat16, the baseline those of two"
 
@@ -397,12 +358,6 @@ GDN = GatedDeltaRule(
         **dict.fromkeys(("nan", "large"), STATES),
         "small": (*STATES, "v"),
     },
-    variants=(
-        Variant("the recurrence at the kernel's precision"),
-        Variant("the recurrence in float64", precision="float64"),
-        Variant("chunks of 64, float32", applies=has("cu_seqlens"), chunks="float32"),
-        Variant("chunks of 64, operands in bfloat16", applies=has("cu_seqlens"), chunks="bfloat16"),
-    ),
     mutants=(
         STALE,
         TRANSPOSED,

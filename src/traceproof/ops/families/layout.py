@@ -12,7 +12,7 @@ from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, dim, d
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Exact
-from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide
+from traceproof.ops.formula import Form, Mutant, Wanted, Wide
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 
@@ -47,17 +47,6 @@ def exchanged(wide: Wide) -> Places:
 def at_once(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
     """Write all tokens."""
     cache[pages, rows] = new
-
-
-def one_by_one(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
-    """Write token by token."""
-    for token, (page, row) in enumerate(zip(pages.tolist(), rows.tolist(), strict=True)):
-        cache[page, row] = new[token]
-
-
-def flat(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
-    """Write to the rows of all pages as one list."""
-    cache.flatten(0, 1).index_copy_(0, pages * cache.shape[1] + rows, new)
 
 
 def append(
@@ -149,11 +138,6 @@ PAGE_APPEND = PageAppend(
     sizes={"t": (), "p": (), "i": (), "c": (), "b": ()},
     gates={"k_cache_out": Exact(), "v_cache_out": Exact()},
     apart=False,
-    variants=(
-        Variant("all at once"),
-        Variant("token by token", write=one_by_one),
-        Variant("flat rows", write=flat),
-    ),
     mutants=(
         Mutant(
             "pages in their own order", inputs=lambda wide: {"kv_indices": torch.arange(len(wide["kv_indices"]))}
@@ -232,26 +216,6 @@ def merged(v: torch.Tensor, s: torch.Tensor) -> States:
     total = weights.sum(1)
     some = torch.where(total > 0, total, 1.0)
     return (v * weights.unsqueeze(-1)).sum(1) / some.unsqueeze(-1), top.squeeze(1) + torch.log2(some)
-
-
-def in_turn(v: torch.Tensor, s: torch.Tensor) -> States:
-    """One state after the other, as a kernel that streams them does."""
-    out, level = v[:, 0], s[:, 0]
-    for index in range(1, v.shape[1]):
-        top = torch.maximum(level, s[:, index])
-        finite = top.clamp_min(torch.finfo(s.dtype).min)
-        old, new = torch.exp2(level - finite), torch.exp2(s[:, index] - finite)
-        total = torch.where(top > -torch.inf, old + new, 1.0)
-        out = (out * old.unsqueeze(-1) + v[:, index] * new.unsqueeze(-1)) / total.unsqueeze(-1)
-        level = top + torch.log2(total)
-    return out, level
-
-
-def by_softmax(v: torch.Tensor, s: torch.Tensor) -> States:
-    """By natural logarithms."""
-    scaled = s * math.log(2.0)
-    weights = torch.softmax(scaled, 1).nan_to_num(0.0).unsqueeze(-1)  # NaN where all states are empty
-    return (v * weights).sum(1), torch.logsumexp(scaled.double(), 1).float() / math.log(2.0)
 
 
 def natural(v: torch.Tensor, s: torch.Tensor) -> States:
@@ -351,11 +315,6 @@ CASCADE_MERGE = CascadeMerge(
     extremes={
         "empty": {"nothing": True}
     },  # rows of which no state has seen a key: not every reference can merge them
-    variants=(
-        Variant("float32 throughout"),
-        Variant("one state after the other", merge=in_turn),
-        Variant("softmax", merge=by_softmax),
-    ),
     mutants=(
         Mutant("natural logarithms", merge=natural),
         Mutant("weights of natural logarithms", merge=lambda v, s: (natural(v, s)[0], merged(v, s)[1])),

@@ -15,7 +15,7 @@ from traceproof.ops.base import Tensors
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, altered
+from traceproof.ops.formula import Form, Mutant, Wanted, Wide, altered
 from traceproof.ops.gates import FAST_EXP, FAST_EXP_FACTOR, FORGOTTEN, STALE, TRANSPOSED, plain_softplus, softplus
 from traceproof.ops.lossless import SURE, whole
 from traceproof.ops.op import SIZES, Op
@@ -154,10 +154,6 @@ MAMBA_SSU = MambaSsu(
     wide_gate=Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP),
     apart=False,
     unusual=dict.fromkeys(("nan", "large", "small"), ("state", "x")),
-    variants=(
-        Variant("the recurrence at the kernel's precision"),
-        Variant("the recurrence in float64", precision="float64"),
-    ),
     mutants=(
         STALE,
         TRANSPOSED,

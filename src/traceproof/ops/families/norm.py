@@ -16,7 +16,7 @@ from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim,
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, Mutant, Part, Variant, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Wide, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import BALANCED, Exactly, balanced, full
 from traceproof.ops.op import ADVERSARIAL, Op
@@ -41,11 +41,6 @@ def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 def by_reciprocal_root(x: torch.Tensor, eps: float) -> torch.Tensor:
     """The same, by a product."""
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
-
-
-def by_pytorch(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same, by PyTorch's function."""
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def with_eps(factor: float) -> Norm:
@@ -89,22 +84,13 @@ def rmsnorm(
     eps_by: float = 1.0,
     weight: Part = same,
     residual: bool = True,
-    narrow: bool = False,
 ) -> Tensors:
     """`x / sqrt(mean(x^2) + eps) * weight`, x = hidden_states (+ residual). Gemma's weight lacks an offset."""
     x = wide["hidden_states"]
     if residual and "residual" in wide:
         x = x + wide["residual"]
     y = x / torch.sqrt(square(x) + wide.number("eps") * eps_by)
-    if narrow:
-        y = y.to(dtype_of(wide.definition.inputs["hidden_states"])).to(wide.dtype)
     return {"output": y * weight(wide["weight"] + wide.number("weight_offset")), "residual_out": x}
-
-
-def in_chunks(x: torch.Tensor) -> torch.Tensor:
-    """The mean square by parts of 48, in the opposite order."""
-    parts = [(part * part).sum(-1, keepdim=True) for part in torch.split(x.flip(-1), 48, dim=-1)]
-    return torch.stack(parts).cumsum(0)[-1] / x.shape[-1]
 
 
 RMSNORM = Op(
@@ -150,11 +136,6 @@ RMSNORM = Op(
     # Past 32 bits without a sign: of block numbers, compilers know that none is negative. A residual's norm holds
     # twice as many tensors, which few GPUs have memory for.
     far=lambda definition, rows: Far(axis=rows, unsigned="residual" not in definition.inputs),
-    variants=(
-        Variant("float32 throughout"),
-        Variant("chunked, in the opposite order", square=in_chunks),
-        Variant("rounded before the weight", narrow=True),  # as models in plain PyTorch do it
-    ),
     mutants=(
         Mutant("eps x 10", eps_by=10.0),
         Mutant("eps x 0.1", eps_by=0.1),
@@ -458,13 +439,6 @@ def layernorm(wide: Wide, *, norm: Norm = centred_norm, weight: Part = same, bia
     return {"out": (y / wide.number("scale")).clamp(-FP8_MAX, FP8_MAX)}
 
 
-def by_squares(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """The variance as the mean of squares less the square of the mean, in float64: in float32 it may cancel."""
-    mean = x.double().mean(-1, keepdim=True)
-    variance = (x.double() ** 2).mean(-1, keepdim=True) - mean**2
-    return ((x - mean) * torch.rsqrt(variance + eps)).float()
-
-
 def of_half_mean(x: torch.Tensor, eps: float) -> torch.Tensor:
     """With a twentieth of the mean of half of the row left in."""
     half = x[..., : x.shape[-1] // 2].mean(-1, keepdim=True)
@@ -497,11 +471,6 @@ LAYERNORM = Op(
     lossless=lambda _: {"hidden_states": 0.0, "weight": full(0), "bias": full(0), "scale": 1.0},
     adversarial={**ADVERSARIAL, "cancelled": {"noise": 2.0**-6}},
     adjust=cancel,
-    variants=(
-        Variant("float32 throughout"),
-        Variant("float64, rounded once", precision="float64"),
-        Variant("variance by squares", norm=by_squares),
-    ),
     mutants=(
         Mutant("eps x 10", norm=lambda x, eps: centred_norm(x, eps * 10)),
         Mutant("eps x 0.1", norm=lambda x, eps: centred_norm(x, eps / 10)),
@@ -580,11 +549,6 @@ GATED_RESIDUAL = Op(
     ),
     exact_on_gpu=power_of_two,
     data=("branch",),
-    variants=(
-        Variant("float32 throughout"),
-        Variant("by PyTorch", norm=by_pytorch),
-        Variant("a reciprocal root", norm=by_reciprocal_root),
-    ),
     mutants=(
         Mutant("eps x 10", norm=with_eps(10)),
         Mutant("eps dropped", norm=with_eps(0)),
@@ -664,10 +628,6 @@ GATED_RESIDUAL_NEXT = Op(
     adversarial={**ADVERSARIAL, "faint": {"faint": 2e-3}},
     data=("branch",),
     adjust=faint,
-    variants=(
-        Variant("float32 throughout"),
-        Variant("a reciprocal root", post=by_reciprocal_root, after=by_reciprocal_root),
-    ),
     mutants=(
         Mutant("first eps x 10", post=with_eps(10)),
         Mutant("second eps x 10", after=with_eps(10)),
@@ -726,7 +686,6 @@ SIGMOID_GATE = Op(
     Form("input[n t h] gate[n t h] eps -> output[n t h]", sigmoid_gated),
     family="norm",
     scalars={"eps": 1e-5},
-    variants=(Variant("float32 throughout"), Variant("by PyTorch", norm=by_pytorch)),
     mutants=(
         Mutant("eps x 10", norm=with_eps(10)),
         Mutant("eps x 0.1", norm=with_eps(0.1)),

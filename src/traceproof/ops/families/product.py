@@ -14,7 +14,7 @@ from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_o
 from traceproof.ops.base import Tensors, Values, ordered, specified, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison
-from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import Exactly, whole
 from traceproof.ops.op import UNUSUAL, Op
 from traceproof.ops.quant import BLOCK, scale_blocks
@@ -38,11 +38,6 @@ def bounded(name: str, a: torch.Tensor, b: torch.Tensor, times: Times = matmul) 
     """A @ B, and the bound of `Backward`: sqrt(K) roundings of a float32 sum of the magnitudes."""
     bound = (a.abs() @ b.abs()) * (math.sqrt(a.shape[-1]) * EPS_ACCUMULATE)
     return {name: times(a, b), f"{name}@bound": bound}
-
-
-def split(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Four partial products, added at the end."""
-    return torch.stack([x @ y for x, y in zip(a.chunk(4, -1), b.chunk(4, -2), strict=True)]).sum(0)
 
 
 def in_blocks(a: torch.Tensor, b: torch.Tensor, kept: torch.dtype | None = None, block: int = 48) -> torch.Tensor:
@@ -87,11 +82,6 @@ def exact_products(definition: Definition) -> Mapping[str, Exactly]:
 
 # cuBLAS may add parts of a product in 16 bits on a GPU.
 EXACT: Any = {"lossless": exact_products, "exact_on_gpu": lambda _: False}
-VARIANTS = (
-    Variant("float32 sums"),
-    Variant("split-K", times=split),
-    Variant("blocks, in the opposite order", times=in_blocks),
-)
 MUTANTS = (
     Mutant("last column of K dropped", times=without(slice(-1, None))),
     Mutant("last tile of K dropped", times=without(slice(-16, None))),
@@ -237,7 +227,6 @@ GEMM = Gemm(
     family="gemm",
     long=True,
     requires=in_floats,
-    variants=VARIANTS,
     mutants=(
         *MUTANTS[:4],
         Mutant("B not transposed", times=lambda a, b: a @ b.mT.reshape(b.shape)),
@@ -383,7 +372,6 @@ GEMM_BF16 = Op(
     **EXACT,
     data=("A",),
     gates={"C": Backward()},
-    variants=VARIANTS,
     mutants=(
         *MUTANTS,
         Mutant("bias dropped", applies=lambda wide: "bias" in wide, bias=False),
@@ -397,7 +385,6 @@ BMM_BF16 = Op(
     sizes={"m": (3, 1, 17, 8)},
     data=("A",),
     gates={"C": Backward()},
-    variants=VARIANTS,
     mutants=(
         *MUTANTS,
         Mutant("the first matrix for all", applies=lambda wide: len(wide["B"]) > 1, times=lambda a, b: a @ b[:1]),
@@ -474,7 +461,6 @@ BMM_FP8 = Op(
     adversarial=ADVERSARIAL,
     data=("A",),
     gates={"C": Backward()},
-    variants=(*VARIANTS, Variant("scaled after the product", after=True)),
     mutants=(
         *MUTANTS,
         Mutant("scale of A dropped", powers=(0, 1), after=True),
@@ -541,7 +527,6 @@ GEMM_FP8 = Op(
     adversarial=ADVERSARIAL,
     data=("a",),
     gates={"out": Backward()},
-    variants=(*VARIANTS, Variant("scaled after each block", after=True)),  # as kernels do
     mutants=(
         *MUTANTS,
         Mutant("scales of a dropped", a_scales=lambda scale: torch.ones_like(scale)),

@@ -9,7 +9,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
-from traceproof.ops.formula import Form, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import full, whole
 from traceproof.ops.op import Op
 from traceproof.ops.quant import FP8_MAX, scale_blocks, to_fp8
@@ -74,15 +74,6 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         roundings={"scale": 4.0},  # a quotient, or a reciprocal and a product
         lossless=lambda _: {"x": peaked},
         exact_on_gpu=lambda _: False,  # a quotient may be a product with a reciprocal that is a little off
-        variants=(
-            Variant("a quotient", code=rounded),
-            Variant("times a reciprocal", code=rounded, over=lambda blocks, scale: blocks * (1 / scale)),
-            Variant(
-                "largest times a reciprocal",
-                code=rounded,
-                scales=lambda blocks: peak(blocks) * (1 / largest),
-            ),
-        ),
         mutants=(
             scaled("one scale per row", lambda scale: scale.amax(1, keepdim=True).expand(scale.shape)),
             scaled("one scale for all", one_for_all),
@@ -215,7 +206,6 @@ DEQUANTIZE_FP8 = Op(
     draws={"q": any_code, "scale": over_powers},
     lossless=lambda _: {"q": any_code, "scale": full(1, signed=False)},
     adversarial={"tiny": {"scale": 2.0**-40}, "large": {"scale": 2.0**40}},
-    variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
     mutants=(
         Mutant("scale dropped", scales=lambda scale, width: torch.ones_like(spread(scale, width))),
         Mutant("divided by the scale", scales=lambda scale, width: 1 / spread(scale, width)),

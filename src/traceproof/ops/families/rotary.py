@@ -13,7 +13,7 @@ from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, O
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close
-from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide
+from traceproof.ops.formula import Form, Mutant, Wanted, Wide
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 from traceproof.stacks.sglang import KERNELS
@@ -163,7 +163,6 @@ ROPE = Rope(
     draws={"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn},
     lossless=lambda _: dict.fromkeys(("q", "k", "cos_sin_cache"), full(0)),
     gates={"q_out": Close(), "k_out": Close()},
-    variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
     mutants=(
         Mutant("rotated the other way", turn=lambda cos, sin: (cos, -sin)),
         Mutant("cosine and sine swapped", turn=lambda cos, sin: (sin, cos)),

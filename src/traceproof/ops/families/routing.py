@@ -17,7 +17,7 @@ from traceproof.models.reading import ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact
-from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wanted, Wide, same
+from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import SURE
 from traceproof.ops.op import Op
 
@@ -457,11 +457,6 @@ def _weighed(name: str, weigh: Mapping[Method, Weigh]) -> Mutant:
     return Mutant(name, applies=_by(*weigh), weigh=weigh)
 
 
-SOFTMAX_FIRST = Variant(
-    "softmax over all experts first",
-    applies=_by(Method.RENORMALISE),
-    weigh={Method.RENORMALISE: lambda logits, experts, _: sum_one(torch.softmax(logits, -1).gather(-1, experts))},
-)
 MISROUTED = (
     Mutant(
         "routing bias dropped",
@@ -661,12 +656,6 @@ MOE_ROUTING = Op(
     adversarial={"near": {"scale": 0.125}, "far": {"scale": 4.0}, "huge": {"scale": 32.0}},
     gates={"topk_ids": Exact("no two experts are equally good")},
     roundings={"topk_weights": 16.0},
-    variants=(
-        Variant("by PyTorch", score=lambda logits: torch.softmax(logits, -1)),
-        Variant("powers of two", score=lambda logits: torch.softmax(logits.double(), -1).float()),
-        # The same where weights sum to 1.
-        Variant("softmax over the chosen", applies=renormalised, score=same, after=softmax),
-    ),
     mutants=(
         Mutant(
             "softmax over the chosen, summing to 1",

@@ -620,14 +620,6 @@ def multinomial(probs: torch.Tensor, trials: int, generator: torch.Generator) ->
     return torch.multinomial(probs, trials, replacement=True, generator=generator)
 
 
-def inverse_transform(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
-    """The same by the cumulative sum in float32, as kernels do it."""
-    cdf = probs.float().cumsum(-1)
-    wanted = torch.rand((len(probs), trials), generator=generator) * cdf[:, -1:]
-    last = (probs > 0).sum(-1, keepdim=True) - 1
-    return torch.minimum(torch.searchsorted(cdf, wanted, right=True), last)
-
-
 def first_alone(_: Wide, probs: torch.Tensor) -> torch.Tensor:
     """The most probable token always."""
     return (torch.arange(probs.shape[1]) == 0).to(probs.dtype).expand_as(probs)
@@ -640,7 +632,6 @@ def without_crossing(wide: Wide, probs: torch.Tensor) -> torch.Tensor:
     return probs.masked_fill(left_out & (torch.arange(probs.shape[1]) == crossing), 0.0)
 
 
-VARIANTS = (Variant("multinomial"), Variant("inverse transform", by=inverse_transform))
 MUTANTS = (
     altered("top-k ignored", "top_k", change=lambda k: torch.full_like(k, 1 << 20)),
     altered("k plus one", "top_k", change=lambda k: k + 1),
@@ -663,7 +654,6 @@ SAMPLING = Filtered(
     long=True,
     coupled=True,
     apart=False,
-    variants=VARIANTS,
     mutants=MUTANTS,
 )
 DISTRIBUTIONS = Distributions(

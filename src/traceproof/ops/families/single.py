@@ -10,14 +10,12 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.attention_inputs import Style
 from traceproof.ops.base import Tensors
-from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, has
+from traceproof.ops.formula import Form, Mutant, Wanted, Wide, has
 from traceproof.ops.lossless import NEVER, full
 from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
-
-BLOCK = 16  # keys
 
 
 def attend(
@@ -70,22 +68,6 @@ def attend(
     return mixed / total.T.unsqueeze(-1)
 
 
-def in_blocks(wide: Wide) -> torch.Tensor:
-    """Keys in blocks, merged by their sums, where nothing but the keys' number tells them apart."""
-    q, k, v = wide["q"], wide["k"], wide["v"]
-    group = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
-    logits = torch.einsum("nhd,lhd->hnl", q, k[:, group]) * wide.number("sm_scale", 1 / math.sqrt(q.shape[-1]))
-    tops, sums, mixed = [], [], []
-    for part, values in zip(torch.split(logits, BLOCK, -1), torch.split(v[:, group], BLOCK), strict=True):
-        tops.append(part.amax(-1).T)
-        powers = torch.exp(part - part.amax(-1, keepdim=True))
-        sums.append(powers.sum(-1).T)
-        mixed.append(torch.einsum("hnl,lhe->nhe", powers, values))
-    factors = torch.exp(torch.stack(tops) - torch.stack(tops).amax(0))
-    total = (torch.stack(sums) * factors).sum(0)
-    return (torch.stack(mixed) * factors.unsqueeze(-1)).sum(0) / total.unsqueeze(-1)
-
-
 def is_causal(wide: Wide) -> bool:
     """Whether a query sees only the keys up to its own place."""
     return bool(wide.number("causal", 0.0))
@@ -108,11 +90,6 @@ SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
 CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlier": 20.0}}
 # Raw products of queries and keys beyond what masks have been filled with.
 EXTREMES = {name: {"pattern": name, "amplitude": 1.0} for name in ("below", "above")}
-VARIANTS = (
-    Variant("float32, weights in bfloat16"),
-    Variant("float32 throughout", weights="float32"),
-    Variant("keys in blocks", applies=is_bare, blocks=True),
-)
 MUTANTS = (
     Mutant("scale dropped", scale=2.0),
     Mutant("scale squared", scale=0.5),
@@ -128,9 +105,9 @@ MUTANTS = (
 )
 
 
-def prefill(wide: Wide, *, blocks: bool = False, opposite: bool = False, **ways: Any) -> Tensors:  # noqa: ANN401
+def prefill(wide: Wide, *, opposite: bool = False, **ways: Any) -> Tensors:  # noqa: ANN401 - those of `attend`
     """All queries of the request."""
-    found = in_blocks(wide) if blocks else attend(wide, **ways)
+    found = attend(wide, **ways)
     return {"output": found.flip(0) if opposite else found}
 
 
@@ -151,7 +128,6 @@ SHARED: Any = {
     "extremes": EXTREMES,
     "data": ("q", "k"),
     "apart": False,
-    "variants": VARIANTS,
     "unusual": {"nan": ("q",), "large": ("v",), "small": ("v",)},
     "lossless": lambda _: {"q": 0.0, "k": full(0), "v": full(0), "sinks": NEVER},
     "lossless_sizes": {"n": 1, "l": 64},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from traceproof.dataset.constants import NUMBER, STATES, Rule
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
-from traceproof.ops.formula import Form, Mutant, Variant, Wide
+from traceproof.ops.formula import Form, Mutant, Wide
 from traceproof.ops.op import Op
 
 
@@ -33,7 +33,6 @@ SOFTCAP = Op(
     ),
     scalars={"cap": 30.0},
     adversarial={"bend": {"scale": 30.0}, "far": {"scale": 300.0}, "tiny": {"scale": 1e-3}},
-    variants=(Variant("float32, rounded once"), Variant("float64, rounded once", precision="float64")),
     mutants=(
         Mutant("cap x 2", within=2.0, outside=2.0),
         Mutant("cap / 2", within=0.5, outside=0.5),

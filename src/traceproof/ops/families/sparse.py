@@ -13,7 +13,7 @@ from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, scalar, tensor
-from traceproof.ops.attention import GATES, MUTANTS, VARIANTS, attention, unfit
+from traceproof.ops.attention import GATES, MUTANTS, attention, unfit
 from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
@@ -57,24 +57,9 @@ def score(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return weights @ torch.relu(products)
 
 
-def one_by_one(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The same, the last head first."""
-    total = torch.zeros_like(products[0])
-    for head in reversed(range(len(weights))):
-        total += weights[head] * torch.relu(products[head])
-    return total
-
-
 def best(scores: torch.Tensor, topk: int) -> torch.Tensor:
     """Places of the best, at most `topk` of them."""
     return torch.topk(scores, min(topk, len(scores))).indices
-
-
-def best_of_tiles(scores: torch.Tensor, topk: int) -> torch.Tensor:
-    """The best of each tile of 1,024, then the best of these, in ascending order of place."""
-    tiles = enumerate(torch.split(scores, 1024))
-    candidates = torch.cat([1024 * index + best(tile, topk) for index, tile in tiles])
-    return candidates[best(scores[candidates], topk)].sort().values
 
 
 def without_kth(scores: torch.Tensor, topk: int) -> torch.Tensor:
@@ -392,23 +377,6 @@ DSA_PAGED = SparseAttention(
     # of a list; places of the indexer's best are no numbers
     lossless=lambda definition: equal_keys(definition) if is_listed(definition) else {},
     gates={**GATES, "topk_indices": IndexSet()},
-    variants=(
-        Variant("naive, at a kernel's precision"),
-        *only(
-            "sparse_indices",
-            *VARIANTS,
-            Variant(
-                "rows in the order of the cache",
-                inputs=lambda wide: {"sparse_indices": wide.given("sparse_indices").sort(-1).values},
-            ),
-        ),
-        *only(
-            "block_table",
-            Variant("indexer: one head after the other", scored=one_by_one),
-            Variant("indexer: two-stage top-k, sorted by place", chosen=best_of_tiles),
-            Variant("indexer: float64", precision="float64"),
-        ),
-    ),
     mutants=(
         *only(
             "sparse_indices",

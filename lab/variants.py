@@ -1,0 +1,336 @@
+"""Equivalent ways of computing the op_types, all of which the judge must pass: `variants_of(op_type)`.
+
+The first one is mostly the op's formula in float32; the others sum in another order, take another function of
+PyTorch, or keep in between what right kernels keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise
+
+import torch
+
+from traceproof.ops.attention import each, of_16_bits
+from traceproof.ops.base import Tensors, dtype_of
+from traceproof.ops.families.expert import Scaling, stored
+from traceproof.ops.families.gdn import CHUNK
+from traceproof.ops.families.layout import States
+from traceproof.ops.families.norm import by_reciprocal_root, mean_square
+from traceproof.ops.families.product import in_blocks
+from traceproof.ops.families.quantiser import peak
+from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
+from traceproof.ops.families.single import is_bare
+from traceproof.ops.families.sparse import best, only
+from traceproof.ops.formula import Variant, Wide, has, same
+from traceproof.ops.gates import sigmoid, softplus
+from traceproof.ops.quant import FP8_MAX, requantise_fp8, to_bf16, to_fp8
+
+PLAIN = Variant("float32, rounded once")
+FLOAT64 = Variant("float64, rounded once", precision="float64")
+BLOCK = 16  # keys
+in_mxfp8 = partial(requantise_fp8, block=32)  # as activations are kept beside fp4 weights
+
+
+def in_chunks(x: torch.Tensor) -> torch.Tensor:
+    """The mean square by parts of 48, in the opposite order."""
+    parts = [(part * part).sum(-1, keepdim=True) for part in torch.split(x.flip(-1), 48, dim=-1)]
+    return torch.stack(parts).cumsum(0)[-1] / x.shape[-1]
+
+
+def rounded_before_the_weight(wide: Wide) -> Tensors:
+    """RMSNorm as models in plain PyTorch do it."""
+    x = wide["hidden_states"] + wide["residual"] if "residual" in wide else wide["hidden_states"]
+    y = x / torch.sqrt(mean_square(x) + wide.number("eps"))
+    y = y.to(dtype_of(wide.definition.inputs["hidden_states"])).to(wide.dtype)
+    return {"output": y * (wide["weight"] + wide.number("weight_offset")), "residual_out": x}
+
+
+def by_pytorch(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The root mean square norm by PyTorch's function."""
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+def by_squares(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """The variance as the mean of squares less the square of the mean, in float64: in float32 it may cancel."""
+    mean = x.double().mean(-1, keepdim=True)
+    variance = (x.double() ** 2).mean(-1, keepdim=True) - mean**2
+    return ((x - mean) * torch.rsqrt(variance + eps)).float()
+
+
+def split(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Four partial products, added at the end."""
+    return torch.stack([x @ y for x, y in zip(a.chunk(4, -1), b.chunk(4, -2), strict=True)]).sum(0)
+
+
+def convolved(wide: Wide, *, backwards: bool = False) -> Tensors:
+    """A causal convolution by PyTorch's grouped one, or its sum with the newest product first."""
+    x, weights, held = wide["x"], wide["weight"], wide.maybe("conv_state")
+    width = weights.shape[1]
+    rows = torch.nn.functional.pad(x, (width - 1, 0))
+    if held is not None:
+        rows = torch.cat([held[..., 1:], x.unsqueeze(-1)], -1)
+    total = torch.nn.functional.conv1d(rows, weights.unsqueeze(1), groups=len(weights))
+    if backwards:
+        length, total = total.shape[-1], torch.zeros_like(total)
+        for place in reversed(range(width)):
+            total = total + weights[:, place, None] * rows[..., place : place + length]
+    total = total + (wide["bias"].reshape(-1, 1) if "bias" in wide else 0)
+    output = total * sigmoid(total)
+    return {"output": output} if held is None else {"output": output.squeeze(-1), "new_state": rows}
+
+
+def one_by_one(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
+    """Write token by token."""
+    for token, (page, row) in enumerate(zip(pages.tolist(), rows.tolist(), strict=True)):
+        cache[page, row] = new[token]
+
+
+def flat(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
+    """Write to the rows of all pages as one list."""
+    cache.flatten(0, 1).index_copy_(0, pages * cache.shape[1] + rows, new)
+
+
+def in_turn(v: torch.Tensor, s: torch.Tensor) -> States:
+    """One state of attention after the other, as a kernel that streams them does."""
+    out, level = v[:, 0], s[:, 0]
+    for index in range(1, v.shape[1]):
+        top = torch.maximum(level, s[:, index])
+        finite = top.clamp_min(torch.finfo(s.dtype).min)
+        old, new = torch.exp2(level - finite), torch.exp2(s[:, index] - finite)
+        total = torch.where(top > -torch.inf, old + new, 1.0)
+        out = (out * old.unsqueeze(-1) + v[:, index] * new.unsqueeze(-1)) / total.unsqueeze(-1)
+        level = top + torch.log2(total)
+    return out, level
+
+
+def by_softmax(v: torch.Tensor, s: torch.Tensor) -> States:
+    """States of attention merged by natural logarithms."""
+    scaled = s * math.log(2.0)
+    weights = torch.softmax(scaled, 1).nan_to_num(0.0).unsqueeze(-1)  # NaN where all states are empty
+    return (v * weights).sum(1), torch.logsumexp(scaled.double(), 1).float() / math.log(2.0)
+
+
+def keys_in_blocks(wide: Wide) -> Tensors:
+    """Attention of one request by blocks of keys, merged by their sums, where all queries see all keys."""
+    q, k, v = wide["q"], wide["k"], wide["v"]
+    queries = q if q.dim() == 3 else q[None]
+    group = torch.arange(queries.shape[1]) // (queries.shape[1] // k.shape[1])
+    scale = wide.number("sm_scale", 1 / math.sqrt(q.shape[-1]))
+    logits = torch.einsum("nhd,lhd->hnl", queries, k[:, group]) * scale
+    tops, sums, mixed = [], [], []
+    for part, values in zip(torch.split(logits, BLOCK, -1), torch.split(v[:, group], BLOCK), strict=True):
+        tops.append(part.amax(-1).T)
+        powers = torch.exp(part - part.amax(-1, keepdim=True))
+        sums.append(powers.sum(-1).T)
+        mixed.append(torch.einsum("hnl,lhe->nhe", powers, values))
+    factors = torch.exp(torch.stack(tops) - torch.stack(tops).amax(0))
+    total = (torch.stack(sums) * factors).sum(0)
+    output = (torch.stack(mixed) * factors.unsqueeze(-1)).sum(0) / total.unsqueeze(-1)
+    return {"output": output if q.dim() == 3 else output[0]}
+
+
+def head_by_head(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """An indexer's scores, the last head first."""
+    total = torch.zeros_like(products[0])
+    for head in reversed(range(len(weights))):
+        total += weights[head] * torch.relu(products[head])
+    return total
+
+
+def best_of_tiles(scores: torch.Tensor, topk: int) -> torch.Tensor:
+    """The best of each tile of 1,024, then the best of these, in ascending order of place."""
+    tiles = enumerate(torch.split(scores, 1024))
+    candidates = torch.cat([1024 * index + best(tile, topk) for index, tile in tiles])
+    return candidates[best(scores[candidates], topk)].sort().values
+
+
+def inverse_transform(probs: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
+    """Draws by the cumulative sum in float32, as kernels do it."""
+    cdf = probs.float().cumsum(-1)
+    wanted = torch.rand((len(probs), trials), generator=generator) * cdf[:, -1:]
+    last = (probs > 0).sum(-1, keepdim=True) - 1
+    return torch.minimum(torch.searchsorted(cdf, wanted, right=True), last)
+
+
+def chunked(kind: str) -> Callable[[Wide], Tensors]:
+    """The gated delta rule as a few matrix products and a triangular solve: operands in a dtype, sums in float32.
+
+    Within a chunk the corrections U [C, V] of the tokens solve (I + L) U = rate * (V - decay * K S^T), where L is
+    the strictly lower part of rate * (K K^T) * decay between the two tokens.
+    """
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.to(getattr(torch, kind)).float() @ y.to(getattr(torch, kind)).float()
+
+    def formula(wide: Wide) -> Tensors:
+        heads, size = wide["v"].shape[1:]
+        tokens = {name: wide[name].transpose(0, 1) for name in "qkv"}  # [heads, tokens, ...]
+        tokens = {name: value.repeat_interleave(heads // len(value), 0) for name, value in tokens.items()}
+        tokens["logs"] = (-wide["A_log"].exp() * softplus(wide["a"] + wide["dt_bias"])).T[..., None]
+        tokens["rate"] = sigmoid(wide["b"]).T[..., None]
+        bounds, given, key_size = wide["cu_seqlens"].tolist(), wide.maybe("state"), tokens["k"].shape[-1]
+        after = torch.zeros((len(bounds) - 1, heads, size, key_size)) if given is None else given.clone()
+        output = torch.zeros_like(tokens["v"])
+        for row, (start, stop) in enumerate(pairwise(bounds)):
+            for first in range(start, stop, CHUNK):
+                part = slice(first, min(first + CHUNK, stop))
+                q, k, v, logs, rate = (tokens[name][:, part] for name in ("q", "k", "v", "logs", "rate"))
+                state, total = after[row], logs.cumsum(1)
+                between = (
+                    (total - total.mT).tril().exp().tril()
+                )  # the upper part may overflow before it is cut off
+                lower = (rate * between * product(k, k.mT)).tril(-1)
+                identity = torch.eye(k.shape[1]).expand_as(lower)
+                inverse = torch.linalg.solve_triangular(
+                    identity + lower, identity, upper=False, unitriangular=True
+                )
+                known = product(product(inverse, rate * total.exp() * k), state.mT)
+                corrections = product(inverse, rate * v) - known
+                output[:, part] = total.exp() * product(q, state.mT) + product(
+                    between * product(q, k.mT), corrections
+                )
+                last = total[:, -1:]
+                after[row] = last.exp() * state + product(((last - total).exp() * corrections).mT, k)
+        scale = wide.number("scale", 0.0) or key_size**-0.5
+        return {"output": (output * scale).transpose(0, 1), "new_state": after}
+
+    return formula
+
+
+def cache_order(wide: Wide) -> Mapping[str, torch.Tensor]:
+    """Each token's list of rows in ascending order."""
+    return {"sparse_indices": wide.given("sparse_indices").sort(-1).values}
+
+
+ATTENTION = (
+    Variant("naive, weights rounded", lost=False),
+    Variant("float32 throughout", lost=False, weights="float32"),
+    # The smallest instructions of tensor cores for 16-bit numbers: they cut off most often.
+    Variant("summed by tensor cores", applies=of_16_bits, lost=False, instruction=8),
+    Variant("online softmax", lost=False, tile=lambda _: 64),
+    Variant("split KV, merged", lost=False, tile=lambda longest: -(-longest // 2)),
+    Variant(
+        "keys in the opposite order",
+        applies=lambda wide: "qo_indptr" not in wide and "window_left" not in wide,
+        lost=False,
+        spans=each(lambda span: span.rows.flip(0)),
+    ),
+)
+SINGLE = (
+    PLAIN,
+    Variant("float32 throughout", weights="float32"),
+    Variant("keys in blocks", applies=is_bare, formula=keys_in_blocks),
+)
+PRODUCTS = (
+    PLAIN,
+    Variant("split-K", times=split),
+    Variant("blocks, in the opposite order", times=in_blocks),
+)
+MIXTURES = (
+    PLAIN,
+    Variant("experts and K in the opposite order", backwards=True),
+    Variant(
+        "softmax over all experts first",
+        applies=lambda wide: routing_of(wide.definition).method is Method.RENORMALISE,
+        weigh={Method.RENORMALISE: lambda logits, ids, _: sum_one(torch.softmax(logits, -1).gather(-1, ids))},
+    ),
+    Variant("bfloat16 intermediates", first=to_bf16, active=to_bf16, result=to_bf16),
+    # As kernels keep activations: fp8 with the scales that go with the form of the weights.
+    Variant(
+        "activations in fp8, scales per block",
+        applies=stored(Scaling.FP8_BLOCK),
+        first=to_bf16,
+        active=requantise_fp8,
+        result=to_bf16,
+    ),
+    Variant(
+        "gemm1's result and activations in fp8",
+        applies=stored(Scaling.FP8_BLOCK),
+        first=requantise_fp8,
+        active=requantise_fp8,
+        result=to_bf16,
+    ),
+    Variant("activations in fp8, one scale", applies=stored(Scaling.FP8_TENSOR), active=to_fp8, result=to_bf16),
+    Variant("activations in mxfp8", applies=stored(Scaling.FP4), token=in_mxfp8, active=in_mxfp8, result=to_bf16),
+    FLOAT64,
+)
+# Of op_types that are not named here: PLAIN and FLOAT64.
+VARIANTS: Mapping[str, tuple[Variant, ...]] = {
+    "rmsnorm": (
+        PLAIN,
+        Variant("chunked, in the opposite order", square=in_chunks),
+        Variant("rounded before the weight", formula=rounded_before_the_weight),
+    ),
+    "layernorm": (PLAIN, FLOAT64, Variant("variance by squares", norm=by_squares)),
+    "gated_residual_rmsnorm": (
+        PLAIN,
+        Variant("by PyTorch", norm=by_pytorch),
+        Variant("a reciprocal root", norm=by_reciprocal_root),
+    ),
+    "gated_residual_next_rmsnorm": (
+        PLAIN,
+        Variant("a reciprocal root", post=by_reciprocal_root, after=by_reciprocal_root),
+    ),
+    "rmsnorm_sigmoid_gate": (PLAIN, Variant("by PyTorch", norm=by_pytorch)),
+    "causal_conv1d": (
+        Variant("a grouped convolution", formula=convolved),
+        Variant("the newest product first", formula=partial(convolved, backwards=True)),
+    ),
+    **dict.fromkeys(("gemm", "gemm_bf16", "bmm_bf16"), PRODUCTS),
+    "bmm_fp8": (*PRODUCTS, Variant("scaled after the product", after=True)),
+    "gemm_fp8": (*PRODUCTS, Variant("scaled after each block", after=True)),  # as kernels do
+    **{
+        f"quantize_{kind}": (
+            PLAIN,
+            Variant("times a reciprocal", over=lambda blocks, scale: blocks * (1 / scale)),
+            Variant("largest times a reciprocal", scales=lambda blocks, most=most: peak(blocks) * (1 / most)),
+        )
+        for kind, most in (("fp8", FP8_MAX), ("int8", 127.0))
+    },
+    "page_append": (
+        PLAIN,
+        Variant("token by token", write=one_by_one),
+        Variant("flat rows", write=flat),
+    ),
+    "cascade_merge": (
+        PLAIN,
+        Variant("one state after the other", merge=in_turn),
+        Variant("softmax", merge=by_softmax),
+    ),
+    "moe": MIXTURES,
+    "moe_routing": (
+        Variant("by PyTorch", score=lambda logits: torch.softmax(logits, -1)),
+        Variant("powers of two", score=lambda logits: torch.softmax(logits.double(), -1).float()),
+        # The same where weights sum to 1.
+        Variant("softmax over the chosen", applies=renormalised, score=same, after=softmax),
+    ),
+    "sampling": (Variant("multinomial"), Variant("inverse transform", by=inverse_transform)),
+    "gdn": (
+        PLAIN,
+        FLOAT64,
+        *(
+            Variant(f"chunks of 64, operands in {kind}", applies=has("cu_seqlens"), formula=chunked(kind))
+            for kind in ("float32", "bfloat16")
+        ),
+    ),
+    **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), ATTENTION),
+    **dict.fromkeys(("single_prefill", "single_decode"), SINGLE),
+    "dsa_paged": (
+        PLAIN,
+        *only("sparse_indices", *ATTENTION, Variant("rows in the order of the cache", inputs=cache_order)),
+        *only(
+            "block_table",
+            Variant("indexer: one head after the other", scored=head_by_head),
+            Variant("indexer: two-stage top-k, sorted by place", chosen=best_of_tiles),
+            Variant("indexer: float64", precision="float64"),
+        ),
+    ),
+}
+
+
+def variants_of(op_type: str) -> tuple[Variant, ...]:
+    """The equivalent ways of an op_type, the formula first."""
+    return VARIANTS.get(op_type, (PLAIN, FLOAT64))
