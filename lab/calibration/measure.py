@@ -124,6 +124,8 @@ def measure(  # noqa: PLR0913 - what is measured, on which cases
     With `ids`, on these cases of `sizes` alone.
     """
     op_type = definitions[0].op_type
+    if op_type not in registry.known():
+        raise KeyError(f"nobody declares {op_type}")
     right = variants_of(op_type)
     rates = Rates(op_type, [definition.name for definition in definitions])
     mutants = (*generic_mutants(right[0]), *registry.get(op_type).mutants)
