@@ -6,6 +6,7 @@ Standard library and torch only: untrusted code's process has it, too.
 import contextlib
 import ctypes
 import functools
+import importlib
 import math
 import mmap
 import os
@@ -15,11 +16,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from traceproof.run.tensors import aligned
+from traceproof.run.tensors import aligned, same_bits
 
 SLEEPING = 4  # CU_CTX_SCHED_BLOCKING_SYNC of CUDA's driver API
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
@@ -117,6 +118,15 @@ UNWRITTEN: tuple[tuple[Any, str], ...] = (
     (torch.Tensor, "new_empty"),
     (torch.Tensor, "new_empty_strided"),
 )
+# Functions that give others, which lie between fences, too.
+WRITTEN: tuple[tuple[Any, str], ...] = tuple(
+    (owner, name)
+    for owner, names in (
+        (torch, "zeros zeros_like ones ones_like full full_like"),
+        (torch.Tensor, "new_zeros new_ones new_full"),
+    )
+    for name in names.split()
+)
 
 
 @contextmanager
@@ -143,9 +153,18 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
 
         return filled
 
-    own = [(owner, name, vars(owner).get(name)) for owner, name in UNWRITTEN]
-    for owner, name in UNWRITTEN:
-        setattr(owner, name, filling(getattr(owner, name)))
+    def fenced(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(allocate)
+        def around(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
+            with torch.no_grad():
+                return FENCES[-1].around(allocate(*args, **kwargs))
+
+        return around
+
+    replaced = dict.fromkeys(UNWRITTEN, filling) | (dict.fromkeys(WRITTEN, fenced) if FENCES else {})
+    own = [(owner, name, vars(owner).get(name)) for owner, name in replaced]
+    for (owner, name), made in replaced.items():
+        setattr(owner, name, made(getattr(owner, name)))
     try:
         yield
     finally:
@@ -156,20 +175,22 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
                 setattr(owner, name, before)
 
 
-FENCE, FENCE_BYTE = 1 << 16, 0xA5  # bytes on each side of a tensor on a GPU, and what they hold
+EMPTY = torch.empty  # as it is, where `poisoned` replaces it
+FENCE, FENCE_BYTE = 1 << 16, 0xA5  # bytes on each side of a tensor on a GPU that are looked at, and what they hold
 MOST_FENCED = 4096  # tensors of a call: a process may have so many mappings
 
 
 class Fences:
     """Tensors of one call on memory of their own, beside which nothing may be read or written.
 
-    On a CPU each lies between two pages that end the process that touches them. It ends at the second one, but for
-    the rest of ALIGNMENT bytes, or begins at the first one. On a GPU it lies between bytes that must not change.
+    Each lies between two pages that end the process that touches them: host memory without permissions, or
+    addresses of a GPU without memory (`GpuPages`). It ends at the second one, but for the rest of ALIGNMENT bytes,
+    or begins at the first one. On a GPU bytes beside it must not change, which is all where it maps no pages.
     """
 
     def __init__(self, *, at_end: bool) -> None:
         self._at_end, self._count = at_end, 0
-        self._rooms: list[tuple[torch.Tensor, int]] = []
+        self._rooms: list[tuple[torch.Tensor, int, int]] = []  # on a GPU: all that is mapped, where a tensor lies
 
     def around(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor there; the tensor itself where it has holes or is one too many."""
@@ -178,9 +199,14 @@ class Fences:
             return value
         self._count += 1
         if value.is_cuda:
-            room = torch.full((2 * FENCE + size,), FENCE_BYTE, dtype=torch.uint8, device=value.device)
-            self._rooms.append((room, size))
-            place = room[FENCE : FENCE + size]
+            room, start = GpuPages.of(size, value.device), 0
+            if room is None:
+                room, start = EMPTY(2 * FENCE + size, dtype=torch.uint8, device=value.device), FENCE
+            elif self._at_end:
+                start = len(room) - aligned(size)
+            room.fill_(FENCE_BYTE)
+            self._rooms.append((room, start, size))
+            place = room[start : start + size]
         else:
             page = mmap.PAGESIZE
             between = -(-size // page) * page
@@ -196,11 +222,179 @@ class Fences:
     @property
     def crossed(self) -> bool:
         """Whether something was written beside a tensor on a GPU."""
-        ends = (torch.cat([room[:FENCE], room[FENCE + size :]]) for room, size in self._rooms)
+        ends = (
+            torch.cat([room[max(0, start - FENCE) : start], room[start + size : start + size + FENCE]])
+            for room, start, size in self._rooms
+        )
         return any(bool((end != FENCE_BYTE).any()) for end in ends)
 
 
+class _Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = (("kind", ctypes.c_int), ("index", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", _Location),
+        ("windows", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("allowed", ctypes.c_int))
+
+
+_AT, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+# CUDA's driver API for virtual memory, with what each function takes.
+DRIVER: Mapping[str, tuple[Any, ...]] = {
+    "cuMemGetAllocationGranularity": (_AT, _AT, ctypes.c_int),
+    "cuMemAddressReserve": (_AT, _SIZE, _SIZE, _NUMBER, _NUMBER),
+    "cuMemCreate": (_AT, _SIZE, _AT, _NUMBER),
+    "cuMemMap": (_NUMBER, _SIZE, _SIZE, _NUMBER, _NUMBER),
+    "cuMemSetAccess": (_NUMBER, _SIZE, _AT, _SIZE),
+    "cuMemUnmap": (_NUMBER, _SIZE),
+    "cuMemRelease": (_NUMBER,),
+    "cuMemAddressFree": (_NUMBER, _SIZE),
+}
+PINNED, ON_DEVICE, READ_WRITE = 1, 1, 3  # of CUmemAllocationType, CUmemLocationType, CUmemAccess_flags
+
+
+def driver(name: str, *given: Any) -> None:  # noqa: ANN401 - what ctypes takes
+    """Call a function of DRIVER. Raises OSError: there is no driver, or CUDA says no."""
+    function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+    function.argtypes = DRIVER[name]
+    error = function(*given)
+    if error:
+        raise OSError(f"{name} gives CUDA's error {error}")
+
+
+class GpuPages:
+    """Memory of a GPU between addresses that have none."""
+
+    dead: ClassVar[list[tuple[int, int, int, int]]] = []  # what nobody holds any more, but work may be queued on
+
+    def __init__(self, size: int, index: int) -> None:
+        """At least `size` bytes. Raises OSError: CUDA says no."""
+        where = _Location(ON_DEVICE, index)
+        wanted, access = _Properties(kind=PINNED, location=where), _Access(where, READ_WRITE)
+        found, base, handle = _SIZE(), _NUMBER(), _NUMBER()
+        driver("cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(wanted), 0)
+        page = found.value
+        size = -(-size // page) * page
+        driver("cuMemAddressReserve", ctypes.byref(base), size + 2 * page, 0, 0, 0)
+        driver("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(wanted), 0)
+        start = base.value + page
+        driver("cuMemMap", start, size, 0, handle.value, 0)
+        driver("cuMemSetAccess", start, size, ctypes.byref(access), 1)
+        self._own = start, size, page, handle.value
+        # By this PyTorch takes memory that others hold; it keeps this object for as long as a tensor lies there.
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (start, False),
+            "version": 2,
+        }
+
+    def __del__(self) -> None:
+        if hasattr(self, "_own"):
+            self.dead.append(self._own)
+
+    @classmethod
+    def of(cls, size: int, device: torch.device) -> "torch.Tensor | None":
+        """Bytes, all that is mapped for `size` of them; None: this driver, or its memory, has no such pages."""
+        try:
+            return torch.as_tensor(cls(size, device.index or 0), device=device)
+        except (OSError, RuntimeError, TypeError):
+            return None
+
+    @classmethod
+    def sweep(cls) -> None:
+        """Give back what nobody holds; the GPU has no work on it."""
+        while cls.dead:
+            start, size, page, handle = cls.dead.pop()
+            driver("cuMemUnmap", start, size)
+            driver("cuMemRelease", handle)
+            driver("cuMemAddressFree", start - page, size + 2 * page)
+
+
 FENCES: list[Fences] = []  # of the call that is being made, if it has any: `poisoned` memory lies there
+
+
+LOAD_BYTES, LOAD_WIDTH = 128 << 20, 4096  # of a copy, and of a product of 16-bit floats: some 0.1 ms each
+LOADS = 6  # of each kind at most before a call, and half as many behind it
+
+
+class Load:
+    """Other work on a GPU beside calls: copies that fill its memory's bandwidth, products its multiprocessors."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._copied = torch.zeros((2, LOAD_BYTES), dtype=torch.uint8, device=device)
+        self._factor = torch.full((LOAD_WIDTH, LOAD_WIDTH), 1 / LOAD_WIDTH, dtype=torch.bfloat16, device=device)
+        self._product = torch.zeros_like(self._factor)
+        self._streams = [torch.cuda.Stream(device) for _ in range(3)]  # type: ignore[no-untyped-call]
+
+    def queue(self, count: int) -> None:
+        """Queue so many copies, products and kernels of few threads, on streams that wait for nothing."""
+        for _ in range(count):
+            with torch.cuda.stream(self._streams[0]):
+                self._copied[0].copy_(self._copied[1])
+            with torch.cuda.stream(self._streams[1]):
+                torch.mm(self._factor, self._factor, out=self._product)
+            with torch.cuda.stream(self._streams[2]):
+                self._product[0, :64].sin()
+
+
+def under_load(
+    call: Callable[[], Sequence[tuple[str | None, Any]]], inputs: Sequence[Any], repeats: int, device: torch.device
+) -> list[tuple[str | None, Any]]:
+    """What a call returns that is made many times beside other work: what differs from the first time, or that.
+
+    Before each, the inputs are as they were. How much is queued varies, and so does what comes late.
+    """
+    load = Load(device)
+    kept = [value.clone() if isinstance(value, torch.Tensor) else None for value in inputs]
+    found: list[list[tuple[str | None, Any]]] = []
+    for turn in range(repeats):
+        for value, before in zip(inputs, kept, strict=True):
+            if before is not None:
+                value.copy_(before)
+        load.queue(turn % (LOADS + 1))
+        returned = call()
+        load.queue(turn % (LOADS // 2 + 1))
+        found.append([(n, v.clone() if isinstance(v, torch.Tensor) else v) for n, v in returned])
+    torch.cuda.synchronize(device)
+    return next((one for one in found[1:] if not _alike(one, found[0])), found[-1])
+
+
+def _alike(one: Sequence[tuple[str | None, Any]], other: Sequence[tuple[str | None, Any]]) -> bool:
+    pairs = zip(one, other, strict=True) if len(one) == len(other) else ()
+    return len(one) == len(other) and all(
+        same_bits(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
+        for (_, a), (_, b) in pairs
+    )
+
+
+@contextmanager
+def part_of(device: torch.device) -> Iterator[None]:
+    """Have work run on a quarter of a GPU's multiprocessors. Raises RuntimeError: this PyTorch can not do that."""
+    contexts = importlib.import_module("torch.cuda.green_contexts")
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    context = contexts.GreenContext.create(num_sms=max(8, processors // 32 * 8), device_id=device.index or 0)
+    context.set_context()
+    try:
+        yield
+        torch.cuda.synchronize(device)
+    finally:
+        context.pop_context()
 
 
 def filler(dtype: torch.dtype, fill: float) -> float | int | bool:

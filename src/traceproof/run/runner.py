@@ -15,6 +15,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -27,12 +29,15 @@ from traceproof.run.calls import (
     FENCES,
     GOLDEN,
     Fences,
+    GpuPages,
     Stopwatch,
     ending_if_lost,
     further_draws,
+    part_of,
     poisoned,
     set_seed,
     timed,
+    under_load,
     wait_asleep,
 )
 from traceproof.run.tensors import (
@@ -54,6 +59,9 @@ SAME_MEMORY = "same memory"  # with its inputs where those of the call before la
 STREAM = "stream"  # on another CUDA stream, on which the inputs are still being written
 STRIDED = "strided"  # with inputs whose rows do not lie side by side
 GRAPH = "graph"  # captured as a CUDA graph, and replayed
+# many times beside other work on the GPU, on all or a part of its multiprocessors; see `calls.under_load`
+LOAD, LOAD_ON_PART = "load", "load on a part"
+LOADED = 20  # such times
 FENCED_BEFORE, FENCED_BEHIND = "fenced before", "fenced behind"  # see `calls.Fences`
 FENCED = frozenset({FENCED_BEFORE, FENCED_BEHIND})
 OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED, *FENCED})  # whose inputs do not lie as they do in shared memory
@@ -180,7 +188,7 @@ class _Caller:
         ):  # a GPU's buffer of inputs with what is around them
             buffer = torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage())
             whole(given).copy_(buffer)
-        if not item["mode"]:
+        if not item["mode"] and not FENCES:  # what lies between fences goes with them
             self._held, self._inputs = values, inputs
             if not item["destinations"]:
                 small = (
@@ -193,6 +201,9 @@ class _Caller:
                 )
         crossed = any(fences.crossed for fences in FENCES)
         FENCES.clear()
+        if self._gpu and GpuPages.dead:
+            self._synchronise()
+            GpuPages.sweep()
         return {"outputs": outputs, "crossed": crossed, **conduct}
 
     def _timed(self, item: dict[str, Any], inputs: Sequence[Any], out: mmap.mmap) -> dict[str, Any]:
@@ -260,6 +271,11 @@ class _Caller:
             with torch.cuda.stream(side):
                 arrive_late(inputs)
                 return self._returned(item, inputs)
+        if item["how"] in {LOAD, LOAD_ON_PART}:
+            set_seed(item["seeds"][0], self._device)
+            call = partial(self._entries_of, inputs, item["destinations"])
+            with part_of(self._device) if item["how"] == LOAD_ON_PART else nullcontext():
+                return under_load(call, inputs, LOADED, self._device), set()
         if item["how"] != GRAPH:
             return self._returned(item, inputs)
         # What a CUDA graph gives that was captured on other contents: a replay must compute, not repeat.

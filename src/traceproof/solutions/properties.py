@@ -22,7 +22,17 @@ from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.run.case import SolvedCase
 from traceproof.run.judging import Rulings, rulings
-from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, GRAPH, ORDINARY, SAME_MEMORY, STREAM, STRIDED
+from traceproof.run.runner import (
+    FENCED_BEFORE,
+    FENCED_BEHIND,
+    GRAPH,
+    LOAD,
+    LOAD_ON_PART,
+    ORDINARY,
+    SAME_MEMORY,
+    STREAM,
+    STRIDED,
+)
 from traceproof.run.schema import WHOLE, PlannedCase
 from traceproof.run.tensors import same_bits
 from traceproof.run.untrusted import CallError, CaseResult, UntrustedSource
@@ -164,6 +174,8 @@ def measure(
     with evaluation.source(channels=CHANNELS) as another:
         found.same("process", found.call(another, "process"))
         _on_gpu(found, another, "stream", ORDINARY, STREAM)
+        _on_gpu(found, another, "load", LOAD)
+        _load_on_part(found, another)
         _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
     results = tuple(_result(evaluation, name, found.states.get(name)) for name in PROPERTIES)
     return results, found.rows
@@ -261,6 +273,22 @@ def _on_gpu(found: PropertyCalls, source: UntrustedSource, name: str, *hows: str
             found.same(name, found.call(source, name, how=how))
             if found.states[name][0] == BROKEN:
                 return
+
+
+def _load_on_part(found: PropertyCalls, source: UntrustedSource) -> None:
+    """The same on a part of the multiprocessors, which not every driver and PyTorch can set apart."""
+    state, detail = found.states["load"]
+    if state == HOLDS:
+        try:
+            taken = found.evaluation.call(source, found.subject, how=LOAD_ON_PART)
+        except CallError as error:
+            found.states["load"] = HOLDS, f"{detail}; not on a part of the multiprocessors: {error.told}"
+        else:
+            wrong = [row for row in found.evaluation.rule(found.subject, taken, "load") if row.bad]
+            found.rows += wrong
+            found.states["load"] = (BROKEN, f"wrong: {wrong[0].message}") if wrong else found.states["load"]
+            if not wrong:
+                found.same("load", taken)
 
 
 def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
