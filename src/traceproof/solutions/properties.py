@@ -164,13 +164,14 @@ def measure(
         found.same("threads", found.call(source, "threads", threads=2))
         found.same("strides", found.call(source, "strides", how=STRIDED))
         _after_others(found, source, cases)
-        _empty(found, source, cases)
         for how in (FENCED_BEFORE, FENCED_BEHIND):  # what touches a fence ends its process
             if found.call(source, "bounds", how=how) is None:
                 break
             found.states["bounds"] = HOLDS, "nothing beside its tensors is touched"
-        else:
-            _errors(found, source)  # last: CUDA's error of a call that it refuses is raised by the next one, too
+        # Last: CUDA's error of a call that it refuses is raised by the next one, too.
+        _empty(found, source, cases)
+        if found.states["bounds"][0] == HOLDS:
+            _errors(found, source)
     with evaluation.source(channels=CHANNELS) as another:
         found.same("process", found.call(another, "process"))
         _on_gpu(found, another, "stream", ORDINARY, STREAM)
