@@ -212,24 +212,6 @@ def test_the_table_counts_grades_by_op_type_and_says_what_is_not_proved() -> Non
     assert "Grades of proof" not in table(summarise(judged("a_proved", "a_checked"), Known()))
 
 
-def verdict_of(implementation: str, digest: str, against: str) -> ImplementationVerdict:
-    return ImplementationVerdict(
-        definition="silu_and_mul_h64",
-        implementation=implementation,
-        digest=digest,
-        status="passed",
-        reason="",
-        cases=("small-0",),
-        compared=1,
-        skipped={},
-        gates={},
-        versions={},
-        device=None,
-        seed=0,
-        against=against,
-    )
-
-
 @pytest.mark.parametrize(
     ("against", "truths", "verified"),
     [
@@ -241,5 +223,10 @@ def verdict_of(implementation: str, digest: str, against: str) -> Implementation
 )
 def test_without_an_oracle_it_takes_two_truths(against: str, truths: tuple[str, ...], *, verified: bool) -> None:
     definition = read(GATED).definition
-    found = {one: verdict_of(one, definition.digest, against) for one in ("reference", *truths)}
+    about: dict[str, Any] = {"digest": definition.digest, "status": "passed", "reason": "", "cases": ("small-0",)}
+    about |= {"compared": 1, "skipped": {}, "gates": {}, "versions": {}, "device": None, "seed": 0}
+    found = {
+        one: ImplementationVerdict(definition=definition.name, implementation=one, against=against, **about)
+        for one in ("reference", *truths)
+    }
     assert verification(definition, found).verified is verified

@@ -314,20 +314,9 @@ ON_GPU: Sequence[Mapping[str, Any]] = (
 )
 
 
-def result(
-    definition: str, implementation: str, verdict: str = "pass", *, reason: str | None = None
-) -> dict[str, Any]:
-    return {
-        "definition": definition,
-        "op_type": definition.partition("_")[0],
-        "case": "small-0",
-        "implementation": implementation,
-        "output": "output",
-        "verdict": verdict,
-        "reason": reason,
-        "message": "",
-        "repeat": "",
-    }
+def result(definition: str, implementation: str, verdict: str = "pass", **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    of = {"definition": definition, "op_type": definition.partition("_")[0], "implementation": implementation}
+    return row(**of, verdict=verdict, **more)
 
 
 def ending(*rows: dict[str, Any], stacks: Sequence[Mapping[str, Any]] = ON_GPU) -> list[str]:
