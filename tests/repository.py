@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,13 @@ class Ran:
 
     code: int
     out: str
+
+    @classmethod
+    def of(cls, *command: str, cwd: Path, env: Mapping[str, str]) -> Ran:
+        """Run a command."""
+        both, pipe = subprocess.STDOUT, subprocess.PIPE
+        done = subprocess.run(command, cwd=cwd, env=env, check=False, text=True, stdout=pipe, stderr=both)
+        return cls(done.returncode, done.stdout)
 
     @property
     def jobs(self) -> list[str]:
@@ -82,16 +90,7 @@ class Repository:
 
     def run(self, *command: str) -> Ran:
         """Run a Python module of the copy."""
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=self.root,
-            env=self.environment,
-            check=False,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        return Ran(done.returncode, done.stdout)
+        return Ran.of(sys.executable, "-m", *command, cwd=self.root, env=self.environment)
 
     def verify(self, *options: str) -> Ran:
         """Run `traceproof verify`."""

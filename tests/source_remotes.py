@@ -9,14 +9,9 @@ from pathlib import Path
 from traceproof.checkouts.gitrun import Patience
 
 SOON = Patience(attempts=2, pause=0.01, stall=1.0)
-WHO = {
-    "GIT_AUTHOR_NAME": "a",
-    "GIT_AUTHOR_EMAIL": "a@example.org",
-    "GIT_COMMITTER_NAME": "a",
-    "GIT_COMMITTER_EMAIL": "a@example.org",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-}
+WHO = {f"GIT_{who}_NAME": "a" for who in ("AUTHOR", "COMMITTER")}
+WHO |= {f"GIT_{who}_EMAIL": "a@example.org" for who in ("AUTHOR", "COMMITTER")}
+WHO |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -187,14 +187,8 @@ def test_a_definition_has_a_grade_only_where_all_its_outputs_were_judged() -> No
 def test_a_definition_that_agrees_with_itself_alone_is_not_verified_unless_it_is_listed() -> None:
     assert summarise(judged("a_proved", "b_agreed"), Known())["verified"]
     assert not summarise(judged("a_proved", "b_consistent"), Known())["verified"]
-    entry = {
-        "definitions": {"b_consistent": "0" * 32},
-        "cases": ["small-0"],
-        "outputs": ["y"],
-        "verdict": "skip",
-        "reason": "no_oracle",
-        "why": "nobody has written an oracle for it",
-    }
+    entry = {"definitions": {"b_consistent": "0" * 32}, "cases": ["small-0"], "outputs": ["y"], "verdict": "skip"}
+    entry |= {"reason": "no_oracle", "why": "nobody has written an oracle for it"}
     rows = [found | {"digests": {"definition": "0" * 32}} for found in judged("a_proved", "b_consistent")]
     listed = summarise(rows, Known.model_validate({"findings": [entry]}))
     assert listed["verified"]

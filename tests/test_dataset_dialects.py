@@ -215,15 +215,9 @@ def test_a_size_that_nothing_fixes_is_that_of_init_and_a_wide_one_an_eighth_of_i
 
 def test_what_names_and_descriptions_state_of_sizes_is_a_constraint() -> None:
     names = (
-        "K",
-        "K_div_2",
-        "rows_plus_1_kv",
-        "rows",
-        "hidden_size",
-        "num_fp4_hidden_blocks",
-        "num_packed_hidden",
+        "K", "K_div_2", "rows_plus_1_kv", "rows", "hidden_size", "num_fp4_hidden_blocks", "num_packed_hidden",
         "hidden_size_padded",
-    )
+    )  # fmt: skip
     experts = ("num_local_experts", "num_experts", "top_k", "intermediate_size", "num_intermediate_blocks")
     axes = {name: {"type": "var"} for name in (*names, *experts)}
     mode = {"shape": None, "dtype": "int32", "description": "2=MxFp8."}

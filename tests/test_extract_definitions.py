@@ -267,17 +267,12 @@ def test_deepseek_at_tp8_ep8_needs_these_definitions() -> None:
     drafts = drafts_of(named("deepseek_v3"))
     names = set(drafts)
     assert {
-        "mla_paged_decode_h16_ckv512_kpe64_ps1",
-        "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64",
+        "mla_paged_decode_h16_ckv512_kpe64_ps1", "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64",
         "mla_ragged_prefill_causal_h16_qk192_vo128",
-        "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048",
-        "rmsnorm_h512",
-        "rmsnorm_h1536",
-        "fused_add_rmsnorm_h7168",
-        "gemm_n256_k7168",
-        "gemm_n2112_k7168",
+        "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048", "rmsnorm_h512", "rmsnorm_h1536",
+        "fused_add_rmsnorm_h7168", "gemm_n256_k7168", "gemm_n2112_k7168",
         "top_k_top_p_sampling_from_probs_v129280",
-    } < names
+    } < names  # fmt: skip
     assert "fused_add_rmsnorm_h512" not in names
     wanted = {"gemm": 10, "rmsnorm": 4, "mla_paged": 4, "sampling": 3, "rope": 1, "mla_ragged": 1, "moe": 1}
     counted = Counter(draft.op_type for draft in drafts.values())
@@ -345,17 +340,8 @@ def test_a_planted_mistake_in_a_reference_is_found(name: str, right: str, wrong:
     assert finding["problems"]
 
 
-MOE = {
-    "experts": 64,
-    "local_experts": 64,
-    "hidden": 2048,
-    "intermediate": 512,
-    "quantisation": "bfloat16",
-    "routing": "renormalise",
-    "top_k": 4,
-    "groups": 1,
-    "kept_groups": 1,
-}
+MOE: dict[str, object] = {"experts": 64, "local_experts": 64, "hidden": 2048, "intermediate": 512, "top_k": 4}
+MOE |= {"quantisation": "bfloat16", "routing": "renormalise", "groups": 1, "kept_groups": 1}
 
 
 @pytest.mark.parametrize(

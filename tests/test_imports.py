@@ -205,13 +205,9 @@ RULES_TRACED = "\n".join(path.read_text(encoding="utf-8") for path in sorted((RO
 # The scripts that rules run in a stack's interpreter, and what else is started there.
 SCRIPTS = tuple(sorted(set(re.findall(r"\{params\.python:q\} -P scripts/(\w+)\.py", RULES_TRACED))))
 MODULES = (
-    "traceproof.publish.solutions",
-    "traceproof.coverage",
-    "traceproof.environments.inside",
-    "traceproof.run.trusted",
-    "traceproof.run.workers",
-    "traceproof.sandbox.worker",
-)
+    "traceproof.publish.solutions", "traceproof.coverage", "traceproof.environments.inside",
+    "traceproof.run.trusted", "traceproof.run.workers", "traceproof.sandbox.worker",
+)  # fmt: skip
 STARTED = (*SCRIPTS, *MODULES)
 RUN = {name: STARTED for stack in KERNELS for name in STACKS[stack].environments} | {READER: (READS_MODELS,)}
 BY_NAME = ("traceproof.ops", "traceproof.stacks")  # their modules are found by listing the folder

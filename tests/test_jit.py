@@ -33,30 +33,16 @@ def built(folder: Path, module: Module, script: str, seconds: float = 30.0) -> s
     fake = folder / "python"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
-    return jit.build(
-        "flashinfer",
-        module,
-        python=str(fake),
-        variables={},
-        marks=folder / "built",
-        seconds=seconds,
-        stopped=threading.Event(),
-    )
+    where: dict[str, Any] = {"python": str(fake), "variables": {}, "marks": folder / "built"}
+    return jit.build("flashinfer", module, **where, seconds=seconds, stopped=threading.Event())
 
 
 @pytest.mark.parametrize(("generator", "nice"), [("gen_sampling", 0), ("gen_norm", jit.OTHERS_NICE)])
 def test_the_others_give_way(generator: str, nice: int, tmp_path: Path) -> None:
     problem = built(tmp_path, Module(generator, (), "_b$"), 'echo "$3"; exit 1')
     assert problem is not None
-    order = {
-        "stack": "flashinfer",
-        "generator": generator,
-        "args": [],
-        "unused": "_b$",
-        "compiles": False,
-        "nice": nice,
-    }
-    assert json.loads(problem.partition("\n")[2]) == order
+    order = {"stack": "flashinfer", "generator": generator, "args": [], "compiles": False, "nice": nice}
+    assert json.loads(problem.partition("\n")[2]) == order | {"unused": "_b$"}
 
 
 @dataclass

@@ -32,24 +32,9 @@ from traceproof.testgen.texts import FileSettings, render
 from traceproof.text import literal, markdown, printable, redacted
 
 BAD_NAMES = [
-    "/etc/passwd",
-    "../../outside",
-    "..",
-    ".hidden",
-    "two\nlines",
-    "ends\n",
-    "\x1b[2J",
-    "n" * 300,
-    "",
-    "a b",
-    "naïve",
-    "a%b",
-    "a*b",
-    "a{b}",
-    '"); import os #',
-    "-rf",
-    "nul\x00",
-]
+    "/etc/passwd", "../../outside", "..", ".hidden", "two\nlines", "ends\n", "\x1b[2J", "n" * 300, "", "a b",
+    "naïve", "a%b", "a*b", "a{b}", '"); import os #', "-rf", "nul\x00",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["a b", "1st", "lambda", "__metadata__", 'x": 0', "über", "", "a" * 300, "a\n"])

@@ -157,18 +157,8 @@ def test_a_reference_put_right_is_verified_again_whatever_the_dates_of_files(rep
 
 def test_a_name_as_an_argument_has_its_own_folder_and_json_is_alone_on_stdout(repository: Repository) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "traceproof",
-        "verify",
-        "--cores",
-        "1",
-        *SELECTED,
-        "--json",
-        "-",
-        "--",
-        "--quiet",
-    ]
+        sys.executable, "-m", "traceproof", "verify", "--cores", "1", *SELECTED, "--json", "-", "--", "--quiet",
+    ]  # fmt: skip
     done = subprocess.run(
         command, cwd=repository.root, env=repository.environment, check=False, capture_output=True, text=True
     )

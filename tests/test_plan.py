@@ -166,15 +166,9 @@ def test_an_edit_is_of_its_job_alone(dataset: Path, tmp_path: Path, monkeypatch:
 
 
 PARTS = (
-    "run/engine.py",
-    "judge/gates.py",
-    "ops/base.py",
-    "ops/families/expert.py",
-    "ops/families/norm.py",
-    "ops/families/product.py",
-    "ops/families/routing.py",
-    "site/build.py",
-)
+    "run/engine.py", "judge/gates.py", "ops/base.py", "ops/families/expert.py", "ops/families/norm.py",
+    "ops/families/product.py", "ops/families/routing.py", "site/build.py",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -214,13 +214,8 @@ def test_inputs_that_are_no_plain_normals_are_stored() -> None:
     normal = torch.randn(4096, generator=generator)
     assert is_random(normal)
     for other in (
-        normal.abs(),
-        normal * 2,
-        normal[:8],
-        normal.sign(),
-        torch.rand(4096) * 3.46 - 1.73,
-        normal.int(),
-    ):
+        normal.abs(), normal * 2, normal[:8], normal.sign(), torch.rand(4096) * 3.46 - 1.73, normal.int(),
+    ):  # fmt: skip
         assert not is_random(other)
 
 

@@ -255,16 +255,11 @@ FLAT = {"y": {"shape": ["rows"], "dtype": "float32"}}
     ids=["in place", "a size that nothing fixes", "no two different elements"],
 )
 def test_a_dumped_trace_that_scales_a_buffer_passes(tmp_path: Path, changes: dict[str, Any]) -> None:
-    definition = {
-        "name": "scaled",
-        "op_type": "unheard_of",
-        "tags": ["fi_api:flashinfer.unheard_of"],
-        "axes": {"rows": {"type": "var"}, "packed": {"type": "var"}},
-        "inputs": {"cache": {"shape": ["rows"], "dtype": "float32"}},
-        "outputs": {"cache": {"shape": ["rows"], "dtype": "float32"}},
-        "reference": "def _scaled(cache):\n    cache.mul_(0.1)\n",
-        "check": "",
-    }
+    cache = {"cache": {"shape": ["rows"], "dtype": "float32"}}
+    definition: dict[str, Any] = {"name": "scaled", "op_type": "unheard_of", "check": ""}
+    definition |= {"tags": ["fi_api:flashinfer.unheard_of"], "inputs": cache, "outputs": cache}
+    definition |= {"axes": {"rows": {"type": "var"}, "packed": {"type": "var"}}}
+    definition |= {"reference": "def _scaled(cache):\n    cache.mul_(0.1)\n"}
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "scaled.json").write_text(json.dumps(definition | changes))
     rows = Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS).verify()["scaled"]

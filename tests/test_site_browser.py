@@ -25,15 +25,9 @@ if CHROMIUM is None:
 
 SERIOUS = {"serious", "critical"}
 KINDS = (
-    "index.html",
-    "findings.html",
-    "models.html",
-    "models/tiny.html",
-    "op_types/rmsnorm.html",
-    "definitions/gamma.html",
-    "definitions/zeta.html",
-    f"definitions/{path_part(BROKEN)}.html",
-)
+    "index.html", "findings.html", "models.html", "models/tiny.html", "op_types/rmsnorm.html",
+    "definitions/gamma.html", "definitions/zeta.html", f"definitions/{path_part(BROKEN)}.html",
+)  # fmt: skip
 DRAWN = """plot => { // pixels that are not transparent
   const canvas = plot.querySelector("canvas");
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;

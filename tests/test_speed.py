@@ -126,27 +126,15 @@ def test_every_repetition_has_new_contents_at_new_addresses() -> None:
 
 
 def _certificate(found: tuple[SpeedResult, ...]) -> Certificate:
-    return Certificate(
-        solution="right",
-        path="right.py",
-        language="python",
-        entry="right.py::run",
-        definition=NAME,
-        op_type="rmsnorm",
-        definition_path="x.json",
-        verdict="accepted",
-        reasons=(),
-        against="oracle",
-        rows=(),
-        properties=(),
-        precision=(),
-        speed=found,
-        digests=Digests(definition="a", solution="b", code="c"),
-        hidden_seed=1,
-        tolerance=None,
-        isolation="",
-        device="a CPU",
-        versions={"torch": "2"},
-        repeat="traceproof judge right.py --time",
-        judged_at="2026-11-22T12:00:00+00:00",
-    )
+    about = {"solution": "right", "path": "right.py", "language": "python", "entry": "right.py::run"}
+    about |= {"definition": NAME, "op_type": "rmsnorm", "definition_path": "x.json", "against": "oracle"}
+    about |= {
+        "verdict": "accepted",
+        "isolation": "",
+        "device": "a CPU",
+        "repeat": "traceproof judge right.py --time",
+    }
+    none = dict.fromkeys(("reasons", "rows", "properties", "precision"), ())
+    digests = Digests(definition="a", solution="b", code="c")
+    made = {"digests": digests, "hidden_seed": 1, "tolerance": None, "versions": {"torch": "2"}, "speed": found}
+    return Certificate.model_validate({**about, **none, **made, "judged_at": "2026-11-22T12:00:00+00:00"})

@@ -239,30 +239,15 @@ def test_what_a_reference_assigns_again_is_no_constant(code: str, constants: dic
 
 
 def row(**changes: Any) -> DefinitionTestRow:  # noqa: ANN401 - values of a row
-    plain: dict[str, Any] = {
-        "op_type": "gemm",
-        "stack": "torch",
-        "definition": "gemm_a",
-        "digest": "0" * 32,
-        "test": "test_correctness",
-        "case": "small-0",
-        "outcome": "passed",
-        "message": "",
-        "seconds": 0.5,
-    }
+    plain: dict[str, Any] = {"op_type": "gemm", "stack": "torch", "definition": "gemm_a", "digest": "0" * 32}
+    plain |= {"test": "test_correctness", "case": "small-0", "outcome": "passed", "message": "", "seconds": 0.5}
     found: DefinitionTestRow = plain | changes  # type: ignore[assignment]
     return found
 
 
 def known(**changes: Any) -> Known:  # noqa: ANN401 - values of an entry
-    entry = {
-        "definitions": {"gemm_a": "0" * 32},
-        "cases": ["edge-zeros"],
-        "outputs": ["C"],
-        "verdict": "fail",
-        "reason": "nan",
-        "why": "the reference divides by zero there",
-    }
+    entry = {"definitions": {"gemm_a": "0" * 32}, "cases": ["edge-zeros"], "outputs": ["C"], "verdict": "fail"}
+    entry |= {"reason": "nan", "why": "the reference divides by zero there"}
     return Known.model_validate({"findings": [entry | changes]})
 
 

@@ -60,17 +60,9 @@ def test_another_size_is_a_change_of_that_input_alone() -> None:
 def odd_tensors() -> list[object]:
     held = torch.arange(24, dtype=torch.float32)
     return [
-        held[1:7].view(2, 3).t(),
-        2.5,
-        held[3],
-        held.long().view(3, 8)[:, 1],
-        held[:1].as_strided((1,), (512,)),
-        torch.tensor([True, False]),
-        held,
-        held,
-        held[:0],
-        held.bfloat16()[1:],
-    ]
+        held[1:7].view(2, 3).t(), 2.5, held[3], held.long().view(3, 8)[:, 1], held[:1].as_strided((1,), (512,)),
+        torch.tensor([True, False]), held, held, held[:0], held.bfloat16()[1:],
+    ]  # fmt: skip
 
 
 def test_tensors_put_together_are_what_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

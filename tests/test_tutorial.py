@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -30,16 +29,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 def shell(repository: Repository, block: str) -> Ran:
     """A block of commands in the activated environment; the first one that fails ends it."""
-    done = subprocess.run(
-        ["bash", "-ec", f". .venv/bin/activate\n{block}"],
-        cwd=repository.root,
-        env=repository.environment,
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    return Ran(done.returncode, done.stdout)
+    command = ("bash", "-ec", f". .venv/bin/activate\n{block}")
+    return Ran.of(*command, cwd=repository.root, env=repository.environment)
 
 
 def test_the_tutorials_commands_do_what_it_says(repository: Repository) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -41,12 +40,8 @@ def watch(repository: Repository, *take: str, version: int = 0, verdict: str = "
     (repository.root / "planned.json").write_text(json.dumps(about | {"rows": [row]}))
     (repository.root / "planned.code").write_text(str(code))
     path = f"{repository.root / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    command = [str(ROOT / "examples" / "watch.sh"), "watch", *take]
-    environment, out = repository.environment | {"PATH": path}, subprocess.STDOUT
-    done = subprocess.run(
-        command, cwd=repository.root, env=environment, check=False, text=True, stdout=subprocess.PIPE, stderr=out
-    )
-    return Ran(done.returncode, done.stdout)
+    environment = repository.environment | {"PATH": path}
+    return Ran.of(str(ROOT / "examples" / "watch.sh"), "watch", *take, cwd=repository.root, env=environment)
 
 
 def test_what_a_release_broke_and_what_the_next_one_mended_is_said_once(repository: Repository) -> None:
