@@ -24,9 +24,9 @@ from traceproof.ops.families.quantiser import peak
 from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
 from traceproof.ops.families.single import is_bare
 from traceproof.ops.families.sparse import best, only
+from traceproof.ops.formats import FP8_MAX, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide, has, same
 from traceproof.ops.gates import sigmoid, softplus
-from traceproof.ops.quant import FP8_MAX, requantise_fp8, to_bf16, to_fp8
 
 PLAIN = Variant("float32, rounded once")
 FLOAT64 = Variant("float64, rounded once", precision="float64")
@@ -258,7 +258,13 @@ MIXTURES = (
     FLOAT64,
 )
 # Of op_types that are not named here: PLAIN and FLOAT64.
+CODED = (
+    Variant("a quotient"),
+    Variant("times a reciprocal", over=lambda values, scale: values * (1 / scale)),
+    Variant("in float64", precision="float64"),
+)
 VARIANTS: Mapping[str, tuple[Variant, ...]] = {
+    **dict.fromkeys(("quantization", "quantize_fp4", "quantize_nvfp4_smooth", "activation_quantize"), CODED),
     "rmsnorm": (
         PLAIN,
         Variant("chunked, in the opposite order", square=in_chunks),

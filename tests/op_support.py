@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.dialects import read
 from traceproof.draw import Draw, fingerprint
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
@@ -31,7 +33,7 @@ Kernel = Callable[[Definition, Values], Outputs]
 
 def load(op_type: str, name: str) -> Definition:
     """One of our own definitions."""
-    return Definition.model_validate_json((ROOT / op_type / f"{name}.json").read_text(encoding="utf-8"))
+    return read(json.loads((ROOT / op_type / f"{name}.json").read_text(encoding="utf-8"))).definition
 
 
 def definitions(op_type: str) -> list[Definition]:

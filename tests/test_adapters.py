@@ -12,6 +12,7 @@ import torch
 from definitions import rmsnorm, write_files
 from extract_support import drafts_of, named
 
+from traceproof.dataset import dialects
 from traceproof.dataset.definition import Definition, Dialect
 from traceproof.extract.kernels import drafted
 from traceproof.ops import lookup, registry
@@ -30,7 +31,7 @@ FILES = sorted([*(ROOT / "dataset").rglob("definitions/*/*.json"), *(ROOT / "gpu
 
 
 def read(path: Path) -> Definition:
-    return Definition.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    return dialects.read(json.loads(path.read_text(encoding="utf-8"))).definition
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

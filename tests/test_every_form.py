@@ -39,6 +39,8 @@ HEAVY = 4 << 30  # bytes: cases that need more are looked at no more
 IDLE: Mapping[str, str] = {
     "routing_bias": "of routing by the largest logit it is no part",
     "kv_last_page_len": "positions say it",
+    "mask": "rows behind it may hold anything",
+    **dict.fromkeys(("rowwise", "colwise"), "the outputs' shapes say it"),
 }
 
 

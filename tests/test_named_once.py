@@ -22,8 +22,11 @@ from traceproof.stacks import ENVIRONMENTS, STACKS, TRUTHS
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "traceproof"
 KNOWN = frozenset(registry.known())
-# Keywords of other people's functions that are called as an op_type is: of transformers' attention.
-FOREIGN = {(SOURCE / "extract/bootstrap/transformers_model.py", "softcap")}
+# What else is called as an op_type is: a keyword of transformers' attention, a definition's tag.
+FOREIGN = {
+    (SOURCE / "extract/bootstrap/transformers_model.py", "softcap"),
+    (SOURCE / "lint/definitions.py", "quantization"),
+}
 QUOTED = re.compile(r"""["']([a-z_]+)["']""")
 # Names of other things too (a package, a device, a command), which count where a stack is asked for.
 AMBIGUOUS = {"torch", "cpu", "extract"}

@@ -10,14 +10,13 @@ from typing import Any
 import op_support as ops
 import pytest
 import torch
-from planted_fp4 import requantise_fp4, to_fp4
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Values, tensor
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, mixture, mixture_of
 from traceproof.ops.families.routing import FAVOURED, ChosenExperts, Method, choice_of, margins, routing_of
+from traceproof.ops.formats import E2M1, FP8_BITS_RMS, requantise_fp4, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide
-from traceproof.ops.quant import FP8_BITS_RMS, requantise_fp8, to_bf16, to_fp8
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solved
 
@@ -181,7 +180,7 @@ def test_drawn_fp4_weights_are_exact_in_nvfp4_and_mxfp4() -> None:
         for block in (16, 32):
             blocks = weights.reshape(-1, block)
             scale = blocks.abs().amax(-1, keepdim=True) / 6
-            assert torch.equal(to_fp4(blocks / scale) * scale, blocks)
+            assert torch.equal(E2M1.round(blocks / scale) * scale, blocks)
             assert bool((torch.frexp(scale).mantissa == 0.5).all()), "a power of two"
         spread = weights.reshape(-1, 32).abs().amax(-1)
         assert float(spread.max() / spread.min()) == 4.0

@@ -438,7 +438,10 @@ class Normaliser:
             made = self._spec(f"outputs.{name}", spec)
             if name in turned["inputs"] and isinstance(made, dict):
                 self._note(f"outputs.{name} is the input of that name, modified in place: called {name}_out")
-                outputs[f"{name}_out"] = made | {"param": name}
+                open_dtype = made.get("dtype") == DType.UNKNOWN
+                outputs[f"{name}_out"] = (
+                    made | ({"dtype": inputs[name]["dtype"]} if open_dtype else {}) | {"param": name}
+                )
             else:
                 outputs[name] = made
         return inputs, outputs

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 
 from traceproof.judge.metrics import all_finite
-from traceproof.ops.compare import Backward, Close, Exact, Quantised
+from traceproof.ops.compare import ANY_CODE, Backward, Close, Exact, Quantised
 
 EXPONENT = 0x7FF0000000000000  # the bits of a float64 that give the power of two at or below it
 SMALLEST = 1e-300
@@ -448,12 +448,12 @@ class QuantisedGate(_Gate[Quantised]):
 
 
 class ExactGate:
-    """Every element equal."""
+    """Every element equal; of codes one of those that are right, where `lossless` the nearest if one is."""
 
     two_passes = False
 
-    def __init__(self, kind: Exact, dtype: torch.dtype) -> None:
-        del kind, dtype
+    def __init__(self, kind: Exact, dtype: torch.dtype, *, lossless: bool = False) -> None:
+        self._order, self._dtype, self._lossless = kind.order, dtype, lossless
         self._wrong = self._elements = 0
 
     def due(self, chunk: int) -> bool:
@@ -464,7 +464,14 @@ class ExactGate:
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk."""
         value = entries[""]
-        error = actual.to(value.dtype) != value
+        if self._order is None or "low" not in entries:
+            return Rows(actual, value, actual.to(value.dtype) != value, value)
+        codes, low, high = self._order(actual)[..., None], entries["low"], entries["high"]
+        error = ((codes < low) | (codes > high)).all(-1)
+        if self._lossless:
+            nearest = self._order(value.to(self._dtype))[..., None]
+            differ = torch.where(codes == -1, 0, codes) != torch.where(nearest == -1, 0, nearest)  # either zero
+            error |= (differ & ((low > -ANY_CODE) | (high < ANY_CODE))).any(-1)
         return Rows(actual, value, error, value)
 
     def pool(self, rows: Rows) -> None:
@@ -484,8 +491,10 @@ class ExactGate:
 NumericGate = CloseGate | BackwardGate | QuantisedGate | ExactGate
 
 
-def numeric_gate(kind: Close | Backward | Quantised | Exact, dtype: torch.dtype) -> NumericGate:
-    """The gate of a kind of comparison, for an output of `dtype`."""
+def numeric_gate(
+    kind: Close | Backward | Quantised | Exact, dtype: torch.dtype, *, lossless: bool = False
+) -> NumericGate:
+    """The gate of a kind of comparison, for an output of `dtype`; `lossless`: of codes the nearest counts."""
     match kind:
         case Close():
             return CloseGate(kind, dtype)
@@ -494,7 +503,7 @@ def numeric_gate(kind: Close | Backward | Quantised | Exact, dtype: torch.dtype)
         case Quantised():
             return QuantisedGate(kind, dtype)
         case Exact():
-            return ExactGate(kind, dtype)
+            return ExactGate(kind, dtype, lossless=lossless)
 
 
 def gate_of(

@@ -79,10 +79,13 @@ class Numerics:
     ) -> None:
         self._row = row
         # A product's float32 sums have no further rounding; other float32 outputs may be logarithms or quotients.
-        self._exact = lossless and (dtype.itemsize < 4 or isinstance(comparison, Backward))
+        coded = (
+            isinstance(comparison, Exact) and comparison.order is not None
+        )  # whose gate knows which code is free
+        self._exact = lossless and not coded and (dtype.itemsize < 4 or isinstance(comparison, Backward))
         self._inexact = 0
         self._decides = decides
-        self._gate = numeric_gate(comparison, dtype)
+        self._gate = numeric_gate(comparison, dtype, lossless=lossless)
         self._row_axes = comparison.row_axes if isinstance(comparison, Close) else 1
         self._figures = Figures(row, weighed=decides)
         self._told = figures or decides

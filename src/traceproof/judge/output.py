@@ -158,6 +158,8 @@ def shares_limits(
     if not one.numel():
         return 0.0
     if isinstance(comparison, Exact):
+        if "low" in oracle:  # more than one answer is right
+            return max(gate_of(answer, oracle, comparison).margin for answer in (one, other))
         return gate_of(one, {"": other}, comparison).margin
     middle = oracle[""].to(torch.float64) + (one.to(torch.float64) - other.to(torch.float64)) / 2
     return gate_of(middle, oracle, comparison, one.dtype).margin

@@ -5,12 +5,18 @@ output computed naively at the precision the kernel works in. What the baseline 
 an implementation may err about that much and not more.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 # Limits of a reference of a quantised op, beside one rounding of the output. Experts in float32 reach 0.2 of them,
 # with all intermediates in bfloat16 0.9; an output x 1.01 or x 0.99 lies above 1 in every case with work in it.
 REFERENCE_RMS = 0.006
 REFERENCE_SLOPE = 0.004
+ANY_CODE = 1 << 14  # beyond all codes in their order
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +100,15 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Bits must agree (copies, integer results)."""
+    """Bits must agree (copies, integer results); codes of a narrow format may be any that a right rounding gives.
+
+    For codes, `order` turns the output into int16 in the order of what they stand for (`formats.Format.order`).
+    The op's oracle returns, beside output `name`, the least and the greatest that are right, as `name + "@low"`
+    and `name + "@high"`, with a last axis more: pairs of which one must hold.
+    """
 
     reason: str = "no arithmetic takes place"
+    order: "Callable[[torch.Tensor], torch.Tensor] | None" = None
 
 
 Comparison = Close | Backward | IndexSet | Samples | Quantised | Exact

@@ -96,6 +96,7 @@ class Wanted:
 
 
 DrawInput = Callable[["Draw", Wanted], "torch.Tensor | None"]  # None: normal values, as without it
+Size = Callable[[Mapping[str, int]], int]  # of an axis, by the sizes of all letters
 Part = Callable[["torch.Tensor"], "torch.Tensor"]  # changes a part of a formula
 
 

@@ -14,7 +14,7 @@ from traceproof.ops.base import Tensors, Unsupported, Value, Values, dtype_of, o
 from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, STRESS, Case, Further, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet
 from traceproof.ops.far import Far
-from traceproof.ops.formula import NOTHING, DrawInput, Form, Mutant, Variant, Wanted, Wide, to_dtype
+from traceproof.ops.formula import NOTHING, DrawInput, Form, Mutant, Size, Variant, Wanted, Wide, to_dtype
 
 if TYPE_CHECKING:
     from traceproof.dataset.constants import Rule
@@ -61,8 +61,9 @@ class Op:
         without_api: Callable[[Definition], bool] = lambda _: False,
         rules: Sequence[Rule] = (),  # where each constant is stated that is no input
         # Inputs and cases.
-        scalars: Mapping[str, float] = NOTHING,  # what scalar inputs get
-        sizes: Mapping[str, Sequence[int]] = NOTHING,  # of further var axes by letter, taken in turn
+        scalars: Mapping[str, float | None] = NOTHING,  # what scalar inputs get
+        # of further var axes by letter: sizes that are taken in turn, or what follows from those of other letters
+        sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
         adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
         extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
@@ -93,6 +94,7 @@ class Op:
         # none is lost, and right kernels lose some. A function of the row's width, or their number
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
         mutants: Sequence[Mutant] = (),  # bugs that a kernel could have
+        others: Sequence[Op] = (),  # of forms that share nothing with these but mutants; they come first
     ) -> None:
         self.op_type, self.forms, self.family, self.rules = op_type, forms, family, rules
         self.long, self.compiles_late, self.staged, self.without_api = long, compiles_late, staged, without_api
@@ -101,7 +103,7 @@ class Op:
         self.apart, self.coupled, self.spread, self.far = apart, coupled, unusual, far
         self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
-        self.mutants = mutants
+        self.mutants, self.others = mutants, others
         self.truths: dict[str, list[Adapter]] = {}  # calls of packages that compute it, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
 
@@ -132,7 +134,12 @@ class Op:
 
     def of_form(self, definition: Definition) -> Op:
         """The op of the form that a definition has, where an op_type has several that share nothing."""
-        del definition
+        for op in self.others:
+            try:
+                op.form(definition)
+            except Unsupported:
+                continue
+            return op
         return self
 
     def check(self, definition: Definition) -> None:
@@ -163,7 +170,7 @@ class Op:
         """A var axis that no size is known for; None: there is none."""
         letters = form.axes(definition)
         sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}
-        unsized = [axis for axis in definition.var_axes if axis not in sized]
+        unsized = [axis for axis in definition.var_axes if axis in letters.values() and axis not in sized]
         if self.apart and self._rows(definition) is None:
             return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
         return f"the axes {unsized} are var" if unsized else None
@@ -175,8 +182,26 @@ class Op:
         return first if first in definition.var_axes else None
 
     def row_axis(self, definition: Definition) -> str | None:
-        """Var axis whose rows are independent: the oracle of some rows is those rows of the oracle; None: none."""
-        return self._rows(definition) if self.apart else None
+        """Var axis, first of all outputs, whose rows are independent: the oracle of some is theirs; or None."""
+        rows = self._rows(definition)
+        first = {(spec.shape or ("",))[0] for spec in definition.outputs.values()}
+        return rows if self.apart and first == {rows} else None
+
+    def settled(self, definition: Definition, case: Case) -> Case:
+        """The case with the sizes of axes that follow from those of others."""
+        if not any(callable(size) for size in self.sizes.values()):
+            return case
+        letters, axes = self.form(definition).axes(definition), dict(case.axes)
+        sizes = {letter: {**definition.const_axes, **axes}[axis] for letter, axis in letters.items()}
+        for letter, size in self.sizes.items():
+            if callable(size) and letters.get(letter) in axes:
+                axes[letters[letter]] = sizes[letter] = size(sizes)
+        return replace(case, axes=axes)
+
+    def open_axes(self, definition: Definition) -> frozenset[str]:
+        """Axes of outputs whose sizes are left to the code: those of the definition that `sizes` does not tell."""
+        letters = self.form(definition).axes(definition) if self.forms else {}
+        return definition.open_axes - {letters[one] for one in self.sizes if one in letters}
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The cases of `sizes`, and the edge and adversarial ones, in a fixed order.
@@ -185,7 +210,12 @@ class Op:
         """
         rows = self._rows(definition)
         letters = self.form(definition).axes(definition)
-        others = {axis: self.sizes[one] for one, axis in letters.items() if one in self.sizes and axis != rows}
+        others: dict[str, Sequence[int]] = {
+            axis: (1,) if callable(wanted := self.sizes[one]) else wanted
+            for one, axis in letters.items()
+            if one in self.sizes and axis != rows
+        }
+        others |= {axis: (1,) for axis in definition.var_axes if axis not in letters.values()}  # of no tensor
 
         def axes(count: int, turn: int) -> dict[str, int]:
             own = {} if rows is None else {rows: count}
@@ -194,12 +224,13 @@ class Op:
         turn = 0
         for size in sizes:
             for index, count in enumerate(SIZES[size]):
-                yield Case(f"{size}-{index}", size, axes(count, turn), seed)
+                yield self.settled(definition, Case(f"{size}-{index}", size, axes(count, turn), seed))
                 turn += 1
         if rows is not None:
-            yield Case("edge-empty", "edge", axes(0, 0), seed)
+            yield self.settled(definition, Case("edge-empty", "edge", axes(0, 0), seed))
         for turn, (name, params) in enumerate(self.adversarial.items(), 2):
-            yield Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
+            made = Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
+            yield self.settled(definition, made)
 
     def case(
         self,
@@ -261,11 +292,13 @@ class Op:
         The default adds the same number to all axes, so that what must be no smaller than another one stays so. A
         case that lists lengths is left as it is.
         """
-        del definition, long
+        del long
         if any(isinstance(value, list | tuple) for value in case.params.values()):
             return case
         more = max(0, count - min(case.axes.values(), default=0))
-        return replace(case, axes={name: size + more for name, size in case.axes.items()})
+        return self.settled(
+            definition, replace(case, axes={name: size + more for name, size in case.axes.items()})
+        )
 
     def _befallen(self, name: str, shape: Sequence[object]) -> bool:
         """Whether adversarial values befall an input."""
@@ -291,7 +324,7 @@ class Op:
         case = self.of_size(definition, base, LOSSLESS_ROWS, long=False)
         letters = self.form(definition).axes(definition)
         sizes = {letters[one]: size for one, size in self.lossless_sizes.items() if letters.get(one) in case.axes}
-        return replace(case, axes={**case.axes, **sizes})
+        return self.settled(definition, replace(case, axes={**case.axes, **sizes}))
 
     def errors(self, definition: Definition, inputs: Values) -> Iterator[tuple[str, Values]]:
         """Inputs that the definition rules out, each with what is wrong: a kernel has to raise, or to be right.
@@ -327,7 +360,7 @@ class Op:
         """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
-            return self.scalars.get(name, 1.0)
+            return None if spec.dtype == "string" else self.scalars.get(name, 1.0)
         own = self.draws.get(name)
         drawn = None if own is None else own(draw, Wanted(definition, case, name, shape, dtype_of(spec)))
         if drawn is not None:

@@ -261,9 +261,8 @@ def expectation(  # noqa: PLR0913 - one output of one case
     trials = op.trials(definition, case)
     sizes = definition.shape_of(spec, case.axes)
     named = zip(spec.shape or (), sizes or (), strict=True)
-    shape = (
-        None if sizes is None else tuple(None if axis in definition.open_axes else size for axis, size in named)
-    )
+    left = op.open_axes(definition)
+    shape = None if sizes is None else tuple(None if axis in left else size for axis, size in named)
     kind = op.comparisons(definition).get(name)
     held = {what: value for what, value in entries.items() if what != OTHER_TIES}
     return Expected(

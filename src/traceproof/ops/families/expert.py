@@ -31,10 +31,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.compare import Comparison, Quantised
 from traceproof.ops.families import routing
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, Routing, choice_of, routing_of
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered
-from traceproof.ops.lossless import SURE, Exactly, whole
-from traceproof.ops.op import SIZES, Op
-from traceproof.ops.quant import (
+from traceproof.ops.formats import (
     BLOCK,
     FP4_BLOCK,
     FP4_VALUES,
@@ -44,6 +41,9 @@ from traceproof.ops.quant import (
     requantise_fp8,
     scale_blocks,
 )
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered
+from traceproof.ops.lossless import SURE, Exactly, whole
+from traceproof.ops.op import SIZES, Op
 from traceproof.stacks.sglang import publish
 
 if TYPE_CHECKING:

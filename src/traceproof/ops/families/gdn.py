@@ -17,6 +17,7 @@ from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
+from traceproof.ops.formats import exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
 from traceproof.ops.gates import (
     FAST_EXP,
@@ -31,7 +32,6 @@ from traceproof.ops.gates import (
 )
 from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.op import SIZES, Op
-from traceproof.ops.quant import exact, to_bf16
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

@@ -16,11 +16,11 @@ from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim,
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
 from traceproof.ops.far import Far
+from traceproof.ops.formats import FP8_MAX
 from traceproof.ops.formula import Form, Mutant, Part, Wide, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import BALANCED, Exactly, balanced, full
 from traceproof.ops.op import ADVERSARIAL, Op
-from traceproof.ops.quant import FP8_MAX
 from traceproof.stacks.sglang import publish
 
 Norm = Callable[["torch.Tensor", float], "torch.Tensor"]  # rows and eps -> rows

@@ -14,10 +14,10 @@ from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_o
 from traceproof.ops.base import Tensors, Values, ordered, specified, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison
+from traceproof.ops.formats import BLOCK, scale_blocks
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import Exactly, whole
 from traceproof.ops.op import UNUSUAL, Op
-from traceproof.ops.quant import BLOCK, scale_blocks
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

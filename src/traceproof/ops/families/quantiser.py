@@ -9,10 +9,10 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
+from traceproof.ops.formats import FP8_MAX, scale_blocks, to_fp8
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import full, whole
 from traceproof.ops.op import Op
-from traceproof.ops.quant import FP8_MAX, scale_blocks, to_fp8
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw

@@ -1,0 +1,853 @@
+"""Values as codes of fp4 and fp8 with a scale per block: quantisers, alone or behind an activation, and caches.
+
+The scale of a block brings its largest magnitude to the element's largest: rounded to the nearest e4m3 (nvfp4,
+with one float32 number for a whole tensor beside it), or up to a power of two (mxfp4, mxfp8). OCP's rule for the
+latter rounds the largest magnitude itself down instead, and saturates. Where nothing says which, both are right.
+
+Kernels multiply by approximate reciprocals, so a scale or a code next to the middle of two may be either one. The
+oracle gives what each may be: codes next to where they would be, under each scale that is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from traceproof.lazy import torch
+from traceproof.ops.adapter import Api, Call, Definition, Given, Outputs, sizes
+from traceproof.ops.base import Tensors
+from traceproof.ops.compare import ANY_CODE, Exact
+from traceproof.ops.formats import (
+    DOWN,
+    E2M1,
+    E4M3,
+    E8M0,
+    FP4_BLOCK,
+    MX_BLOCK,
+    NEAREST,
+    UP,
+    Format,
+    in_blocks,
+    pack,
+    swizzle,
+    swizzled_size,
+    unpack,
+)
+from traceproof.ops.formula import Form, Formula, Mutant, Part, Wanted, Wide, has, same
+from traceproof.ops.gates import sigmoid
+from traceproof.ops.op import ADVERSARIAL, Op
+
+if TYPE_CHECKING:
+    from traceproof.draw import Draw
+    from traceproof.ops.lossless import Exactly
+
+NEAR = 2.0**-21  # relative: eight float32 roundings, as approximate reciprocals lose
+ROUNDED = 2.0**-8 + NEAR  # and a bfloat16 one, where what is quantised may be kept in it
+Over = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # values and their scales -> quotients
+Bounds = tuple["torch.Tensor", "torch.Tensor"]  # least and greatest right codes in their order, pairs last
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How blocks become codes.
+
+    Attributes:
+        element, scale: formats of the values and of the scales.
+        width: of a block.
+        rules: which scales are right: what the largest magnitude is divided by, and how the quotient is rounded.
+        least: below which no scale is wanted.
+    """
+
+    element: Format
+    scale: Format
+    width: int
+    rules: tuple[tuple[float, str], ...]
+    least: float = 0.0
+
+
+NVFP4 = Scheme(E2M1, E4M3, FP4_BLOCK, ((6.0, NEAREST),))
+MXFP4 = Scheme(E2M1, E8M0, MX_BLOCK, ((6.0, UP), (4.0, DOWN)))
+MXFP8 = Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP), (256.0, DOWN)))
+MXFP8_UP = Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP),))
+
+
+def peak(blocks: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each block."""
+    return blocks.abs().amax(-1)
+
+
+def silu(gate: torch.Tensor) -> torch.Tensor:
+    """The gate times its sigmoid."""
+    return gate * sigmoid(gate)
+
+
+def quotient(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Values over their scales."""
+    return values / scale
+
+
+@dataclass(frozen=True, slots=True)
+class Coder:
+    """A scheme, and what a kernel could do otherwise: the parameters of variants and mutants."""
+
+    scheme: Scheme
+    peaks: Part = peak
+    scales: Part = same  # of the scales before they are rounded
+    over: Over = quotient
+    codes: Part = same  # of quotients before they are rounded
+    toward: str = NEAREST
+    unrounded: bool = False  # divide by the scales before they are rounded
+
+    def wanted(self, x: torch.Tensor, rule: int = 0) -> torch.Tensor:
+        """The scales before they are rounded, [..., n / width], of x [..., n]."""
+        largest, _ = self.scheme.rules[rule]
+        return self.scales(self.peaks(in_blocks(x, self.scheme.width)) / largest).clamp_min(self.scheme.least)
+
+    def share(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """What is rounded to codes, [..., n]; 0 where a scale is 0."""
+        found = self.over(in_blocks(x, self.scheme.width), scale[..., None])
+        return self.codes(torch.where(scale[..., None] > 0, found, 0.0)).reshape(x.shape)
+
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The codes of x, uint8 [..., n], and of its scales, [..., n / width]."""
+        wanted = self.wanted(x)
+        scales = self.scheme.scale.encode(wanted, rounding=self.scheme.rules[0][1])
+        scale = wanted if self.unrounded else self.scheme.scale.decode(scales).to(x.dtype)
+        return self.scheme.element.encode(self.share(x, scale), rounding=self.toward), scales
+
+    def allowed(self, x: torch.Tensor, near: float) -> tuple[Bounds, Bounds]:
+        """What the code of each value, and of each scale, may be, where x is known so nearly.
+
+        Either zero is right. Where all of a block is 0 any scale is, unless there is a least one, and where a
+        scale is 0 any code.
+        """
+        scheme = self.scheme
+        nothing = (self.wanted(x) == 0) & (scheme.least == 0)
+        found: tuple[list[torch.Tensor], ...] = ([], [], [], [])
+        for rule, (_, rounding) in enumerate(scheme.rules):
+            for lean in (1 - near, 1 + near):
+                code = scheme.scale.encode(self.wanted(x, rule) * lean, rounding=rounding)
+                scale = scheme.scale.decode(code)
+                empty = (scale == 0).repeat_interleave(scheme.width, -1)
+                share = self.share(x, scale)
+                for place, (side, zero, whatever) in enumerate(((-near, -1, -ANY_CODE), (near, 0, ANY_CODE))):
+                    end = scheme.element.order(scheme.element.encode(share + side * share.abs()))
+                    end = end.masked_fill((end == 0) | (end == -1), zero)
+                    found[place].append(end.masked_fill(empty, whatever))
+                    found[2 + place].append(scheme.scale.order(code).masked_fill(nothing, whatever))
+        low, high, least, greatest = (torch.stack(ends, -1) for ends in found)
+        return (low, high), (least, greatest)
+
+
+def laid(
+    wide: Wide,
+    name: str,
+    codes: torch.Tensor,
+    *,
+    form: Format,
+    bounds: Bounds | None,
+    lay: Part,
+    pairs: Part = same,
+) -> Tensors:
+    """An output of codes in its layout, as bytes or as what they stand for, and what each may be.
+
+    `pairs` makes two fp4 codes a byte. What fills a layout up may be anything.
+    """
+    spec = wide.definition.outputs[name]
+    found = pairs(lay(codes))
+    entries = {name: form.decode(found).to(wide.dtype) if "float" in spec.dtype else found}
+    if bounds is not None:
+        filling = (lay(torch.ones_like(codes)) == 0)[..., None]
+        for what, ends, whatever in zip(("low", "high"), bounds, (-ANY_CODE, ANY_CODE), strict=True):
+            each = torch.stack([lay(end) for end in ends.unbind(-1)], -1)
+            entries[f"{name}@{what}"] = each.masked_fill(filling, whatever)
+    return entries
+
+
+def beyond(rows: torch.Tensor | None, bounds: Bounds) -> Bounds:
+    """Any code in rows that do not count, bool [...], of bounds [..., n, pairs]."""
+    if rows is None:
+        return bounds
+    left = ~rows[..., None, None]
+    return bounds[0].masked_fill(left, -ANY_CODE), bounds[1].masked_fill(left, ANY_CODE)
+
+
+def row_by_row(lay: Part) -> Part:
+    """The scales row by row where a layout belongs, what is left over filled with zeros."""
+
+    def plain(scales: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(lay(scales))
+        found.view(-1)[: scales.numel()] = scales.reshape(-1)
+        return found
+
+    return plain
+
+
+# Wide inputs, and an activation -> values [..., n], what they are multiplied by, and rows that count (None: all)
+Read = Callable[[Wide, Part], tuple["torch.Tensor", "torch.Tensor | float", "torch.Tensor | None"]]
+
+
+def quantiser(
+    scheme: Scheme, read: Read, *names: str, near: float = NEAR, lay: Part = same, arrange: Part = same
+) -> Formula:
+    """The formula of a quantiser with outputs of these names: `arrange` lays out the values, `lay` the scales."""
+    values, scales = names
+    pairs = pack if scheme.element is E2M1 else same
+
+    def formula(
+        wide: Wide,
+        *,
+        whole: Callable[[Any], Any] = same,
+        act: Part = silu,
+        order: Part = same,
+        layout: Part = same,
+        linear: bool = False,
+        **changes: Any,  # noqa: ANN401 - a Coder's fields
+    ) -> Tensors:
+        """`code = x * whole / scale`, where the scale of a block brings its largest magnitude to the element's."""
+        x, factor, rows = read(wide, act)
+        coder = Coder(scheme, **changes)
+        codes, scale = coder.encode(x * whole(factor))
+        bounds: tuple[Bounds | None, Bounds | None] = (None, None)
+        if wide.dtype == torch.float64:
+            own, of_scales = coder.allowed(x * factor, near)
+            bounds = beyond(rows, own), beyond(rows, of_scales)
+        tiles = row_by_row(lay) if linear else lay
+        return laid(
+            wide, values, order(codes), form=scheme.element, bounds=bounds[0], lay=arrange, pairs=pairs
+        ) | laid(wide, scales, layout(scale), form=scheme.scale, bounds=bounds[1], lay=tiles)
+
+    return formula
+
+
+EITHER = "codes next to the middle of two may be either"
+GATES = {
+    E2M1: Exact(EITHER, order=lambda packed: E2M1.order(unpack(packed))),
+    E4M3: Exact(EITHER, order=E4M3.order),
+    E8M0: Exact(EITHER, order=E8M0.order),
+}
+
+
+def two_level(wide: Wide) -> bool:
+    """Whether one float32 number scales the whole tensor."""
+    return any("global" in name for name in wide.values)
+
+
+def tiled(wide: Wide) -> bool:
+    """Whether scales are in tiles."""
+    shapes = [spec.shape or () for spec in wide.definition.outputs.values()]
+    return any(len(shape) == 1 and wide.definition.const_axes.get(shape[0]) != 0 for shape in shapes)
+
+
+MUTANTS = (
+    Mutant("one scale per row", scales=lambda scales: scales.amax(-1, keepdim=True).expand(scales.shape)),
+    Mutant("scale without a sign's absolute value", peaks=lambda blocks: blocks.amax(-1).abs()),
+    Mutant("scale of the mean", peaks=lambda blocks: blocks.abs().mean(-1)),
+    Mutant("scale of half a block", peaks=lambda blocks: peak(blocks[..., : blocks.shape[-1] // 2])),
+    Mutant("scale twice as large", scales=lambda scale: scale * 2),
+    Mutant("scale half as large", scales=lambda scale: scale / 2),
+    Mutant("scale 4 per cent too large", scales=lambda scale: scale * 1.04),
+    Mutant("values over unrounded scales", unrounded=True),
+    Mutant("blocks' scales shifted", layout=lambda scales: scales.roll(1, -1)),
+    Mutant("times the scale", over=lambda values, scale: values * scale),
+    Mutant("cut off", toward=DOWN),
+    Mutant("neighbours exchanged", order=lambda codes: in_blocks(codes, 2).flip(-1).flatten(-2)),
+    Mutant("codes shifted", order=lambda codes: codes.roll(1, -1)),
+    Mutant("signs lost", codes=lambda share: share.abs()),
+)
+OF_TENSORS = (
+    Mutant("whole tensor's scale dropped", applies=two_level, whole=lambda factor: factor * 0 + 1),
+    Mutant("whole tensor's scale inverted", applies=two_level, whole=lambda factor: 1 / factor),
+)
+IN_TILES = Mutant("scales row by row", applies=tiled, linear=True)
+
+
+# Inputs of quantisers.
+
+
+def of_rows(name: str, whole: str = "") -> Read:
+    """Rows as they are given, times a number that may be given."""
+
+    def read(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
+        factor = wide.maybe(whole)
+        return wide[name], 1.0 if factor is None else factor, None
+
+    return read
+
+
+def of_halves(name: str, whole: str) -> Read:
+    """The first half of each row, activated, times the other one."""
+
+    def read(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
+        gate, up = wide[name].chunk(2, -1)
+        return act(gate) * up, wide[whole], None
+
+    return read
+
+
+def of_groups(wide: Wide, _: Part) -> tuple[torch.Tensor, float, torch.Tensor]:
+    """Groups of rows [b m k], filled up to 128 columns, and which rows count."""
+    x, mask = wide["a"], wide["mask"]
+    filled = torch.nn.functional.pad(x, (0, -x.shape[-1] % 128))
+    return filled, 1.0, torch.arange(x.shape[1], device=x.device) < mask[:, None]
+
+
+def grouped_tiles(scales: torch.Tensor) -> torch.Tensor:
+    """Scales [b, rows, columns] in tiles, [32, 4, rows / 128, 4, columns / 4, b]."""
+    groups, rows, columns = scales.shape
+    tiles = swizzle(scales).view(groups, -(-rows // 128), -(-columns // 4), 32, 4, 4)
+    return tiles.permute(3, 4, 1, 5, 2, 0)
+
+
+def between(low: float, high: float) -> Callable[[Draw, Wanted], torch.Tensor]:
+    """Numbers between two."""
+    return lambda draw, wanted: draw.uniform(wanted.name, wanted.shape, low=low, high=high).to(wanted.dtype)
+
+
+def counts(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """How many rows of each group count."""
+    return draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of("a")[1] + 1).to(wanted.dtype)
+
+
+def any_bytes(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Any bits."""
+    return draw.integers(wanted.name, wanted.shape, low=0, high=256).to(torch.uint8)
+
+
+WHOLES = ("global_scale", "a_global_sf")
+ROWS = ("input", "a", "x", "latent_kv", "gated_input", "append_key", "append_value", "append_ckv")
+
+
+def spread(tensors: dict[str, torch.Tensor], _: Mapping[str, float]) -> None:
+    """Multiply blocks of 16 by powers of two that differ from each neighbour's."""
+    for name in ROWS:
+        x = tensors.get(name)
+        if x is not None and x.numel():
+            blocks = x.reshape(x.numel() // x.shape[-1], x.shape[-1] // FP4_BLOCK, FP4_BLOCK)
+            rows, columns = (torch.arange(size, device=x.device) for size in blocks.shape[:2])
+            power = (columns * 5 + rows[:, None]) % 7 - 3
+            tensors[name] = (blocks * torch.exp2(power.float())[..., None].to(x.dtype)).reshape(x.shape)
+
+
+def exact_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Multiples of 1/8 up to 4, each 16 with a 6, times a power of two by row, so that scales are exact."""
+    value = draw.integers(wanted.name, wanted.shape, low=-32, high=33).float() / 8
+    value[value.abs() < 0.375] = 0.5  # which rounds to neither zero
+    value[..., ::16] = 6.0
+    powers = torch.arange(value.shape[-2], device=value.device)[:, None] % 3
+    return (value * torch.exp2(powers.float())).to(wanted.dtype)
+
+
+def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Gates of 64, which are their own activation, beside such rows."""
+    value = exact_rows(draw, wanted)
+    half = value.shape[-1] // 2
+    return torch.cat([torch.full_like(value[:, :half], 64.0), value[:, half:] / 64], -1)
+
+
+def lossless(definition: Definition) -> Mapping[str, Exactly]:
+    """Rows of which scales are exact and codes lie on the middle of two, and powers of two that scale tensors."""
+    halves = {"input"} if "x_q" in definition.outputs else {"gated_input"}
+    found: dict[str, Exactly] = {}
+    for name, spec in definition.inputs.items():
+        if spec.shape is not None and spec.dtype in {"float32", "bfloat16", "float16"}:
+            found[name] = 64.0 if name in WHOLES else exact_halves if name in halves else exact_rows
+    return found
+
+
+SHARED: dict[str, Any] = {
+    "lossless": lossless,
+    "adjust": spread,
+    "adversarial": {**ADVERSARIAL, "faint": {"scale": 2.0**-16}},
+    "draws": dict.fromkeys(WHOLES, between(200.0, 400.0)),  # as 2,688 over the largest of normal values is
+    "scalars": {"sf_vec_size": None},
+    "data": ROWS,
+    "exact_on_gpu": lambda _: False,  # a quotient may be a product with a reciprocal that is a little off
+    "apart": False,  # tiles hold the scales of many rows
+}
+
+
+# quantization: FlashInfer's quantisers, and pages of DeepSeek's caches
+
+
+def tiled_rows(scheme: Scheme, *forms: tuple[str, Read], **facts: Any) -> Op:  # noqa: ANN401 - an Op's
+    """The op of rows [m k] whose scales lie in tiles, as FlashInfer's functions have it unless told otherwise."""
+    outputs = f"quantized[m {'p' if scheme.element is E2M1 else 'k'}] scales[s]"
+    return Op(
+        "quantization",
+        *(
+            Form(f"{given} -> {outputs}", quantiser(scheme, read, "quantized", "scales", lay=swizzle))
+            for given, read in forms
+        ),
+        **SHARED,
+        sizes={"s": lambda at: swizzled_size(at["m"], at["k"] // scheme.width), "o": (1,)},
+        gates={"quantized": GATES[scheme.element], "scales": GATES[scheme.scale]},
+        **facts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Pages of tokens of 512 values: the codes of all tokens, then their scales, all as bytes."""
+
+    scheme: Scheme
+    data: int  # bytes of a token's codes
+    scales: int  # and of its scales
+
+    @property
+    def token(self) -> int:
+        """All bytes of a token."""
+        return self.data + self.scales
+
+    def order(self, pages: torch.Tensor) -> torch.Tensor:
+        """The codes of pages in their order, [pages, tokens x (512 + scales)]."""
+        flat = pages.reshape(len(pages), math.prod(pages.shape[1:]))
+        cut = flat.shape[1] // self.token * self.data
+        data = unpack(flat[:, :cut]) if self.scheme.element is E2M1 else flat[:, :cut]
+        return torch.cat([self.scheme.element.order(data), self.scheme.scale.order(flat[:, cut:])], 1)
+
+    def slots(self, draw: Draw, wanted: Wanted) -> torch.Tensor:
+        """Slots of which some lie outside, and some are the same."""
+        tokens, [count] = math.prod(wanted.shape_of("cache")) // self.token, wanted.shape
+        anywhere = draw.integers(wanted.name, wanted.shape, low=-2, high=tokens + 2)
+        few = draw.integers(f"{wanted.name}.few", wanted.shape, low=0, high=max(min(tokens, count // 2), 1))
+        few[1::7], few[4::7] = -1, tokens
+        return torch.where(torch.arange(count, device=draw.device) % 3 == 0, anywhere, few).to(wanted.dtype)
+
+    def formula(
+        self,
+        wide: Wide,
+        *,
+        order: Part = same,
+        layout: Part = same,
+        kept: str = "amin",  # which row of several for a slot
+        wrapped: bool = False,  # slots outside of the pages are taken around them
+        records: bool = False,  # the scales of a token behind its data
+        **changes: Any,  # noqa: ANN401 - a Coder's fields
+    ) -> Tensors:
+        """Rows of 512 values as codes in their slots; the first row for a slot counts, slots outside are left."""
+        [(name, spec)] = wide.definition.outputs.items()
+        shape = wide.definition.shape_of(spec, sizes(wide.definition, wide.values)) or ()
+        tokens = math.prod(shape) // self.token
+        x = wide["latent_kv"]
+        x = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        before = wide.maybe("cache")
+        old = torch.zeros(shape, dtype=torch.uint8, device=x.device) if before is None else before
+        rows = slots = torch.arange(len(x), device=x.device)
+        if "slot_mapping" in wide:
+            slots = wide.given("slot_mapping").long()
+            slots = slots % max(tokens, 1) if wrapped else slots
+            rows = rows[(slots >= 0) & (slots < tokens)]
+            first = torch.full((tokens,), -1, device=x.device)
+            first = first.scatter_reduce(0, slots[rows], rows, kept, include_self=False)
+            slots = (first >= 0).nonzero()[:, 0]
+            rows = first[slots]
+        coder = Coder(self.scheme, **changes)
+        codes, scales = coder.encode(x[rows])
+        data = pack(order(codes)) if self.scheme.element is E2M1 else order(codes)
+
+        def put(pages: torch.Tensor, *new: torch.Tensor) -> torch.Tensor:
+            """Pages [pages, ...] with data and scales of tokens in their slots, [pages, all]."""
+            flat = pages.reshape(len(pages), math.prod(pages.shape[1:]))
+            cut = flat.shape[1] * new[0].shape[1] // sum(part.shape[1] for part in new)
+            parts = [flat[:, :cut], flat[:, cut:]]
+            written = [part.reshape(tokens, one.shape[1]).clone() for part, one in zip(parts, new, strict=True)]
+            for part, one in zip(written, new, strict=True):
+                part[slots] = one
+            if not records:
+                written = [one.reshape(part.shape) for one, part in zip(written, parts, strict=True)]
+            return torch.cat(written, 1).reshape(flat.shape)
+
+        found = {name: put(old, data, layout(scales)).view(shape)}
+        if wide.dtype == torch.float64:
+            own, of_scales = coder.allowed(x[rows], NEAR)
+            for what, codes_end, scales_end in zip(("low", "high"), own, of_scales, strict=True):
+                each = zip(codes_end.unbind(-1), scales_end.unbind(-1), strict=True)
+                found[f"{name}@{what}"] = torch.stack([put(self.order(old), *ends) for ends in each], -1)
+        return found
+
+    def op(self) -> Op:
+        """The op that writes whole pages, or single slots."""
+        whole = [
+            f"latent_kv{one} kv_layout? -> cache{made}"
+            for one in ("[p t d]", "[p u t d]", "[p t u d]")  # one head, before or behind the tokens of a page
+            for made in ("[p u t z]", "[p t u z]")
+        ]
+        single = [
+            f"latent_kv{rows} slot_mapping[n] cache{pages} -> cache_out{pages}"
+            for rows in ("[a d]", "[a b d]", "[a b c d]")
+            for pages in ("[p t z]", "[p u t z]", "[p y]")
+        ]
+        own = f"pages have no tokens of {self.token} bytes"
+        return Op(
+            "quantization",
+            *(Form(text, self.formula) for text in (*whole, *single)),
+            **SHARED | {"draws": {"slot_mapping": self.slots, "cache": any_bytes}},
+            sizes={
+                **dict.fromkeys("tu", (4, 1, 7, 16)),
+                "a": (6, 1, 9, 5),
+                "b": (2, 3, 1),
+                "c": (1, 2, 3),
+                "n": lambda at: at["a"] * at.get("b", 1) * at.get("c", 1),
+                "y": lambda _: 5 * self.token,
+            },
+            gates=dict.fromkeys(("cache", "cache_out"), Exact(EITHER, order=self.order)),
+            requires=lambda definition: None if self.token in definition.const_axes.values() else own,
+        )
+
+
+DSV_FP4 = Cache(Scheme(E2M1, E4M3, FP4_BLOCK, ((6.0, NEAREST),), least=2.0**-9), 256, 32)
+DSV_FP8 = Cache(Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP),), least=1e-4), 512, 16)
+QUANTIZATION = tiled_rows(
+    NVFP4,
+    ("input[m k] global_scale[o]? sf_vec_size?", of_rows("input", "global_scale")),
+    ("a[m k] a_global_sf[o] sf_vec_size?", of_rows("a", "a_global_sf")),
+    family="quantisation",
+    mutants=(
+        *MUTANTS,
+        *OF_TENSORS,
+        IN_TILES,
+        Mutant("the last of equal slots kept", applies=has("slot_mapping"), kept="amax"),
+        Mutant("slots taken around the pages", applies=has("slot_mapping"), wrapped=True),
+        Mutant("scales behind each token's data", applies=has("latent_kv"), records=True),
+    ),
+    others=(
+        tiled_rows(MXFP8, ("input[m k]", of_rows("input"))),
+        tiled_rows(MXFP4, ("a[m k]", of_rows("a"))),
+        Op(
+            "quantization",
+            Form(
+                "input[m w] global_scale[o] sf_vec_size? -> x_q[m p] sf[s]",
+                quantiser(NVFP4, of_halves("input", "global_scale"), "x_q", "sf", near=ROUNDED, lay=swizzle),
+            ),
+            **SHARED,
+            sizes={"s": lambda at: swizzled_size(at["m"], at["w"] // (2 * FP4_BLOCK)), "o": (1,)},
+            gates={"x_q": GATES[E2M1], "sf": GATES[E4M3]},
+        ),
+        Op(
+            "quantization",
+            Form(
+                "a[b m k] mask[b] -> x_q[m w b] sf[x y r z c b]",
+                quantiser(
+                    MXFP8, of_groups, "x_q", "sf", lay=grouped_tiles, arrange=lambda codes: codes.permute(1, 2, 0)
+                ),
+            ),
+            **SHARED | {"draws": {"mask": counts}},
+            sizes={"b": (1, 2, 3, 5), "r": lambda at: -(-at["m"] // 128)},
+            gates={"x_q": GATES[E4M3], "sf": GATES[E8M0]},
+        ),
+        DSV_FP4.op(),
+        DSV_FP8.op(),
+    ),
+)
+
+
+# quantize_fp4, quantize_nvfp4_smooth, activation_quantize
+
+
+def smoothed(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Rows times a number per column, and one for the tensor."""
+    return wide["x"] * wide["pre_quant_scale"], wide["global_scale"], None
+
+
+def undone(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Rows over the number that they are multiplied by when they are decoded."""
+    return wide["input"], 1 / wide["global_scale"], None
+
+
+QUANTIZE_FP4 = Op(
+    "quantize_fp4",
+    Form("input[m k] global_scale[o] -> x_q[m p] sf[m g]", quantiser(NVFP4, undone, "x_q", "sf")),
+    **SHARED
+    | {
+        "draws": {"global_scale": between(1 / 400, 1 / 200)},
+        "lossless": lambda _: {"input": exact_rows, "global_scale": 1 / 64},
+        "apart": True,
+    },
+    family="quantisation",
+    sizes={"o": (1,)},
+    gates={"x_q": GATES[E2M1], "sf": GATES[E4M3]},
+    mutants=(*MUTANTS, *OF_TENSORS),
+)
+QUANTIZE_SMOOTH = Op(
+    "quantize_nvfp4_smooth",
+    Form(
+        "x[m n] pre_quant_scale[n] global_scale[o] -> xq[m h] sf[s]",
+        quantiser(NVFP4, smoothed, "xq", "sf", near=ROUNDED, lay=swizzle),
+    ),
+    **SHARED
+    | {
+        "draws": {"global_scale": between(200.0, 400.0), "pre_quant_scale": between(0.5, 1.5)},
+        "lossless": lambda _: {"x": exact_rows, "pre_quant_scale": 1.0, "global_scale": 64.0},
+    },
+    family="quantisation",
+    sizes={"s": lambda at: swizzled_size(at["m"], at["n"] // FP4_BLOCK), "o": (1,)},
+    gates={"xq": GATES[E2M1], "sf": GATES[E4M3]},
+    mutants=(
+        *MUTANTS,
+        *OF_TENSORS,
+        IN_TILES,
+        Mutant(
+            "columns' scales dropped",
+            inputs=lambda wide: {"pre_quant_scale": torch.ones_like(wide["pre_quant_scale"])},
+        ),
+        Mutant("columns' scales inverted", inputs=lambda wide: {"pre_quant_scale": 1 / wide["pre_quant_scale"]}),
+    ),
+)
+
+
+def activated(wide: Wide, act: Part, *, slope: bool = True) -> torch.Tensor:
+    """`silu(gate) * up`, or its gradient by both [m 2k], where that of the result is given."""
+    gate, up = wide["gated_input"].chunk(2, -1)
+    grad = wide.maybe("grad_output")
+    if grad is None:
+        return act(gate) * up
+    open_ = sigmoid(gate)
+    inner = open_ * (1 + gate * (1 - open_)) if slope else open_
+    return torch.cat([inner * grad * up, act(gate) * grad], -1)
+
+
+def by_rows_and_columns(
+    wide: Wide,
+    *,
+    act: Part = silu,
+    order: Part = same,
+    layout: Part = same,
+    linear: bool = False,
+    slope: bool = True,
+    columns: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.mT,
+    **changes: Any,  # noqa: ANN401 - a Coder's fields
+) -> Tensors:
+    """Codes of blocks of 32 along rows, with their scales in rows, and along columns, in tiles; either or both."""
+    x, coder = activated(wide, act, slope=slope), Coder(MXFP8_UP, **changes)
+    empty = {
+        name: torch.zeros(0, dtype=wide.dtype)
+        for name, spec in wide.definition.outputs.items()
+        if len(spec.shape or ()) < 2
+    }
+    found: Tensors = {**empty}
+    for what, values, back, lay in (
+        ("row", x, same, same),
+        ("col", columns(x), lambda codes: codes.mT, row_by_row(swizzle) if linear else swizzle),
+    ):
+        if f"{what}_output" in empty:
+            found |= {
+                f"{name}@{end}": torch.zeros(0, 1)
+                for name in (f"{what}_output", f"{what}_scales")
+                for end in ("low", "high")
+            }
+            continue
+        codes, scales = coder.encode(values)
+        own, of_scales = coder.allowed(values, ROUNDED) if wide.dtype == torch.float64 else (None, None)
+        found |= laid(wide, f"{what}_output", order(codes), form=E4M3, bounds=own, lay=back)
+        found |= laid(wide, f"{what}_scales", layout(scales), form=E8M0, bounds=of_scales, lay=lay)
+    return found
+
+
+def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FBT001 - an Op's
+    """The op of FlashInfer's fused activation and quantiser in one of its modes."""
+    outputs = (
+        f"row_output[{'m o' if rows else 'z'}] col_output[{'m o' if columns else 'z'}]"
+        f" row_scales[{'m g' if rows else 'z'}] col_scales[{'s' if columns else 'z'}]"
+    )
+    return Op(
+        "activation_quantize",
+        Form(f"gated_input[m w] rowwise colwise grad_output[m k]? -> {outputs}", by_rows_and_columns),
+        **SHARED | {"scalars": {"rowwise": rows, "colwise": columns}, "draws": {}},
+        sizes={"m": lambda at: -(-at["m"] // 128) * 128, "s": lambda at: at["m"] * at["o"] // MX_BLOCK},
+        gates={
+            f"{what}_{name}": GATES[form]
+            for what in ("row", "col")
+            for name, form in (("output", E4M3), ("scales", E8M0))
+        },
+        **facts,
+    )
+
+
+ACTIVATION_QUANTIZE = gated_in(
+    rows=True,
+    columns=True,
+    family="quantisation",
+    mutants=(
+        *MUTANTS,
+        IN_TILES,
+        Mutant("activation dropped", act=same),
+        Mutant(
+            "memory read by columns",
+            applies=lambda wide: bool(wide.values["colwise"]),
+            columns=lambda x: x.reshape(x.mT.shape),
+        ),
+        Mutant("slope of the sigmoid forgotten", applies=has("grad_output"), slope=False),
+    ),
+    others=(gated_in(rows=True, columns=False), gated_in(rows=False, columns=True)),
+)
+
+
+# Calls.
+
+SM100, SM120 = ((10, 0), (12, 9)), ((12, 0), (12, 1))
+FUSED = "gated_input rowwise colwise{} -> row_output col_output row_scales col_scales"
+# FlashInfer's functions whose scales are in tiles: the op, the arguments, the outputs.
+IN_ORDER = {
+    "fp4_quantize": (QUANTIZATION, "input [global_scale]", "quantized scales"),
+    "nvfp4_quantize": (QUANTIZATION, "a a_global_sf", "quantized scales"),
+    "mxfp4_quantize": (QUANTIZATION, "a", "quantized scales"),
+    "mxfp8_quantize": (QUANTIZATION, "input", "quantized scales"),
+    "silu_and_mul_nvfp4_quantize": (QUANTIZATION, "input global_scale", "x_q sf"),
+    "nvfp4_quantize_smooth": (QUANTIZE_SMOOTH, "x pre_quant_scale global_scale", "xq sf"),
+}
+
+
+def gives(*dtypes: str) -> Callable[[Definition], bool]:
+    """Whether all outputs have one of these dtypes."""
+    return lambda definition: all(spec.dtype in dtypes for spec in definition.outputs.values())
+
+
+def in_tiles(key: str, arguments: str, outputs: str) -> Call:
+    """The call of a function that gives codes, and scales whose tiles a definition has in one axis."""
+    given, (codes, scales) = arguments.translate({91: None, 93: None}).split(), outputs.split()
+
+    def call(api: Api, _: Definition, inputs: Given) -> Outputs:
+        made = api[key](*(inputs[name] for name in given if name in inputs))
+        return {codes: made[0], scales: made[1].view(torch.uint8).reshape(-1)}
+
+    return call
+
+
+for _name, (_op, _arguments, _outputs) in IN_ORDER.items():
+    _op.truth(
+        "flashinfer",
+        _name,
+        f"flashinfer:{_name}",
+        serves=f"{_arguments} {'' if _op is QUANTIZE_SMOOTH else '[sf_vec_size]'} -> {_outputs}",
+        accepts=gives("uint8", *(("float8_e4m3fn",) if _name == "mxfp8_quantize" else ())),
+        sm=SM100,
+    )(in_tiles(f"flashinfer:{_name}", _arguments, _outputs))
+GROUPED, KV_QUANTIZE = "flashinfer:mxfp8_grouped_quantize", "flashinfer:nvfp4_kv_quantize"
+
+
+@QUANTIZATION.truth("flashinfer", "mxfp8_grouped_quantize", GROUPED, serves="a mask -> x_q sf", sm=SM100)
+def _flashinfer_grouped(api: Api, _: Definition, inputs: Given) -> Outputs:
+    codes, scales = api[GROUPED](inputs["a"], inputs["mask"])
+    return {"x_q": codes, "sf": scales}
+
+
+@QUANTIZE_FP4.truth("flashinfer", "nvfp4_kv_quantize", KV_QUANTIZE, sm=SM100)
+def _flashinfer_kv(api: Api, _: Definition, inputs: Given) -> Outputs:
+    codes, scales = api[KV_QUANTIZE](inputs["input"], inputs["global_scale"])
+    return {"x_q": codes, "sf": scales.view(torch.float8_e4m3fn)}
+
+
+def _flashinfer_fused(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    given = [inputs[name] for name in ("gated_input", "grad_output") if name in inputs]
+    [key] = [key for key in api if ("backward" in key) == ("grad_output" in inputs)]
+    made = api[key](*given, rowwise=bool(inputs["rowwise"]), colwise=bool(inputs["colwise"]))
+    return dict(zip(definition.outputs, made, strict=True))
+
+
+for _what, _more in (("forward", ""), ("backward", " grad_output")):
+    ACTIVATION_QUANTIZE.truth(
+        "flashinfer",
+        f"silu_and_mul_mxfp8_{_what}",
+        f"flashinfer.gated_act_mxfp8:silu_and_mul_mxfp8_{_what}",
+        serves=FUSED.format(_more),
+        sm=((10, 0), (10, 7)),
+    )(_flashinfer_fused)
+
+
+def pages_of(cache: Cache, kind: str) -> None:
+    """Declare FlashInfer's functions for pages of a kind."""
+    whole, single = (f"dsv41_{kind}_quantize_{what}_sparse_mla_cache" for what in ("pack", "append"))
+    own = cache.op().requires
+
+    @QUANTIZATION.truth(
+        "flashinfer",
+        whole,
+        f"flashinfer.mla:{whole}",
+        serves="latent_kv [kv_layout] -> cache",
+        accepts=lambda definition: own(definition) is None,
+        sm=SM120,
+    )
+    def _(api: Api, definition: Definition, inputs: Given) -> Outputs:
+        heads = definition.const_axes.get((definition.outputs["cache"].shape or ("", ""))[1])
+        layout = "HND" if heads == 1 else "NHD"
+        return {"cache": api[f"flashinfer.mla:{whole}"](inputs["latent_kv"], kv_layout=layout)}
+
+    @QUANTIZATION.truth(
+        "flashinfer",
+        single,
+        f"flashinfer.mla:{single}",
+        serves="latent_kv slot_mapping cache -> cache_out",
+        accepts=lambda definition: own(definition) is None,
+        sm=SM120,
+    )
+    def _(api: Api, _: Definition, inputs: Given) -> Outputs:
+        pages = inputs["cache"].clone()
+        api[f"flashinfer.mla:{single}"](inputs["latent_kv"], inputs["slot_mapping"], pages)
+        return {"cache_out": pages}
+
+
+pages_of(DSV_FP4, "fp4")
+pages_of(DSV_FP8, "fp8")
+TORCH_BUCKETIZE, TORCH_FREXP = "torch:bucketize", "torch:frexp"
+
+
+def by_pytorch(api: Api, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows as nvfp4 in float32: e4m3 by PyTorch's own rounding, e2m1 by the middles between its values."""
+    blocks = x.reshape(len(x), x.shape[1] // FP4_BLOCK, FP4_BLOCK)
+    scales = (blocks.abs().amax(-1) / 6).clamp(max=448).to(torch.float8_e4m3fn)
+    scale = scales.float()[..., None]
+    share = torch.where(scale > 0, blocks / scale, 0.0).reshape(x.shape)
+    middles = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], device=x.device)
+    below, above = (api[TORCH_BUCKETIZE](share.abs(), middles, right=right) for right in (False, True))
+    codes = torch.where(above % 2 == 0, above, below) | (
+        torch.signbit(share).int() << 3
+    )  # of a middle the even one
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), scales
+
+
+@QUANTIZATION.truth(
+    "torch",
+    "bucketize, float8_e4m3fn",
+    TORCH_BUCKETIZE,
+    serves="[input] [a] [global_scale] [a_global_sf] [sf_vec_size] -> quantized scales",
+    rows=None,
+    accepts=lambda definition: len(definition.inputs) > 1,
+)
+def _pytorch_nvfp4(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    x, whole, *_ = inputs.values()
+    codes, scales = by_pytorch(api, x.float() * whole)
+    return dict(zip(definition.outputs, (codes, swizzle(scales.view(torch.uint8))), strict=True))
+
+
+@QUANTIZE_FP4.truth("torch", "bucketize, float8_e4m3fn", TORCH_BUCKETIZE, rows=None)
+def _pytorch_linear(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    made = by_pytorch(api, inputs["input"].float() / inputs["global_scale"])
+    return dict(zip(definition.outputs, made, strict=True))
+
+
+@QUANTIZE_SMOOTH.truth("torch", "bucketize, float8_e4m3fn", TORCH_BUCKETIZE, rows=None)
+def _pytorch_smooth(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    smooth = inputs["x"].float() * inputs["pre_quant_scale"].float()
+    codes, scales = by_pytorch(api, smooth * inputs["global_scale"])
+    return dict(zip(definition.outputs, (codes, swizzle(scales.view(torch.uint8))), strict=True))
+
+
+@QUANTIZATION.truth(
+    "torch",
+    "frexp, float8_e4m3fn",
+    TORCH_FREXP,
+    serves="input -> quantized scales",
+    rows=None,
+    accepts=gives("uint8", "float8_e4m3fn"),
+)
+def _pytorch_mxfp8(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """In float32: scales by the exponents of magnitudes over 448, rounded up."""
+    x = inputs["input"].float()
+    blocks = x.reshape(len(x), x.shape[1] // MX_BLOCK, MX_BLOCK)
+    fraction, exponent = api[TORCH_FREXP](blocks.abs().amax(-1) / 448)
+    power = (exponent - (fraction == 0.5).int()).clamp(-127, 127)
+    codes = torch.ldexp(blocks, -power[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {"quantized": codes.reshape(x.shape), "scales": swizzle((power + 127).to(torch.uint8))}

@@ -1,0 +1,207 @@
+"""Narrow formats: every code both ways against independent implementations, ties, NaN, saturation, layouts."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import op_support as ops
+import pytest
+import torch
+
+from traceproof.ops import registry
+from traceproof.ops.cases import LOSSLESS, UNUSUAL
+from traceproof.ops.formats import (
+    DOWN,
+    E2M1,
+    E4M3,
+    E5M2,
+    E8M0,
+    UP,
+    Format,
+    pack,
+    requantise_fp4,
+    swizzle,
+    swizzled_size,
+    unpack,
+    unswizzle,
+)
+from traceproof.ops.formula import Wide
+from traceproof.reasons import Verdict
+from traceproof.run.case import solve
+
+PYTORCH = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, E8M0: torch.float8_e8m0fnu}
+ML_DTYPES = {E2M1: "float4_e2m1fn", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2", E8M0: "float8_e8m0fnu"}
+FORMATS = pytest.mark.parametrize("form", ML_DTYPES, ids=lambda form: form.name)
+SIGNS = (1, -1)
+
+
+def codes_of(form: Format) -> torch.Tensor:
+    """All codes."""
+    return torch.arange(form.codes * (2 if form.signed else 1)).to(torch.uint8)
+
+
+def meaning(form: Format, code: int) -> Fraction | float:
+    """What a code stands for by the bits of the standards, a number exactly."""
+    sign = -1 if form.signed and code & form.codes else 1
+    exponent, fraction = divmod(code & (form.codes - 1), 1 << form.mantissa)
+    most = (1 << form.exponent) - 1
+    if form is E8M0:
+        return math.nan if code == 255 else Fraction(2) ** (code - 127)
+    if form is E5M2 and exponent == most:
+        return math.nan if fraction else sign * math.inf
+    if form is E4M3 and exponent == most and fraction == 7:
+        return math.nan
+    least = Fraction(2) ** (1 - form.bias - form.mantissa)
+    return sign * (
+        fraction * least if not exponent else ((1 << form.mantissa) + fraction) * least * 2 ** (exponent - 1)
+    )
+
+
+def nearest(form: Format, value: Fraction) -> set[int]:
+    """The nearest codes of a number without a sign, of two equally near ones the even one, of e8m0 the upper."""
+    plain = [(abs(Fraction(meaning(form, code)) - value), code) for code in range(form.finite)]
+    least = min(plain)[0]
+    found = [code for distance, code in plain if distance == least]
+    return {max(found)} if form is E8M0 else {min(found, key=lambda code: code % 2)}
+
+
+def telling(form: Format) -> list[float]:
+    """Numbers without a sign: those of all codes, the middles between, float32's neighbours of each, and more."""
+    plain = [float(meaning(form, code)) for code in range(form.finite)]
+    middles = [(low + high) / 2 for low, high in pairwise(plain)]
+    beside = torch.tensor([*plain, *middles], dtype=torch.float32)
+    both = [torch.nextafter(beside, torch.full_like(beside, end)) for end in (math.inf, 0.0)]
+    return [one for one in [*beside.tolist(), *(one for side in both for one in side.tolist())] if one > 0]
+
+
+@FORMATS
+def test_every_code_stands_for_what_its_bits_say(form: Format) -> None:
+    for code, value in zip(codes_of(form).tolist(), form.decode(codes_of(form)).tolist(), strict=True):
+        right = meaning(form, code)
+        assert value == right or (math.isnan(value) and math.isnan(right)), code
+
+
+@FORMATS
+def test_numbers_become_the_nearest_code(form: Format) -> None:
+    values = telling(form)
+    found = form.encode(torch.tensor(values)).tolist()
+    wrong = [
+        (value, code)
+        for value, code in zip(values, found, strict=True)
+        if code not in nearest(form, Fraction(value))
+    ]
+    assert not wrong
+    if form.signed:
+        assert form.encode(-torch.tensor(values)).tolist() == [code | form.codes for code in found]
+    up, down = (form.encode(torch.tensor(values), rounding=way) for way in (UP, DOWN))
+    for value, above, below in zip(values, form.decode(up).tolist(), form.decode(down).tolist(), strict=True):
+        assert below <= value or below == form.decode(codes_of(form)[:1]).item()
+        assert value <= above or above == form.largest
+        assert above == below or int(form.encode(torch.tensor(above))) == int(form.encode(torch.tensor(below))) + 1
+
+
+def differing(form: Format, values: torch.Tensor, theirs: torch.Tensor, *, saturate: bool = True) -> list[float]:
+    """Numbers of which another implementation gives another code; of e8m0's smallest a known one aside.
+
+    PyTorch and ml_dtypes take the second smallest code for all above 2**-127, not from the middle on.
+    """
+    found = values[theirs != form.encode(values, saturate=saturate)].tolist()
+    return [one for one in found if not (form is E8M0 and 2.0**-127 < one < 1.5 * 2.0**-127)]
+
+
+@pytest.mark.parametrize("form", PYTORCH, ids=lambda form: form.name)
+def test_pytorch_says_the_same(form: Format) -> None:
+    codes, dtype = codes_of(form), PYTORCH[form]
+    theirs = codes.view(dtype).double()
+    assert torch.equal(theirs.nan_to_num(nan=0.5), form.decode(codes).nan_to_num(nan=0.5))
+    values = torch.tensor([sign * value for value in telling(form) for sign in SIGNS[: 1 + form.signed]])
+    within = values.abs() <= form.largest  # beyond, versions of PyTorch saturate or give NaN
+    assert not differing(form, values[within], values[within].to(dtype).view(torch.uint8))
+    back = form.decode(codes)
+    known = ~back.isnan()
+    assert torch.equal(form.encode(back[known], saturate=False), codes[known])
+
+
+@FORMATS
+def test_ml_dtypes_says_the_same(form: Format) -> None:
+    theirs = pytest.importorskip("ml_dtypes")
+    kind, codes = getattr(theirs, ML_DTYPES[form]), codes_of(form)
+    assert torch.equal(
+        torch.from_numpy(codes.numpy().view(kind).astype("float64")).nan_to_num(nan=0.5),
+        form.decode(codes).nan_to_num(nan=0.5),
+    )
+    plain = [*telling(form), 465.0, 480.0, 61440.0, 65536.0, math.inf] if form is not E8M0 else telling(form)
+    values = torch.tensor([sign * value for value in plain for sign in SIGNS[: 1 + form.signed]])
+    made = torch.from_numpy(values.numpy().astype(kind).view("uint8"))
+    assert not differing(form, values, made, saturate=form is E2M1)
+
+
+def test_what_lies_beyond_saturates_or_overflows() -> None:
+    values = torch.tensor([6.1, 464.0, 464.1, 1e9, 61439.0, 61440.0, math.inf, -math.inf, math.nan])
+    assert E2M1.encode(values).tolist() == [7, 7, 7, 7, 7, 7, 7, 15, 7]
+    assert E4M3.encode(values[1:]).tolist() == [126, 126, 126, 126, 126, 126, 254, 127]
+    assert E4M3.encode(values[1:4], saturate=False).tolist() == [126, 127, 127]
+    assert E5M2.encode(values[3:], saturate=False).tolist() == [124, 124 - 1, 124, 124, 252, 125]
+    assert E5M2.encode(values[3:]).tolist() == [123, 123, 123, 123, 251, 125]
+    assert E8M0.encode(torch.tensor([0.0, -1.0, 1e-45, math.inf, math.nan])).tolist() == [0, 0, 0, 254, 255]
+
+
+@FORMATS
+def test_codes_in_order_are_numbers_in_order(form: Format) -> None:
+    codes = codes_of(form)
+    known = codes[~form.decode(codes).isnan()]
+    ordered = known[form.order(known).argsort()]
+    assert form.decode(ordered).tolist() == sorted(form.decode(known).tolist())
+    assert len(set(form.order(known).tolist())) == len(known)
+
+
+@pytest.mark.parametrize("height", [128, 8])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (128, 4), (300, 7), (0, 6)])
+def test_scales_come_back_from_their_tiles(height: int, rows: int, columns: int) -> None:
+    scales = torch.arange(2 * rows * columns).view(2, rows, columns)
+    tiles = swizzle(scales, height)
+    assert tiles.shape == (2, swizzled_size(rows, columns, height))
+    assert torch.equal(unswizzle(tiles, rows, columns, height), scales)
+
+
+def test_where_a_scale_lies_in_its_tile() -> None:
+    """By NVIDIA's formula: row m and column k of a tile of 128 x 4 lie at (m % 32) * 16 + m / 32 * 4 + k."""
+    scales = torch.arange(256 * 8).view(256, 8)
+    tiles = swizzle(scales)
+    for row, column in ((0, 0), (1, 0), (32, 0), (127, 3), (128, 0), (5, 4), (255, 7)):
+        place = (row // 128 * 2 + column // 4) * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+        assert tiles[place] == scales[row, column]
+    assert swizzle(scales, 8)[: 4 * 8].tolist() == scales[:8, :4].flatten().tolist()
+
+
+def test_pairs_of_codes_come_back_from_bytes() -> None:
+    every = torch.arange(256).to(torch.uint8)
+    assert torch.equal(pack(unpack(every[:, None])), every[:, None])
+    assert unpack(torch.tensor([0x21], dtype=torch.uint8)).tolist() == [1, 2]  # the first one in the low half
+
+
+def test_blocks_made_of_codes_are_not_changed() -> None:
+    values = (
+        E2M1.decode(torch.arange(16).to(torch.uint8)).repeat(3, 4) * torch.tensor([[1.0], [2.0], [0.25]]).double()
+    )
+    assert torch.equal(requantise_fp4(values), values)
+
+
+ROUNDINGS = {"ties to even": 0.0, "ties away": 2.0**-40, "ties toward zero": -(2.0**-40)}
+
+
+@pytest.mark.parametrize("name", ["nvfp4_quantize_k96", "mxfp4_quantize_k96", "mxfp8_quantize_k96"])
+@pytest.mark.parametrize("way", ROUNDINGS)
+def test_lossless_rows_tell_where_ties_go(name: str, way: str) -> None:
+    definition = ops.load("quantization", name)
+    op = registry.get("quantization").of_form(definition)
+    base = op.lossless_case(definition, ops.case_named(definition, "small-0"))
+    subject = solve(definition, type(base)(**{**base.as_json(), "params": {UNUSUAL: LOSSLESS}}))
+    formula = op.form(definition).formula
+    wide = Wide(definition, subject.inputs, torch.float64)
+    found = formula(wide, codes=lambda share: share * (1 + ROUNDINGS[way]))["quantized"]
+    given = found.to(subject.oracle["quantized"].dtype if found.dtype is torch.uint8 else torch.float8_e4m3fn)
+    right = way == "ties to even"
+    assert (subject.ruling("quantized", given).verdict is Verdict.PASS) == right
