@@ -24,8 +24,7 @@ from random import Random
 
 import torch
 
-from calibrate import chosen
-from calibration.measure import memory
+from calibrate import chosen, memory
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Value, Values

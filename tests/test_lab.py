@@ -16,7 +16,7 @@ import op_support as ops
 import pytest
 import torch
 
-from calibration.measure import OURS, SIZES, Rates, Tally, Unit, measure, run, together, units
+from calibrate import SIZES, Rates, Tally, Unit, measure, run, together, units
 from dumped_source import completed
 from mutation.mutants import Mutant, mutants, plain
 from mutation.trial import Fate, Trial
@@ -303,7 +303,7 @@ def share(found: Rates, kind: str) -> float:
     """How much of the wrong, or of the right answers, is refused."""
     answers: dict[str, Tally] = getattr(found, kind)
     tallies = [tally for tally in answers.values() if tally.runs]
-    return sum(tally.refused[OURS] for tally in tallies) / sum(tally.runs for tally in tallies)
+    return sum(tally.refused for tally in tallies) / sum(tally.runs for tally in tallies)
 
 
 @pytest.mark.parametrize(

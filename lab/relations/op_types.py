@@ -1,4 +1,4 @@
-"""The relations of each op_type."""
+"""The relations of op_types whose references are long; of all others, those of a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -68,62 +68,6 @@ GEMM = (
 )
 
 
-PRODUCT = (
-    *BATCH,
-    Relation("K permuted", permuted({"A": -1, "B": -2})),
-    Relation("columns of B permuted", permuted({"B": -1, "bias": 0}, -1)),
-)
-
-
-GEMM_BF16 = (
-    *PRODUCT,
-    Relation(
-        "A doubled",
-        scaled("A", output=times(0.5, "C")),
-        exact=True,
-        holds=lambda definition: "bias" not in definition.inputs,
-    ),
-)
-GEMM_FP8 = (
-    *BATCH,
-    Relation("scales of a doubled", scaled("a_scale", output=times(0.5, "out")), exact=True),
-    Relation("scales of b doubled", scaled("b_scale", output=times(0.5, "out")), exact=True),
-)
-BMM_BF16 = (*PRODUCT, Relation("A doubled", scaled("A", output=times(0.5, "C")), exact=True))
-BMM_FP8 = (*PRODUCT, Relation("scale of A doubled", scaled("A_scale", output=times(0.5, "C")), exact=True))
-
-
-# Activations
-
-
-def _second_half_doubled(subject: Subject) -> Experiment:
-    """What the activated gate is multiplied by, doubled."""
-    gate, up = subject.tensor("input").chunk(2, -1)
-    return other_inputs(subject.with_inputs(input=torch.cat([gate, up * 2], -1)), times(0.5, "output"))
-
-
-def _second_half_negated(subject: Subject) -> Experiment:
-    gate, up = subject.tensor("input").chunk(2, -1)
-    return other_inputs(subject.with_inputs(input=torch.cat([gate, -up], -1)), times(-1.0, "output"))
-
-
-def _channels(subject: Subject) -> Experiment:
-    """Channels moved, the same in both halves."""
-    gate, up = subject.tensor("input").chunk(2, -1)
-    order = permutation(subject, gate.shape[1])
-    return other_inputs(
-        subject.with_inputs(input=torch.cat([gate[:, order], up[:, order]], -1)), right=reordered(order, 1)
-    )
-
-
-ACTIVATION = (
-    *BATCH,
-    Relation("second half doubled", _second_half_doubled, exact=True),
-    Relation("sign of the second half", _second_half_negated, exact=True),
-    Relation("columns permuted", _channels, exact=True),
-)
-
-
 # Norms
 
 LARGE = 64.0  # of norm 1 data: beside its mean square no eps in use is seen in float32
@@ -158,23 +102,6 @@ RMSNORM = (
     Relation("sign of x", negated("hidden_states", "residual"), exact=True),
     Relation("columns permuted", columns),
     Relation("hidden states and residual exchanged", _residual_exchanged, exact=True),
-)
-
-
-LAYERNORM = (
-    *BATCH,
-    Relation("columns permuted", columns),
-    Relation("sign of x and of the bias", negated("hidden_states", "bias"), exact=True),
-)
-GATED_RESIDUAL = (
-    *BATCH,
-    Relation("columns permuted", columns),
-    Relation("signs", negated("branch", "residual"), exact=True),
-)
-RMSNORM_SIGMOID_GATE = (
-    *BATCH,
-    Relation("columns permuted", columns),
-    Relation("sign of x", negated("input"), exact=True),
 )
 
 
@@ -214,87 +141,6 @@ ROPE = (
     Relation("heads permuted", _rope_heads, exact=True),
     Relation("channels split and added", _rope_sum),
 )
-
-
-# Layout and merging
-
-SHIFT = 2.0  # exact beside the logarithms that are drawn
-
-
-def _logarithms_shifted(subject: Subject) -> Experiment | None:
-    """Every logarithm larger by one number, and so the merged one."""
-    names = [name for name in subject.inputs if name[0] == "s"]
-    if subject.inputs.get("mask") is not None or "spread" in subject.case.params or "level" in subject.case.params:
-        return None
-    values = subject.with_inputs(**{name: subject.tensor(name) + SHIFT for name in names})
-    merged = list(subject.definition.outputs)[1]
-    return other_inputs(
-        values,
-        lambda outputs: {name: value - SHIFT if name == merged else value for name, value in outputs.items()},
-    )
-
-
-def _states_exchanged(subject: Subject) -> Experiment | None:
-    """The states of a row in another order."""
-    if subject.inputs.get("mask") is not None:
-        return None
-    if "v_a" in subject.inputs:
-        order = {"v_a": "v_b", "v_b": "v_a", "s_a": "s_b", "s_b": "s_a"}
-    elif "v_other" in subject.inputs:
-        order = {"v": "v_other", "v_other": "v", "s": "s_other", "s_other": "s"}
-    else:
-        values = subject.with_inputs(v=subject.tensor("v").flip(1), s=subject.tensor("s").flip(1))
-        return other_inputs(values)
-    values = subject.with_inputs(**{name: subject.tensor(other) for name, other in order.items()})
-    return other_inputs(values)
-
-
-def _values_doubled(subject: Subject) -> Experiment | None:
-    names = [name for name in subject.inputs if name[0] == "v"]
-    first = next(iter(subject.definition.outputs))
-
-    def halved(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: value / 2 if name == first else value for name, value in outputs.items()}
-
-    return scaled(*names, output=halved)(subject)
-
-
-CASCADE_MERGE = (
-    *BATCH,
-    Relation("states exchanged", _states_exchanged),
-    Relation("values doubled", _values_doubled, exact=True),
-    Relation("logarithms shifted", _logarithms_shifted),
-)
-
-
-CHANNELS = {"weight": 0, "x": 1, "conv_state": 1, "bias": 0}
-
-CAUSAL_CONV1D = (*BATCH, Relation("channels permuted", permuted(CHANNELS, 1)))
-
-
-# Quantisers
-
-
-def _quantised_doubled(subject: Subject) -> Experiment:
-    values = subject.with_inputs(x=subject.tensor("x") * 2)
-    return other_inputs(values, times(0.5, "scale"))
-
-
-def _quantised_opposite(subject: Subject) -> Experiment:
-    values = subject.with_inputs(x=-subject.tensor("x"))
-
-    def sides(outputs: Tensors) -> Tensors:
-        return {**outputs, "q": (-outputs["q"].float()).to(outputs["q"].dtype)}
-
-    return other_inputs(values, sides)
-
-
-QUANTISED = (
-    *BATCH,
-    Relation("x doubled", _quantised_doubled, exact=True),
-    Relation("sign of x", _quantised_opposite, exact=True),
-)
-DEQUANTISED = (*BATCH, Relation("scales doubled", scaled("scale", output=times(0.5, "y")), exact=True))
 
 
 # Recurrences: linear in values and state, slots and heads that can be moved, time that can be cut
@@ -511,29 +357,6 @@ MOE = (
 )
 
 
-def _routed_experts(subject: Subject) -> Experiment:
-    """The experts in another order: the same weights, the experts' new numbers."""
-    logits = subject.tensor("router_logits")
-    order = permutation(subject, logits.shape[1])
-    values = subject.with_inputs(router_logits=logits[:, order])
-
-    def renamed(outputs: Tensors) -> Tensors:
-        ids = outputs.get("topk_ids")  # baselines have none
-        return dict(outputs) if ids is None else {**outputs, "topk_ids": order[ids.long()].to(ids.dtype)}
-
-    return other_inputs(values, renamed)
-
-
-def _logits_shifted(subject: Subject) -> Experiment | None:
-    logits = subject.tensor("router_logits")
-    if not torch.equal((logits + 1) - 1, logits):
-        return None
-    return other_inputs(subject.with_inputs(router_logits=logits + 1))
-
-
-MOE_ROUTING = (*BATCH, Relation("experts permuted", _routed_experts), Relation("logits shifted", _logits_shifted))
-
-
 # Samplers
 
 ROWS = ("probs", "top_k", "top_p")
@@ -586,37 +409,17 @@ SAMPLING = (
 
 
 RELATIONS: Mapping[str, tuple[Relation, ...]] = {
-    "activation": ACTIVATION,
-    "bmm_bf16": BMM_BF16,
-    "bmm_fp8": BMM_FP8,
-    "cascade_merge": CASCADE_MERGE,
-    "causal_conv1d": CAUSAL_CONV1D,
-    "dequantize_fp8": DEQUANTISED,
     "dsa_paged": SPARSE,
-    "gated_residual_next_rmsnorm": GATED_RESIDUAL,
-    "gated_residual_rmsnorm": GATED_RESIDUAL,
     "gdn": GDN,
     "gemm": GEMM,
-    "gemm_bf16": GEMM_BF16,
-    "gemm_fp8": GEMM_FP8,
-    "gqa_paged": PAGED,
-    "gqa_ragged": PAGED,
-    "layernorm": LAYERNORM,
+    **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), PAGED),
     "mamba_ssu": MAMBA_SSU,
-    "mla_paged": PAGED,
-    "mla_ragged": PAGED,
     "moe": MOE,
-    "moe_routing": MOE_ROUTING,
     "page_append": APPENDED,
-    "quantize_fp8": QUANTISED,
-    "quantize_int8": QUANTISED,
     "rmsnorm": RMSNORM,
-    "rmsnorm_sigmoid_gate": RMSNORM_SIGMOID_GATE,
     "rope": ROPE,
     "sampling": SAMPLING,
-    "single_decode": SINGLE,
-    "single_prefill": SINGLE,
-    "softcap": (*BATCH, Relation("sign", negated("logits"), exact=True)),
+    **dict.fromkeys(("single_decode", "single_prefill"), SINGLE),
 }
 
 
