@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from dialect_samples import GATED, changed
 from pipeline import Rows, Run, borrowed, verdicts
 
 from traceproof.dataset.dialects import read
+from traceproof.ops.base import Values
 from traceproof.ops.generic import GenericOp
-from traceproof.run.case import make_inputs
-from traceproof.run.inits import DRAWN, InitError, Inits, Made, maker
+from traceproof.run.case import fingerprints, make_inputs
+from traceproof.run.inits import DRAWN, WANTED, InitError, Inits, Made, made_again, maker
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import OpTypePlan, PlannedCase
 from traceproof.sandbox import Limits, Pool
@@ -87,12 +89,11 @@ def test_a_matrix_whose_columns_lie_side_by_side_keeps_its_strides(tmp_path: Pat
     assert made(pool).columns == frozenset()
     found = made(pool, init=turned)
     assert found.columns == {"values"}
-    case = planned(tmp_path, init=turned)["small-1"].case
-    definition = read(changed(SAMPLE, init=turned)).definition
-    values = make_inputs(GenericOp("unheard_of"), definition, case, device=torch.device("cpu"))["values"]
-    assert isinstance(values, torch.Tensor)
-    assert values.shape == (case.axes["num_tokens"], 8)
-    assert values.stride() == (1, case.axes["num_tokens"])
+    planned(tmp_path, init=turned)
+    tokens, values = drawn(tmp_path, pool, "small-1")
+    assert isinstance(values["values"], torch.Tensor)
+    assert values["values"].shape == (tokens, 8)
+    assert values["values"].stride() == (1, tokens)
 
 
 @pytest.mark.parametrize(
@@ -130,21 +131,30 @@ def planned(tmp_path: Path, **changes: Any) -> dict[str, PlannedCase]:  # noqa: 
     return {entry.id: entry for entry in found.definitions["ordered"].cases}
 
 
-def test_a_plan_takes_them_for_every_case_and_keeps_them(tmp_path: Path) -> None:
+def drawn(tmp_path: Path, pool: Pool, case: str) -> tuple[int, Values]:
+    """Tokens and inputs of a case that was planned."""
+    entry = OpTypePlan.read(tmp_path / "cases" / "unheard_of.json").definitions["ordered"]
+    with made_again(entry, pool) as made:
+        found = next(one.case for one in made.cases if one.id == case)
+        values = make_inputs(GenericOp("unheard_of"), entry.parsed, found, device=torch.device("cpu"))
+        return found.axes["num_tokens"], values
+
+
+def test_a_plan_takes_them_for_every_case_and_keeps_no_tensors(tmp_path: Path, pool: Pool) -> None:
     entries = planned(tmp_path)
     assert {entry.case.params["drawn"] for entry in entries.values()} == {DRAWN}
     assert [entry.id for entry in entries.values() if entry.hidden] == ["hidden-0"]
     assert not [name for name in entries if name.startswith("adversarial")]
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*.safetensors")}
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*.*")}
+    assert {path.suffix for path in kept} == {".json"}
     assert planned(tmp_path) == entries
-    assert kept == {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*.safetensors")}
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
     damaged = min(kept)
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    damaged.write_bytes(damaged.read_bytes()[:-2] + b"?\n")
     assert planned(tmp_path) == entries
-    definition = read(SAMPLE).definition
-    case = entries["small-1"].case
-    values = make_inputs(GenericOp("unheard_of"), definition, case, device=torch.device("cpu"))
-    assert list(values) == list(definition.inputs)
+    _, values = drawn(tmp_path, pool, "small-1")
+    assert fingerprints({name: values[name] for name in ("order", "values")}) == entries["small-1"].blobs
+    assert list(values) == list(SAMPLE["inputs"])
     assert (values["gain"], values["bias"]) == (3, None)
 
 
@@ -165,6 +175,20 @@ def test_a_reference_that_needs_the_inputs_of_its_init_is_judged_on_them(tmp_pat
     rows = verified(tmp_path)
     assert verdicts(rows) == {("pass", None)}
     assert {row["grade"] for row in rows if row["output"] == "y"} == {"consistent"}
+
+
+def test_an_init_that_makes_other_sizes_than_were_planned_is_told_where_inputs_are_drawn(
+    tmp_path: Path, pool: Pool
+) -> None:
+    case = planned(tmp_path)["small-1"]
+    path = tmp_path / "cases" / "unheard_of.json"
+    plan_ = OpTypePlan.read(path)
+    params = {**case.case.params, WANTED: {**case.case.params[WANTED], "num_tokens": 9}}
+    other = case.model_copy(update={"case": replace(case.case, params=params)})
+    entry = plan_.definitions["ordered"].holding([other])
+    path.write_text(plan_.model_copy(update={"definitions": {"ordered": entry}}).as_text(), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"init gives the sizes .*; planned were"):
+        drawn(tmp_path, pool, "small-1")
 
 
 def test_a_reference_that_remembers_the_inputs_of_its_init_fails(tmp_path: Path) -> None:

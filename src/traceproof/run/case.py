@@ -164,6 +164,8 @@ def make_inputs(
         described = case.params[DESCRIBED].get(name, RANDOM)
         if described is RANDOM and spec.optional:
             values[name] = None
+        elif "unmade" in described:
+            raise ValueError(described["unmade"])
         elif described["type"] == "scalar":
             values[name] = described["value"]
         elif described["type"] == "random":

@@ -35,6 +35,7 @@ from traceproof.reasons import Error, Skip, Unavailable, Verdict
 from traceproof.run import jit
 from traceproof.run.calls import BETWEEN_BYTES, cuda_is_lost, giving_back, keep_memory, set_seed, wait_asleep
 from traceproof.run.case import CPU, drawing_device, fingerprints, make_inputs, on_host, place
+from traceproof.run.inits import made_again
 from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Right, Rows
 from traceproof.run.runner import SAME_MEMORY
 from traceproof.run.schema import (
@@ -116,7 +117,6 @@ class Engine:
             )
         )
         keep_memory()
-        wait_asleep(self.device)
         torch.set_num_threads(1)  # several engines run side by side, and sums have one order
         sweep(Path(tempfile.gettempdir()))
 
@@ -138,18 +138,23 @@ class Engine:
         self.prepare([entry], [name for name in implementations if name not in self.settings.functions])
         wanted = {*implementations}
         needed = {REFERENCE} if entry.no_oracle is not None else set()  # whose shadow stands in for an oracle
-        rows = DefinitionRun(self, entry, sorted(wanted | needed)).rows()
+        with made_again(entry, self.untrusted) as made:
+            rows = DefinitionRun(self, made, sorted(wanted | needed)).rows()
         return [row for row in rows if row.implementation in wanted or PAIR in row.implementation]
 
     def prepare(self, entries: Sequence[PlannedDefinition], implementations: Sequence[str]) -> None:
         """Begin to start what definitions need: a worker beside this process, or builds, the longest first."""
         if not entries:
             return
+        main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
+        here = any(name != REFERENCE and environment_of(name) == MAIN for name in implementations)
+        # A process that has asked for a GPU (`this_interpreter`) has its driver open, which survives no fork.
+        closed = not main.on_gpu or bool(main.record["digest"])
+        alone = main.python == sys.executable and len(threads) == 1 and closed
+        if here and alone and main.name not in self._workers:
+            self._workers_of(main).queue[-1].fork()  # torch is imported, which takes seconds
+        wait_asleep(self.device)
         if self.device.type != "cuda":
-            main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
-            here = any(name != REFERENCE and environment_of(name) == MAIN for name in implementations)
-            if here and main.name not in self._workers and main.python == sys.executable and len(threads) == 1:
-                self._workers_of(main).queue[-1].fork()  # torch is imported, which takes a second
             return
         wanted = [
             (environment, module)

@@ -1,33 +1,32 @@
 """Inputs that a definition's own `init` makes: untrusted code, called once per case and believed nothing.
 
-It is called while planning, read by the policy and shut in as references are. What it gave is kept, and read by
-every implementation. It must have the definition's dtypes and shapes; the var axes follow from them. A number that
-it leaves out is drawn by role, and what is optional stays out.
+It is called while planning, read by the policy and shut in as references are, and once more where cases are run:
+tensors are never kept. What it gives is read by every implementation. It must have the definition's dtypes and
+shapes; the var axes follow from them. A number that it leaves out is drawn by role; what is optional stays out.
 """
 
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from traceproof.dataset.constraints import System
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.dataset.dialects import COLUMNS, HELD, entry_of, run_of_init
 from traceproof.digests import code_digest, digest_json
-from traceproof.files import disk_errors
+from traceproof.errors import TraceproofError
+from traceproof.files import read_sealed, sealed, write_text
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.run.case import COLUMN_MAJOR, fingerprints
-from traceproof.run.schema import PlannedCase
+from traceproof.run.schema import PlannedCase, PlannedDefinition
 from traceproof.run.untrusted import CallError, UntrustedSource, loaded, refusal
 from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool
@@ -142,11 +141,12 @@ def _fitting(
 MEMORY_BYTES = 6 * GIB  # of one `init`
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=MEMORY_BYTES)
 DRAWN = "by init"
-INPUTS = "inputs"  # folder of what was made
+WANTED = "wanted"  # key of such a case's drawing instructions: the sizes that were asked for
+INPUTS = "inputs"  # folder of what was made, without the tensors
 
 
 class Inits:
-    """Calls of `init`; what each gave is kept: not a pure function of ours, which every process could call."""
+    """Calls of `init` while planning; the sizes and the content of what each gave are kept."""
 
     def __init__(self, folder: Path, conceal: Sequence[Path] = (), *, weak: bool = False) -> None:
         """`folder` is that of the results. `weak`: they may run where isolation is not whole."""
@@ -196,62 +196,70 @@ class Inits:
         return made, why
 
     def _case(self, source: Maker, entry: PlannedCase) -> PlannedCase:
-        """One case with inputs that `init` makes, or made before."""
+        """One case with inputs that `init` makes, described as it made them now or before."""
         definition, case = source.definition, entry.case
         key = digest_json(
             [definition.digest, code_digest("sandbox", "run"), torch.__version__, dict(case.axes), case.seed]
         )
-        path = (self._folder / INPUTS / f"{key}.safetensors").absolute()
-        record = _kept(path) or _written(path, source.make(case.axes, case.seed))
-        filled, anywhere = (_described(case, record, place) for place in (str(path), path.name))
-        with path.open("rb") as file:
-            digest = file_digest(file, "sha256").hexdigest()
+        path = self._folder / INPUTS / f"{key}.json"
+        try:
+            record = read_sealed(path)
+        except TraceproofError:
+            made = source.make(case.axes, case.seed)
+            record = {"axes": dict(made.axes), "scalars": dict(made.scalars), "columns": sorted(made.columns)}
+            record["names"] = fingerprints({**made.tensors})
+            write_text(path, sealed(json.dumps(record)))
+        filled = _described(case, record)
         update = {
             "case": filled,
-            "digest": anywhere.digest,  # results do not depend on where the folder lies
+            "digest": filled.digest,
             "memory": GenericOp(definition.op_type).memory(definition, filled),
-            "blobs": {path.name: digest} if record["names"] else {},
+            "blobs": record["names"],
         }
         return entry.model_copy(update=update)
 
 
-def _kept(path: Path) -> dict[str, Any] | None:
-    """What a file says of what a call gave; None: there is none, or it is not what was written."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            record: dict[str, Any] = json.loads(file.metadata()["made"])
-            found = fingerprints({name: file.get_tensor(name) for name in record["names"]})
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        return None
-    return record if record["names"] == found else None
-
-
-def _written(path: Path, made: Made) -> dict[str, Any]:
-    """Write what a call gave, in one rename."""
-    tensors = {name: value.contiguous() for name, value in made.tensors.items()}
-    record: dict[str, Any] = {"axes": dict(made.axes), "scalars": dict(made.scalars)}
-    record["names"] = fingerprints({**tensors})
-    record["columns"] = sorted(made.columns)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            save_file(tensors, partial, metadata={"made": json.dumps(record)})
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-    return record
-
-
-def _described(case: Case, record: Mapping[str, Any], path: str) -> Case:
-    """A case with the inputs that a record describes, its tensors in the file at `path`."""
+def _described(case: Case, record: Mapping[str, Any]) -> Case:
+    """A case with the inputs that a record describes; where its tensors lie is said when they are made again."""
     inputs: dict[str, Any] = {
         name: {"type": "scalar", "value": value} for name, value in record["scalars"].items()
     }
-    inputs |= {name: {"type": "safetensors", "path": path, "tensor_key": name} for name in record["names"]}
+    inputs |= {name: {"type": "safetensors", "tensor_key": name} for name in record["names"]}
     for name in record["columns"]:
         inputs[name][COLUMN_MAJOR] = True
-    return Case(case.id, case.size, record["axes"], case.seed, {"drawn": DRAWN, "inputs": inputs})
+    params = {"drawn": DRAWN, WANTED: dict(case.axes), "inputs": inputs}
+    return Case(case.id, case.size, record["axes"], case.seed, params)
+
+
+@contextmanager
+def made_again(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
+    """A planned definition with the inputs that its `init` makes, as files in this process's memory.
+
+    Whoever may open them reads them there, until the context ends.
+    """
+    with ExitStack() as files, ExitStack() as worker:
+        source: Maker | None = None
+        cases = []
+        for planned in entry.cases:
+            case, wanted = planned.case, planned.case.params.get(WANTED)
+            if wanted is None or planned.skip is not None:
+                cases.append(planned)
+                continue
+            try:
+                source = source or worker.enter_context(maker(entry.parsed, pool, LIMITS))
+                made = source.make(wanted, case.seed)
+                if made.axes != case.axes:
+                    raise InitError(f"init gives the sizes {dict(made.axes)}; planned were {dict(case.axes)}")  # noqa: TRY301
+                file = files.enter_context(os.fdopen(os.memfd_create("inputs"), "wb"))
+                file.write(save({name: value.contiguous() for name, value in made.tensors.items()}))
+                file.flush()
+                said = {"path": f"/proc/{os.getpid()}/fd/{file.fileno()}"}
+            except InitError as error:
+                said = {"unmade": str(error)}
+            inputs = {name: {**described, **said} for name, described in case.params["inputs"].items()}
+            placed = replace(case, params={**case.params, "inputs": inputs})
+            cases.append(planned.model_copy(update={"case": placed}))
+        yield entry.holding(cases)
 
 
 def _noted(entry: PlannedCase, why: str) -> PlannedCase:

@@ -30,6 +30,7 @@ from traceproof.run.calls import (
     ending_if_lost,
     further_draws,
     giving_back,
+    keep_memory,
     set_seed,
     wait_asleep,
 )
@@ -170,6 +171,7 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     dataset = Path(payload["dataset"]) if payload["dataset"] else None
     device = torch.device(payload["device"])
     loaded: dict[tuple[str, str], Runner | Unavailable] = {}
+    keep_memory()
     wait_asleep(device)  # before a package opens the GPU
     given = contextlib.ExitStack()  # the outputs that were answered last
 

@@ -35,9 +35,6 @@ from traceproof.stacks import STACKS
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 # Where compiled kernels lie, and how they are compiled.
 CACHES = tuple(prefix for stack in STACKS.values() for prefix in stack.variables)
-# glibc gives large blocks back to the kernel as soon as they are free, and faults them in again, page by page, for
-# the next temporary: most of the time of arithmetic on tensors of megabytes. These workers keep what they had.
-KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 TOLD = "told"  # of a message that is no answer: how far the process is
 OUTPUTS = "outputs at"  # of an answer: the path of tensors in memory, which its reader gets as `outputs`
 START_SECONDS = 240.0  # for an interpreter, and to import torch from a cold network file system
@@ -122,7 +119,7 @@ class Worker:
         """Start it with an interpreter of its own."""
         python = self._environment.python
         kept = {name: value for name, value in os.environ.items() if name.startswith(CACHES)}
-        own = {**KEEPS_MEMORY, **kept, **self._environment.told(self._caches)}
+        own = {**kept, **self._environment.told(self._caches)}
         given = environment(python=python, env=own, gpu=self._environment.on_gpu, home=Path.home())
         quiet = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),

@@ -230,17 +230,15 @@ def _links_and_target(path: str) -> set[str]:
     todo = os.path.abspath(path)  # noqa: PTH100 - must not resolve links
     while todo != real:
         parts = todo.split("/")
-        link = next(("/".join(parts[:n]) for n in range(2, len(parts) + 1) if _is_link("/".join(parts[:n]))), None)
+        link = next(
+            ("/".join(parts[:n]) for n in range(2, len(parts) + 1) if Path("/", *parts[:n]).is_symlink()), None
+        )
         if link is None or link in found:
             break
         found.add(link)
         rest = todo[len(link) :]
         todo = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)) + rest)  # noqa: PTH115, PTH118, PTH120
     return found | {real} if Path(real).exists() else set()
-
-
-def _is_link(path: str) -> bool:
-    return Path(path).is_symlink()
 
 
 def enter_view(view: VisibleFiles, stage: str, *, fresh_proc: bool) -> None:
@@ -292,7 +290,7 @@ def _show_proc(target: str, *, fresh: bool) -> None:
 def _show(path: str, stage: str) -> None:
     """Bind a path at the same place below the stage; a link is made again instead."""
     target = Path(stage + path)
-    if _is_link(path):
+    if Path(path).is_symlink():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(Path(path).readlink())
         return

@@ -344,7 +344,7 @@ def install_filter(code: bytes) -> None:
         checked(result, "seccomp")
 
 
-READ_BYTES = 1 << 16  # a status file has 2 KiB; 64 KiB list some 8,000 children of one thread
+READ_BYTES = 1 << 16  # a status file has 2 KiB
 
 
 def _read(path: str) -> bytes:
@@ -361,40 +361,18 @@ def numbers_in(proc: str) -> list[int]:
     return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208 - called many times a second
 
 
-def _children(pid: int) -> list[int]:
-    """Direct children, over all threads; empty if the process is gone."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-            with contextlib.suppress(OSError):
-                found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
-    return found
-
-
-def _children_by_scan(pid: int) -> list[int]:
-    """The same on kernels without task/*/children: every process whose parent is `pid`."""
-    found = []
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, parents before children."""
+    children: dict[int, list[int]] = {}
     for number in numbers_in("/proc"):
         with contextlib.suppress(OSError, IndexError):
             # The command's name may hold spaces and brackets: fields count from the last bracket.
-            if int(_read(f"/proc/{number}/stat").rpartition(b")")[2].split()[1]) == pid:
-                found.append(number)
-    return found
-
-
-HAS_CHILDREN_FILE = Path("/proc/self/task").exists() and Path(f"/proc/self/task/{os.getpid()}/children").exists()
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, parents before children."""
-    children = _children if HAS_CHILDREN_FILE else _children_by_scan
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        more = children(todo.pop())
-        found += more
-        todo += more
-    return found
+            parent = int(_read(f"/proc/{number}/stat").rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(number)
+    found = [pid]
+    for one in found:
+        found += children.get(one, ())
+    return found[1:]
 
 
 def status_bytes(pid: int, *fields: bytes) -> int:

@@ -60,11 +60,6 @@ class Limits:
         """The limits as a JSON object."""
         return asdict(self)
 
-    @classmethod
-    def of_json(cls, value: dict[str, Any]) -> Self:
-        """The limits that `as_json` wrote."""
-        return cls(**value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:

@@ -264,10 +264,7 @@ class Guard:
             ended = time.monotonic()
             # A large folder is walked less often: a tenth of the time at most.
             self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
-        if "process" in self.spec.plan:  # /proc shows this namespace
-            below = [pid for pid in kernel.numbers_in("/proc") if pid != os.getpid()]
-        else:
-            below = kernel.descendants(os.getpid())
+        below = kernel.descendants(os.getpid())
         used = sum(
             max(0, kernel.status_bytes(pid, b"RssAnon:", b"VmPTE:") - self.baseline) + kernel.buffer_bytes(pid)
             for pid in below

@@ -202,7 +202,7 @@ class SolutionRun:
     @property
     def limits(self) -> Limits:
         """Of one call."""
-        return Limits.of_json(self.settings.limits)
+        return Limits(**self.settings.limits)
 
     @property
     def device(self) -> str:
