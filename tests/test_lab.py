@@ -18,11 +18,11 @@ import torch
 
 from calibrate import SIZES, Rates, Tally, Unit, measure, run, together, units
 from dumped_source import completed
+from metamorphic import cases_of, try_relation
 from mutation.mutants import Mutant, mutants, plain
 from mutation.trial import Fate, Trial
 from relations.building import Relation
 from relations.op_types import RELATIONS, relations_of
-from relations.trial import cases_of, try_relation
 from traceproof.dataset.definition import Definition
 from traceproof.judge.gates import Gate, gate_of
 from traceproof.ops import registry

@@ -9,13 +9,12 @@ import pytest
 from definitions import GOOD, rmsnorm, write
 
 from planting import Suite, existing, generated
-from scorecard import Card, Known, complete, score, table
+from scorecard import Card, score, table
 from traceproof.dataset.tree import read_tree
 from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
 
 NAME = "rmsnorm_a"
 MOST = 2
-KNOWN: Known = {}  # the same definition everywhere: judged once
 CHECK = """
 def inputs():
     torch.manual_seed(0)
@@ -43,9 +42,9 @@ def dataset(root: Path, test: str = "") -> Path:
     return root
 
 
-def card(root: Path, suite: Suite) -> Card:
+def card(root: Path, suite: Suite, seeds: int = 1) -> Card:
     entry = read_tree(root).definitions[NAME]
-    return score(suite, entry.path, entry.definition, seeds=1, most=MOST, known=KNOWN)
+    return score(suite, entry.path, entry.definition, seeds=seeds, most=MOST)
 
 
 @pytest.mark.parametrize(
@@ -67,27 +66,10 @@ def test_a_suite_is_scored_by_what_it_asserts(tmp_path: Path, end: str, *, kille
     assert (root / PLACE / f"test_{NAME}.py").read_text() == GOOD + CHECK + end  # as before
 
 
-def test_our_suite_kills_and_what_there_was_no_time_for_is_said_and_completed(tmp_path: Path) -> None:
+def test_our_suite_kills(tmp_path: Path) -> None:
     root = dataset(tmp_path)
     generate(GenerateOptions(root=root, everything=True, sizes=("small",)), Divergences())
-    suite = Suite(root, generated, ("--seed={seed}", "--test-sizes=small"))
-    entry = read_tree(root).definitions[NAME]
-
-    def go_on(seeds: int, until: float, earlier: Card | None) -> Card:
-        return score(
-            suite, entry.path, entry.definition, seeds=seeds, most=MOST, known=KNOWN, until=until, earlier=earlier
-        )
-
-    begun = go_on(2, 0.0, None)
-    assert (begun.seeds, begun.total, begun.left) == (1, 0, MOST)
-    assert not complete(begun, seeds=2, most=MOST)
-    done = go_on(2, float("inf"), begun)
-    assert (done.seeds, done.alarms, done.left) == (2, [], 0)
-    assert done.killed == done.total > 0
-    fates = next(iter(KNOWN.values()))
-    assert len(fates) == done.total + done.equivalent
-    assert "100.0%" in table([done])
-    assert complete(done, seeds=2, most=MOST)
-    assert not complete(done, seeds=2, most=MOST + 1)
-    assert not complete(done, seeds=3, most=MOST)
-    assert go_on(2, float("inf"), done) == done  # mutants are not run again
+    found = card(root, Suite(root, generated, ("--seed={seed}", "--test-sizes=small")), seeds=2)
+    assert (found.seeds, found.alarms) == (2, [])
+    assert found.killed == found.total > 0
+    assert "100.0%" in table([found])

@@ -46,7 +46,7 @@ class Notes:
     pending: list[Facts] = field(default_factory=list)
 
 
-class Watch:
+class ReplacedFunctions:
     """Our functions in the places where the model's modules look for theirs, while it is entered."""
 
     def __init__(self, model: nn.Module, notes: Notes, mask: torch.Tensor | None) -> None:
@@ -177,11 +177,11 @@ def run(model: nn.Module, notes: Notes) -> None:
             module.register_forward_pre_hook(width)
     tokens = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
     try:
-        with Watch(model, notes, None), Functions(model, notes), torch.no_grad():
+        with ReplacedFunctions(model, notes, None), Functions(model, notes), torch.no_grad():
             model.eval()(input_ids=tokens, use_cache=False)
     except (AttributeError, TypeError):  # it takes the mask apart itself
         mask = torch.zeros(1, 1, TOKENS, TOKENS, device="meta")
-        with Watch(model, notes, mask), Functions(model, notes), torch.no_grad():
+        with ReplacedFunctions(model, notes, mask), Functions(model, notes), torch.no_grad():
             model(input_ids=tokens, use_cache=False)
 
 
