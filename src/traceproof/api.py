@@ -16,6 +16,7 @@ from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from string import Formatter
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from traceproof.run.judging import JudgedCase, LargeCase, Right
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import (
     REFERENCE,
+    GateResult,
     PlannedCase,
     PlannedDefinition,
     VerdictRow,
@@ -49,8 +51,9 @@ from traceproof.run.trusted import Implementation, named_outputs, notes_of
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import Environment
 from traceproof.solutions.judging import JudgeEnvironment, alone, judge, new_hidden_seed, target_of
-from traceproof.solutions.reading import read
+from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
+from traceproof.solutions.suites import ATEN, operator_definition, problem_definition
 from traceproof.stacks import MAIN, STACKS
 
 OUTPUTS = "outputs"  # what implementations are called that gave tensors, and no function
@@ -148,6 +151,16 @@ def form_of(name: str) -> NamedForm:
     )
 
 
+def of_suite(of: object) -> bool:
+    """Whether it names an operator of PyTorch or a problem of KernelBench's, whose reference its user trusts."""
+    return isinstance(of, str | Path) and (str(of).startswith(ATEN) or str(of).endswith(".py"))
+
+
+def of_form(of: object, dataset: object) -> bool:
+    """Whether it is the name of a form, and not of a file or of a definition in a dataset."""
+    return isinstance(of, str) and dataset is None and not of.endswith(".json") and not of_suite(of)
+
+
 def definition(
     of: str | Path | Definition,
     *,
@@ -159,7 +172,8 @@ def definition(
 
     Args:
         of: the name of a form (`"rmsnorm"`, `"gqa_paged_decode"`: docs/library.md lists them), a definition's JSON
-            file, or with `dataset` the name of a definition.
+            file, with `dataset` the name of a definition, an operator of PyTorch (`"aten::relu"`), or a problem of
+            KernelBench's (a `.py` file); of the last two PyTorch itself says what is right, in float64.
         dtype: of the form's tensors that have no dtype of their own.
         dataset: a folder in the layout of flashinfer-trace.
         axes: the form's sizes and constants, e.g. `hidden_size=4096, eps=1e-5`.
@@ -167,10 +181,14 @@ def definition(
     Raises:
         TraceproofError: there is no such form or definition, or an axis is missing; the text lists them.
     """
-    if isinstance(of, str) and dataset is None and not of.endswith(".json"):
-        return form_of(of).definition(str(dtype).removeprefix("torch."), axes)
+    if of_form(of, dataset):
+        return form_of(str(of)).definition(str(dtype).removeprefix("torch."), axes)
     if axes:
         raise TraceproofError(f"a definition has its own axes: {', '.join(axes)} can not be given")
+    if of_suite(of):
+        operator = str(of).startswith(ATEN)
+        dtype = str(dtype).removeprefix("torch.")
+        return operator_definition(str(of), dtype) if operator else problem_definition(Path(str(of)), weak=True)
     if isinstance(of, Definition):
         return of
     return find(read_tree(Path(dataset)), str(of)).definition if dataset is not None else read_file(Path(of))
@@ -187,6 +205,7 @@ class Report:
     # one per case and input that has a gradient, where the function takes part in autograd
     gradients: tuple[VerdictRow, ...] = ()
     demands_gradients: bool = False  # whether they count
+    certificate: Certificate | None = None  # of what was isolated
 
     @property
     def failures(self) -> tuple[VerdictRow, ...]:
@@ -204,7 +223,8 @@ class Report:
         return (*lacking, "gradients") if self.demands_gradients and not judged else lacking
 
     def __bool__(self) -> bool:
-        return not self.failures and not self.unjudged
+        accepted = self.certificate is None or self.certificate.accepted
+        return accepted and not self.failures and not self.unjudged
 
     def __str__(self) -> str:
         failed = self.failures
@@ -304,15 +324,16 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def check(  # noqa: PLR0913 - all but two have defaults
-    function: Function,
-    of: str | Path | Definition,
+def check(  # noqa: PLR0913 - all but one have defaults
+    function: Function | str | Path,
+    of: str | Path | Definition | None = None,
     *,
     sizes: Sequence[str] = SIZES,
     cases: Sequence[str] = (),
     seed: int = 0,
     tolerance: float | None = None,
     gradients: bool | Sequence[str] = False,
+    isolated: bool = False,
     device: str | None = None,
     dtype: str | torch.dtype = "bfloat16",
     dataset: str | Path | None = None,
@@ -322,14 +343,18 @@ def check(  # noqa: PLR0913 - all but two have defaults
 
     Args:
         function: takes the definition's inputs by place, in its order, and returns its outputs: one tensor, a
-            sequence, or a mapping by name. One that takes the outputs too, after the inputs, writes to them.
-        of: as in `definition`.
+            sequence, or a mapping by name. One that takes the outputs too, after the inputs, writes to them. Or
+            the file of one, as `traceproof judge` reads them: `kernel.py`, `kernel.py::function`, a module with
+            `ModelNew`, a file in BackendBench's folders.
+        of: as in `definition`; None: what the file names.
         sizes: out of small, medium, large, stress; edge and adversarial cases are always there.
         cases: ids of cases, as a report names them; empty: all.
         seed: of the inputs.
         tolerance: atol and rtol in place of the calibrated limits.
         gradients: whether wrong gradients count, or of which inputs. Of a function that takes part in autograd one
             case's are told in any case; demanded, all cases' are compared.
+        isolated: whether you do not trust it: its file runs in processes of its own, on hidden cases too, and what
+            it does beside is judged, as by `judge_file`.
         device: `cpu` or `cuda`, where inputs lie; None: CUDA where it is.
         dtype: as in `definition`.
         dataset: likewise.
@@ -338,19 +363,115 @@ def check(  # noqa: PLR0913 - all but two have defaults
     Raises:
         TraceproofError: there is no such definition or case, or the function does not take its inputs.
     """
+    candidate = _candidate_of(function) if isolated or not callable(function) else None
+    of = of or (candidate.definition if candidate is not None else "") or ""
+    if not of:
+        raise TraceproofError(
+            f"{function} does not say which definition it implements", todo="Name one: check(f, of)."
+        )
+    if isolated:
+        if gradients or cases:
+            raise TraceproofError("what is isolated is judged in all cases, and without its gradients")
+        assert candidate is not None
+        one, certificate = _certificate(
+            candidate, of, device=device, dtype=dtype, dataset=dataset, axes=axes, sizes=sizes, seed=seed,
+            tolerance=tolerance,
+        )  # fmt: skip
+        return _reported(certificate, one)
+    if candidate is not None:
+        function = _imported(candidate)
     told = {"sizes": tuple(sizes), "seed": seed, "tolerance": tolerance, "gradients": gradients, "device": device}
     usual = {"sizes": SIZES, "seed": 0, "tolerance": None, "gradients": False, "device": None}
     options = {name: value for name, value in told.items() if value != usual[name]}
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
+    assert callable(function)
     called = CalledHere(function, one)
     options |= {"dtype": str(dtype).removeprefix("torch.")} if str(dtype) != "bfloat16" else {}
     options |= {"dataset": str(dataset)} if dataset is not None else {}
-    words = [called.name, repr(of) if not isinstance(of, Definition) else "definition"]
+    named = called.name if candidate is None else repr(candidate.path)
+    words = [named, repr(of) if not isinstance(of, Definition) else "definition"]
     words += [f"{name}={value!r}" for name, value in {**axes, **options}.items()]
     repeat = f"traceproof.check({', '.join(words)}, cases=['{{case}}'])"
     chosen = PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases), boundaries=True)
     entry = planned_alone(one, chosen)
-    return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients)
+    weak = of_suite(of)
+    return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients, weak=weak)
+
+
+def _candidate_of(function: Function | str | Path) -> Candidate:
+    """What a file holds, or a function's own file. Raises TraceproofError: it has none, or lies in another one."""
+    if not callable(function):
+        path, _, entry = str(function).partition("::")
+        candidates = read(Path(path).expanduser(), entry or None)
+        if len(candidates) > 1:
+            raise TraceproofError(f"{path} holds {len(candidates)} solutions", todo="Give the file of one.")
+        return candidates[0]
+    name = name_of(function)
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file() or getattr(function, "__qualname__", "") != name:
+        raise TraceproofError(
+            f"{name} has no file to run it from: what is isolated runs in another process",
+            todo="Define it at the top level of a file, or give that: check('kernel.py::function', ...).",
+        )
+    return read(Path(file), name)[0]
+
+
+def _imported(candidate: Candidate) -> Function:
+    """A file's function, in this process. Raises TraceproofError: it is compiled, or there is no such function."""
+    file, _, name = candidate.entry.partition("::")
+    if not file.endswith(".py"):
+        todo = "Give isolated=True, or load it yourself and give its function."
+        raise TraceproofError(f"{candidate.path} is compiled: {candidate.language}", todo=todo)
+    module = ModuleType(Path(file).stem)
+    module.__file__ = candidate.path
+    sys.modules[module.__name__] = module  # where Triton and dataclasses look for it
+    exec(compile(candidate.files[file], candidate.path, "exec"), vars(module))  # noqa: S102 - its user's own code
+    function: Function = getattr(module, name)
+    function.__name__ = candidate.name
+    return function
+
+
+def _reported(certificate: Certificate, one: Definition) -> Report:
+    """A certificate as a report, with a row for each property that is broken and demanded."""
+
+    def row(case: str, output: str, verdict: Verdict, **told: Any) -> VerdictRow:  # noqa: ANN401 - fields
+        return VerdictRow(
+            definition=one.name,
+            op_type=one.op_type,
+            case=case,
+            implementation=certificate.solution,
+            against=certificate.against,
+            output=output,
+            verdict=verdict,
+            device=certificate.device,
+            **told,
+        )
+
+    rows = [
+        row(
+            given.case,
+            given.output,
+            given.verdict,
+            size=given.size,
+            seed=given.seed,
+            axes=given.axes,
+            reason=given.reason,
+            message=f"{given.variant}: {given.message}" if given.variant else given.message,
+            worst=list(given.worst),
+            metrics=given.metrics,
+            gate=None if given.margin is None else GateResult(kind="gate", margin=given.margin),
+        )
+        for given in certificate.rows
+    ]
+    rows += [
+        row("property", "*", Verdict.FAIL, reason=found.name, message=found.detail)
+        for found in certificate.properties
+        if found.bad
+    ]
+    return Report(certificate.solution, one, tuple(rows), certificate.repeat, certificate=certificate)
 
 
 def _checked(  # noqa: PLR0913 - of two callers
@@ -361,13 +482,14 @@ def _checked(  # noqa: PLR0913 - of two callers
     device: str | None,
     tolerance: float | None,
     gradients: bool | Sequence[str] = False,
+    weak: bool = False,
 ) -> Report:
     one, demanded = entry.parsed, bool(gradients)
     strange = [name for name in gradients if name not in one.inputs] if not isinstance(gradients, bool) else []
     if strange:
         raise TraceproofError(f"{one.name} has the inputs {', '.join(one.inputs)}, not {', '.join(strange)}")
     found: list[VerdictRow] = []
-    with _engine(device, functions={called.name: called}, tolerance=tolerance) as engine:
+    with _engine(device, functions={called.name: called}, tolerance=tolerance, weak=weak) as engine:
         rows = engine.rows(entry, [called.name])
         if entry.no_oracle is None and not called.takes_outputs:
             op, _ = registry.for_definition(one)
@@ -587,10 +709,10 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
         TraceproofError: the inputs are not those of the definition, or it has no oracle.
     """
     __tracebackhide__ = True
-    if isinstance(of, str) and dataset is None and not of.endswith(".json"):
-        form = form_of(of)
+    if of_form(of, dataset):
+        form = form_of(str(of))
         specs = form.tensors("inputs", "")
-        values = _named(of, list(specs), inputs)
+        values = _named(str(of), list(specs), inputs)
         sizes = _sizes({name: spec["shape"] for name, spec in specs.items()}, values)
         known = {name: size for name, size in sizes.items() if name in form.named}
         first = (values[name].dtype for name, spec in specs.items() if spec["dtype"] == "" and name in values)
@@ -696,10 +818,30 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     Raises:
         TraceproofError: it can not be read, called or isolated.
     """
-    path, _, entry = str(file).partition("::")
-    candidates = read(Path(path).expanduser(), entry or None)
-    if len(candidates) > 1:
-        raise TraceproofError(f"{path} holds {len(candidates)} solutions", todo="Give the file of one.")
+    candidate = _candidate_of(file)
+    _, certificate = _certificate(
+        candidate, of, dtype=dtype, dataset=dataset, axes=axes, sizes=sizes, seed=seed, hidden_seed=hidden_seed,
+        tolerance=tolerance, timed=timed, whole=whole, weak=weak,
+    )  # fmt: skip
+    return certificate
+
+
+def _certificate(  # noqa: PLR0913 - of two callers
+    candidate: Candidate,
+    of: str | Path | Definition,
+    *,
+    dtype: str | torch.dtype,
+    dataset: str | Path | None,
+    axes: Mapping[str, Axis],
+    sizes: Sequence[str],
+    seed: int,
+    tolerance: float | None,
+    hidden_seed: int | None = None,
+    device: str | None = None,
+    timed: bool = False,
+    whole: bool = False,
+    weak: bool = False,
+) -> tuple[Definition, Certificate]:
     if dataset is None:
         one = definition(of, dtype=dtype, dataset=None, **axes)
         target = alone(one, one.name if isinstance(of, Definition) else str(of))
@@ -715,6 +857,7 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
             whole=whole,
             weak=weak,
         )
-        gpu = torch.cuda.is_available()
+        gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
         environment = JudgeEnvironment(python=sys.executable, caches=caches, settings=settings, gpu=gpu)
-        return judge(candidates[0], found, environment, repeat=f"traceproof judge {shlex.quote(str(file))}")
+        repeat = f"traceproof judge {shlex.quote(candidate.path)}"
+        return found.definition, judge(candidate, found, environment, repeat=repeat)

@@ -20,13 +20,15 @@ from traceproof.files import write_text
 from traceproof.names import path_part
 from traceproof.programs import telling
 from traceproof.sandbox import GIB
-from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, new_hidden_seed, target_of
+from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, new_hidden_seed, problem, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table, trace_lines
+from traceproof.solutions.suites import ATEN
 from traceproof.stacks import MAIN, PACKAGES, STACKS
 
 TRACES = ".traces.jsonl"  # beside a certificate that has times
+PROBLEM = ".py"  # how the file of a problem of KernelBench's ends
 JUDGED = "judged"  # below the results folder
 SILENT_SECONDS = 3.0  # in which nothing is said, at most
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -35,7 +37,11 @@ Solution = Annotated[
     str, typer.Argument(metavar="FILE_OR_FOLDER", help="A solution: .json, .py, .cu, FILE::FUNCTION, or a folder.")
 ]
 DefinitionOf = Annotated[
-    str | None, typer.Option(help="Name of the definition in the dataset, or its file; a JSON solution names it.")
+    str | None,
+    typer.Option(
+        help="Name of the definition in the dataset, or its file; a problem of KernelBench's (.py); aten::relu, "
+        "an operator of PyTorch. A JSON solution, or a file in BackendBench's folders, names it."
+    ),
 ]
 StackName = Annotated[
     str | None, typer.Option(help="Environment to run in; that of the package it imports, else torch.")
@@ -157,9 +163,9 @@ class Session:
             raise TraceproofError(why)
         environment = self._environment(self.stack or _stack_of(candidate))
         folder = None
-        if not name.endswith(".json"):
+        if not name.endswith((".json", PROBLEM)) and not name.startswith(ATEN):
             folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
-        with target_of(name, folder) as target:
+        with problem(name, environment) if name.endswith(PROBLEM) else target_of(name, folder) as target:
             self.say(f"judging {candidate.name} for {target.definition.name}")
             certificate = judge(candidate, target, environment, repeat=repeat, told=self.told)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):

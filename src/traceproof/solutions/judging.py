@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +32,7 @@ from traceproof.solutions.records import (
     SolutionTrial,
     objections,
 )
+from traceproof.solutions.suites import ATEN, operator_definition
 from traceproof.stacks import MAIN
 
 SETUP = "traceproof.solutions.judging:setup"
@@ -76,7 +77,14 @@ def alone(definition: Definition, path: str) -> Iterator[Target]:
 
 @contextmanager
 def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
-    """The definition of a name in a dataset, or in a file of its own. Raises TraceproofError: there is none."""
+    """The definition of a name in a dataset, in a file of its own, or of an operator.
+
+    Raises TraceproofError: there is none.
+    """
+    if name.startswith(ATEN):
+        with alone(operator_definition(name), name) as found:
+            yield found
+        return
     if name.endswith(".json"):
         file = Path(name).expanduser()
         with alone(read_file(file), str(file)) as found:
@@ -87,6 +95,18 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     tree = read_tree(dataset)
     entry = find(tree, name)
     yield Target(definition=entry.definition, path=str(tree.root / entry.path), dataset=tree.root)
+
+
+def problem(file: str, environment: JudgeEnvironment) -> AbstractContextManager[Target]:
+    """The definition of a problem of KernelBench's, which a worker reads. Raises TraceproofError: it is none."""
+    here = Environment(name=MAIN, python=environment.python, record={"device_type": "cpu"})
+    path = Path(file).expanduser().absolute()
+    with Worker(here, "traceproof.solutions.suites:setup", {}, OVERALL) as worker:
+        outcome = worker.ask({"file": str(path), "weak": environment.settings.weak})
+    if outcome.status is not Status.OK:
+        lines = outcome.message.strip().splitlines() or [str(outcome.status)]
+        raise TraceproofError(f"{file} can not be read as a problem", problems=lines[-1:])
+    return alone(Definition.model_validate(outcome.value), str(path))
 
 
 def blocked(candidate: Candidate, *, gpu: bool) -> str | None:

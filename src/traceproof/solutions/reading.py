@@ -1,4 +1,4 @@
-"""Solutions out of files: the dataset's JSON, or a plain .py or .cu file; nothing of them is run."""
+"""Solutions out of files: the dataset's JSON, a plain .py or .cu file, or a suite's; nothing of them is run."""
 
 import ast
 import re
@@ -16,13 +16,13 @@ from traceproof.errors import TraceproofError
 from traceproof.files import MIB, read_bytes
 from traceproof.sandbox import policy
 from traceproof.sandbox.policy import Refusal
+from traceproof.solutions import suites
 from traceproof.stacks import STACKS
 from traceproof.text import printable
 
 MOST_BYTES = 16 * MIB  # of one file
 KINDS = (".json", ".py", ".cu")
 ENTRY = "run"  # of a plain file
-MODELS = ("ModelNew", "Model")  # classes whose `forward` is the entry point of a file without one
 LIBRARIES = frozenset(stack.package for stack in STACKS.values() if stack.package)
 ON_CPU = frozenset({Language.PYTHON})  # languages that a machine without a GPU may have a use for
 COMPILED = frozenset({Language.CUDA, Language.CPP, Language.CUTLASS})
@@ -141,33 +141,21 @@ def _read(file: Path, entry: str | None) -> Candidate:
         return _of_record(Solution.model_validate(strict_json(text)), file)
     if file.suffix not in KINDS:
         raise ValueError(f"it is no solution: expected a file that ends with {', '.join(KINDS)}")
+    operator = suites.operator_of(file) if entry is None else None
+    if operator is not None and operator not in suites.OPERATORS:
+        entry = f"{operator}_kernel_impl"  # of no definition: who judges says so, and goes on with others
     function = entry or ENTRY
-    text = _with_entry(text) if file.suffix == ".py" and entry is None else text
+    if file.suffix == ".py" and entry is None:
+        text = suites.with_model(text) if operator is None else suites.called_as_operator(text, operator)
     return Candidate(
         name=file.stem,
+        definition="" if operator is None else f"{suites.ATEN}{operator}",
         path=str(file),
         language=_language(text, function) if file.suffix == ".py" else Language.CUDA,
         entry=f"{file.name}::{function}",
         binding="tvm-ffi" if file.suffix == ".cu" and "tvm/ffi" in text else "torch",
         files={file.name: text},
     )
-
-
-def _with_entry(text: str) -> str:
-    """A module as KernelBench writes them, with an entry point: its model's `forward`; any other as it is."""
-    body = ast.parse(text).body
-    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    models = {node.name: node for node in body if isinstance(node, ast.ClassDef) and node.name in MODELS}
-    if ENTRY in functions or not models:
-        return text
-    name = next(model for model in MODELS if model in models)
-    methods = {node.name: node for node in models[name].body if isinstance(node, ast.FunctionDef)}
-    if "forward" not in methods:
-        raise ValueError(f"its class {name} has no forward")
-    given = methods["forward"].args
-    taken = ", ".join(one.arg for one in [*given.posonlyargs, *given.args][1:])
-    arguments = "*get_init_inputs()" if "get_init_inputs" in functions else ""
-    return f"{text}\n\nTHE_MODEL = {name}({arguments})\n\n\ndef {ENTRY}({taken}):\n    return THE_MODEL({taken})\n"
 
 
 def _language(text: str, function: str) -> Language:

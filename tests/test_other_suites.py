@@ -1,0 +1,159 @@
+"""Kernels as BackendBench and KernelBench have them, against PyTorch in float64; functions' files, isolated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import traceproof
+from traceproof import TraceproofError
+from traceproof.solutions import suites
+from traceproof.solutions.judging import target_of
+from traceproof.solutions.reading import read
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SOFTMAX = """import torch
+
+
+def _softmax_kernel_impl(x, dim, half_to_float, *args):
+    y = x.float()
+    y = torch.exp(y - y.amax(dim, keepdim=True))
+    return (y / y.sum(dim, keepdim=True)).to(x.dtype)
+"""
+PROBLEM = """import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super(Model, self).__init__()
+        self.linear = nn.Linear(features, 48)
+
+    def forward(self, x):
+        return torch.softmax(self.linear(x), dim=1)
+
+
+batch_size = 1 << 20
+dim = 4096
+
+
+def get_inputs():
+    return [torch.rand(batch_size, dim)]
+
+
+def get_init_inputs():
+    return [dim]
+"""
+
+
+def written(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_every_operator_has_a_definition_that_pytorch_answers() -> None:
+    for op in suites.OPERATORS:
+        for dtype in ("bfloat16", "float32"):
+            definition = suites.operator_definition(f"aten::{op}::{dtype}")
+            assert definition.op_type == "aten"
+            inputs = [
+                torch.ones(
+                    definition.shape_of(spec, {"rows": 3, "batch": 3}) or (), dtype=getattr(torch, spec.dtype)
+                )
+                for spec in definition.inputs.values()
+            ]
+            space: dict[str, object] = {}
+            exec(definition.reference, space)  # noqa: S102 - ours
+            found = space["run"](*inputs)  # type: ignore[operator]
+            [spec] = definition.outputs.values()
+            assert found.dtype is getattr(torch, dtype)
+            assert tuple(found.shape) == definition.shape_of(spec, {"rows": 3, "batch": 3}), op
+    with pytest.raises(
+        TraceproofError, match="there is no definition of aten::relux; close to it: relu, elu, gelu"
+    ):
+        traceproof.definition("aten::relux")
+
+
+def test_files_of_backendbench_name_their_operator_and_unknown_ones_do_not_stop_the_others(tmp_path: Path) -> None:
+    written(tmp_path / "_softmax" / "_softmax_implementation_v1.py", SOFTMAX)
+    written(tmp_path / "frob" / "frob_implementation_v1.py", "def frob_kernel_impl(x):\n    return x\n")
+    frob, softmax = sorted(read(tmp_path), key=lambda one: one.definition, reverse=True)
+    assert (softmax.definition, frob.definition) == ("aten::_softmax", "aten::frob")
+    assert not softmax.refusals
+    with target_of(softmax.definition, None) as target:
+        assert softmax.settled(target.definition).destinations is False
+    with (
+        pytest.raises(TraceproofError, match="there is no definition of aten::frob"),
+        target_of("aten::frob", None),
+    ):
+        pass
+    file = written(tmp_path / "relu" / "relu_implementation_v1.py", "def other(x):\n    return x\n")
+    with pytest.raises(TraceproofError, match="it has no function relu_kernel_impl, as BackendBench calls it"):
+        read(file)
+
+
+@pytest.mark.slow
+def test_an_operator_is_judged_against_pytorch_in_float64(tmp_path: Path) -> None:
+    file = tmp_path / "_softmax" / "_softmax_implementation_v1.py"
+    for text, right in ((SOFTMAX, True), (SOFTMAX.replace("y.sum(", "1e-3 + y.sum("), False)):
+        written(file, text)
+        report = traceproof.check(file, sizes=("small",), device="cpu")
+        assert bool(report) == right, str(report)
+        assert {row.against for row in report.rows} == {"shadow"}
+        isolated = traceproof.check(file, sizes=("small",), device="cpu", isolated=True)
+        assert bool(isolated) == right, str(isolated)
+        assert isolated.certificate is not None
+
+
+@pytest.mark.slow
+def test_a_problem_is_a_definition_and_its_solutions_have_its_weights(tmp_path: Path) -> None:
+    problem = written(tmp_path / "23_Softmax_of_linear.py", PROBLEM)
+    definition = traceproof.definition(problem)
+    assert [*definition.var_axes] == ["batch"]  # no memory is needed for its 16 GiB
+    assert definition.const_axes == {"size_4096": 4096, "size_48": 48}
+    assert list(definition.inputs) == ["x"]
+    new = written(tmp_path / "new.py", PROBLEM.replace("Model", "ModelNew"))
+    assert traceproof.check(new, problem, sizes=("small",), device="cpu")
+    written(new, PROBLEM.replace("Model", "ModelNew").replace("dim=1)", "dim=1) * 1.001"))
+    report = traceproof.check(new, problem, sizes=("small",), device="cpu")
+    assert not report
+    assert "again: traceproof.check" in str(report)
+    with pytest.raises(TraceproofError, match="is no problem: it has no class Model"):
+        traceproof.definition(written(tmp_path / "other.py", "x = 1\n"))
+    with pytest.raises(TraceproofError, match="may not run"):
+        traceproof.definition(written(tmp_path / "other.py", "import os\n" + PROBLEM))
+
+
+def own_norm(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    y = hidden_states.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) * weight.float()).to(hidden_states.dtype)
+
+
+def test_what_has_no_file_of_its_own_is_not_isolated(tmp_path: Path) -> None:
+    def within(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return own_norm(hidden_states, weight)
+
+    for function in (within, torch.add):
+        with pytest.raises(TraceproofError, match="has no file to run it from"):
+            traceproof.check(function, "rmsnorm", hidden_size=96, isolated=True)
+    with pytest.raises(TraceproofError, match="does not say which definition it implements"):
+        traceproof.check(written(tmp_path / "mine.py", "def run(x, weight):\n    return x\n"))
+
+
+@pytest.mark.slow
+def test_a_functions_file_is_read_by_the_policy(tmp_path: Path) -> None:
+    report = traceproof.check(own_norm, "rmsnorm", hidden_size=96, isolated=True, device="cpu")  # beside a pytest
+    assert not report
+    assert "refused" in str(report)
+    source = Path(__file__).read_text(encoding="utf-8").partition("def own_norm")[2].partition("\n\n\n")[0]
+    file = written(tmp_path / "own.py", f"import torch\n\n\ndef own_norm{source}\n")
+    space: dict[str, object] = {}
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), space)  # noqa: S102 - ours
+    report = traceproof.check(
+        space["own_norm"],  # type: ignore[arg-type]
+        "rmsnorm", hidden_size=96, isolated=True, device="cpu", sizes=("small",),
+    )  # fmt: skip
+    assert report, str(report)
