@@ -84,9 +84,9 @@ def test_each_form_has_an_oracle_that_accepts_right_and_refuses_zeros(
     assert zeros.failures
 
 
-def test_every_op_type_has_a_form_or_is_known_to_have_none() -> None:
-    made = {form.op_type for form in api.forms().values()}
-    assert set(registry.known()) - made == {"bmm_fp8", "gated_residual_next_rmsnorm"}
+def test_every_form_is_of_an_op_type_with_an_oracle() -> None:
+    # Op_types of packages' own templates have none: their definitions come from a file or a dataset.
+    assert {form.op_type for form in api.forms().values()} <= set(registry.known())
 
 
 def test_a_report_says_what_is_wrong_where_and_how_to_repeat_it() -> None:
