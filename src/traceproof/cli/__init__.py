@@ -22,6 +22,7 @@ COMMANDS = {
     "judge": "judge",
     "check-certificate": "judge",
     "show": "results",
+    "tactics": "tactics",
     "diff": "results",
     "site": "results",
     "clean": "results",

@@ -73,6 +73,17 @@ class Implementation:
             self._adapter, self._api = adapter, api
         return refused
 
+    @property
+    def api(self) -> Api:
+        """What its adapter calls, by API key; known once it is available."""
+        return self._api
+
+    def with_api(self, changed: Callable[[Api], Api]) -> "Implementation":
+        """The same ground truth, whose adapter calls what `changed` makes of its API."""
+        other = Implementation(self.name)
+        other.device, other._adapter, other._api = self.device, self._adapter, changed(self._api)
+        return other
+
     def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what packages return
         """One call: a mapping by output name, a sequence in the definition's order, or a single value."""
         assert self._adapter is not None

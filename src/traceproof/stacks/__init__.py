@@ -75,6 +75,9 @@ class Stack:
     apis: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # API keys that a supported version may lack without leaving anything out
     optional: frozenset[str] = frozenset()
+    # values of the parameter `backend` by API key, where its annotation does not list them
+    backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tuner: str = ""  # `module:class`, whose `choose_one` chooses among tactics; empty: nothing does
     modules: tuple[str, ...] = ()  # further modules that its adapters import
     prepare: str = ""  # `module:function`, called once before anything of the package is imported; empty: nothing
     settings: Mapping[str, str] = field(default_factory=dict)  # variables that it reads, set unless they are given

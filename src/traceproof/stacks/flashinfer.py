@@ -120,6 +120,13 @@ STACK = Stack(
     distribution="flashinfer-python",
     versions=("apache-tvm-ffi", "nvidia-cutlass-dsl"),
     apis=APIS,
+    backends={  # 0.7.2.post1; what they need is told by the calls
+        "decode": ("fa2", "fa3", "trtllm-gen", "cute-dsl", "cudnn"),
+        "prefill_paged": ("fa2", "fa3", "cudnn", "trtllm-gen", "cute-dsl", "cute-dsl-prims"),
+        "prefill_ragged": ("fa2", "fa3", "cudnn", "cutlass", "cute-dsl", "cute-dsl-prims", "cutile"),
+        "mla": ("fa2", "fa3", "cutlass"),
+    },
+    tuner="flashinfer.autotuner:AutoTuner",
     optional=frozenset({"gen_gdn_prefill"}),  # since 0.7 CuTe compiles that one, as it is called
     modules=(ENVIRONMENT,),
     prepare="traceproof.stacks.flashinfer:prepare",

@@ -1,0 +1,223 @@
+"""Every backend and every tactic of a ground truth's call, case by case, judged.
+
+A function or wrapper may take a `backend`, and a package's autotuner may choose one of several tactics within a
+call, by their times. `verify` sees what is chosen by default; here each is called by itself. `setup` is called in
+a worker of the ground truth's environment; what takes its process down costs a row.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import torch
+
+from traceproof.dataset.definition import Definition
+from traceproof.judge.output import Ruling
+from traceproof.ops import lookup, registry
+from traceproof.ops.adapter import Api
+from traceproof.ops.cases import Case
+from traceproof.reasons import Skip, Unavailable, UnavailableError, Verdict
+from traceproof.run.calls import ending_if_lost, giving_back, wait_asleep
+from traceproof.run.case import SolvedCase, make_inputs
+from traceproof.run.judging import rulings
+from traceproof.run.plan import PlanSelection, planned_alone
+from traceproof.run.schema import WHOLE
+from traceproof.run.tensors import plain_tensors
+from traceproof.run.trusted import Implementation, Runner
+from traceproof.run.untrusted import CaseResult
+from traceproof.stacks import STACK_OF, STACKS, Stack
+
+BACKEND = "backend"  # the parameter
+AUTO = "auto"  # the value that leaves the choice to the package
+LITERAL = re.compile(r"Literal\[([^\]]*)\]")
+# What a package raises that has a backend or a tactic not for this GPU, these sizes, or at all.
+REFUSALS = (
+    RuntimeError,
+    ValueError,
+    NotImplementedError,
+    AssertionError,
+    ImportError,
+    TypeError,
+    KeyError,
+    OSError,
+)
+Place = tuple[str, int, int]  # of a tactic: its operation in the call, the runner's number, the tactic's number
+
+
+def backends_of(api: Api, stack: Stack) -> list[str]:
+    """The values of `backend` that an adapter's functions and classes take, but the one that leaves it open."""
+    found: dict[str, None] = {}
+    for key, one in api.items():
+        if not takes_backend(one):
+            continue
+        annotation = inspect.signature(one).parameters[BACKEND].annotation
+        said = annotation if isinstance(annotation, str) else ""
+        literal = [part for text in LITERAL.findall(said) for part in re.findall(r"['\"]([^'\"]+)['\"]", text)]
+        named = literal or [value for value in get_args(annotation) if isinstance(value, str)]
+        found |= dict.fromkeys([*stack.backends.get(key, ()), *named])
+    return [name for name in found if name != AUTO]
+
+
+def takes_backend(one: object) -> bool:
+    """Whether that is a function or a class that has such a parameter."""
+    try:
+        return callable(one) and BACKEND in inspect.signature(one).parameters
+    except (TypeError, ValueError):  # written in C
+        return False
+
+
+def with_backend(api: Api, backend: str) -> Api:
+    """The same API, all of whose functions and classes get that backend where they take one."""
+
+    def asked(one: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: one(*args, **{**options, BACKEND: backend})
+
+    return {key: asked(one) if takes_backend(one) else one for key, one in api.items()}
+
+
+class Picked:
+    """What an autotuner is asked for in a call, and what it answers: the defaults, but for one place."""
+
+    def __init__(self, wanted: Sequence[Any] | None = None) -> None:
+        self._wanted = None if wanted is None else (str(wanted[0]), int(wanted[1]), int(wanted[2]))
+        self._met: dict[str, int] = {}  # how often each operation was met
+        self.listed: list[tuple[Place, str]] = []  # each tactic's place, and what it is called
+        self.answered = wanted is None  # whether that place was met
+
+    def choose(self, module: ModuleType, operation: str, runners: Sequence[Any], inputs: Sequence[Any]) -> Any:  # noqa: ANN401
+        """A runner and a tactic, in place of the tuner's: the first runner's fallback, or what is wanted."""
+        turn = self._met[operation] = self._met.get(operation, 0) + 1
+        name = operation if turn == 1 else f"{operation} ({turn})"
+        sizes = [value.shape if isinstance(value, torch.Tensor) else () for value in inputs]
+        shapes = [[module.StaticDim(size) for size in one] for one in sizes]
+        profile = module.OptimizationProfile(shapes, [None] * len(shapes))
+        for number, runner in enumerate(runners):
+            for index, tactic in enumerate(runner.get_valid_tactics(inputs, profile)):
+                here = name, number, index
+                self.listed.append((here, f"{type(runner).__name__} {tactic}"))
+                if here == self._wanted:
+                    self.answered = True
+                    return runner, tactic
+        return runners[0], -1
+
+
+@contextmanager
+def picking(stack: Stack, wanted: Sequence[Any] | None = None) -> Iterator[Picked]:
+    """Have a stack's autotuner, if it has one, choose what is wanted while it is active."""
+    picked, (place, _, name) = Picked(wanted), stack.tuner.partition(":")
+    try:
+        module = importlib.import_module(place) if place else None
+        tuner = getattr(module, name)
+    except (ImportError, AttributeError):  # this release has none
+        yield picked
+        return
+    assert module is not None
+    before = tuner.choose_one
+
+    def choose_one(_: Any, custom_op: str, runners: Any, tuning_config: Any, inputs: Any, **__: Any) -> Any:  # noqa: ANN401
+        del tuning_config
+        return picked.choose(module, custom_op, runners, inputs)
+
+    tuner.choose_one = choose_one
+    try:
+        yield picked
+    finally:
+        tuner.choose_one = before
+
+
+def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Calls a ground truth in one way per item, and judges it: see `Caller`."""
+    torch.set_num_threads(1)
+    wait_asleep(torch.device(payload["device"]))
+    return Caller(payload).answer
+
+
+class Caller:
+    """A ground truth and a definition, in a worker; holds what is expected of the last case."""
+
+    def __init__(self, payload: Mapping[str, Any]) -> None:
+        """With `implementation`, `definition` (JSON), `device`, `dataset`, `selection` (a `PlanSelection`)."""
+        self._device, self._dataset = torch.device(payload["device"]), Path(payload["dataset"])
+        self._definition = Definition.model_validate(payload["definition"])
+        self._op, self._unknown = registry.for_definition(self._definition)
+        self._stack = STACKS[STACK_OF[payload["implementation"]]]
+        self._selection = PlanSelection.of_json(payload["selection"])
+        self._plain = Implementation(payload["implementation"])
+        self._plain.device = self._device.type
+        self._why = self._plain.unavailable(self._definition)
+        self._right: SolvedCase | None = None
+
+    def answer(self, item: dict[str, Any]) -> dict[str, Any]:
+        """What comes of one way of calling it.
+
+        An empty item asks for `cases` and `backends`. Another one has a `case`, a `backend` (or none) and a
+        `tactic`: a place that an earlier answer listed, or none.
+        """
+        if self._why is not None:
+            return skipped(self._why)
+        if not item:
+            planned = planned_alone(self._definition, self._selection).cases
+            cases = [one.case.as_json() for one in planned if not one.hidden and one.skip is None]
+            return {"cases": cases, "backends": backends_of(self._plain.api, self._stack)}
+        try:
+            with giving_back(0), ending_if_lost(self._device):
+                return self._called(item)
+        except UnavailableError as error:
+            return skipped(error.unavailable)
+        except REFUSALS as error:
+            told = refusal(error)
+            if told is None:
+                raise
+            return skipped(told)
+
+    def _called(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        right, backend = self._solved(Case(**item["case"])), item["backend"]
+        given = self._plain.with_api(lambda api: with_backend(api, backend)) if backend else self._plain
+        with picking(self._stack, item["tactic"]) as picked:
+            runner = Runner(self._definition, self._op, given, self._device, self._dataset)
+            answer = runner.run({"case": item["case"], "repeat": False})
+        if not picked.answered:
+            raise UnavailableError(Unavailable(Skip.API_ABSENT, "the call asks for no such tactic any more"))
+        told = rulings(right, CaseResult(**{**answer, "inputs": None}), tolerance=None)
+        return {"rows": [_row(output, ruling) for output, ruling in told], "tactics": picked.listed}
+
+    def _solved(self, case: Case) -> SolvedCase:
+        if self._right is None or self._right.case.digest != case.digest:
+            inputs = make_inputs(self._op, self._definition, case, device=self._device, dataset=self._dataset)
+            values = {} if self._unknown is not None else self._op.expected(self._definition, inputs)
+            oracle = dict(zip(values, plain_tensors(list(values.values())), strict=True))
+            self._right = SolvedCase(
+                definition=self._definition, op=self._op, case=case, inputs={}, oracle=oracle, seed=case.seed
+            )
+        return self._right
+
+
+def _row(output: str, ruling: Ruling) -> dict[str, Any]:
+    margin = (ruling.details.get("gate") or {}).get("margin")
+    return {
+        "output": output,
+        "verdict": ruling.verdict,
+        "reason": ruling.reason,
+        "message": ruling.message,
+        "margin": margin,
+    }
+
+
+def refusal(error: Exception) -> Unavailable | None:
+    """The skip that an exception stands for: another GPU or a package is needed; None: it is a finding."""
+    said = str(error)
+    if isinstance(error, ImportError) or lookup.ABSENT.search(said):
+        return Unavailable(Skip.PACKAGE_ABSENT, said)
+    if torch.cuda.is_available() and lookup.asks_for_another(said, torch.cuda.get_device_capability()):
+        return Unavailable(Skip.NEEDS_SM, said)
+    return None
+
+
+def skipped(why: Unavailable) -> dict[str, Any]:
+    """An answer of one row that says why nothing was run."""
+    return {"rows": [_row(WHOLE, Ruling(Verdict.SKIP, why.reason, why.message, {}))], "tactics": []}
