@@ -285,7 +285,7 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
         Variant("a grouped convolution", formula=convolved),
         Variant("the newest product first", formula=partial(convolved, backwards=True)),
     ),
-    **dict.fromkeys(("gemm", "gemm_bf16", "bmm_bf16"), PRODUCTS),
+    **dict.fromkeys(("gemm", "gemm_bf16", "bmm_bf16", "gemm_mxfp8", "bmm_mxfp8", "gemm_bf16_fp4"), PRODUCTS),
     "bmm_fp8": (*PRODUCTS, Variant("scaled after the product", after=True)),
     "gemm_fp8": (*PRODUCTS, Variant("scaled after each block", after=True)),  # as kernels do
     **{

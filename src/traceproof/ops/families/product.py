@@ -14,7 +14,22 @@ from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_o
 from traceproof.ops.base import Tensors, Values, ordered, specified, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison
-from traceproof.ops.formats import BLOCK, scale_blocks
+from traceproof.ops.formats import (
+    BLOCK,
+    E2M1,
+    E4M3,
+    E8M0,
+    FP4_BLOCK,
+    MX_BLOCK,
+    Format,
+    scale_blocks,
+    swizzled_size,
+    unpack,
+    unswizzle,
+)
+from traceproof.ops.formats import (
+    in_blocks as blocks_of,
+)
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import Exactly, whole
 from traceproof.ops.op import UNUSUAL, Op
@@ -560,3 +575,286 @@ def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
     a = a * a_scale.repeat_interleave(width, 1)
     b = b * b_scale.repeat_interleave(height, 0).repeat_interleave(width, 1)
     return {"out": api[TORCH_LINEAR](a, b).to(dtype_of(definition.outputs["out"]))}
+
+
+# gemm_mxfp8, bmm_mxfp8, gemm_bf16_fp4, gemm_nvfp4_svdquant: factors as codes with a scale for each block of K
+
+Tiles = Callable[
+    ["torch.Tensor", int, int], "torch.Tensor"
+]  # scales in memory, rows, columns -> [..., rows, columns]
+
+
+def in_rows(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Scales that are what they seem."""
+    return scales[..., : rows * columns].reshape(*scales.shape[:-1], rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A factor [..., rows, K] of a product as codes, and its scales, by the names of the inputs.
+
+    Attributes:
+        turned: whether it is [..., K, rows] in the definition.
+        lies: of the scales: in rows, in 128x4 tiles one behind the other, or in tiles as six axes.
+    """
+
+    values: str
+    scales: str
+    element: Format
+    form: Format
+    turned: bool = False
+    lies: str = "tiles"
+
+    def decoded(self, wide: Wide, *, pairs: Part, scaled: Part, tiles: Tiles) -> torch.Tensor:
+        """What codes and scales stand for, [..., rows, K], in the formula's precision."""
+        if self.element is E2M1:
+            values = self.element.decode(pairs(unpack(wide.given(self.values)))).to(wide.dtype)
+        else:
+            values = wide[self.values].mT if self.turned else wide[self.values]
+        width = FP4_BLOCK if self.form is E4M3 else MX_BLOCK
+        rows, columns = values.shape[-2], values.shape[-1] // width
+        raw, batch = wide.given(self.scales), values.shape[:-2]
+        if self.lies == "six axes":  # row % 32, row % 128 / 32, tile of rows, column % 4, tile of columns, 1
+            raw = raw[..., 0].permute(2, 1, 0, 4, 3).reshape(rows, columns)
+        elif self.lies == "tiles":
+            raw = tiles(raw.reshape(*batch, raw.numel() // max(math.prod(batch), 1)), rows, columns)
+        scale = scaled(self.form.decode(raw).to(wide.dtype))
+        return (blocks_of(values, width) * scale[..., None]).reshape(values.shape)
+
+
+def coded_product(
+    a: Coded | str, b: Coded, c: str, *, alpha: str = "alpha", low_rank: tuple[str, ...] = ()
+) -> Callable[..., Tensors]:
+    """The formula of `c = alpha (a @ b.T + d @ l.T)`; a may be plain, alpha and the product of d and l absent."""
+
+    def formula(
+        wide: Wide,
+        *,
+        times: Times = matmul,
+        pairs: Part = same,
+        a_scales: Part = same,
+        b_scales: Part = same,
+        tiles: Tiles = unswizzle,
+        alphas: int = 1,
+        corrected: bool = True,
+    ) -> Tensors:
+        right = b.decoded(wide, pairs=pairs, scaled=b_scales, tiles=tiles)
+        left = wide[a] if isinstance(a, str) else a.decoded(wide, pairs=same, scaled=a_scales, tiles=tiles)
+        if low_rank and corrected:
+            left, right = torch.cat([left, wide[low_rank[0]]], -1), torch.cat([right, wide[low_rank[1]]], -1)
+        factor = wide.maybe(alpha)
+        found = bounded(c, left, right.mT, times)
+        if factor is None:
+            return found
+        return {name: value * factor.abs() ** alphas for name, value in found.items()}
+
+    return formula
+
+
+def of_codes(low: int, high: int) -> Callable[[Draw, Wanted], torch.Tensor]:
+    """Codes from one to another, as bytes or as the dtype has them."""
+
+    def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+        made = draw.integers(wanted.name, wanted.shape, low=low, high=high).to(torch.uint8)
+        return made if wanted.dtype is torch.uint8 else made.view(wanted.dtype)
+
+    return drawn
+
+
+def tile_size(rows: str, columns: str, width: int, *batch: str) -> Callable[[Mapping[str, int]], int]:
+    """How many scales of blocks of so many columns lie in tiles, by the letters of a factor's axes."""
+    return lambda at: math.prod(at[one] for one in batch) * swizzled_size(at[rows], at[columns] // width)
+
+
+def of_tiles(wide: Wide) -> bool:
+    """Whether scales lie in tiles one behind the other."""
+    names = [name for name in wide.values if name.endswith(("descale", "_scale", "_sf"))]
+    return any(len(wide.definition.inputs[name].shape or ()) == 1 for name in names)
+
+
+POWERS, SCALES, CODES = of_codes(121, 128), of_codes(0x28, 0x40), of_codes(0, 256)
+CODED_MUTANTS = (
+    *MUTANTS[:3],
+    Mutant("A shifted by a column", times=lambda a, b: a.roll(1, -1) @ b),
+    Mutant("sums in bfloat16", times=lambda a, b: in_blocks(a, b, torch.bfloat16, 16)),
+    Mutant("scales of the second factor dropped", b_scales=lambda scale: torch.ones_like(scale)),
+    Mutant("scales of the second factor inverted", b_scales=lambda scale: 1 / scale),
+    Mutant("the first block's scale for all", b_scales=lambda scale: scale[..., :1].expand(scale.shape)),
+    Mutant("blocks along K exchanged", b_scales=lambda scale: scale.flip(-1)),
+    Mutant("scales of the next row", b_scales=lambda scale: scale.roll(1, -2)),
+    Mutant("scales read row by row", applies=of_tiles, tiles=in_rows),
+)
+BOTH_CODED = (
+    Mutant("scales of the first factor dropped", a_scales=lambda scale: torch.ones_like(scale)),
+    Mutant("scales of the first factor inverted", a_scales=lambda scale: 1 / scale),
+)
+OF_PAIRS = (
+    Mutant("neighbours exchanged", pairs=lambda codes: blocks_of(codes, 2).flip(-1).flatten(-2)),
+    Mutant("signs lost", pairs=lambda codes: codes & 7),
+)
+OF_ALPHA = (
+    Mutant("alpha dropped", applies=lambda wide: "alpha" in wide, alphas=0),
+    Mutant("alpha twice", applies=lambda wide: "alpha" in wide, alphas=2),
+)
+
+
+def unit_scales(names: Collection[str], code: int) -> Mapping[str, Exactly]:
+    """Scales of 1, by their code."""
+    return dict.fromkeys(names, of_codes(code, code + 1))
+
+
+GEMM_MXFP8 = Op(
+    "gemm_mxfp8",
+    Form(
+        "A[m k] B[k n] a_descale[x] b_descale[y] -> C[m n]",
+        coded_product(Coded("A", "a_descale", E4M3, E8M0), Coded("B", "b_descale", E4M3, E8M0, turned=True), "C"),
+    ),
+    family="product",
+    lossless=lambda _: {"A": summable, "B": summable, **unit_scales(("a_descale", "b_descale"), 127)},
+    exact_on_gpu=lambda _: False,
+    apart=False,
+    sizes={"x": tile_size("m", "k", MX_BLOCK), "y": tile_size("n", "k", MX_BLOCK)},
+    draws={"a_descale": POWERS, "b_descale": POWERS},
+    adversarial=ADVERSARIAL,
+    data=("A",),
+    gates={"C": Backward()},
+    mutants=(*CODED_MUTANTS, *BOTH_CODED),
+)
+BMM_MXFP8 = Op(
+    "bmm_mxfp8",
+    Form(
+        "A[b m k] B[b k n] A_scale[x] B_scale[y] dtype? -> C[b m n]",
+        coded_product(Coded("A", "A_scale", E4M3, E8M0), Coded("B", "B_scale", E4M3, E8M0, turned=True), "C"),
+    ),
+    family="product",
+    lossless=lambda _: {"A": summable, "B": summable, **unit_scales(("A_scale", "B_scale"), 127)},
+    exact_on_gpu=lambda _: False,
+    apart=False,
+    scalars={"dtype": 1},  # a number that only names the output's dtype
+    sizes={
+        "m": (3, 1, 17, 8),
+        "x": tile_size("m", "k", MX_BLOCK, "b"),
+        "y": tile_size("n", "k", MX_BLOCK, "b"),
+    },
+    draws={"A_scale": POWERS, "B_scale": POWERS},
+    adversarial=ADVERSARIAL,
+    data=("A",),
+    gates={"C": Backward()},
+    mutants=(*CODED_MUTANTS, *BOTH_CODED),
+)
+WEIGHTS = "A[m k] B[n p] b_descale{} alpha[o]? block_size? out_dtype? out[m n]? -> C[m n]"
+
+
+def whole_blocks(definition: Definition) -> str | None:
+    """Why axes are not those of fp4 codes and their scales; None: they are."""
+    shapes = {**definition.inputs, **definition.outputs}
+    first, second = list(definition.inputs)[:2]
+    k, packed = ((shapes[name].shape or ("",))[-1] for name in (first, second))
+    sizes = definition.const_axes.get(k), definition.const_axes.get(packed)
+    known = None not in sizes and k != packed
+    if known and (sizes[0] != 2 * (sizes[1] or 0) or (sizes[0] or 0) % (4 * FP4_BLOCK)):
+        return f"{k} is {sizes[0]} beside {sizes[1]} bytes of two codes each, in whole tiles of scales"
+    return None
+
+
+def weights(lies: str) -> Callable[..., Tensors]:
+    """The product of plain activations with weights whose scales lie so."""
+    return coded_product("A", Coded("B", "b_descale", E2M1, E4M3, lies=lies), "C")
+
+
+GEMM_BF16_FP4 = Op(
+    "gemm_bf16_fp4",
+    Form(WEIGHTS.format("[s]"), weights("tiles")),
+    Form(WEIGHTS.format("[n g]"), weights("rows")),
+    Form(WEIGHTS.format("[s w]"), weights("tiles")),
+    Form(WEIGHTS.format("[q r t u v w]"), weights("six axes")),
+    family="product",
+    requires=whole_blocks,
+    lossless=lambda _: {"A": summable, "alpha": 0.5, **unit_scales(("b_descale",), 0x38)},
+    exact_on_gpu=lambda _: False,
+    scalars={"block_size": FP4_BLOCK},
+    sizes={"o": (1,), "s": tile_size("n", "k", FP4_BLOCK)},
+    draws={"B": CODES, "b_descale": SCALES, "alpha": of_tensor},
+    adversarial=ADVERSARIAL,
+    data=("A",),
+    gates={"C": Backward()},
+    mutants=(*CODED_MUTANTS, *OF_PAIRS, *OF_ALPHA),
+)
+GEMM_SVDQUANT = Op(
+    "gemm_nvfp4_svdquant",
+    Form(
+        "a[m p] b[n p] a_sf[x] b_sf[y] alpha[o] d[m r] l1[n r] -> out[m n]",
+        coded_product(Coded("a", "a_sf", E2M1, E4M3), Coded("b", "b_sf", E2M1, E4M3), "out", low_rank=("d", "l1")),
+    ),
+    family="product",
+    requires=lambda definition: (
+        None if (dim(definition, "a", 1) or 8) % 8 == 0 else "codes do not fill blocks of 16"
+    ),
+    lossless=lambda _: {"d": whole(3), "l1": whole(3), "alpha": 0.5, **unit_scales(("a_sf", "b_sf"), 0x38)},
+    exact_on_gpu=lambda _: False,
+    apart=False,
+    sizes={
+        "o": (1,),
+        "x": lambda at: swizzled_size(at["m"], at["p"] * 2 // FP4_BLOCK),
+        "y": lambda at: swizzled_size(at["n"], at["p"] * 2 // FP4_BLOCK),
+    },
+    draws={"a": CODES, "b": CODES, "a_sf": SCALES, "b_sf": SCALES, "alpha": of_tensor},
+    data=("d",),
+    gates={"out": Backward()},
+    mutants=(
+        *CODED_MUTANTS[3:],
+        *BOTH_CODED,
+        *OF_PAIRS,
+        *OF_ALPHA,
+        Mutant("product of low rank dropped", corrected=False),
+    ),
+)
+MM_MXFP8, FLASHINFER_BMM_MXFP8 = "flashinfer.gemm:mm_mxfp8", "flashinfer.gemm:bmm_mxfp8"
+MM_SVDQUANT, MM_BF16_FP4 = "flashinfer.gemm:mm_nvfp4_svdquant", "flashinfer.gemm:mm_bf16_fp4"
+NEWEST = ((10, 0), (12, 1))
+
+
+@GEMM_MXFP8.truth("flashinfer", "gemm.mm_mxfp8", MM_MXFP8, sm=NEWEST)
+def _flashinfer_mxfp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    b, dtype = in_columns(inputs["B"]), dtype_of(definition.outputs["C"])
+    return {"C": api[MM_MXFP8](inputs["A"], b, inputs["a_descale"], inputs["b_descale"], out_dtype=dtype)}
+
+
+@BMM_MXFP8.truth("flashinfer", "gemm.bmm_mxfp8", FLASHINFER_BMM_MXFP8, sm=NEWEST)
+def _flashinfer_mxfp8s(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    b, dtype = in_columns(inputs["B"]), dtype_of(definition.outputs["C"])
+    return {"C": api[FLASHINFER_BMM_MXFP8](inputs["A"], b, inputs["A_scale"], inputs["B_scale"], dtype)}
+
+
+@GEMM_BF16_FP4.truth(
+    "flashinfer",
+    "gemm.mm_bf16_fp4",
+    MM_BF16_FP4,
+    serves="A B b_descale [alpha] [block_size] -> C",
+    accepts=lambda definition: len(definition.inputs["b_descale"].shape or ()) == 2,
+    sm=NEWEST,
+)
+def _flashinfer_bf16_fp4(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """Weights as cuDNN takes them: scales in rows."""
+    given = inputs["A"], inputs["B"], inputs["b_descale"], inputs.get("alpha")
+    return {"C": api[MM_BF16_FP4](*given, backend="cudnn")}
+
+
+@GEMM_BF16_FP4.truth(
+    "flashinfer",
+    "gemm.mm_bf16_fp4",
+    MM_BF16_FP4,
+    serves="A B b_descale [alpha] [block_size] -> C",
+    accepts=lambda definition: len(definition.inputs["b_descale"].shape or ()) == 6,
+    sm=((10, 0), (10, 3)),
+)
+def _flashinfer_tiles(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """Weights as CuTe takes them: scales in tiles, seen as six axes."""
+    tiles = inputs["b_descale"].permute(5, 2, 4, 0, 1, 3).contiguous().permute(3, 4, 1, 5, 2, 0)
+    return {"C": api[MM_BF16_FP4](inputs["A"], inputs["B"], tiles, inputs.get("alpha"), backend="cute-dsl")}
+
+
+@GEMM_SVDQUANT.truth("flashinfer", "gemm.mm_nvfp4_svdquant", MM_SVDQUANT, sm=NEWEST)
+def _flashinfer_svdquant(api: Api, _: Definition, inputs: Given) -> Outputs:
+    names = ("a", "b", "a_sf", "b_sf", "alpha", "d", "l1")
+    return {"out": api[MM_SVDQUANT](*(inputs[name] for name in names))}
