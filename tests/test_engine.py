@@ -184,11 +184,10 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
     monkeypatch.setattr(DefinitionRun, "_draw_on", draw_on)
     monkeypatch.setattr(DefinitionRun, "_entries", entries)
     monkeypatch.setattr(engines, "drawing_device", lambda _definition, _case, device: device)
-    monkeypatch.setattr(engines, "ORACLE_HOST_BYTES", 0)
     monkeypatch.setattr("traceproof.run.engine.cuda_is_lost", lambda: lost)
     monkeypatch.setattr(Engine, "not_built", lambda *_: None)
     entry = planned(dataset, tmp_path / "cases")["alpha"]
-    with engine_of(EngineSettings(environments={MAIN: HERE}, limits=LIMITS)) as engine:
+    with engine_of(EngineSettings(environments={MAIN: HERE}, limits=LIMITS, host_bytes=0)) as engine:
         run = DefinitionRun(engine, entry, ["torch"])
         engine.device = torch.device("cuda")
         rows = run.rows()
