@@ -17,8 +17,9 @@ from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Unsupported, rounded
 from traceproof.ops.cases import BEFALLEN, UNUSUAL, Case
 from traceproof.ops.compare import Backward, Close
-from traceproof.reasons import Verdict
+from traceproof.reasons import Skip, Verdict
 from traceproof.run.case import SolvedCase, solve
+from traceproof.run.trusted import Implementation
 from variants import variants_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,6 +95,17 @@ def test_the_reference_passes(definition: Definition) -> None:
         subject = solve(definition, case)
         torch.manual_seed(3)
         assert not refused(subject, ops.reference_outputs(subject), reference=True), case.id
+
+
+@each(*OWN, *FORMS)
+def test_what_pytorch_s_own_functions_give_passes(definition: Definition) -> None:
+    truth = Implementation("torch")
+    if (lacking := truth.unavailable(definition)) is not None:
+        assert lacking.reason is Skip.NO_ADAPTER
+        return
+    for case in cases(definition, "small"):
+        subject = solve(definition, case)
+        assert not refused(subject, truth.run(definition, dict(subject.inputs))), case.id
 
 
 @each(*OWN, *FORMS)
