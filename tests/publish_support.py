@@ -29,6 +29,7 @@ VERSIONS = {"torch": "2.13.0"}
 IMPLEMENTATIONS = ("reference", "torch")
 CASES = ("small-0", "small-1")
 BATCH = {"small-0": 1, "small-1": 2}
+DIGESTS = ("case", "inputs", "outputs", "code", "environment")
 
 
 def dataset(root: Path, *names: str) -> Path:
@@ -55,14 +56,7 @@ def row(name: str, digest: str, case: str, implementation: str, /, **changes: An
         "reason": None,
         "message": "fine",
         "gate": {"kind": "baseline", "margin": 0.25},
-        "digests": {
-            "definition": digest,
-            "case": "1" * 32,
-            "inputs": "2" * 32,
-            "outputs": "3" * 32,
-            "code": "4" * 32,
-            "environment": "5" * 32,
-        },
+        "digests": {"definition": digest} | {name: str(number) * 32 for number, name in enumerate(DIGESTS)},
         "versions": VERSIONS,
         "device": "NVIDIA TEST",
         "repeat": f"traceproof verify --definition-name {name} --case {case}",
@@ -78,13 +72,8 @@ def finished(folder: Path, root: Path, rows: list[dict[str, Any]]) -> Source:
     (folder / "verdicts").mkdir()
     text = "".join(json.dumps(item) + "\n" for item in rows)
     (folder / "verdicts" / "rmsnorm.jsonl").write_text(text)
-    return Source(
-        root=ROOT,
-        dataset=root,
-        run=folder,
-        python=sys.executable,
-        provenance={"dataset": "made for tests"},
-    )
+    provenance = {"dataset": "made for tests"}
+    return Source(root=ROOT, dataset=root, run=folder, python=sys.executable, provenance=provenance)
 
 
 @contextmanager

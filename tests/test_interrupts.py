@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from repository import Repository, own_dataset
+from repository import Ran, Repository, own_dataset
 
 from traceproof.run.entry import FINDINGS, FOUND, INTERRUPTED, UNFINISHED
 
@@ -223,18 +223,12 @@ def test_an_interrupt_that_what_is_imported_catches_is_not_lost(tmp_path: Path) 
 
 def test_snakemake_of_another_environment_says_what_to_do(repository: Repository) -> None:
     program = "import sys; sys.modules['traceproof'] = None; from snakemake.cli import main; main(sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--cores", "1", "--dry-run"],
-        cwd=repository.root,
-        check=False,
-        text=True,
-        capture_output=True,
-    )
-    out = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert "`source .venv/bin/activate` first" in out
-    assert "usage:" not in out
-    assert len(out.splitlines()) < 6, out
+    command = (sys.executable, "-c", program, "--cores", "1", "--dry-run")
+    ran = Ran.of(*command, cwd=repository.root, env=os.environ)
+    assert ran.code != 0
+    assert "`source .venv/bin/activate` first" in ran.out
+    assert "usage:" not in ran.out
+    assert len(ran.out.splitlines()) < 6, ran.out
 
 
 @pytest.mark.parametrize(

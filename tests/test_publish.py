@@ -117,12 +117,8 @@ def test_what_is_not_verified_is_not_published(source: Source, tmp_path: Path) -
 
 def trace(data: bytes, status: str = "PASSED", solution: str = "torch_wrapper_alpha") -> bytes:
     line = json.loads(data.splitlines()[0])
-    evaluation: dict[str, Any] = {
-        "status": status,
-        "log": "",
-        "environment": {"hardware": "H"},
-        "timestamp": "now",
-    }
+    evaluation: dict[str, Any] = {"status": status, "log": "", "environment": {"hardware": "H"}}
+    evaluation["timestamp"] = "now"
     if status == "PASSED":
         evaluation |= {"correctness": {}, "performance": {"latency_ms": 1.0}}
     return json.dumps(line | {"solution": solution, "evaluation": evaluation}).encode() + b"\n"
@@ -263,13 +259,8 @@ def test_a_baseline_stands_alone_and_does_what_its_adapter_does(path: Path) -> N
 
 
 def test_a_case_whose_right_answer_is_infinite_is_no_workload(source: Source, tmp_path: Path) -> None:
-    request = {
-        "definition": "alpha",
-        "plan": str(source.run / "cases" / "rmsnorm.json"),
-        "versions": {"torch": None},
-        "cases": ["small-0", "small-1"],
-        "infinite": ["small-1"],
-    }
+    request = {"definition": "alpha", "plan": str(source.run / "cases" / "rmsnorm.json")}
+    request |= {"versions": {"torch": None}, "cases": ["small-0", "small-1"], "infinite": ["small-1"]}
     write_solutions([request], tmp_path)  # type: ignore[list-item] # read from JSON
     notes = json.loads((tmp_path / "alpha" / "notes.json").read_text())
     assert "infinities" in notes["left_out"]["small-1"]

@@ -207,15 +207,9 @@ def test_the_shadow_of_a_right_reference_is_what_the_oracle_says(definition: Def
 def own(tmp_path: Path, body: str, **changes: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
     """What comes of a reference of an op_type that nobody knows."""
     tensor = {"shape": ["rows", "width"], "dtype": "bfloat16"}
-    definition = {
-        "name": "one",
-        "op_type": "unheard_of",
-        "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 64}},
-        "inputs": {"x": tensor},
-        "outputs": {"y": tensor},
-        "reference": f"import torch\n\n\ndef run(x):\n    {body}\n",
-    }
-    write(tmp_path / "dataset", definition | changes)
+    given = {"inputs": {"x": tensor}, "outputs": {"y": tensor}}
+    reference = f"import torch\n\n\ndef run(x):\n    {body}\n"
+    write(tmp_path / "dataset", RENORM | {"name": "one", "reference": reference} | given | changes)
     rows = Run(tmp_path / "dataset", tmp_path / "out", limits=LIMITS).verify()["one"]
     return {"rows": rows, "verdicts": verdicts(rows), "against": {row["against"] for row in rows}}
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,15 +252,8 @@ def test_a_stack_is_known_by_the_release_of_its_compiler(tmp_path: Path) -> None
 def test_builders_find_the_stacks_own_programs_first(tmp_path: Path) -> None:
     fake = program(tmp_path / "python", '#!/bin/sh\necho "$PATH"; exit 1\n')
     marks = tmp_path / "built"
-    problem = jit.build(
-        "flashinfer",
-        Module("gen_norm"),
-        python=str(fake),
-        variables={},
-        marks=marks,
-        seconds=30.0,
-        stopped=threading.Event(),
-    )
+    where: dict[str, Any] = {"python": str(fake), "variables": {}, "marks": marks}
+    problem = jit.build("flashinfer", Module("gen_norm"), **where, seconds=30.0, stopped=threading.Event())
     assert problem is not None
     assert problem.partition("\n")[2] == os.pathsep.join([str(tmp_path), os.environ["PATH"]])
 
