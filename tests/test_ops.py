@@ -177,8 +177,10 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
 
 
 NARROW = (torch.bfloat16, torch.float16)
-FEW = {  # outputs of too few heads or rows to say what is luck
-    "single_decode_h4_kv2_d64": {"output"}
+FEW = {  # outputs of too few heads, rows or different values to say what is luck
+    "single_decode_h4_kv2_d64": {"output"},
+    "nvfp4_kv_dequantize_paged_h3_dk64_dv96_ps4": {"output_k_out", "output_v_out"},
+    "nvfp4_kv_dequantize_paged_hnd_h3_dk64_dv96_ps4": {"output_k_out"},
 }
 
 

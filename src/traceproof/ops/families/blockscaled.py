@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.ops.adapter import Api, Call, Definition, Given, Outputs, sizes
+from traceproof.ops.adapter import SM80, Api, Call, Definition, Given, Outputs, sizes
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import ANY_CODE, Exact
 from traceproof.ops.formats import (
@@ -37,6 +38,7 @@ from traceproof.ops.formats import (
 )
 from traceproof.ops.formula import Form, Formula, Mutant, Part, Wanted, Wide, has, same
 from traceproof.ops.gates import sigmoid
+from traceproof.ops.lossless import full
 from traceproof.ops.op import ADVERSARIAL, Op
 
 if TYPE_CHECKING:
@@ -683,6 +685,113 @@ ACTIVATION_QUANTIZE = gated_in(
     ),
     others=(gated_in(rows=True, columns=False), gated_in(rows=False, columns=True)),
 )
+
+
+# dequantize_fp4: a paged cache in nvfp4, gathered
+
+
+def gathered(
+    wide: Wide,
+    *,
+    heads_first: bool = False,
+    order: Part = same,
+    scaled: Part = same,
+    wholes: int = 1,
+    more: int = 0,
+    tables: Part = same,
+    values: str = "v",
+) -> Tensors:
+    """Tokens of sequences, `code * scale * whole`, by the pages of a table; nothing new behind their ends."""
+    found, lengths = {}, wide["seq_lens"].long()
+    for one, source in (("k", "k"), ("v", values)):
+        cache, scales = wide.given(f"paged_{source}_cache"), wide.given(f"{source}_scales")
+        blocks = in_blocks(E2M1.decode(order(unpack(cache))).to(wide.dtype), FP4_BLOCK)
+        rows = (blocks * scaled(E4M3.decode(scales).to(wide.dtype))[..., None]).flatten(-2)
+        rows = rows.transpose(1, 2) if heads_first else rows
+        old = wide[f"output_{one}"]
+        place = torch.arange(old.shape[1], device=old.device)
+        pages = tables(wide["block_tables"].long())[:, place // rows.shape[1]]
+        new = rows[pages, place % rows.shape[1]] * wide[f"{source}_scale"] ** wholes
+        found[f"output_{one}_out"] = torch.where((place < lengths[:, None] + more)[..., None, None], new, old)
+    return found
+
+
+def some_pages(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Pages in any order."""
+    pages = wanted.shape_of("paged_k_cache")[0]
+    return draw.integers(wanted.name, wanted.shape, low=0, high=max(pages, 1)).to(wanted.dtype)
+
+
+def lengths(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Lengths from 0 to all that there is room for."""
+    room = wanted.shape_of("output_k")[1]
+    return draw.integers(wanted.name, wanted.shape, low=0, high=room + 1).to(wanted.dtype)
+
+
+def some_scales(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Scales in e4m3 between 1/2 and 2."""
+    made = draw.integers(wanted.name, wanted.shape, low=0x30, high=0x40).to(torch.uint8)
+    return made.view(wanted.dtype)
+
+
+PAGED = (
+    "paged_k_cache[{0} c] paged_v_cache[{0} e] k_scales[{0} x] v_scales[{0} y] block_tables[b n] seq_lens[b]"
+    " k_scale[o] v_scale[o] output_k[b l h d] output_v[b l h f] -> output_k_out[b l h d] output_v_out[b l h f]"
+)
+DEQUANTIZE_FP4 = Op(
+    "dequantize_fp4",
+    Form(PAGED.format("p t h"), gathered),
+    Form(PAGED.format("p h t"), partial(gathered, heads_first=True)),
+    family="quantisation",
+    apart=False,
+    sizes={
+        "l": (33, 5, 80, 64),
+        "o": (1,),
+        "n": lambda at: -(-at["l"] // at["t"]) + 1,
+        "p": lambda at: at["b"] * at["n"] + 2,
+    },
+    draws={
+        **dict.fromkeys(("paged_k_cache", "paged_v_cache"), any_bytes),
+        **dict.fromkeys(("k_scales", "v_scales"), some_scales),
+        **dict.fromkeys(("k_scale", "v_scale"), between(0.5, 1.5)),
+        "block_tables": some_pages,
+        "seq_lens": lengths,
+    },
+    adversarial={},
+    lossless=lambda _: {
+        **dict.fromkeys(("k_scale", "v_scale"), 13 / 16),
+        **dict.fromkeys(("k_scales", "v_scales"), some_scales),
+        **dict.fromkeys(("output_k", "output_v"), full(0)),
+    },
+    mutants=(
+        Mutant("neighbours exchanged", order=lambda codes: in_blocks(codes, 2).flip(-1).flatten(-2)),
+        Mutant("signs lost", order=lambda codes: codes & 7),
+        Mutant("blocks' scales dropped", scaled=lambda scale: torch.ones_like(scale)),
+        Mutant("blocks' scales shifted", scaled=lambda scale: scale.roll(1, -1)),
+        Mutant("blocks' scales inverted", scaled=lambda scale: 1 / scale),
+        Mutant("whole cache's scale dropped", wholes=0),
+        Mutant("whole cache's scale inverted", wholes=-1),
+        Mutant("a token more", more=1),
+        Mutant("a token less", more=-1),
+        Mutant("always the first page", tables=lambda table: table[:, :1].expand(table.shape)),
+        Mutant("the next sequence's pages", tables=lambda table: table.roll(1, 0)),
+        Mutant(
+            "keys for values", applies=lambda wide: wide["output_k"].shape == wide["output_v"].shape, values="k"
+        ),
+    ),
+)
+KV_DEQUANTIZE = "flashinfer:nvfp4_kv_dequantize_paged"
+
+
+@DEQUANTIZE_FP4.truth("flashinfer", "nvfp4_kv_dequantize_paged", KV_DEQUANTIZE, rows="seq_lens", sm=SM80)
+def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    heads = (definition.inputs["output_k"].shape or ("", "", ""))[2]
+    layout = "HND" if (definition.inputs["paged_k_cache"].shape or ("", ""))[1] == heads else "NHD"
+    keys, values = inputs["output_k"].clone(), inputs["output_v"].clone()
+    caches, scales = (inputs["paged_k_cache"], inputs["paged_v_cache"]), (inputs["k_scales"], inputs["v_scales"])
+    wholes, tables = (inputs["k_scale"], inputs["v_scale"]), (inputs["block_tables"], inputs["seq_lens"])
+    api[KV_DEQUANTIZE](caches, scales, *tables, *wholes, keys, values, kv_layout=layout)
+    return {"output_k_out": keys, "output_v_out": values}
 
 
 # Calls.
