@@ -78,15 +78,12 @@ def test_a_bad_configuration_is_told_in_full_without_a_traceback(fresh: Reposito
     assert "Traceback" not in ran.out
 
 
-def test_a_run_gives_every_definition_a_verdict(repository: Repository) -> None:
+def test_a_run_gives_every_definition_a_verdict_and_a_second_one_prints_the_table(repository: Repository) -> None:
     summary = repository.summary()
     assert summary["verified"]
     assert repository.verdicts() == dict.fromkeys(
         ["fused_add_rmsnorm_h96", "gemm_n96_k160", "rmsnorm_h96"], "pass"
     )
-
-
-def test_a_second_run_prints_the_table_and_does_nothing_else(repository: Repository) -> None:
     ran = repository.verify()
     assert ran.code == 0
     assert "VERIFIED: 3 definitions, 3 right" in ran.out

@@ -64,6 +64,11 @@ INNOCENT = [
     ("TA102", "def test_a():\n    assert f() == 1\n    return True\n"),
     ("TA104", f"{SCRIPT}sys.exit(pytest.main(sys.argv))\n"),
     ("TA303", f"def test_a():\n    {PERMUTED}"),
+    ("TA103", "def test_a():\n    try:\n        assert f() == 1\n    except KeyError:\n        print(1)\n"),
+    (
+        "TA103",
+        "def test_a():\n    try:\n        assert f() == 1\n    except Exception:\n        pytest.fail('no')\n",
+    ),
 ]
 
 
@@ -509,6 +514,9 @@ def test_parameters_of_a_linear_attention_test_say_its_axes() -> None:
     said = {"layout": "variable", "direction": "backward", "length": "part of a chunk", "value_heads": "grouped"}
     assert {name: varlen[name] for name in said} == {name: {value} for name, value in said.items()}
     assert {axis.name for axis in SPACE.axes} == set(varlen)
+    for expand, dims in ((1, "equal"), (2, "different")):
+        whole = read("test_kda", {"T": 128, "D": 64, "expand_v": expand})
+        assert [*whole["length"], *whole["head_dims"]] == ["whole chunks", dims]
     gated = read("test_kda", {"safe_gate": True, "use_beta_sigmoid": True}, ("torch", "gradcheck"))
     assert [*gated["safe_gate"], *gated["beta_sigmoid"], *gated["verifier"]] == ["yes", "in kernel", "gradcheck"]
     assert read("test_kda", {}, ("naive_kda", "assert_close"))["verifier"] == {"reference"}
