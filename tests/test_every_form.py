@@ -198,7 +198,19 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 MEANT = {
     *("rmsnorm", "layernorm", "gated_residual_rmsnorm", "gated_residual_next_rmsnorm", "rmsnorm_sigmoid_gate"),
     *("gemm", "gemm_bf16", "gemm_fp8", "quantize_fp8", "quantize_int8"),
+    *("gdn", "mamba_ssu", "moe", "rope"),
 }
+# Op_types of which ordinary cases do: keys at ends of pages and of sequences, tokens of a vocabulary, the best of
+# a few experts; widths of two halves, over which nothing is summed.
+WATCHED = {
+    *("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged", "dsa_paged", "single_decode", "single_prefill"),
+    *("sampling", "moe_routing", "activation"),
+    # Maxima over blocks of at most 128, of which any place has the largest in ordinary data.
+    *("quantization", "activation_quantize", "quantize_nvfp4_smooth", "quantize_fp4"),
+    # Products of codes: an element left out is more of each output than its rounding.
+    *("bmm_mxfp8", "gemm_mxfp8", "gemm_nvfp4_svdquant"),
+}
+TENSOR_SCALES = "trtllm_fp8_per_tensor_scale_moe_topk1_e16_h512_i512"  # rounds away what is left alone
 WIDTH = 4096
 PLACES = (0, 15, 16, 1023, 1024, 4063, WIDTH - 1)
 
@@ -219,16 +231,54 @@ def test_right_ways_pass_and_no_element_can_be_left_out(definition: Definition) 
             for name in definition.outputs if outputs is not None else ():
                 ruling = subject.ruling(name, (outputs or {})[name])
                 assert ruling.verdict == Verdict.PASS, (name, ruling.message)
-        [data, *_] = subject.case.params[BEFALLEN]
-        value = subject.tensor(data)
-        for place in boundaries(value.shape[-1]):
-            less = value.float()
-            less[..., place] = 0.0
-            wrong = replace(subject, inputs=subject.with_inputs(**{data: less.to(value.dtype)}))
-            outputs = variants_of(definition.op_type)[0].make(wrong)
-            assert outputs is not None
-            verdicts = {subject.ruling(name, outputs[name]).verdict for name in definition.outputs}
-            assert Verdict.FAIL in verdicts, place
+        for data in subject.case.params.get(BEFALLEN, ())[:1]:
+            value = subject.tensor(data)
+            for place in boundaries(value.shape[-1]):
+                less = value.float()
+                less[..., place] = 0.0
+                assert told_apart(subject, **{data: less.to(value.dtype)}), (data, place)
+
+
+def told_apart(subject: SolvedCase, **inputs: torch.Tensor) -> bool:
+    """Whether what other inputs give is refused."""
+    wrong = replace(subject, inputs=subject.with_inputs(**inputs))
+    outputs = variants_of(subject.definition.op_type)[0].make(wrong)
+    assert outputs is not None
+    return Verdict.FAIL in {subject.ruling(name, outputs[name]).verdict for name in subject.definition.outputs}
+
+
+@pytest.mark.parametrize("definition", [one for one in OWN if one.op_type == "rope"], ids=lambda one: one.name)
+def test_no_position_at_a_border_can_be_read_beside_it(definition: Definition) -> None:
+    [subject] = at_boundaries(definition)
+    positions = subject.tensor("positions")
+    for place in boundaries(4097):
+        beside = torch.where(positions == place, (positions - 1).abs(), positions)
+        assert told_apart(subject, positions=beside), place
+
+
+@pytest.mark.parametrize("definition", [one for one in OWN if one.op_type == "moe"], ids=lambda one: one.name)
+def test_no_channel_of_an_expert_at_an_end_can_be_left_out(definition: Definition) -> None:
+    for subject in (one for one in at_boundaries(definition) if "inner" in one.case.id):
+        weights = subject.tensor("gemm2_weights")
+        local = subject.tensor("gemm1_weights").float().abs().sum(-1)  # [experts, 2 * channels]
+        for expert, end in ((0, weights.shape[-1] - 1), (len(local) - 1, 0)):
+            assert (local[expert, : weights.shape[-1]] != 0).nonzero().flatten().tolist() == [end]
+            less = weights.clone()
+            less.view(torch.uint8 if less.dtype.itemsize == 1 else less.dtype)[expert, :, end] = 0
+            assert told_apart(subject, gemm2_weights=less), expert
+
+
+@pytest.mark.parametrize("definition", OWN, ids=lambda one: one.name)
+def test_every_op_that_sums_over_an_axis_watches_its_ends(definition: Definition) -> None:
+    kept = {axis for spec in definition.outputs.values() for axis in spec.shape or ()}
+    summed = {
+        axis
+        for spec in definition.inputs.values()
+        for axis in (spec.shape or ())[-1:]
+        if definition.const_axes.get(axis, 0) >= 16 and axis not in kept
+    }
+    watched = definition.op_type in WATCHED or definition.name == TENSOR_SCALES or bool(at_boundaries(definition))
+    assert watched or not summed, (definition.op_type, summed)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 from traceproof.digests import digest_json
@@ -16,6 +17,7 @@ OTHER_SCALARS = (
 # Keys of drawing instructions: what is unusual about inputs (`run.case.put_unusual`), and about which ones.
 UNUSUAL, BEFALLEN = "unusual", "befallen"
 BOUNDARIES = "boundaries"  # one of the first: an element at one of `boundaries` decides each row
+ALONE = "alone"  # beside it: inputs of which that element has this value, and all others of the row are zero
 LOSSLESS = "lossless"  # one of the first: values for which kernels compute exactly (`ops.lossless`)
 LOSSLESS_ROWS = 16
 EDGE = "edge"
@@ -68,9 +70,20 @@ class Case:
         return digest_json(self.as_json())
 
 
-def at_boundaries(axes: Mapping[str, int], inputs: Sequence[str], seed: int) -> Case:
-    """The case in which an element at one of the `boundaries` after the other decides a row of some inputs."""
-    return Case("adversarial-boundaries", "adversarial", axes, seed, {UNUSUAL: BOUNDARIES, BEFALLEN: list(inputs)})
+def at_boundaries(
+    axes: Mapping[str, int],
+    inputs: Sequence[str],
+    seed: int,
+    *,
+    alone: Mapping[str, float] = MappingProxyType({}),
+    **params: Any,  # noqa: ANN401 - JSON
+) -> Case:
+    """The case in which an element at one of the `boundaries` after the other decides a row of some inputs.
+
+    It is an outlier; or, of inputs in `alone`, the only one of its row that is not zero, with that value.
+    """
+    params |= {UNUSUAL: BOUNDARIES, BEFALLEN: list(inputs)} | ({ALONE: dict(alone)} if alone else {})
+    return Case(f"adversarial-{BOUNDARIES}", "adversarial", axes, seed, params)
 
 
 @dataclass(frozen=True, slots=True)

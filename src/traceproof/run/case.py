@@ -17,7 +17,7 @@ from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Value, Values
-from traceproof.ops.cases import BEFALLEN, BOUNDARIES, LOSSLESS, OTHER_SCALARS, UNUSUAL, Case, boundaries
+from traceproof.ops.cases import ALONE, BEFALLEN, BOUNDARIES, LOSSLESS, OTHER_SCALARS, UNUSUAL, Case, boundaries
 from traceproof.ops.compare import Quantised, of_reference
 from traceproof.ops.formula import Wanted
 from traceproof.ops.generic import draw_spec
@@ -95,16 +95,18 @@ def other(value: Value) -> Value:
     return value / 2 if abs(value) > HARDLY else 0.25
 
 
-def put_unusual(inputs: Values, value: str, names: Collection[str]) -> None:
+def put_unusual(
+    inputs: Values, value: str, names: Collection[str], alone: Mapping[str, float] = MappingProxyType({})
+) -> None:
     """Make some inputs `large` or `small`, row by row, or write `nan` or `inf` into two places of each.
 
     These are the first and the last place of an input, of the next one the second and the last but one, and so on,
     so that none hides another's.
     """
-    tensors = [one for name in names if isinstance(one := inputs[name], torch.Tensor) and one.numel()]
-    for place, one in enumerate(tensors):
+    tensors = {name: one for name in names if isinstance(one := inputs[name], torch.Tensor) and one.numel()}
+    for place, (name, one) in enumerate(tensors.items()):
         if value == BOUNDARIES:
-            put_at_boundaries(one)
+            put_at_boundaries(one, alone=alone.get(name))
             continue
         if value in {"nan", "inf"}:
             one.view(-1)[[place % one.numel(), (-1 - place) % one.numel()]] = float(value)
@@ -116,14 +118,19 @@ def put_unusual(inputs: Values, value: str, names: Collection[str]) -> None:
             one[turn :: len(powers) if one.dim() > 1 else 1] *= 2.0**power
 
 
-def put_at_boundaries(data: torch.Tensor) -> None:
-    """Let one element decide each row of the last axis: BOUNDARY, at one of `boundaries` after the other."""
+def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None:
+    """Let one element decide each row of the last axis: BOUNDARY, at one of `boundaries` after the other.
+
+    `alone`: its value where the others are zero.
+    """
     rows = data.view(-1, data.shape[-1])
     places = torch.tensor(boundaries(data.shape[-1]), device=data.device)
     each = places[torch.arange(len(rows), device=data.device) % len(places), None]
-    value = torch.full(each.shape, BOUNDARY, device=data.device).to(data.dtype)
+    value = torch.full(each.shape, BOUNDARY if alone is None else alone, device=data.device).to(data.dtype)
     if data.dtype.itemsize == 1:  # nothing is written to floats of 8 bits by place
         rows, value = rows.view(torch.uint8), value.view(torch.uint8)
+    if alone is not None:
+        rows.zero_()
     rows.scatter_(1, each, value)
 
 
@@ -158,7 +165,7 @@ def make_inputs(
         if case.params.get(UNUSUAL) == LOSSLESS:
             put_lossless(op, definition, case, draw, values)
         elif UNUSUAL in case.params:
-            put_unusual(values, case.params[UNUSUAL], case.params[BEFALLEN])
+            put_unusual(values, case.params[UNUSUAL], case.params[BEFALLEN], case.params.get(ALONE, {}))
         return {name: other(value) for name, value in values.items()} if OTHER_SCALARS in case.params else values
     for name, spec in definition.inputs.items():
         described = case.params[DESCRIBED].get(name, RANDOM)

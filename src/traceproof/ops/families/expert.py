@@ -27,7 +27,7 @@ from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, d
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.base import Tensors, Unsupported, Values
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Comparison, Quantised
 from traceproof.ops.families import routing
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, Routing, choice_of, routing_of
@@ -241,6 +241,8 @@ ONE = 1 / FP8_BITS_RMS / MANTISSA  # a scale of this size gives RMS 1
 FP4_RMS = 3.2  # of uniform e2m1 codes with one 6 among 16
 GATE_RMS = 1.5  # of silu's argument: far enough from 0 and from its straight part
 ACTIVE_RMS = 1.2  # of silu(gate) * up where both have GATE_RMS
+INNER = "inner-boundaries"  # a drawing instruction: one channel of each expert is not zero, at an end of loops
+BOUNDARY = 300.0  # the one channel of a token that is not zero
 FACTOR = 2.5  # routed_scaling_factor, as DeepSeek-V3 has it
 
 # RMS of data that are not float8, whose bits are drawn.
@@ -440,6 +442,19 @@ class Experts(Op):
             params["offset"] = places[position % len(places)]
         return self.case(definition, name, {"t": tokens}, seed, params)
 
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
+        """One channel of a token decides what it gives, then one channel of an expert does.
+
+        Where kernels round to fp4, or to fp8 by one scale per expert, what is left alone may be rounded away.
+        """
+        plain, scaling = self.placed(definition, seed, "", BOUNDARY_ROWS), mixture_of(definition).scaling
+        if scaling is not Scaling.FP8_TENSOR:
+            alone = {"hidden_states": BOUNDARY}
+            yield at_boundaries(plain.axes, ["hidden_states"], seed, alone=alone, **plain.params)
+        if scaling in {Scaling.FP8_BLOCK, Scaling.PLAIN}:
+            rows: dict[str, Any] = {INNER: True, "rows": ["first", "last"]}
+            yield self.placed(definition, seed, f"adversarial-{INNER}", BOUNDARY_ROWS, **rows)
+
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Sigmoids of 1e-8, among which a bias of up to 16 chooses alone."""
         if routing_of(definition).method == Method.DEEPSEEK:
@@ -448,6 +463,15 @@ class Experts(Op):
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Routing without luck, quantised data over their whole range."""
         values = super().inputs(definition, case, draw)
+        first = values["gemm1_weights"]
+        if INNER in case.params and isinstance(first, torch.Tensor):
+            ends = boundaries(first.shape[1] // 2)
+            for expert, rows in enumerate(first.view(torch.uint8) if first.dtype.itemsize == 1 else first):
+                turn = min(expert, len(first) - 1 - expert) % len(ends)
+                place = ends[turn if expert >= len(first) // 2 else -1 - turn]  # of the last expert the first
+                kept = torch.tensor([place, place + len(rows) // 2], device=draw.device)
+                one = rows[kept].clone()
+                rows.zero_()[kept] = one
         own = {"local_expert_offset": routing.offset_of(case.params), "routed_scaling_factor": FACTOR}
         return {name: own.get(name, value) for name, value in values.items()}
 

@@ -14,7 +14,7 @@ from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
 from traceproof.ops.base import Tensors, Values, ordered, specified
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
 from traceproof.ops.formats import exact, to_bf16
@@ -180,6 +180,20 @@ class GatedDeltaRule(Op):
         few, long = ((9, 4), (96,)) if prefill else ((3,) * 2, (16,) * 2) if mtp else ((1,) * 3, (1,) * 3)
         planned += [(name, long if name.endswith("slow") else few, params) for name, params in SPECIAL]
         return self._made(definition, seed, planned)
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
+        """One channel of a key has all its length, and the same one of the query decides an output.
+
+        Of a prefill's queries none does: chunks in bfloat16 lose more of one channel than of a sum.
+        """
+        prefill, lengths = is_prefill(definition.inputs), (1,) * BOUNDARY_ROWS
+        if prefill:
+            lengths = (2 * CHUNK + 6, BOUNDARY_ROWS)
+        elif is_mtp(definition.inputs):
+            lengths = (2,) * BOUNDARY_ROWS
+        [plain] = self._made(definition, seed, [("", lengths, {})])
+        names = ["k"] if prefill else ["k", "q"]
+        yield at_boundaries(plain.axes, names, seed, alone={"k": 1.0}, **plain.params)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many sequences, or of a prefill one of so many tokens."""

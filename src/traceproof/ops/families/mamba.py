@@ -12,7 +12,7 @@ from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import BOUNDARY_ROWS, UNUSUAL, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Close
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Wanted, Wide, altered
@@ -89,7 +89,9 @@ def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
     from traceproof.draw import HostDraw
 
     host = HostDraw(definition=wanted.definition.name, case=wanted.case.id, seed=wanted.case.seed)
-    chosen = host.shuffled("slots", range(wanted.shape_of("state")[0]))[: wanted.shape_of("x")[0]]
+    count, rows = wanted.shape_of("state")[0], wanted.shape_of("x")[0]
+    ends = boundaries(count) if UNUSUAL in wanted.params and rows == BOUNDARY_ROWS else []
+    chosen = [*ends, *(slot for slot in host.shuffled("slots", range(count)) if slot not in ends)][:rows]
     for row in wanted.params.get("padding", []):
         chosen[row] = PAD
     return torch.tensor(chosen, dtype=torch.int64, device=draw.device).to(wanted.dtype)
@@ -109,6 +111,11 @@ class MambaSsu(Op):
         ]
         for name, rows, count, params in planned:
             yield self.case(definition, name, {"b": rows, "s": count}, seed, params)
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
+        """One channel of the state decides an output; slots are the first, the last, and beside tiles' borders."""
+        plain = self.case(definition, "", {"b": BOUNDARY_ROWS, "s": BOUNDARY_ROWS + 4}, seed, {})
+        yield at_boundaries(plain.axes, ["C"], seed)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Five rows in a cache of which half the slots in use lie far away."""

@@ -11,7 +11,7 @@ from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, h
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import BOUNDARIES, BOUNDARY_ROWS, Case, boundaries
 from traceproof.ops.compare import Close
 from traceproof.ops.formula import Form, Mutant, Wanted, Wide
 from traceproof.ops.lossless import full
@@ -113,6 +113,9 @@ def positions_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     positions = draw.integers(wanted.name, wanted.shape, torch.int64, low=0, high=count)
     if wanted.params.get("positions") == "extreme":
         positions[::3], positions[1::3] = count - 1, 0
+    elif wanted.params.get("positions") == BOUNDARIES:
+        ends = torch.tensor(boundaries(count), device=draw.device)
+        positions = ends[torch.arange(len(positions), device=draw.device) % len(ends)]
     elif len(positions) > 2:
         positions[0], positions[-1], positions[1] = 0, count - 1, positions[2].clone()
     return positions.to(wanted.dtype)
@@ -138,6 +141,11 @@ class Rope(Op):
         for name, tokens, (queries, keys), positions, params in planned:
             letters = {"n": tokens, "a": queries, "b": keys, "p": positions}
             yield self.case(definition, name, letters, seed, params)
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
+        """Tokens at the first and the last position of a cache, and on both sides of tiles' borders."""
+        letters = {"n": BOUNDARY_ROWS, "a": 6, "b": 1, "p": 4097}
+        yield self.case(definition, f"adversarial-{BOUNDARIES}", letters, seed, {"positions": BOUNDARIES})
 
 
 ROPE = Rope(
