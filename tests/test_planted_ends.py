@@ -74,10 +74,10 @@ def rope(beside: int = 0) -> Kernel:
             wrong = at == len(cache) - 1 if beside < 0 else (at % beside == 0) & (at > 0)
             at = torch.where(wrong, at - 1, at)
         half = cache.shape[1] // 2
-        cos, sin = (part[:, None] for part in cache[at].split(half, -1))
+        cos, sin = (part[:, None] for part in torch.split(cache[at], half, -1))
         found = []
         for x in (q.float(), k.float()):
-            one, two, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
+            one, two, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], -1)
             found.append(torch.cat([one * cos - two * sin, two * cos + one * sin, rest], -1).to(q.dtype))
         return tuple(found)
 
