@@ -22,7 +22,7 @@ LONGEST = (
     *("testgen_runs", "suites", "ops_sampling", "solutions", "imports", "scorecard", "doctor"),
     *("sources_checkout", "bumps", "shadow", "lab", "border"),
     *("extract_definitions", "nox", "judge_sampling", "ops_attention"),
-    *("hostile", "wheels", "ops_moe"),
+    *("hostile", "fetch", "ops_moe"),
 )
 
 

@@ -1,9 +1,13 @@
-"""Local git remotes for the tests of cloning: small, deterministic, and as broken as a test wants them."""
+"""Local git remotes and source packages for the tests of cloning: small, and as broken as a test wants them."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import subprocess
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from traceproof.checkouts.gitrun import Patience
@@ -50,3 +54,14 @@ class Upstream:
 
     def git(self, *arguments: str) -> str:
         return git(self.folder, *arguments)
+
+
+def packed(folder: Path, name: str, files: Mapping[str, str]) -> str:
+    """Write the source package NAME-1.0.tar.gz; its sha256."""
+    path = folder / f"{name}-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for inner, text in files.items():
+            member = tarfile.TarInfo(f"{name}-1.0/{inner}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -398,7 +398,7 @@ def test_a_solution_outside_the_schema_is_refused(change: dict[str, Any]) -> Non
 
 
 def test_what_is_written_passes_the_model_of_flashinfer_bench() -> None:
-    theirs = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench is not installed")
+    theirs = pytest.importorskip("flashinfer_bench.data", reason="package_absent: flashinfer-bench")
     for line in (trace(), trace(solution="s", evaluation=EVALUATION)):
         assert theirs.Trace.model_validate_json(json.dumps(Trace.model_validate(line).as_json())).definition == "d"
     solution = Solution.model_validate(SOLUTION).as_json()

@@ -89,7 +89,7 @@ def test_an_input_of_open_dtype_has_that_of_what_it_is_after_the_call_or_of_its_
 
 
 def test_an_output_that_is_an_input_is_modified_in_place() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="package_absent: torch")
     definition = read(APPEND).definition
     assert list(definition.outputs) == ["cache_out"]
     assert definition.outputs["cache_out"].dtype is DType.BFLOAT16  # the input's

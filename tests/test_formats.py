@@ -126,7 +126,7 @@ def test_pytorch_says_the_same(form: Format) -> None:
 
 @FORMATS
 def test_ml_dtypes_says_the_same(form: Format) -> None:
-    theirs = pytest.importorskip("ml_dtypes")
+    theirs = pytest.importorskip("ml_dtypes", reason="package_absent: ml_dtypes")
     kind, codes = getattr(theirs, ML_DTYPES[form]), codes_of(form)
     assert torch.equal(
         torch.from_numpy(codes.numpy().view(kind).astype("float64")).nan_to_num(nan=0.5),

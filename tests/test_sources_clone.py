@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shutil
-import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from source_remotes import SOON, Upstream, git
+from source_remotes import SOON, Upstream, git, packed
 
 from traceproof.checkouts import packages as package
 from traceproof.checkouts.gitrun import Git
@@ -241,14 +239,11 @@ def test_every_source_of_the_repository_is_pinned_by_digest_or_commit() -> None:
 def test_a_folder_of_a_source_package_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sdist(name: str, version: str, folder: Path, **_: object) -> Path:
         folder.mkdir()
-        path = folder / f"{name}-{version}.tar.gz"
-        with tarfile.open(path, "w:gz") as archive:
-            for inner in ("flashinfer_trace/definitions/a.json", "other.py"):
-                archive.addfile(tarfile.TarInfo(f"{name}-{version}/{inner}"), io.BytesIO())
-        return path
+        packed(folder, name, {"flashinfer_trace/definitions/a.json": "", "other.py": ""})
+        return folder / f"{name}-{version}.0.tar.gz"
 
     monkeypatch.setattr(package, "download_sdist", sdist)
-    record = bring(tmp_path, "flashinfer_trace", release=["flashinfer_trace=0.1"])["flashinfer_trace"]
+    record = bring(tmp_path, "flashinfer_trace", release=["flashinfer_trace=1"])["flashinfer_trace"]
     assert (record["status"], record["url"]) == ("cloned", "pypi:flashinfer-bench")
     assert (tmp_path / "sources" / "flashinfer_trace" / "definitions" / "a.json").is_file()
     assert not list((tmp_path / "sources").rglob("other.py"))
@@ -265,14 +260,10 @@ SECRETS = {
 }
 
 
-def sdist(path: Path, ran: Path) -> bytes:
-    """A source package that leaves a file where anything of it runs."""
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in (("setup.py", SETUP.format(ran=str(ran))), ("tiny/__init__.py", "it = 1\n")):
-            member = tarfile.TarInfo(f"tiny-1.0/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path.read_bytes()
+def sdist(folder: Path) -> bytes:
+    """A source package that leaves the file `ran` beside it where anything of it runs."""
+    packed(folder, "tiny", {"setup.py": SETUP.format(ran=str(folder / "ran")), "tiny/__init__.py": "it = 1\n"})
+    return (folder / "tiny-1.0.tar.gz").read_bytes()
 
 
 class Index(ThreadingHTTPServer):
@@ -334,7 +325,7 @@ def test_a_source_package_is_a_file_and_nothing_of_it_runs(
 ) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    data = sdist(tmp_path / "x.tar.gz", tmp_path / "ran")
+    data = sdist(tmp_path)
     serve(index, data, as_json=as_json)
     _, pin = package.bring_package(tmp_path / "out" / "tiny", Pin(package="tiny", version="1.0"))
     assert (tmp_path / "out" / "tiny" / "tiny" / "__init__.py").read_text() == "it = 1\n"
@@ -343,7 +334,7 @@ def test_a_source_package_is_a_file_and_nothing_of_it_runs(
 
 
 def test_another_file_than_the_pin_names_is_refused(index: Index, tmp_path: Path) -> None:
-    data = sdist(tmp_path / "x.tar.gz", tmp_path / "ran")
+    data = sdist(tmp_path)
     serve(index, data, as_json=True)
     with pytest.raises(TraceproofError, match="not the file that was pinned"):
         download_sdist("tiny", "1.0", tmp_path / "b", sha256="1" * 64)
@@ -352,12 +343,12 @@ def test_another_file_than_the_pin_names_is_refused(index: Index, tmp_path: Path
 def test_a_folder_of_links_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "links"
     folder.mkdir()
-    data = sdist(folder / "tiny-1.0.tar.gz", tmp_path / "ran")
+    data = sdist(folder)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     assert download_sdist("tiny", "1.0", tmp_path / "out").read_bytes() == data
-    assert not (tmp_path / "ran").exists()
+    assert not (folder / "ran").exists()
 
 
 PAGES = {
