@@ -1,7 +1,9 @@
 """Write every definition that the trace templates of the installed FlashInfer can write, one file per template.
 
 Run it with an interpreter that has FlashInfer (that of the stack); no GPU is needed. Sizes are those of each
-template's own `init`, tried without memory first; a template whose `init` raises is written without sizes.
+template's own `init`, tried without memory first. A call of a template without one, or whose `init` raises, is
+made from what it declares: sizes of AXES that its constraints allow, tensors without memory of dtypes declared, or
+of DTYPES, or bfloat16. `--as-written` leaves those templates without sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import pkgutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,28 @@ SIZES = {"batch_size": 4, "num_tokens": 16, "seq_len": 16}
 OTHER = 8
 SECONDS = 8.0  # of a processor, for one `init`
 WIDE = 512
+# Sizes of const axes where no `init` gives one, smaller than models' so that a CPU computes them; others: OTHER.
+SMALL = """
+num_qo_heads:8 num_heads_qo:8 nheads:8 num_kv_heads:2 num_heads_kv:2 ngroups:2 num_q_heads:2 num_v_heads:4
+kv_planes:2 kv_cache_dim:2 head_dim:128 kv_storage_head_dim:128 dstate:128 chunk_size:128 headdim:64
+page_size:16 q_block_size:16 storage_page_size:16 kv_block_size:16 hc:4 mhc_mix:24 scale_size:3
+kv_lora_rank:512 qk_rope_head_dim:64 head_dim_qk:576 head_dim_ckv:512 head_dim_kpe:64 projection_groups:3
+conv_width:4 conv_history:3 singleton:1 one:1 num_tokens:1 hidden_dim:512 hidden_size:512 hidden:512
+hidden_padded:512 hidden_size_padded:512 shard_hidden:128 beam_width:1 num_householder:2 seq_len_q:1
+kv_pad_dim:1 K:256 N:128 block_size:16 K_packed:128 rank:32 intermediate_size:256 activation_type:3
+packed_head_dim:64 scale_dim:8 scale_head_dim:8 packed_head_dim_ckv:256 scale_dim_ckv:32
+"""
+AXES = dict(pair.split(":") for pair in SMALL.split())
+WHOLE = """
+state_indices block_tables seq_lens seq_lens_kv qo_indptr cu_seqlens seq_idx initial_state_indices
+ssm_state_indices checkpoint_cu_starts query_start_loc num_accepted_tokens t1_state_indices adaln_index
+"""
+DTYPES = {
+    **dict.fromkeys(("A_log", "A", "dt_bias", "norm_weight"), "float32"),
+    **dict.fromkeys(WHOLE.split(), "int32"),
+}
+LONGEST = 120  # characters of a name, which may have 128
+ROUNDS = 4  # of settling sizes by constraints that name each other
 REST = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 PHASES = {"plan", "run", "init", "ctor", "constructor", "wrapper"}
 
@@ -90,6 +114,40 @@ def arguments(template: Any, init: Any, text: str) -> dict[str, Any]:  # noqa: A
     return {}
 
 
+def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
+    """Arguments of a call that fits what a template declares: sizes, and tensors without memory."""
+    import torch
+
+    sizes = {
+        name: getattr(axis, "value", None) or int(AXES.get(name, OTHER)) for name, axis in template.axes.items()
+    }
+    for _ in range(ROUNDS):
+        for text in template.constraints or ():
+            parts = text.split(" or ")[0].split(" == ")
+            with suppress(Exception):  # of tensors' values, which there are not
+                if len(parts) == 2 and parts[0].strip() in sizes:
+                    sizes[parts[0].strip()] = int(eval(parts[1], {}, dict(sizes)))  # noqa: S307 - the package's
+                name, _, choices = text.partition(" in ")
+                if choices and name in sizes and sizes[name] not in eval(choices, {}, dict(sizes)):  # noqa: S307
+                    sizes[name] = next(iter(eval(choices, {}, dict(sizes))))  # noqa: S307
+    given: dict[str, Any] = {}
+    for name, one in template.inputs.items():
+        parameter = getattr(one, "param", None) or name
+        if type(one).__name__ == "Scalar":
+            if name in sizes:
+                given[parameter] = sizes[name]
+            continue
+        dtype = getattr(torch, str(one.dtype or DTYPES.get(name, "bfloat16")).removeprefix("torch."))
+        made = torch.empty(
+            [sizes.get(axis, OTHER) if axis != "1" else 1 for axis in one.dim_names], dtype=dtype, device="meta"
+        )
+        if one.tuple_idx is None:
+            given[parameter] = made
+        else:
+            given[parameter] = (*given.get(parameter, ()), made)
+    return given
+
+
 def wide(text: str) -> dict[str, int]:
     """Whole numbers above WIDE that functions of a text have as defaults of keywords, by parameter."""
     found = {}
@@ -125,6 +183,8 @@ def main() -> None:
             continue
         trace = template.build_fi_trace_fn(f"{function.__module__}.{function.__qualname__}")
         given = {} if template.init is None else arguments(template, template.init, "")
+        if not given and not options.as_written:
+            given = declared(template)
         made = trace(**given, save_dir=None)
         notes: list[str] = []
         if not options.as_written:
@@ -136,7 +196,8 @@ def main() -> None:
         text = json.dumps(made, indent=1)
         if text in written.values():
             continue
-        name = made["name"] if made["name"] not in written else f"{made['name']}_{len(written)}"
+        name = made["name"][:LONGEST]
+        name = name if name not in written else f"{name}_{len(written)}"
         written[name] = text
         mended[name] = notes
         (options.out / f"{name}.json").write_text(json.dumps({**made, "name": name}, indent=1) + "\n")

@@ -257,6 +257,11 @@ MIXTURES = (
     Variant("activations in mxfp8", applies=stored(Scaling.FP4), token=in_mxfp8, active=in_mxfp8, result=to_bf16),
     FLOAT64,
 )
+TABLED = (
+    Variant("naive, weights rounded", lost=False),
+    Variant("float32 throughout", lost=False, weights="float32"),
+    Variant("online softmax", lost=False, tile=lambda _: 64),
+)
 # Of op_types that are not named here: PLAIN and FLOAT64.
 CODED = (
     Variant("a quotient"),
@@ -323,6 +328,9 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
         ),
     ),
     **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), ATTENTION),
+    **dict.fromkeys(
+        ("block_sparse", "trtllm_paged", "trtllm_paged_dcp_spec", "cudnn_paged", "xqa", "msa_sparse"), TABLED
+    ),
     **dict.fromkeys(("single_prefill", "single_decode"), SINGLE),
     "dsa_paged": (
         PLAIN,

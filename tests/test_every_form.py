@@ -37,6 +37,8 @@ LIMITS = 100.0  # by how many of them the answer has to move
 HEAVY = 4 << 30  # bytes: cases that need more are looked at no more
 # Of which nothing depends, by the form.
 IDLE: Mapping[str, str] = {
+    "dt_softplus": "a flag",
+    **dict.fromkeys(("chunk_indices", "chunk_offsets"), "sequences say it"),
     "routing_bias": "of routing by the largest logit it is no part",
     "kv_last_page_len": "positions say it",
     "mask": "rows behind it may hold anything",

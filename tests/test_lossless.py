@@ -24,6 +24,10 @@ FORMS = [
 DEFINITIONS = {definition.name: definition for definition in FORMS}
 COPIED = {("causal_conv1d", "new_state")}  # the last elements, which are not rounded
 WITHOUT = {
+    "block_sparse",
+    "mamba",
+    "mamba_ssd_combined",
+    "trtllm_paged_dcp_spec",
     "page_append",
     "rmsnorm_sigmoid_gate",
     "sampling",

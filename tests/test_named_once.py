@@ -30,6 +30,7 @@ KNOWN = frozenset(registry.known())
 FOREIGN = {
     (SOURCE / "extract/bootstrap/transformers_model.py", "softcap"),
     (SOURCE / "lint/definitions.py", "quantization"),
+    (SOURCE / "extract/kernels.py", "mamba"),
 }
 QUOTED = re.compile(r"""["']([a-z_]+)["']""")
 # Names of other things too (a package, a device, a command), which count where a stack is asked for.

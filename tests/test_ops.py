@@ -72,7 +72,8 @@ def refused(
 ) -> dict[str, str]:
     """What the judge says of the outputs that it does not pass."""
     rulings = {
-        name: subject.ruling(name, outputs.get(name), reference=reference) for name in subject.definition.outputs
+        name: subject.ruling(name, outputs.get(name), reference=reference)
+        for name in dict.fromkeys((*subject.definition.outputs, *outputs))
     }
     return {name: ruling.message for name, ruling in rulings.items() if ruling.verdict != Verdict.PASS}
 
@@ -169,7 +170,7 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
         given = {mutant: mutant.make(subject) for mutant in waiting}
         for mutant, outputs in given.items():
             if outputs is not None and mutant in declared.mutants:  # it is wrong by its numbers, not by its form
-                assert {name: value.dtype for name, value in outputs.items()} == dtypes, mutant.name
+                assert {name: outputs[name].dtype for name in dtypes} == dtypes, mutant.name
         applying |= {mutant.name for mutant, outputs in given.items() if outputs is not None}
         waiting = [mutant for mutant, outputs in given.items() if outputs is None or not refused(subject, outputs)]
     assert len(applying) >= 8
@@ -177,7 +178,9 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
 
 
 NARROW = (torch.bfloat16, torch.float16)
-FEW = {  # outputs of too few heads, rows or different values to say what is luck
+FEW = {  # outputs of too few heads, rows or different values to say what is luck, or of operands in bfloat16
+    "ssd_combined_varlen_h4_d16_g2_s32": {"out_out", "final_states"},
+    "ssd_combined_batched_h4_d16_g2_s32": {"out_out"},
     "single_decode_h4_kv2_d64": {"output"},
     "nvfp4_kv_dequantize_paged_h3_dk64_dv96_ps4": {"output_k_out", "output_v_out"},
     "nvfp4_kv_dequantize_paged_hnd_h3_dk64_dv96_ps4": {"output_k_out"},

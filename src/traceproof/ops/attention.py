@@ -214,7 +214,8 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
             if span.bias is not None:
                 wide = span.bias.shape[1] > 1
                 bias = span.bias[:, first - span.start : last - span.start] if wide else span.bias
-                logits += bias.to(compute).repeat_interleave(ratio if wide else 1, 1)
+                bias = bias.to(compute).repeat_interleave(ratio if wide else 1, 1)
+                logits = (logits + bias).masked_fill_(torch.isneginf(bias), -math.inf)
             place = (
                 torch.arange(first, last, device=q.device).repeat_interleave(ratio)[:, None] + length - span.stop
             )

@@ -45,6 +45,8 @@ class Op:
     reads the reference. A subclass says what a table can not: lengths of sequences, inputs that depend on others.
     """
 
+    sizes_in_numbers: Collection[str] = ()  # scalars that tensors go with: no hidden case has another one
+
     def __init__(  # noqa: PLR0913 - one op, spelled out
         self,
         op_type: str,
@@ -65,7 +67,7 @@ class Op:
         # of further var axes by letter: sizes that are taken in turn, or what follows from those of other letters
         sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
-        adversarial: Mapping[str, Mapping[str, float]] = ADVERSARIAL,
+        adversarial: Mapping[str, Mapping[str, Any]] = ADVERSARIAL,
         extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
         data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
         draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
@@ -399,7 +401,7 @@ class Op:
         return {
             name: to_dtype(low[name], dtype_of(spec))
             for name, spec in specs.items()
-            if isinstance(kinds[name], Close) and (name in low or name in definition.outputs)
+            if isinstance(kinds[name], Close) and (name in low or not spec.optional)
         }
 
     def _computed(self, definition: Definition, inputs: Values, dtype: torch.dtype, *, extras: bool) -> Tensors:
@@ -437,7 +439,7 @@ class Op:
         return {
             name: to_dtype(found[name], dtype_of(spec))
             for name, spec in self.judged(definition).items()
-            if name in found or name in definition.outputs
+            if name in found or not spec.optional
         }
 
     def memory(self, definition: Definition, case: Case) -> int:

@@ -166,7 +166,9 @@ def make_inputs(
             put_lossless(op, definition, case, draw, values)
         elif UNUSUAL in case.params:
             put_unusual(values, case.params[UNUSUAL], case.params[BEFALLEN], case.params.get(ALONE, {}))
-        return {name: other(value) for name, value in values.items()} if OTHER_SCALARS in case.params else values
+        if OTHER_SCALARS in case.params:
+            values |= {name: other(value) for name, value in values.items() if name not in op.sizes_in_numbers}
+        return values
     for name, spec in definition.inputs.items():
         described = case.params[DESCRIBED].get(name, RANDOM)
         if described is RANDOM and spec.optional:

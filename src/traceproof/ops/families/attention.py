@@ -36,6 +36,7 @@ from traceproof.ops.attention_inputs import (
 )
 from traceproof.ops.base import Values, ordered
 from traceproof.ops.cases import Case
+from traceproof.ops.families.tabled import TABLES, Tabled
 from traceproof.ops.far import Far
 from traceproof.ops.formula import Form
 from traceproof.ops.lossless import NEVER, Exactly, full
@@ -55,7 +56,12 @@ class Attention(Op):
 
     With a qo_indptr a sequence has several queries and a causal mask aligned to its end (the last query sees all);
     without, one query that sees all. Queries that see no key, q_len > kv_len among them, give 0 and -inf.
+    Calls with a table [sequences, pages] are read as those of other op_types (`families/tabled.py`).
     """
+
+    def of_form(self, definition: Definition) -> Op:
+        """The op of calls with tables, where it is one."""
+        return Tabled(self.op_type, family=self.family) if {*TABLES} & {*definition.inputs} else self
 
     def _unsized(self, definition: Definition, form: Form) -> str | None:
         """Var axes elsewhere than in front, where the sequences tell their size; None: there are none."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
@@ -11,12 +13,22 @@ from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, 
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
-from traceproof.ops.base import Tensors
+from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, UNUSUAL, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Close
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, Mutant, Wanted, Wide, altered
-from traceproof.ops.gates import FAST_EXP, FAST_EXP_FACTOR, FORGOTTEN, STALE, TRANSPOSED, plain_softplus, softplus
+from traceproof.ops.formats import exact, to_bf16
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
+from traceproof.ops.gates import (
+    FAST_EXP,
+    FAST_EXP_FACTOR,
+    FORGOTTEN,
+    STALE,
+    TRANSPOSED,
+    plain_softplus,
+    sigmoid,
+    softplus,
+)
 from traceproof.ops.lossless import SURE, whole
 from traceproof.ops.op import SIZES, Op
 
@@ -181,6 +193,252 @@ MAMBA_SSU = MambaSsu(
             inputs=lambda wide: {"state_batch_indices": wide["state_batch_indices"].roll(1)},
         ),
     ),
+)
+
+
+# The same recurrence over whole sequences, in chunks: `mamba_ssd_combined`; a row in a state of its own: `mamba`.
+
+CHUNK = 128  # tokens that kernels take at a time
+# Rows and chunks of each; of packed sequences, their lengths in one row of so many chunks.
+SCANS: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "small": ((1, 1), (2, 1)),
+    "medium": ((2, 2), (1, 3)),
+    "large": ((4, 2), (2, 4)),
+}
+CHUNKED = "chunked kernels round the operands of several products in bfloat16, the baseline those of two"
+
+
+def step_size(wide: Wide, *, growth: Part | None = None) -> torch.Tensor:
+    """Dt with its bias, through a softplus if that is asked for, and not below zero."""
+    dt = wide["dt"] + wide["dt_bias"] if "dt_bias" in wide else wide["dt"]
+    if wide.values.get("dt_softplus"):
+        dt = (growth or (softplus if wide.dtype == torch.float64 else plain_softplus))(dt)
+    return dt
+
+
+def gated(wide: Wide, y: torch.Tensor) -> torch.Tensor:
+    """Y times the SiLU of z, if there is one."""
+    return y * wide["z"] * sigmoid(wide["z"]) if "z" in wide else y
+
+
+def scan(wide: Wide, *, growth: Part | None = None, carried: Part = same) -> Tensors:
+    """`state' = state * exp(dt A) + dt x B` and `y = C . state' + D x`, token by token; then y times silu(z).
+
+    A row begins with its initial state, or zeros; of packed sequences, each begins with its own. Kernels put
+    products of a chunk on tensor cores: in float32 the state and dt x are rounded to bfloat16 as they enter one,
+    the state that is carried on is not.
+    """
+    x, dt = wide["x"], step_size(wide, growth=growth).clamp_min(0)
+    rows, tokens, heads, width = x.shape
+    b, c = (wide[name].repeat_interleave(heads // wide[name].shape[2], 2) for name in ("B", "C"))
+    rounding = exact if wide.dtype == torch.float64 else to_bf16
+    fade, fed = torch.exp(dt * wide["A"]), rounding(dt[..., None] * x)
+    packed_in = wide["seq_idx"].long()[0].tolist() if "seq_idx" in wide else None
+    count = rows if packed_in is None else max(packed_in) + 1
+    given = wide.maybe("initial_states")
+    if given is None:
+        given = torch.zeros((count, heads, width, b.shape[-1]), dtype=wide.dtype, device=x.device)
+    after, y = given.clone(), torch.zeros_like(x)
+    state = given.clone() if packed_in is None else given[packed_in[:1]]
+    for at in range(tokens):
+        if packed_in is not None and at and packed_in[at] != packed_in[at - 1]:
+            after[packed_in[at - 1]] = state[0]
+            state = given[[packed_in[at]]]
+        state = state * fade[:, at, :, None, None] + fed[:, at, :, :, None] * b[:, at, :, None, :]
+        state = carried(state)
+        y[:, at] = (rounding(state) * c[:, at, :, None, :]).sum(-1)
+    if packed_in is None:
+        after = state
+    else:
+        after[packed_in[-1]] = state[0]
+    if "D" in wide:
+        y = y + (wide["D"] if wide["D"].dim() > 1 else wide["D"][:, None]) * x
+    made = {"out_out": gated(wide, y), "final_states": after}
+    return {name: made[name] for name in wide.definition.outputs if name in made}
+
+
+def alone(wide: Wide, *, growth: Part | None = None) -> Tensors:
+    """One step of rows [b d], each in a state [d n] of its own, which is written to."""
+    x, dt = wide["x"], step_size(wide, growth=growth)
+    state = wide["state"] * torch.exp(dt[..., None] * wide["A"]) + (dt * x)[..., None] * wide["B"][:, None]
+    y = (state * wide["C"][:, None]).sum(-1) + wide["D"] * x
+    return {"out": gated(wide, y), "state": state}
+
+
+def packed_lengths(params: Mapping[str, Any], tokens: int) -> list[int]:
+    """Tokens of packed sequences: a few, then about equal parts."""
+    cuts = sorted({0, tokens, *(cut for cut in params.get("cuts", (3, 130, 200)) if cut < tokens)})
+    return [stop - start for start, stop in pairwise(cuts)]
+
+
+def packing(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """The sequence of each token; the chunk of each piece of a sequence, and where in it the piece begins."""
+    tokens = wanted.shape_of("x")[1]
+    lengths = packed_lengths(wanted.params, tokens)
+    if wanted.name == "seq_idx":
+        value = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
+    else:
+        starts = {0, *range(0, tokens, CHUNK), *torch.tensor(lengths).cumsum(0)[:-1].tolist()}
+        places = torch.tensor(sorted(starts))
+        value = places // CHUNK if wanted.name == "chunk_indices" else places % CHUNK
+    return value.to(wanted.dtype).to(draw.device)
+
+
+def scanned(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Data as of one step, gates of each head in the range that Mamba-2 initialises them to."""
+    kind, name = wanted.params.get("kind"), wanted.name
+    low, high = {"A": (-16.0, -1.0), "dt_bias": (-6.9, -2.25)}.get(name, (0.0, 0.0))
+    if low:
+        made = draw.uniform(name, wanted.shape, low=low, high=high)
+        bias = {"slow": -12.0, "long": 2.0}.get(str(kind))
+        return (torch.full_like(made, bias) if bias is not None and name == "dt_bias" else made).to(wanted.dtype)
+    made = draw.normal(name, wanted.shape, scale=1e-3 if kind == "tiny" and name in "xBC" else 1.0)
+    if kind == "outlier" and name in "xBC":
+        made[..., 1] = 30.0
+    return made.to(wanted.dtype)
+
+
+class Combined(Op):
+    """Rows of whole chunks, or packed sequences in one row."""
+
+    def _scan(self, definition: Definition, name: str, rows: int, chunks: int, seed: int, **params: Any) -> Case:  # noqa: ANN401
+        tokens, packs = chunks * CHUNK, "seq_idx" in definition.inputs
+        lengths = packed_lengths(params, tokens)
+        inside = sum(cut % CHUNK > 0 for cut in torch.tensor(lengths).cumsum(0)[:-1].tolist())
+        rows, states = (1, len(lengths)) if packs else (rows, rows)
+        sizes = {"b": rows, "s": tokens, "m": states, "l": chunks + inside, "c": chunks, "k": 1, "j": states + 1}
+        return self.case(definition, name, sizes, seed, params)
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
+        """One chunk and several; slow and long gates; no initial state."""
+        for size in sizes:
+            for at, (rows, chunks) in enumerate(SCANS[size]):
+                yield self._scan(definition, f"{size}-{at}", rows, chunks, seed)
+        for kind in ("tiny", "outlier", "slow", "long"):
+            yield self._scan(definition, f"adversarial-{kind}", 1, 2, seed, kind=kind)
+        yield self._scan(definition, "edge-no-state", 1, 1, seed, no_state=True)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """So many rows, or packed sequences; or one of so many tokens, to whole chunks."""
+        chunks = -(-count // CHUNK) + 1 if long or "seq_idx" in definition.inputs else 1
+        cuts = () if long else tuple(range(3, 3 * count, 3))
+        found = self._scan(definition, case.id, 1 if long else count, chunks, case.seed, cuts=cuts)
+        return replace(found, size=case.size)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Optional storage is not given, nor states in the case without."""
+        values = super().inputs(definition, case, draw)
+        for name in {*values} & {"dt_softplus", "return_final_states"}:
+            values[name] = True
+        if case.params.get("no_state") and definition.inputs["initial_states"].optional:
+            values["initial_states"] = None
+        left = ("out", "seq_chunk_cumsum", "update_seq_chunk_cumsum", *CHECKPOINTS)
+        return values | dict.fromkeys({*left} & {*values})
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
+        """Long sequences, as they come and where nothing is forgotten."""
+        yield self._scan(definition, "stress-long", 1, 16, seed)
+        yield self._scan(definition, "stress-long-slow", 1, 16, seed, kind="slow")
+
+    def memory(self, definition: Definition, case: Case) -> int:
+        """All tensors, and the states of a token, in float64 six times more."""
+        cells = math.prod(definition.shape_of(definition.inputs["x"], case.axes) or ())
+        return super().memory(definition, case) + 48 * cells
+
+
+CHECKPOINTS = ("checkpoint_token_indices", "checkpoint_state_slots", "checkpoint_states")
+STATES = "checkpoint_token_indices[m]? checkpoint_state_slots[m]? checkpoint_states[k h p n]?"
+SCANNED = (
+    f"z[b s h p]? dt_bias[h]? dt_softplus? initial_states[m h p n]? {STATES} out[b h p c w]? return_final_states?"
+)
+PACKED = "seq_idx[b s] chunk_indices[l] chunk_offsets[l] seq_chunk_cumsum[j]? update_seq_chunk_cumsum?"
+GIVES = (
+    "out_out[b s h p] out[b s h p] checkpoint_states_out[k h p n] seq_chunk_cumsum_out[j] final_states[m h p n]"
+)
+
+
+def changed(name: str, parts: str, change: Part) -> Mutant:
+    """The recurrence on other inputs."""
+    return altered(name, *parts.split(), change=change)
+
+
+OF_GATES = (
+    changed("no decay", "A", lambda a: a * 0),
+    changed("A of the wrong sign", "A", lambda a: -a / 16),
+    changed("dt_bias dropped", "dt_bias", lambda bias: bias * 0),
+    changed("skip connection dropped", "D", lambda d: d * 0),
+    Mutant("gate dropped", applies=has("z"), inputs=lambda _: {"z": None}),
+    changed("gate of the wrong sign", "z", lambda z: -z),
+    Mutant("B and C swapped", inputs=lambda wide: {"B": wide["C"], "C": wide["B"]}),
+    Mutant("no softplus", applies=has("dt_softplus"), growth=lambda dt: dt.clamp_min(0)),
+)
+MAMBA_SSD_COMBINED = Combined(
+    "mamba_ssd_combined",
+    *(
+        Form(f"x[b s h p] dt[b s h] A[h] B[b s g n] C[b s g n] {skip} {packs} {SCANNED} -> {GIVES}", scan)
+        for skip in ("", "D[h]", "D[h p]")
+        for packs in ("", PACKED)
+    ),
+    family="mamba",
+    requires=lambda definition: (
+        None if (dim(definition, "x", 2) or 0) % (dim(definition, "B", 2) or 1) == 0 else "heads are not in groups"
+    ),
+    sizes=dict.fromkeys("smlckj", ()),
+    draws={
+        **dict.fromkeys(("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"), scanned),
+        **dict.fromkeys(("seq_idx", "chunk_indices", "chunk_offsets"), packing),
+    },
+    apart=False,
+    coupled=True,
+    gates={
+        "out_out": Close(4.0, reason=CHUNKED),
+        "final_states": Close(6.0, row_axes=2, reason=CHUNKED),
+    },
+    unusual=dict.fromkeys(("nan", "large"), ("initial_states",)),
+    mutants=(
+        *OF_GATES,
+        changed("initial states ignored", "initial_states", lambda states: states * 0),
+        Mutant(
+            "state of the sequence before",
+            applies=lambda wide: "initial_states" in wide and len(wide["initial_states"]) > 1,
+            inputs=lambda wide: {"initial_states": wide["initial_states"].roll(1, 0)},
+        ),
+        Mutant(
+            "sequences run into each other",
+            applies=lambda wide: "seq_idx" in wide and int(wide["seq_idx"].max()) > 0,
+            inputs=lambda wide: {"seq_idx": torch.full_like(wide["seq_idx"], int(wide["seq_idx"].max()))},
+        ),
+        Mutant(
+            "wrong group map",
+            applies=lambda wide: wide["B"].shape[2] > 1,
+            inputs=lambda wide: {name: wide[name].roll(1, 2) for name in ("B", "C")},
+        ),
+        Mutant("states kept in fp8", carried=lambda state: state.to(torch.float8_e4m3fn).to(state.dtype)),
+    ),
+)
+
+
+class Stepped(Op):
+    """A step that writes to its state."""
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """The state."""
+        del definition
+        return frozenset({"state"})
+
+
+MAMBA = Stepped(
+    "mamba",
+    Form(
+        "state[b d n] x[b d] dt[b d] A[d n] B[b n] C[b n] D[d] z[b d]? dt_bias[d]? dt_softplus? -> out[b d]", alone
+    ),
+    family="mamba",
+    draws=dict.fromkeys(("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias"), scanned),
+    scalars={"dt_softplus": 1},
+    adversarial={kind: {"kind": kind} for kind in ("tiny", "outlier", "slow", "long")},
+    gates={"state": Close(factor=2.0)},
+    unusual=dict.fromkeys(("nan", "large"), ("state",)),
+    mutants=(*OF_GATES, changed("state ignored", "state", lambda state: state * 0)),
 )
 
 
