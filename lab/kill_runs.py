@@ -16,6 +16,7 @@ after a run that ends with exit code 2. Exit code 1: it did not, or a process, a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -30,7 +31,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _run_processes import command_line, of_folder, of_run, parent
 from traceproof.run.cache import FILE
 from traceproof.run.entry import FINDINGS, UNFINISHED
 from traceproof.stacks import MAIN
@@ -48,6 +48,42 @@ KEPT = {FILE, "cases", "history", "stacks", "summary.json", "verdicts"}  # what 
 # What a process is called by: a word of its command line. The first that fits.
 KINDS = {"traceproof.sandbox": "sandbox", "scripts/": "job", "snakemake": "Snakemake", "traceproof": "command"}
 Verdicts = Mapping[str, list[str]]  # rows by op_type
+
+
+def command_line(pid: int) -> str:
+    """What a process was started as; empty: it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def parent(pid: int) -> int:
+    """The process that started it; 0: it has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def of_run(root: int) -> list[int]:
+    """Process ids of a run: its own process, and its descendants."""
+    started: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        started.setdefault(parent(int(entry.name)), []).append(int(entry.name))
+    found = [root]
+    for pid in found:  # it grows on the way
+        found += started.get(pid, [])
+    return found
+
+
+def of_folder(folder: Path) -> list[int]:
+    """Process ids of all that name a folder: in their arguments, environment, or as the folder they work in."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            said = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            if os.fsencode(folder) in said + os.fsencode((entry / "cwd").readlink()):
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 @dataclass(slots=True)

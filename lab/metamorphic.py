@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mutation.trial import cut, parsed
+from mutate import cut, parsed
 from relations.building import Experiment, Outputs, Relation
 from relations.op_types import relations_of
 from traceproof.dataset.definition import Definition

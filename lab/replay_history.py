@@ -11,20 +11,357 @@ to be used. Exit codes: 0 fine, 1 a bug was missed or a release without it fails
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from filelock import FileLock
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from history import replay
-from history.catalogue import chosen
+from history.catalogue import Bug, Found, Hardware, Outcome, Why, beside, chosen, judged
+from traceproof.bumps.bisect import GroundTruthTrial
+from traceproof.checkouts.packages import bring_package, unpack
+from traceproof.checkouts.pins import Pin
 from traceproof.cli import BAD_USE, run
+from traceproof.config import Config
+from traceproof.dataset.fetch import Dataset, fetch
+from traceproof.digests import digest_json
+from traceproof.environments.building import importable, probe, ready
 from traceproof.errors import TraceproofError
+from traceproof.files import write_json
+from traceproof.ops.cases import ALL_SIZES, STRESS
+from traceproof.reasons import Skip
+from traceproof.run.flow import Pipeline
+from traceproof.run.report import headed
+from traceproof.run.schema import VerdictRow
+from traceproof.stacks import MAIN, STACKS
+
+RELEASES = "releases"  # folder of unpacked releases below that of the replays
+
+
+class NoReleaseError(TraceproofError):
+    """A release can not be had here."""
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Where releases come from, and where they are unpacked."""
+
+    folder: Path  # of the unpacked releases, each in `<package>-<version>`; sources of others, never committed
+    # a folder of wheels to take instead of the index; None: the index that pip is set up for
+    wheels: Path | None = None
+
+    def pair(self, bug: Bug, installed: str | None) -> tuple[str, str | None]:
+        """The release with the bug and the one without; None for the latter: the installed one.
+
+        Of a folder of wheels, those nearest the fix: the newest that has the bug, the oldest that has not. Raises
+        NoReleaseError: the folder holds no release that has the bug, or none that has not.
+        """
+        if self.wheels is None:
+            return bug.last_bad, bug.first_good
+        here = sorted(self._files.get(canonicalize_name(bug.package), {}))
+        bad = [version for version in here if bug.oldest_bad <= version <= Version(bug.last_bad)]
+        good = [version for version in here if version >= Version(bug.first_good)]
+        if not bad:
+            raise NoReleaseError(
+                f"{self.wheels} holds no {bug.package} from {bug.oldest_bad} to {bug.last_bad}",
+                todo=f"pip download --no-deps --dest {self.wheels} {bug.package}=={bug.last_bad}",
+            )
+        if good:
+            return str(bad[-1]), str(good[0])
+        if installed is not None and Version(installed) >= Version(bug.first_good):
+            return str(bad[-1]), None
+        raise NoReleaseError(
+            f"{self.wheels} holds no {bug.package} from {bug.first_good} on, nor is one installed",
+            todo=f"pip download --no-deps --dest {self.wheels} {bug.package}=={bug.first_good}",
+        )
+
+    def bring(self, package: str, version: str) -> Path:
+        """The folder of an unpacked release; nothing of it is run. Raises NoReleaseError: it can not be had."""
+        target = self.folder / f"{canonicalize_name(package)}-{version}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.folder / ".lock"):  # trials side by side take the same release
+                if self.wheels is None:
+                    bring_package(target, Pin(package=package, version=version))
+                elif not target.is_dir():
+                    self._unpack(self._files[canonicalize_name(package)][Version(version)], target)
+        except TraceproofError as error:
+            raise NoReleaseError(f"{package} {version} can not be had: {error}") from error
+        return target
+
+    @staticmethod
+    def _unpack(wheel: Path, target: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as scratch:
+            unpack(wheel, Path(scratch) / "content")
+            (Path(scratch) / "content").rename(target)
+
+    @cached_property
+    def _files(self) -> Mapping[str, Mapping[Version, Path]]:
+        """Wheels by package and version."""
+        found: dict[str, dict[Version, Path]] = {}
+        for path in sorted(self.wheels.glob("*.whl")) if self.wheels is not None else ():
+            try:
+                name, version, _, _ = parse_wheel_filename(path.name)
+            except InvalidWheelFilename:
+                continue
+            found.setdefault(name, {})[version] = path
+        return found
+
+
+REPLAYS = "replays"  # folder below the results
+REPORT = "replay.json"
+OUTCOMES = "outcomes"  # folder below the replays: what came of each bug, written as it ends
+LEAST: Mapping[Hardware, int] = {Hardware.SM90: 9, Hardware.SM100: 10}  # first figure of the compute capability
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Replays of one configuration."""
+
+    root: Path  # the repository of traceproof
+    config: Config  # sizes, seed, limits, stacks and the dataset
+    out: Path  # folder for unpacked releases, plans, verdicts and what is compiled
+    releases: Releases  # where releases come from
+    say: Callable[[str], None]  # gets a line per step
+    _rows: dict[str, list[VerdictRow]] = field(default_factory=dict)
+    _records: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, bugs: Sequence[Bug], *, jobs: int) -> list[Outcome]:
+        """Replay bugs, `jobs` op_types at a time; those that share releases and definitions share runs.
+
+        Raises TraceproofError: the configuration can not be used.
+        """
+        groups: dict[str, list[Bug]] = {}
+        for bug in bugs:
+            groups.setdefault(self._key(bug), []).append(bug)
+        self.out.mkdir(parents=True, exist_ok=True)
+        flow = self._flow(None)
+        dataset = fetch(flow.config.dataset, root=self.root / flow.config.results / "dataset")
+        for stack in {MAIN, *(bug.stack for bug in bugs)}:
+            ready(flow.stacks[stack], root=self.root, say=self.say)
+        with ThreadPoolExecutor(jobs) as pool:
+            done = list(pool.map(lambda group: self._group(group, dataset), groups.values()))
+        found = {outcome.bug: outcome for outcomes in done for outcome in outcomes}
+        return [found[bug.id] for bug in bugs]
+
+    @staticmethod
+    def _key(bug: Bug) -> str:
+        chosen = [bug.definitions, bug.axes, bug.dtypes, bug.in_turn, bug.ground_truths, bug.variables]
+        return digest_json([bug.stack, bug.op_type, chosen, bug.cases.stressing])
+
+    def _flow(self, dataset: Path | None, bugs: Sequence[Bug] = ()) -> Pipeline:
+        """The pipeline on a dataset (None: the configured one), with the cases that show the bugs."""
+        sizes = self.config.test_sizes
+        changes: dict[str, Any] = {"workloads": False}
+        if any(bug.cases.stressing for bug in bugs) and STRESS not in sizes:
+            changes["test_sizes"] = (*sizes, STRESS)
+        if bugs and all(bug.shown_by for bug in bugs):
+            cases = tuple(sorted({case for bug in bugs for case in bug.shown_by}))
+            changes["test_sizes"] = ALL_SIZES
+            changes["selection"] = self.config.selection.model_copy(update={"case": cases})
+        if dataset is not None:
+            changes["dataset"] = Dataset(path=dataset)
+        return Pipeline(self.config.model_copy(update=changes), self.root)
+
+    def _group(self, bugs: Sequence[Bug], dataset: Path) -> list[Outcome]:
+        """Bugs of one stack, op_type and choice of definitions, one after the other."""
+        outcomes = []
+        trial: GroundTruthTrial | None = None
+        for bug in bugs:
+            started = time.monotonic()
+            try:
+                trial = trial or self._trial(bugs, dataset)
+                outcome = self._one(bug, trial)
+            except _NotHereError as error:
+                outcome = Outcome(bug=bug.id, found=Found.NOT_HERE, reason=error.why, message=str(error))
+            outcome = outcome.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
+            write_json(self.out / OUTCOMES / f"{bug.id}.json", outcome.model_dump(mode="json"))
+            self.say(f"{bug.id}: {outcome.found}{f' ({outcome.reason})' if outcome.reason else ''}")
+            outcomes.append(outcome)
+        return outcomes
+
+    def _one(self, bug: Bug, trial: GroundTruthTrial) -> Outcome:
+        lacking = _lacking(bug, self._record(trial)["capability"])
+        if lacking is not None:
+            raise _NotHereError(lacking, f"the bug shows on {bug.hardware} alone")
+        try:
+            bad, good = self.releases.pair(bug, self._installed(trial))
+            rows = [self._of(trial, bug.package, version) for version in (bad, good)]
+        except NoReleaseError as error:
+            raise _NotHereError(Why.NO_RELEASE, str(error)) from error
+        without = good or str(self._installed(trial))
+        both, one = beside(bug, bad) & beside(bug, without), beside(bug, bad) - beside(bug, without)
+        told = {"bad": bad, "good": without, "remaining": tuple(sorted(both)), "shared": tuple(sorted(one))}
+        return judged(bug, *rows).model_copy(update=told)
+
+    def _trial(self, bugs: Sequence[Bug], dataset: Path) -> GroundTruthTrial:
+        """The plan of the definitions of bugs that have them in common, with their own const axes and dtypes."""
+        bug = bugs[0]
+        folder = dataset / "definitions" / bug.op_type
+        patterns = bug.definitions or ("*",)
+        files = [
+            path for path in sorted(folder.glob("*.json")) if any(fnmatch(path.stem, one) for one in patterns)
+        ]
+        if not files:
+            raise _NotHereError(Why.NO_DEFINITION, f"{dataset} has no definition of {bug.op_type} that is meant")
+        work = self.out / "trials" / f"{bug.op_type}-{self._key(bug)[:12]}"
+        chosen = work / "dataset" / "definitions" / bug.op_type
+        shutil.rmtree(work / "dataset", ignore_errors=True)
+        chosen.mkdir(parents=True)
+        for definition in (json.loads(path.read_text(encoding="utf-8")) for path in files):
+            for name, form in _forms(definition, bug).items():
+                write_json(chosen / f"{name}.json", form)
+        return GroundTruthTrial(
+            flow=self._flow(work / "dataset", bugs),
+            root=self.root,
+            definitions=tuple(sorted(path.stem for path in chosen.iterdir())),
+            op_type=bug.op_type,
+            stack=bug.stack,
+            work=work,
+            variables=bug.variables,
+            truths=bug.ground_truths,
+        )
+
+    def _record(self, trial: GroundTruthTrial) -> dict[str, Any]:
+        """What the stack's environment is."""
+        if trial.stack not in self._records:
+            self._records[trial.stack] = probe(trial.flow.stacks[trial.stack], root=self.root)
+        return self._records[trial.stack]
+
+    def _installed(self, trial: GroundTruthTrial) -> str | None:
+        """The version of the stack's package in its environment."""
+        version: str | None = self._record(trial)["versions"].get(STACKS[trial.stack].distribution)
+        return version
+
+    def _of(self, trial: GroundTruthTrial, package: str, version: str | None) -> list[VerdictRow]:
+        """The verdict rows of a release; None is the installed one. A release of one trial is run once."""
+        if version is None:
+            return self._once(trial, None, "installed")
+        folder = self.releases.bring(package, version)
+        name = f"{package}-{version}"
+        linked = importable(folder, trial.stack, trial.work / "linked" / name)
+        return self._once(trial, linked, name)
+
+    def _once(self, trial: GroundTruthTrial, package: Path | None, name: str) -> list[VerdictRow]:
+        key = digest_json([str(trial.work), name])
+        if key not in self._rows:
+            try:
+                self._rows[key] = trial.rows(package, name)
+            except TraceproofError as error:
+                raise _NotHereError(Why.NOT_RUN, f"{name}: {error}") from error
+        return self._rows[key]
+
+
+class _NotHereError(Exception):
+    """A bug can not be replayed here."""
+
+    def __init__(self, why: Why | Skip, message: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def _lacking(bug: Bug, capability: str | None) -> Skip | None:
+    """What a machine of this compute capability (None: no GPU) lacks to show a bug."""
+    least = LEAST.get(bug.hardware)
+    if bug.hardware is Hardware.CPU:
+        return None
+    if capability is None:
+        return Skip.NO_CUDA
+    return Skip.NEEDS_SM if least is not None and int(capability.partition(".")[0]) < least else None
+
+
+def _forms(definition: dict[str, Any], bug: Bug) -> dict[str, dict[str, Any]]:
+    """A definition with the bug's const axes and dtypes, by name; where asked, one without the dtypes before it.
+
+    Raises _NotHereError: it has no such axis or tensor.
+    """
+    axes = {name: dict(axis) for name, axis in definition["axes"].items()}
+    for name, size in bug.axes.items():
+        if axes.get(name, {}).get("type") != "const":
+            raise _NotHereError(Why.NO_DEFINITION, f"{definition['name']} has no const axis {name}")
+        axes[name]["value"] = size
+    tensors = {part: dict(definition[part]) for part in ("inputs", "outputs")}
+    for name, dtype in bug.dtypes.items():
+        found = next((part for part in tensors.values() if name in part), None)
+        if found is None:
+            raise _NotHereError(Why.NO_DEFINITION, f"{definition['name']} has no tensor {name}")
+        found[name] = {**found[name], "dtype": dtype}
+    sized = {**definition, "axes": axes}
+    if not bug.in_turn:
+        return {definition["name"]: {**sized, **tensors}}
+    later = f"{definition['name']}_later"  # definitions run in the order of their names
+    return {definition["name"]: sized, later: {**sized, **tensors, "name": later}}
+
+
+def write_report(outcomes: Sequence[Outcome], path: Path) -> dict[str, Any]:
+    """Write what came of each bug as JSON; gives the same."""
+    result = {"counts": counts(outcomes), "outcomes": [one.model_dump(mode="json") for one in outcomes]}
+    write_json(path, result)
+    return result
+
+
+def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """How many bugs were caught, missed, or are not reproducible here."""
+    found = [outcome.found for outcome in outcomes]
+    return {one.value: found.count(one) for one in Found}
+
+
+MESSAGE = 90  # characters of a message shown
+
+
+def listed(bugs: Sequence[Bug]) -> Table:
+    """The catalogue."""
+    names = ("bug", "kind", "op_type", "package", "last bad", "first good", "hardware", "cases")
+    grid = headed("Known bugs of released packages", names)
+    for bug in bugs:
+        versions = (bug.package, bug.last_bad, bug.first_good)
+        grid.add_row(bug.id, bug.kind, bug.op_type, *versions, bug.hardware, bug.cases)
+    return grid
+
+
+def replayed(bugs: Sequence[Bug], outcomes: Sequence[Outcome]) -> Table:
+    """What came of each bug."""
+    grid = headed(
+        "Replays (one row per bug)", ("bug", "kind", "with", "without", "found"), ("flips", "alarms", "s"), "why"
+    )
+    for bug, outcome in zip(bugs, outcomes, strict=True):
+        text = f"{outcome.reason}: {outcome.message}" if outcome.reason else outcome.message
+        figures = (str(len(outcome.flips)), str(len(outcome.alarms)), f"{outcome.seconds:.0f}")
+        shown = escape(" ".join(text.split())[:MESSAGE])
+        grid.add_row(bug.id, bug.kind, outcome.bad or "", outcome.good or "", outcome.found, *figures, shown)
+    return grid
+
+
+def summed(outcomes: Sequence[Outcome]) -> str:
+    """The counts in a sentence."""
+    found = counts(outcomes)
+    caught, missed = found[Found.CAUGHT], found[Found.MISSED]
+    alarms = sum(outcome.unexplained for outcome in outcomes)
+    share = f" ({100 * caught / (caught + missed):.0f} % of those run)" if caught + missed else ""
+    return (
+        f"{caught} caught{share}, {missed} missed, {found[Found.NOT_HERE]} not reproducible here; "
+        f"releases without the bug that fail for no known reason: {alarms}"
+    )
+
 
 PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--bug", nargs="+", action="extend", default=[], help="replay these; all if not given")
 PARSER.add_argument("--list", action="store_true", help="list the bugs and replay none")
-PARSER.add_argument("--out", type=Path, help="folder for releases, verdicts and replay.json")
+PARSER.add_argument("--out", type=Path, help="folder for releases, verdicts and json")
 PARSER.add_argument("--packages", type=Path, help="a folder of wheels; those nearest the fix are taken")
 PARSER.add_argument("--dataset", type=Path, help="a dataset's folder instead of the configured one")
 PARSER.add_argument("--test-sizes", nargs="+", help="small medium large")
@@ -40,19 +377,19 @@ def main(arguments: list[str] | None = None) -> int:
         bugs = chosen(options.bug)
         if options.list:
             run.write_result(options.json, {"bugs": [one.model_dump(mode="json") for one in bugs]})
-            out.print(replay.listed(bugs))
+            out.print(listed(bugs))
             return run.FINE
         root, config = run.configured(dataset=run.dataset_in(options.dataset), test_sizes=options.test_sizes)
-        folder = (options.out or root / config.results / replay.REPLAYS).absolute()
+        folder = (options.out or root / config.results / REPLAYS).absolute()
         wheels = options.packages and options.packages.expanduser().absolute()
-        replays = replay.Replays(root, config, folder, replay.Releases(folder / replay.RELEASES, wheels), run.say)
+        replays = Replays(root, config, folder, Releases(folder / RELEASES, wheels), run.say)
         outcomes = replays.run(bugs, jobs=options.jobs)
-        run.write_result(options.json, replay.write_report(outcomes, folder / replay.REPORT))
+        run.write_result(options.json, write_report(outcomes, folder / REPORT))
     except TraceproofError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_USE
-    out.print(replay.replayed(bugs, outcomes))
-    out.print(replay.summed(outcomes), markup=False, highlight=False, soft_wrap=True)
+    out.print(replayed(bugs, outcomes))
+    out.print(summed(outcomes), markup=False, highlight=False, soft_wrap=True)
     return run.FINDINGS if any(one.finding for one in outcomes) else run.FINE
 
 

@@ -14,8 +14,7 @@ from test_bumps import BASE, clone_of_traceproof
 
 from history import catalogue
 from history.catalogue import Bug, Found, Kind, Why, bugs, judged, parsed
-from history.replay import NoReleaseError, Releases
-from replay_history import main
+from replay_history import NoReleaseError, Releases, main
 from traceproof.reasons import Skip
 from traceproof.run.schema import VerdictRow
 

@@ -11,8 +11,7 @@ import pytest
 from definitions import GOOD, rmsnorm, write
 
 import sanitize
-from planting import Suite, existing, generated
-from scorecard import Card, score, table
+from scorecard import Card, Suite, existing, generated, score, table
 from traceproof.dataset.tree import read_tree
 from traceproof.testgen.generate import PLACE, Divergences, GenerateOptions, generate
 

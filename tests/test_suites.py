@@ -13,8 +13,7 @@ from definitions import GOOD, rmsnorm, write, write_files
 from op_support import cases, definitions
 from source_remotes import Upstream
 
-from axes import space_of
-from case_coverage import of_plan
+from case_coverage import of_plan, space_of
 from traceproof.audit import audit
 from traceproof.checkouts.tree import CommitTree, FolderTree, changed_between
 from traceproof.cli.sources import dependents

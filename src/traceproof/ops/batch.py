@@ -36,9 +36,12 @@ def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
     }
     if not cut:
         pool = first.get("initial_state", first.get("state")) if any(name in values for name in SLOTS) else None
-        rows = [first[name] for name in definition.outputs]
-        axis = next((one for one in rows if one in definition.var_axes and one != pool), None)
-        return None if axis is None else Batch(definition, values, axis, {})
+        var = {*definition.var_axes} - {pool}
+        axis = next((first[name] for name in definition.outputs if first[name] in var), None)
+        # Of a tensor with another var axis alone (padded scales) it is not known which entries a row has.
+        shapes = [var & {*(spec.shape or ())} for spec in specs.values()]
+        known = axis is not None and any(shapes) and all(axis in shape for shape in shapes if shape)
+        return Batch(definition, values, axis, {}) if axis is not None and known else None
     # a state per sequence; else, where nothing cuts the queries, a query per sequence
     whole = "state" if "cu_seqlens" in values else next((name for name in QUERIES if name in values), None)
     return None if whole is None else Batch(definition, values, first[whole], cut)
