@@ -68,10 +68,9 @@ def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
 
 
 def _known_bugs(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> Iterator[str]:
-    op = registry.get(subject.definition.op_type)
     if registry.for_definition(subject.definition)[1] is not None:
         return  # the op's mutants are of the forms that it knows
-    for mutant in (*op.mutants, *generic_mutants(RIGHT)):
+    for mutant in (*registry.mutants_of(subject.definition), *generic_mutants(RIGHT)):
         made = mutant.make(subject)
         if made is None or output not in made or made[output].shape != actual.shape:
             continue

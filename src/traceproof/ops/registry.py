@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +16,7 @@ from traceproof.errors import TraceproofError
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
     from traceproof.models.drafts import Extraction
+    from traceproof.ops.formula import Mutant
     from traceproof.ops.op import Op
 
 FOLDER = Path(__file__).resolve().parent
@@ -91,6 +92,12 @@ def get(op_type: str) -> Op:
 def extractions() -> tuple[Extraction, ...]:
     """How calls are found in a model, of all op_types that say so, in the order of their names."""
     return tuple(found for op_type in known() if (found := get(op_type).extraction) is not None)
+
+
+def mutants_of(definition: Definition) -> Sequence[Mutant]:
+    """The bugs that a kernel of a definition's form could have."""
+    op = get(definition.op_type)
+    return op.of_form(definition).mutants or op.mutants
 
 
 def _check_whole(definition: Definition) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, dim, dtype_of
+from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Exact
-from traceproof.ops.formula import Form, Mutant, Wanted, Wide
+from traceproof.ops.families.blockscaled import GATES as CODES
+from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
+from traceproof.ops.families.blockscaled import NEAR, NVFP4, Bounds, Coder
+from traceproof.ops.formats import E2M1, E4M3, Format, pack, unpack
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, has, same
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 
@@ -28,18 +32,25 @@ Places = tuple["torch.Tensor", "torch.Tensor"]  # the page of each token and its
 SIZES = {"small": ((1, 1, 1), (2, 3, 2)), "medium": ((3, 5, 2), (4, 16, 3)), "large": ((16, 8, 4), (8, 64, 6))}
 GAPS = 3  # pages that no sequence has
 CACHES = {"k_cache": "append_key", "v_cache": "append_value"}
+PAGES = ("k_cache", "paged_k_cache", "ckv_cache")
+Write = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"], None]
+
+
+def page_size(wide: Wide) -> int:
+    """Rows of a page."""
+    return next(wide.given(name).shape[1] for name in PAGES if name in wide)
 
 
 def places(wide: Wide) -> Places:
     """Position p of sequence b is in page kv_indices[kv_indptr[b] + p // size], row p % size."""
-    size, positions = wide["k_cache"].shape[1], wide["positions"].long()
+    size, positions = page_size(wide), wide["positions"].long()
     starts = wide["kv_indptr"].long()[wide["batch_indices"].long()]
     return wide["kv_indices"].long()[starts + positions // size], positions % size
 
 
 def exchanged(wide: Wide) -> Places:
     """The row's number taken for the page's place in the table, and the other way round."""
-    size, positions = wide["k_cache"].shape[1], wide["positions"].long()
+    size, positions = page_size(wide), wide["positions"].long()
     most = len(wide["kv_indices"]) - 1
     return wide["kv_indices"].long()[(positions % size).clamp_max(most)], (positions // size) % size
 
@@ -53,7 +64,7 @@ def append(
     wide: Wide,
     *,
     where: Callable[[Wide], Places] = places,
-    write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None] = at_once,
+    write: Write = at_once,
 ) -> Tensors:
     """Both caches with the tokens written; nothing is computed, so precision is none."""
     pages, rows = where(wide)
@@ -65,13 +76,101 @@ def append(
 
 def within(wide: Wide, step: int) -> dict[str, torch.Tensor]:
     """Positions moved by a step, within the first page's rows and the table."""
-    return {"positions": (wide["positions"].long() + step).clamp_min(0) % wide["k_cache"].shape[1]}
+    return {"positions": (wide["positions"].long() + step).clamp_min(0) % page_size(wide)}
+
+
+# Rows that a cache in nvfp4 gets: their name, the cache's, that of its scales, and of the whole cache's.
+CODED = (
+    ("append_key", "paged_k_cache", "k_scale_cache", "k_scale"),
+    ("append_value", "paged_v_cache", "v_scale_cache", "v_scale"),
+    ("append_ckv", "ckv_cache", "ckv_sf_cache", "ckv_scale"),
+)
+# A right kernel divides by the whole cache's scale, or multiplies by what is nearly one over it.
+NEARLY = 2 * NEAR
+
+
+def slots(wide: Wide) -> Places:
+    """The page and the row of each token that has a slot; others have -1."""
+    at = wide["slot_mapping"].long()
+    return torch.where(at < 0, at, at // page_size(wide)), at % page_size(wide)
+
+
+def append_coded(
+    wide: Wide,
+    *,
+    where: Callable[[Wide], Places] | None = None,
+    write: Write = at_once,
+    order: Part = same,
+    layout: Part = same,
+    wholes: int = -1,
+    other: Part = same,
+    **changes: Any,  # noqa: ANN401 - a Coder's fields
+) -> Tensors:
+    """Caches with tokens written as `code * scale * whole` in nvfp4, the rotary part as `code * whole` in e4m3."""
+    where = where or (slots if "slot_mapping" in wide else places)
+    pages, rows = where(wide)
+    kept = pages >= 0
+    found: Tensors = {}
+
+    def put(name: str, new: torch.Tensor, form: Format, bounds: Bounds | None) -> None:
+        """Write codes to a cache, and what each may be."""
+        packed = wide.given(name).dtype is torch.uint8
+        cache = wide.given(name).view(torch.uint8).clone()
+        write(cache, pages[kept], rows[kept], pack(new) if packed else new)
+        found[f"{name}_out"] = cache if packed else form.decode(cache).to(wide.dtype)
+        old = wide.given(name).view(torch.uint8)
+        old = form.order(unpack(old) if packed else old)
+        for what, ends in zip(("low", "high"), bounds or (), strict=False):
+            each = torch.stack([old] * ends.shape[-1], -1)
+            each[pages[kept], rows[kept]] = ends
+            found[f"{name}_out@{what}"] = each
+
+    exact = wide.dtype == torch.float64
+    for new, cache, scales, whole in CODED:
+        if cache in wide:
+            x, factor = other(wide[new])[kept], _factor(wide, whole)
+            coder = Coder(NVFP4, **changes)
+            codes, of_blocks = coder.encode(x * factor**wholes)
+            own, ends = coder.allowed(x / factor, NEARLY) if exact else (None, None)
+            put(cache, order(codes), E2M1, own)
+            put(scales, layout(of_blocks), E4M3, ends)
+    if "kpe_cache" in wide:
+        x = wide["append_kpe"][kept] * _factor(wide, "kpe_scale") ** wholes
+        both = [E4M3.order(E4M3.encode(x + side * x.abs()))[..., None] for side in (-NEARLY, NEARLY)]
+        zeros = [end.masked_fill((end == 0) | (end == -1), zero) for end, zero in zip(both, (-1, 0), strict=True)]
+        put("kpe_cache", E4M3.encode(x), E4M3, (zeros[0], zeros[1]) if exact else None)
+    return found
+
+
+def _factor(wide: Wide, name: str) -> torch.Tensor | float:
+    value = wide.values[name]
+    return wide[name] if isinstance(value, torch.Tensor) else wide.number(name)
 
 
 def const_pages(definition: Definition) -> str | None:
     """Why pages have no size that is known."""
-    size = (definition.inputs["k_cache"].shape or ("", ""))[1]
+    size = next(spec.shape or ("", "") for name, spec in definition.inputs.items() if name in PAGES)[1]
     return None if size in definition.const_axes else "the page's size is no const axis"
+
+
+def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
+    """Normal rows and caches; of caches in narrow formats any codes that are numbers; scales of whole caches."""
+    if wanted.name in {"k_scale", "v_scale", "ckv_scale", "kpe_scale"}:
+        numbers = draw.uniform(wanted.name, wanted.shape or (1,), low=0.005, high=0.02)
+        return numbers if wanted.definition.inputs[wanted.name].shape is not None else float(numbers[0])
+    if wanted.dtype is torch.uint8:
+        return draw.integers(wanted.name, wanted.shape, low=0, high=256).to(torch.uint8)
+    if wanted.dtype is torch.float8_e4m3fn:
+        return draw.integers(wanted.name, wanted.shape, low=1, high=120).to(torch.uint8).view(wanted.dtype)
+    return draw.normal(wanted.name, wanted.shape, wanted.dtype)
+
+
+def some_slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """A slot of its own for each token, but for each fifth, which has none."""
+    pages, size = wanted.shape_of("paged_k_cache")[:2]
+    found = draw.uniform(wanted.name, (pages * size,)).argsort()[: wanted.shape[0]]
+    found[2::5] = -1
+    return found.to(wanted.dtype)
 
 
 class PageAppend(Op):
@@ -103,7 +202,7 @@ class PageAppend(Op):
         """Normal keys, values and caches; the layout as the case says."""
         batch, tokens, pages = (int(case.params[name]) for name in ("batch", "tokens", "pages"))
         shapes, dtypes = specified(definition, case, definition.inputs)
-        size = shapes["k_cache"][1]
+        pool, size = next(shapes[name] for name in PAGES if name in shapes)[:2]
         starts = draw.integers("starts", (batch, 1), torch.int64, low=0, high=size * pages - tokens + 1)
         if case.params.get("crossing"):
             starts = torch.full_like(starts, size - 1)
@@ -112,17 +211,87 @@ class PageAppend(Op):
         layout = {
             "batch_indices": counted.repeat_interleave(tokens)[order],
             "positions": (starts + torch.arange(tokens, device=draw.device)).reshape(-1)[order],
-            "kv_indices": draw.uniform("pages", (shapes["k_cache"][0],)).argsort()[: batch * pages],
+            "kv_indices": draw.uniform("pages", (pool,)).argsort()[: batch * pages],
             "kv_indptr": torch.arange(batch + 1, device=draw.device) * pages,
             "kv_last_page_len": ((starts[:, 0] + tokens - 1) % size + 1).clamp_min(1),
         }
         values: Values = {
             name: layout[name].to(dtypes[name])
             if name in layout
-            else draw.normal(name, shapes[name], dtypes[name])
+            else drawn(draw, Wanted(definition, case, name, shapes[name], dtypes[name]))
             for name in definition.inputs
         }
         return ordered(definition, values)
+
+
+TABLE = "batch_indices[t] positions[t]"
+INDEX = "kv_indices[i] kv_indptr[c] kv_last_page_len[b]?"
+BOTH = (
+    "paged_k_cache[p s h x] paged_v_cache[p s h x] k_scale_cache[p s h g] v_scale_cache[p s h g]",
+    "paged_k_cache_out[p s h x] paged_v_cache_out[p s h x] k_scale_cache_out[p s h g] v_scale_cache_out[p s h g]",
+)
+LATENT = (
+    "ckv_cache[p s x] ckv_sf_cache[p s g] kpe_cache[p s e]",
+    "ckv_cache_out[p s x] ckv_sf_cache_out[p s g] kpe_cache_out[p s e]",
+)
+CODED_FACTS: dict[str, Any] = {
+    "coupled": True,
+    "requires": const_pages,
+    "sizes": {"t": (), "p": (), "i": (), "c": (), "b": (), "o": (1,)},
+    "apart": False,
+    "gates": {
+        **dict.fromkeys(("paged_k_cache_out", "paged_v_cache_out", "ckv_cache_out"), CODES[E2M1]),
+        **dict.fromkeys(
+            ("k_scale_cache_out", "v_scale_cache_out", "ckv_sf_cache_out", "kpe_cache_out"), CODES[E4M3]
+        ),
+    },
+    "mutants": (
+        *CODER_MUTANTS,
+        Mutant("whole cache's scale dropped", wholes=0),
+        Mutant("times the whole cache's scale", wholes=1),
+        Mutant("rows of the next token", other=lambda rows: rows.roll(1, 0)),
+        Mutant("nothing appended", write=lambda *_: None),
+        Mutant("page and row exchanged", applies=has("positions"), where=exchanged),
+        Mutant(
+            "slots of -1 taken for the last page",
+            applies=has("slot_mapping"),
+            inputs=lambda wide: {"slot_mapping": wide["slot_mapping"].clamp_min(0)},
+        ),
+    ),
+}
+CODED_PAGES = PageAppend(
+    "page_append",
+    Form(
+        f"append_key[t h d] append_value[t h d] {TABLE} {BOTH[0]} {INDEX} k_scale v_scale -> {BOTH[1]}",
+        append_coded,
+    ),
+    **CODED_FACTS,
+)
+CODED_LATENT = PageAppend(
+    "page_append",
+    Form(
+        f"append_ckv[t d] append_kpe[t e] {TABLE} {LATENT[0]} {INDEX} ckv_scale kpe_scale -> {LATENT[1]}",
+        append_coded,
+    ),
+    **CODED_FACTS,
+)
+CODED_SLOTS = Op(
+    "page_append",
+    Form(
+        f"append_key[t h d] append_value[t h d] slot_mapping[t] {BOTH[0]} k_scale[o] v_scale[o] -> {BOTH[1]}",
+        append_coded,
+    ),
+    **CODED_FACTS
+    | {
+        "sizes": {"t": (3, 1, 17, 40), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
+        "draws": {
+            "slot_mapping": some_slots,
+            **dict.fromkeys(("k_scale", "v_scale", "paged_k_cache", "paged_v_cache"), drawn),
+            **dict.fromkeys(("k_scale_cache", "v_scale_cache"), drawn),
+        },
+        "adversarial": {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
+    },
+)
 
 
 PAGE_APPEND = PageAppend(
@@ -138,6 +307,7 @@ PAGE_APPEND = PageAppend(
     sizes={"t": (), "p": (), "i": (), "c": (), "b": ()},
     gates={"k_cache_out": Exact(), "v_cache_out": Exact()},
     apart=False,
+    others=(CODED_PAGES, CODED_LATENT, CODED_SLOTS),
     mutants=(
         Mutant(
             "pages in their own order", inputs=lambda wide: {"kv_indices": torch.arange(len(wide["kv_indices"]))}
@@ -197,6 +367,63 @@ def _pytorch_append(api: Api, _: Definition, inputs: Given) -> Outputs:
     at = (inputs["kv_indices"].long()[first + positions // size], positions % size)
     keys = api[INDEX_PUT](inputs["k_cache"], at, inputs["append_key"])
     return {"k_cache_out": keys, "v_cache_out": api[INDEX_PUT](inputs["v_cache"], at, inputs["append_value"])}
+
+
+IN_CODES = ("paged_k_cache", "paged_v_cache", "k_scale_cache", "v_scale_cache")
+BY_TABLE = "flashinfer.page:nvfp4_quantize_append_paged_kv_cache"
+BY_SLOT = "flashinfer.page:nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+LATENT_ROWS = "flashinfer.page:nvfp4_quantize_append_paged_mla_kv_cache"
+
+
+@PAGE_APPEND.truth(
+    "flashinfer", "page.nvfp4_quantize_append_paged_kv_cache", BY_TABLE, serves=CODED_PAGES.forms[0].names, sm=SM80
+)
+def _flashinfer_coded(api: Api, _: Definition, inputs: Given) -> Outputs:
+    keys, values, of_keys, of_values = (inputs[name].clone() for name in IN_CODES)
+    new, tables = [inputs[name] for name in NEW], [inputs[name] for name in TABLES]
+    scales = float(inputs["k_scale"]), float(inputs["v_scale"])
+    api[BY_TABLE](*new, (keys, values), (of_keys, of_values), *tables, *scales)
+    return {
+        "paged_k_cache_out": keys,
+        "paged_v_cache_out": values,
+        "k_scale_cache_out": of_keys,
+        "v_scale_cache_out": of_values,
+    }
+
+
+@PAGE_APPEND.truth(
+    "flashinfer",
+    "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+    BY_SLOT,
+    serves=CODED_SLOTS.forms[0].names,
+    sm=SM80,
+)
+def _flashinfer_slots(api: Api, _: Definition, inputs: Given) -> Outputs:
+    keys, values, of_keys, of_values = (inputs[name].clone() for name in IN_CODES)
+    new = inputs["append_key"], inputs["append_value"], inputs["slot_mapping"]
+    api[BY_SLOT](*new, (keys, values), (of_keys, of_values), inputs["k_scale"], inputs["v_scale"])
+    return {
+        "paged_k_cache_out": keys,
+        "paged_v_cache_out": values,
+        "k_scale_cache_out": of_keys,
+        "v_scale_cache_out": of_values,
+    }
+
+
+@PAGE_APPEND.truth(
+    "flashinfer",
+    "page.nvfp4_quantize_append_paged_mla_kv_cache",
+    LATENT_ROWS,
+    serves=CODED_LATENT.forms[0].names,
+    accepts=lambda definition: (dim(definition, "append_ckv", 1), dim(definition, "append_kpe", 1)) == (512, 64),
+    sm=SM80,
+)
+def _flashinfer_latent(api: Api, _: Definition, inputs: Given) -> Outputs:
+    caches = [inputs[name].clone() for name in ("ckv_cache", "ckv_sf_cache", "kpe_cache")]
+    new = [inputs[name] for name in ("append_ckv", "append_kpe", "batch_indices", "positions")]
+    scales = float(inputs["ckv_scale"]), float(inputs["kpe_scale"])
+    api[LATENT_ROWS](*new, *caches, *[inputs[name] for name in TABLES], *scales)
+    return {"ckv_cache_out": caches[0], "ckv_sf_cache_out": caches[1], "kpe_cache_out": caches[2]}
 
 
 # cascade_merge
