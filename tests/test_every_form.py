@@ -208,7 +208,7 @@ WATCHED = {
     *("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged", "dsa_paged", "single_decode", "single_prefill"),
     *("sampling", "moe_routing", "activation"),
     # Maxima over blocks of at most 128, of which any place has the largest in ordinary data.
-    *("quantization", "activation_quantize", "quantize_nvfp4_smooth", "quantize_fp4"),
+    *("quantization", "activation_quantize", "quantize_nvfp4_smooth", "quantize_fp4", "page_append"),
     # Products of codes: an element left out is more of each output than its rounding.
     "gemm_nvfp4_svdquant",
 }
