@@ -89,7 +89,7 @@ class Batch:
         """What the outputs say about these parts, in this order; of a pool the slots that they have."""
         found = {}
         for name, value in outputs.items():
-            place, shape = self._place(name), self.definition.outputs[name].shape or ()
+            place, shape = self._place(name), self._axes(name)
             if place is None:
                 slots = tensor(self.values, next(one for one in SLOTS if one in self.values))[list(parts)].long()
                 found[name] = value[slots[slots >= 0]]
