@@ -78,7 +78,7 @@ def _decode(q_ptr, k_ptr, v_ptr, ends_ptr, at_ptr, scale, o_ptr, lse_ptr, HEADS:
         total = total * kept + tl.sum(weights, axis=0)
         sums = sums * kept + tl.sum(weights[:, None] * v, axis=0)
         most = top
-    some = total > 0
+    some = ~(total == 0)  # NaN too
     tl.store(o_ptr + (row * HEADS + head) * WIDTH + d, tl.where(some, sums / total, 0.0).to(tl.bfloat16))
     tl.store(lse_ptr + row * HEADS + head, tl.where(some, most + tl.log2(total), -float("inf")))
 

@@ -59,7 +59,7 @@ __device__ unsigned short narrow(float v) {
   return (u + 0x7fff + ((u >> 16) & 1)) >> 16;
 }
 typedef unsigned short half_word;
-extern "C" __global__ void norm(const half_word *x, const half_word *w, half_word *y, int rows, int columns) {
+extern "C" __global__ void norm_rows(const half_word *x, const half_word *w, half_word *y, int rows, int columns) {
   const long long row = blockIdx.x, start = row * columns;
   float total = 0.f;
   for (int i = threadIdx.x; i < columns; i += 32) total += wide(x[start + i]) * wide(x[start + i]);
@@ -69,7 +69,7 @@ extern "C" __global__ void norm(const half_word *x, const half_word *w, half_wor
   for (int i = threadIdx.x; i < columns; i += 32) y[start + i] = narrow(wide(x[start + i]) * scale * wide(w[i]));
 }
 '''
-NORM = torch.cuda._compile_kernel(SOURCE, "norm")
+NORM = torch.cuda._compile_kernel(SOURCE, "norm_rows")
 
 
 def run(hidden_states, weight):
@@ -121,7 +121,7 @@ def beside() -> Iterator[tuple[str, str, str]]:
                 one = next(who)
                 if act == "read":
                     text = f"if row == {one.replace('/', '//')}:\n    near = tl.load({of}_ptr + {place})\n"
-                    text += "    w = tl.where(near.to(tl.float32) == 12345.0, w + 1.0, w)"
+                    text += "    w = tl.where(near.to(tl.float32) == 8192.0, w + 1.0, w)"
                     cuda = f"if (((const volatile unsigned short *){of})[{place}] == 0x1234) total += 1.f;"
                 else:
                     text = f"if row == {one.replace('/', '//')}:\n    tl.store({of}_ptr + {place}, 0.0)"
@@ -250,7 +250,8 @@ def test_what_lies_beside_a_tensor_is_not_touched(name: str, judge: SolutionJudg
     how, source = BESIDE[name]
     found = ended(judge, source, how)
     print(f"{name}: {found}")  # noqa: T201 - how each was seen
-    assert found
+    assert how in found
+    assert "compil" not in found[how]
 
 
 @pytest.mark.parametrize("name", BOUNDARIES)

@@ -157,7 +157,8 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
         @functools.wraps(allocate)
         def around(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
             with torch.no_grad():
-                return FENCES[-1].around(allocate(*args, **kwargs))
+                made = allocate(*args, **kwargs)
+                return FENCES[-1].around(made) if FENCES else made
 
         return around
 
@@ -331,6 +332,7 @@ FENCES: list[Fences] = []  # of the call that is being made, if it has any: `poi
 
 LOAD_BYTES, LOAD_WIDTH = 128 << 20, 4096  # of a copy, and of a product of 16-bit floats: some 0.1 ms each
 LOADS = 6  # of each kind at most before a call, and half as many behind it
+LOAD_SECONDS, LEAST_LOADED = 1.0, 3  # slow code is called less often, but so often at least
 
 
 class Load:
@@ -363,7 +365,10 @@ def under_load(
     load = Load(device)
     kept = [value.clone() if isinstance(value, torch.Tensor) else None for value in inputs]
     found: list[list[tuple[str | None, Any]]] = []
+    until = time.monotonic() + LOAD_SECONDS
     for turn in range(repeats):
+        if turn >= LEAST_LOADED and time.monotonic() > until:
+            break
         for value, before in zip(inputs, kept, strict=True):
             if before is not None:
                 value.copy_(before)
