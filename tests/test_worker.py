@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from definitions import rmsnorm
 from worker_pools import Workers, pool
 
 from traceproof.errors import TraceproofError
@@ -259,6 +261,33 @@ def test_an_exception_costs_its_item_alone(worker: Worker) -> None:
     worker.close()
     with pytest.raises(ProcessLookupError):
         os.kill(first.value["pid"], 0)
+
+
+PREPARED = """
+import os, sys
+from traceproof.run.engine import Engine, EngineSettings
+from traceproof.run.workers import Environment
+from traceproof.dataset.definition import Definition
+from traceproof.run.plan import PlanSelection, planned_alone
+
+record = {"device_type": "cpu", "digest": "0"}
+of = lambda name, python, path=(): Environment(name=name, python=python, record=record, path=path)
+ours = sys.executable
+environments = [of("torch", ours), of("fla", ours, (sys.argv[1],)), of("sglang", "/other/python")]
+definition = Definition.model_validate_json(sys.stdin.read())
+with Engine(EngineSettings(environments={one.name: one for one in environments})) as engine:
+    entry = planned_alone(definition, PlanSelection(sizes=("small",)))
+    engine.prepare([entry], ["reference", "torch", "fla", "sglang"])
+    print(sorted(engine._workers), {worker._pid > 0 for one in engine._workers.values() for worker in one.queue})
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_the_interpreter_that_asks_are_forked(tmp_path: Path) -> None:
+    given = json.dumps(rmsnorm("alpha"))
+    command = [sys.executable, "-c", PREPARED, str(tmp_path)]
+    done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "['fla', 'torch'] {True}\n"
 
 
 @pytest.mark.slow

@@ -147,12 +147,14 @@ class Engine:
         if not entries:
             return
         main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
-        here = any(name != REFERENCE and environment_of(name) == MAIN for name in implementations)
         # A process that has asked for a GPU (`this_interpreter`) has its driver open, which survives no fork.
         closed = not main.on_gpu or bool(main.record["digest"])
-        alone = main.python == sys.executable and len(threads) == 1 and closed
-        if here and alone and main.name not in self._workers:
-            self._workers_of(main).queue[-1].fork()  # torch is imported, which takes seconds
+        names = {environment_of(name) for name in implementations if name != REFERENCE}
+        for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
+            if self.environments[name].python == sys.executable and name not in self._workers:
+                self._workers_of(self.environments[name]).queue[
+                    -1
+                ].fork()  # torch is imported, which takes seconds
         wait_asleep(self.device)
         if self.device.type != "cuda":
             return
