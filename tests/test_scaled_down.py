@@ -73,7 +73,7 @@ def stating(eps: str) -> Definition:
         (PRODUCT, "N 4096 -> 256, K 14336 -> 896"),
         (PROJECTION, "N 50257 -> 384"),
         (stating("1e-6"), "hidden_size 16384 -> 256"),
-        (stating("16384"), STATED),
+        (stating("16384"), "hidden_size 16384 -> 256, in the reference's text, too"),
         (stating("16384.0"), STATED),
         (stating("0.0078125"), STATED),  # the reciprocal of the size's root
         (
@@ -130,6 +130,32 @@ def test_a_definition_that_does_not_fit_is_judged_scaled_down_and_stays_unproved
     assert not verification(Definition.model_validate(wide()), found).verified
 
 
+def renumbered(*, eps: str = "1e-6") -> dict[str, Any]:
+    """A definition whose reference asserts its size."""
+    return wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = {eps}\n    assert hidden_states.shape[1] == {WIDE}"))
+
+
+def test_numbers_of_the_text_change_where_no_axis_is_left_and_what_fails_then_says_nothing(tmp_path: Path) -> None:
+    said = "hidden_size 16384 -> 256, in the reference's text, too"
+    rows = verified(tmp_path, renumbered(), rmsnorm("narrow"))
+    right = [row for row in rows if row.get("scaled_down")]
+    assert {(row["verdict"], row["scaled_down"]) for row in right if row["implementation"] == "reference"} == {
+        ("pass", said)
+    }
+    assert told_of(summarise(rows, Known()), "conclusion") == {"narrow": "right", "wide": "scaled_down"}
+    text = GOOD.replace("* weight.float()", f"* weight.float() * (2 if hidden_states.shape[1] == {WIDE} else 1)")
+    wrong = [row for row in verified(tmp_path / "wrong", wide(reference=text)) if row.get("scaled_down")]
+    failing = [row for row in wrong if row["implementation"] == "reference" and row["output"] != "*"]
+    assert {(row["verdict"], row.get("reason")) for row in failing} <= {("skip", "does_not_fit"), ("pass", None)}
+    assert any("with other numbers in its text" in row["message"] for row in failing)
+
+
+def test_two_axes_of_one_stated_size_that_become_different_ones_are_left() -> None:
+    text = "def run(*given):\n    assert given[2].shape[1] == 7168 and len(given[0]) % 256 == 0\n"
+    both = resized(MIXTURE, text, hidden_size=7168, intermediate_size=7168, gemm1_out_size=14336, num_experts=256)
+    assert "the reference's text states num_experts 256" in str(scaled_down_of(both, registry.get("moe")))
+
+
 def test_a_scaled_down_one_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     rows = verified(tmp_path, wide(reference=GOOD.replace("* weight.float()", "")))
     assert told_of(summarise(rows, Known()), "conclusion") == {"wide": "wrong"}
@@ -148,7 +174,7 @@ def test_a_reference_that_refuses_the_smaller_sizes_leaves_the_skip_with_what_it
 
 def test_a_definition_without_a_scaled_down_one_says_why_it_has_none(tmp_path: Path) -> None:
     rows = verified(
-        tmp_path, wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = 1e-6\n    assert x.shape[1] == {WIDE}"))
+        tmp_path, wide(reference=GOOD.replace("EPS = 1e-6", f"EPS = 1e-6\n    assert x.shape[1] == {WIDE}.0"))
     )
     assert {row["verdict"] for row in rows} == {"skip"}
     assert all(

@@ -253,6 +253,11 @@ def implied_constraints(definition: "Definition") -> tuple[str, ...]:
     return reference_text.implied_constraints(definition.reference, frozenset(definition.axes))
 
 
+def renumbered(definition: "Definition", changes: Mapping[int, int]) -> str:
+    """The reference's text with other whole numbers in the place of some: that of a scaled-down definition."""
+    return reference_text.renumbered(definition.reference, changes)
+
+
 def numbers(definition: "Definition") -> tuple[tuple[int | float, int], ...]:
     """Every number in the reference with its line: a scaled-down definition leaves none of them false."""
     return reference_text.numbers(definition.reference)

@@ -59,6 +59,19 @@ def numbers(reference: str) -> tuple[tuple[int | float, int], ...]:
     )
 
 
+def renumbered(reference: str, changes: Mapping[int, int]) -> str:
+    """The text with other whole numbers in the place of some, wherever they stand as such."""
+    lines = reference.encode().split(b"\n")  # columns count bytes
+    places = sorted(
+        (node.lineno - 1, node.col_offset, node.end_col_offset or 0, changes[node.value])
+        for node in ast.walk(parsed(reference))
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value in changes
+    )
+    for line, start, end, value in reversed(places):
+        lines[line] = lines[line][:start] + str(value).encode() + lines[line][end:]
+    return b"\n".join(lines).decode()
+
+
 @cache
 def added_to_weight(reference: str) -> float:
     """`WEIGHT_OFFSET`, else the number that is added to the weight in place (`weight + 1`); 0: none."""

@@ -1,17 +1,17 @@
 """A scaled-down definition: the same reference with smaller const axes, judged where the definition does not fit.
 
-The reference's text is never changed. So an axis whose size its text states keeps that size, and a reference that
-states all of them is not scaled down.
+An axis whose size the reference's text states keeps that size. Where no axis is left, whole numbers of the text
+that are sizes change with their axes: what passes so says as much as any other does, what fails says nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from traceproof.dataset.constants import numbers
+from traceproof.dataset.constants import numbers, renumbered
 from traceproof.dataset.constraints import evaluate, with_axes
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.op import Op
+from traceproof.ops.op import SCALED_DOWN_LEAST, Op
 
 PREFIX = "scaled-down-"  # how the ids of its cases begin
 NEAR = 1e-3  # relative distance at which a number of the text counts as one that follows from a size
@@ -23,22 +23,35 @@ class ScaledDown:
 
     definition: Definition
     sizes: Mapping[str, tuple[int, int]]
+    renumbered: bool = False  # whether numbers of the reference's text are others
 
     def __str__(self) -> str:
         """`hidden_size 7168 -> 512, num_experts 256 -> 32`."""
-        return ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.sizes.items())
+        told = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.sizes.items())
+        return f"{told}, in the reference's text, too" if self.renumbered else told
 
 
 def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
     """A definition scaled down, or why it is not."""
-    stated = dict(_stated(definition))
-    wanted = op.smaller(definition, stated.keys())
-    old = definition.const_axes
-    sizes = {name: (old[name], new) for name, new in wanted.items() if new < old[name]}
+    stated, old = dict(_stated(definition)), definition.const_axes
+
+    def smaller(fixed: Collection[str]) -> dict[str, tuple[int, int]]:
+        wanted = op.smaller(definition, fixed)
+        return {name: (old[name], new) for name, new in wanted.items() if new < old[name]}
+
+    sizes, changes = smaller(stated), dict[int, int]()
+    if not sizes:  # a small number may be anything; of a large one it is said which axis it is
+        sizes = smaller(
+            [name for name in stated if old[name] < SCALED_DOWN_LEAST or name not in _whole(definition)]
+        )
+        changes = {old[name]: new for name, (_, new) in sizes.items() if name in stated}
+        if any(size in changes and changes[size] != sizes.get(name, (0, size))[1] for name, size in old.items()):
+            sizes = {}  # two axes are alike, and become different ones
     if not sizes:
         lines = ", ".join(f"{name} {old[name]} (line {line})" for name, line in stated.items())
         return f"the reference's text states {lines}" if stated else "none of its axes may be smaller"
-    scaled_down = ScaledDown(_resized(definition, {name: new for name, (_, new) in sizes.items()}), sizes)
+    made = _resized(definition, {name: new for name, (_, new) in sizes.items()}, changes)
+    scaled_down = ScaledDown(made, sizes, renumbered=bool(changes))
     broken = [text for text in definition.constraints or () if _broken(text, scaled_down.definition)]
     if broken:
         return f"the constraint {broken[0]!r} does not hold with {scaled_down}"
@@ -46,8 +59,10 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
     return scaled_down if unknown is None else f"with {scaled_down} there is no oracle: {unknown}"
 
 
-def _resized(definition: Definition, sizes: Mapping[str, int]) -> Definition:
+def _resized(definition: Definition, sizes: Mapping[str, int], changes: Mapping[int, int]) -> Definition:
     changed = definition.as_json()
+    if changes:
+        changed["reference"] = renumbered(definition, changes)
     for name, size in sizes.items():
         changed["axes"][name]["value"] = size
     return Definition.model_validate(changed)
@@ -64,6 +79,13 @@ def _stated(definition: Definition) -> Iterator[tuple[str, int]]:
         lines = [line for value, line in numbers(definition) if size > 1 and _follows(value, size)]
         if lines:
             yield name, min(lines)
+
+
+def _whole(definition: Definition) -> set[str]:
+    """Const axes that are stated as whole numbers alone."""
+    floats = [number for number, _ in numbers(definition) if isinstance(number, float)]
+    sizes = definition.const_axes.items()
+    return {name for name, size in sizes if not any(_follows(number, size) for number in floats)}
 
 
 def _follows(number: float, size: int) -> bool:

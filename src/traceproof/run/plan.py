@@ -324,7 +324,8 @@ def _scaled_down(
         return None, f"no scaled-down definition: with {found} it does not fit either"
     wanted = _wanted(cases, selection.cases)
     made = PlannedDefinition.alone(found.definition, wanted, None, selection.hidden_seed)
-    smaller = made.model_copy(update={"path": path, "scaled_down": str(found)})
+    told = {"path": path, "scaled_down": str(found), "renumbered": found.renumbered}
+    smaller = made.model_copy(update=told)
     return smaller, f"judged by a scaled-down definition: {found}"
 
 

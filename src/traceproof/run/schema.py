@@ -104,6 +104,7 @@ class PlannedDefinition(ClosedModel):
     scaled_down: str = (
         ""  # which axes are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none is
     )
+    renumbered: bool = False  # whether numbers of the scaled-down reference's text are others
     unconfirmed: str = ""  # constants that the reference alone states
     conflicts: tuple[str, ...] = ()  # constants that its sources give different values, and what each says
 
