@@ -25,6 +25,9 @@ DEFINITIONS = {definition.name: definition for definition in FORMS}
 COPIED = {("causal_conv1d", "new_state")}  # the last elements, which are not rounded
 WITHOUT = {
     "block_sparse",
+    "gdn2",
+    "gdp",
+    "kda",
     "mamba",
     "mamba_ssd_combined",
     "trtllm_paged_dcp_spec",

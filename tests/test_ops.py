@@ -181,6 +181,7 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
 
 NARROW = (torch.bfloat16, torch.float16)
 FEW = {  # outputs of too few heads, rows or different values to say what is luck, or of operands in bfloat16
+    "kda_recurrent_q2_v4_d32": {"output"},
     "ssd_combined_varlen_h4_d16_g2_s32": {"out_out", "final_states"},
     "ssd_combined_batched_h4_d16_g2_s32": {"out_out"},
     "single_decode_h4_kv2_d64": {"output"},
