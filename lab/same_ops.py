@@ -221,13 +221,14 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str =
 def main() -> int:
     """Write the file; print what differs from the earlier one."""
     args = ARGUMENTS.parse_args()
-    paths = sorted(path for folder in args.dataset for path in folder.rglob("definitions/*/*.json"))
-    paths = [path for path in paths if not args.op_type or path.parent.name in args.op_type]
+    paths = sorted(path for folder in args.dataset for path in folder.rglob("definitions/**/*.json"))
+    op_types = {path: str(json.loads(path.read_text(encoding="utf-8"))["op_type"]) for path in paths}
+    paths = [path for path in paths if not args.op_type or op_types[path] in args.op_type]
     with ProcessPoolExecutor(args.processes, mp_context=get_context("forkserver")) as pool:
         made = list(pool.map(of_definition, paths, [args.megabytes] * len(paths)))
     found: dict[str, dict[str, Digests]] = {}
     for path, one in zip(paths, made, strict=True):
-        found.setdefault(path.parent.name, {})[path.stem] = one
+        found.setdefault(op_types[path], {})[path.stem] = one
     args.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     counted = sum(len(one.get("computed", ())) for one in made)
     sys.stdout.write(f"{len(found)} op_types, {len(made)} definitions, {counted} cases computed\n")

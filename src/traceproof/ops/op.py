@@ -386,7 +386,10 @@ class Op:
         return self._computed(definition, inputs, torch.float64, extras=True)
 
     def baseline(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone."""
+        """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone.
+
+        Of an output in `roundings` it is the oracle's value, off by so many roundings of float32.
+        """
         kinds = self.comparisons(definition)
         if not any(isinstance(kind, Close) for kind in kinds.values()):
             return {}

@@ -379,16 +379,11 @@ LATENT_ROWS = "flashinfer.page:nvfp4_quantize_append_paged_mla_kv_cache"
     "flashinfer", "page.nvfp4_quantize_append_paged_kv_cache", BY_TABLE, serves=CODED_PAGES.forms[0].names, sm=SM80
 )
 def _flashinfer_coded(api: Api, _: Definition, inputs: Given) -> Outputs:
-    keys, values, of_keys, of_values = (inputs[name].clone() for name in IN_CODES)
+    keys, values, of_keys, of_values = caches = [inputs[name].clone() for name in IN_CODES]
     new, tables = [inputs[name] for name in NEW], [inputs[name] for name in TABLES]
     scales = float(inputs["k_scale"]), float(inputs["v_scale"])
     api[BY_TABLE](*new, (keys, values), (of_keys, of_values), *tables, *scales)
-    return {
-        "paged_k_cache_out": keys,
-        "paged_v_cache_out": values,
-        "k_scale_cache_out": of_keys,
-        "v_scale_cache_out": of_values,
-    }
+    return {f"{name}_out": cache for name, cache in zip(IN_CODES, caches, strict=True)}
 
 
 @PAGE_APPEND.truth(
@@ -399,15 +394,10 @@ def _flashinfer_coded(api: Api, _: Definition, inputs: Given) -> Outputs:
     sm=SM80,
 )
 def _flashinfer_slots(api: Api, _: Definition, inputs: Given) -> Outputs:
-    keys, values, of_keys, of_values = (inputs[name].clone() for name in IN_CODES)
+    keys, values, of_keys, of_values = caches = [inputs[name].clone() for name in IN_CODES]
     new = inputs["append_key"], inputs["append_value"], inputs["slot_mapping"]
     api[BY_SLOT](*new, (keys, values), (of_keys, of_values), inputs["k_scale"], inputs["v_scale"])
-    return {
-        "paged_k_cache_out": keys,
-        "paged_v_cache_out": values,
-        "k_scale_cache_out": of_keys,
-        "v_scale_cache_out": of_values,
-    }
+    return {f"{name}_out": cache for name, cache in zip(IN_CODES, caches, strict=True)}
 
 
 @PAGE_APPEND.truth(
