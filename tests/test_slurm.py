@@ -19,7 +19,6 @@ from repository import Ran, Repository, own_dataset
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel")
 ETC = Path("/etc/slurm")
 NODES = ("gpu1", "gpu2", "cpu1", "cpu2")
-FIRST_PORT = 27101
 START_SECONDS = 30.0
 CONFIG = """
 ClusterName=here
