@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 
 import torch
 
@@ -48,7 +49,7 @@ def explain(subject: Subject, output: str, actual: torch.Tensor, expected: Expec
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return []
     found = _affine(actual, expected)
-    return [*found, *_known_bugs(subject, output, actual, expected)][:MOST]
+    return list(islice(chain(found, _known_bugs(subject, output, actual, expected)), MOST))
 
 
 def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
@@ -70,12 +71,14 @@ def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
 def _known_bugs(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> Iterator[str]:
     if registry.for_definition(subject.definition)[1] is not None:
         return  # the op's mutants are of the forms that it knows
-    for mutant in (*registry.mutants_of(subject.definition), *generic_mutants(RIGHT)):
-        made = mutant.make(subject)
+    right = RIGHT.make(subject)
+    own = ((mutant.name, mutant.make(subject)) for mutant in registry.mutants_of(subject.definition))
+    generic = ((one.name, None if right is None else one.change(right)) for one in generic_mutants(RIGHT))
+    for name, made in chain(own, generic):
         if made is None or output not in made or made[output].shape != actual.shape:
             continue
         if _matches(actual, made[output].to(torch.float64), expected):
-            yield f"as with: {mutant.name}"
+            yield f"as with: {name}"
 
 
 def _matches(actual: torch.Tensor, wanted: torch.Tensor, expected: Expected) -> bool:
@@ -153,7 +156,7 @@ CHANGES: Mapping[str, Change] = {
 IN_LAST = ("zeros", "scaled by 1.02", "one dead row", "rows shifted by one")  # of a state, a residual, an LSE
 
 
-def generic_mutants(variant: Variant) -> tuple[Mutant, ...]:
+def generic_mutants(variant: Variant) -> tuple[OutputMutant, ...]:
     """The mutants of any op, made from an equivalent variant of it."""
     changes = {name: partial(first_float, change) for name, change in CHANGES.items()}
     changes |= {f"last output: {name}": partial(first_float, CHANGES[name], last=True) for name in IN_LAST}
