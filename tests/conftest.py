@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
-    *("chain", "pipeline", "ops", "exploits", "interrupts", "history", "tutorial"),
-    *("testgen_runs", "suites", "ops_sampling", "solutions", "imports", "scorecard", "doctor"),
-    *("sources_checkout", "bumps", "shadow", "lab", "border"),
-    *("extract_definitions", "nox", "judge_sampling", "ops_attention"),
-    *("hostile", "fetch", "ops_moe"),
+    *("chain", "pipeline", "ops", "testgen_runs", "interrupts", "exploits", "solutions", "tutorial"),
+    *("other_suites", "nox", "history", "bumps", "testgen", "api", "ops_sampling", "every_form", "doctor"),
+    *(
+        "publish_push",
+        "lab",
+        "imports",
+        "scorecard",
+        "sources_checkout",
+        "extract_definitions",
+        "shadow",
+        "border",
+    ),
+    *("draw", "adapters_sglang", "pytest_plugin", "lossless", "precision", "hostile", "fetch", "ops_moe"),
 )
 
 
