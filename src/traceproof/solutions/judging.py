@@ -3,9 +3,9 @@
 import json
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -226,38 +226,44 @@ def _tried(
 def setup(order: Mapping[str, Any]) -> Callable[[object], dict[str, Any]]:
     """Called once in the judging process, with an order as `_tried` writes it; the result judges.
 
-    Torch is imported here and in the interpreter that solutions' workers are forked from, side by side.
+    Torch is imported here and in the interpreter that solutions' workers are forked from, side by side, while what
+    this environment is gets looked up.
     """
+    tell("starting")
     settings, candidate = JudgeSettings.model_validate(order["settings"]), Candidate(**order["solution"])
-    record: dict[str, Any] = {}
-
-    def looked_up() -> None:
-        found = inside.record(order["cuda_home"])
-        record.update({**found, "digest": digest_json(found), "cuda_home": order["cuda_home"]})
-
-    if order["gpu"]:  # what workers compile lies where the record says
-        looked_up()
-        here = Environment(name=MAIN, python=order["python"], record=record)
-        variables = here.told(Path(order["caches"]))
-        os.environ.update(variables)
-        settings = settings.model_copy(update={"gpu": here.on_gpu, "environment": variables})
+    caches, python, home = Path(order["caches"]), order["python"], order["cuda_home"]
+    variables: Mapping[str, str] = {}
+    if order["gpu"]:  # what solutions compile lies in their own folders; nothing is in this one
+        own = {"device_type": "cuda", "digest": "judged", "cuda_home": home}
+        variables = Environment(name=MAIN, python=python, record=own).told(caches)
+    settings = settings.model_copy(update={"gpu": order["gpu"], "environment": dict(variables)})
     pool = workers(settings)
-    starting = threading.Thread(target=pool.layers)
-    starting.start()
+    starting = ThreadPoolExecutor(2)
+    starting.submit(pool.layers)
     from traceproof.solutions import trial
 
-    if not order["gpu"]:
-        looked_up()
+    if settings.gpu and not trial.has_gpu():  # a driver alone
+        pool.close()
+        settings = settings.model_copy(update={"gpu": False, "environment": {}})
+        pool = workers(settings)
+
+    def looked_up() -> dict[str, Any]:
+        found = inside.record(home)
+        return {**found, "digest": digest_json(found), "cuda_home": home}
+
+    here = starting.submit(looked_up)
 
     def handle(_: object) -> dict[str, Any]:
         why = blocked(candidate, gpu=settings.gpu)
         if why is not None:
             return {"blocked": why}
+        if settings.timed:  # a ground truth is called in this process, with what was compiled for it before
+            os.environ.update(Environment(name=MAIN, python=python, record=here.result()).told(caches))
         with pool:
             found = trial.judged(order["definition"], candidate, settings, pool, begun=order["begun"], tell=tell)
-        starting.join()
-        told = {"device": record["device"], "versions": record["versions"]}
-        return {**found.model_dump(mode="json"), **told}
+        record = here.result()
+        starting.shutdown()
+        return {**found.model_dump(mode="json"), "device": record["device"], "versions": record["versions"]}
 
     return handle
 

@@ -66,6 +66,11 @@ DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may dr
 SOLUTION = "solution"  # what it is called among implementations
 
 
+def has_gpu() -> bool:
+    """Whether PyTorch finds a GPU."""
+    return torch.cuda.is_available()
+
+
 def judged(  # noqa: PLR0913 - one trial, spelled out
     name: str,
     candidate: Candidate,
@@ -77,8 +82,11 @@ def judged(  # noqa: PLR0913 - one trial, spelled out
 ) -> SolutionTrial:
     """What came of a solution to the definition of a name, in workers of a pool. Raises as `planned` does."""
     torch.set_num_threads(1)
-    definition, cases = planned(name, settings)
     watch = Watch(tell, begun)
+    watch.done("importing")
+    watch.say("planning")
+    definition, cases = planned(name, settings)
+    watch.done("planning")
     return tried(SolutionRun.of(definition, candidate, settings, pool), cases, whole=settings.whole, watch=watch)
 
 
@@ -139,7 +147,8 @@ def tried(
     seen: tuple[PrecisionResult, ...] = ()
     speed: tuple[SpeedResult, ...] = ()
     with evaluation.prepared() as ready:
-        watch.done("start")
+        watch.done("preparing")
+        watch.say("a first call")
         if ready.compiled is not None:
             watch.say("compiling, with a first call")
         failed = ready.compile(cases)
