@@ -391,7 +391,7 @@ def tiled_rows(scheme: Scheme, *forms: tuple[str, Read], **facts: Any) -> Op:  #
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class CodedPages:
     """Pages of tokens of 512 values: the codes of all tokens, then their scales, all as bytes."""
 
     scheme: Scheme
@@ -500,8 +500,8 @@ class Cache:
         )
 
 
-DSV_FP4 = Cache(Scheme(E2M1, E4M3, FP4_BLOCK, ((6.0, NEAREST),), least=2.0**-9), 256, 32)
-DSV_FP8 = Cache(Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP),), least=1e-4), 512, 16)
+DSV_FP4 = CodedPages(Scheme(E2M1, E4M3, FP4_BLOCK, ((6.0, NEAREST),), least=2.0**-9), 256, 32)
+DSV_FP8 = CodedPages(Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP),), least=1e-4), 512, 16)
 QUANTIZATION = tiled_rows(
     NVFP4,
     ("input[m k] global_scale[o]? sf_vec_size?", of_rows("input", "global_scale")),
@@ -866,7 +866,7 @@ for _what, _more in (("forward", ""), ("backward", " grad_output")):
     )(_flashinfer_fused)
 
 
-def pages_of(cache: Cache, kind: str) -> None:
+def pages_of(cache: CodedPages, kind: str) -> None:
     """Declare FlashInfer's functions for pages of a kind."""
     whole, single = (f"dsv41_{kind}_quantize_{what}_sparse_mla_cache" for what in ("pack", "append"))
     own = cache.op().requires

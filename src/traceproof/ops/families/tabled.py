@@ -232,7 +232,7 @@ def blocked(definition: Definition, inputs: Given, row: int, span: Span, tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CaseLayout:
     """Where keys and queries of a case lie."""
 
     definition: Definition
@@ -266,7 +266,7 @@ class Layout:
         return found
 
 
-def tables(of: Layout) -> list[list[int]]:
+def tables(of: CaseLayout) -> list[list[int]]:
     """Pages of each sequence, then one that nobody has; with a third axis those that each key head selects."""
     used = {page for own in of.ids for page in own}
     spare = min({*range(len(used) + 1)} - used)
@@ -274,7 +274,7 @@ def tables(of: Layout) -> list[list[int]]:
     return [[*own, *[spare] * (of.shape[-1] - len(own))] for own in rows]
 
 
-def key_counts(of: Layout) -> list[int]:
+def key_counts(of: CaseLayout) -> list[int]:
     """Keys of each sequence; of each key head and sequence, where heads select pages."""
     table = one_of(TABLES, of.definition.inputs)
     if table is None or len(table.shape) < 3:
@@ -283,7 +283,7 @@ def key_counts(of: Layout) -> list[int]:
     return [sum(min(page, of.kv_lens[row] - at * page) for at in own) for row, own in of.kept]
 
 
-def block_lists(of: Layout) -> list[list[int]]:
+def block_lists(of: CaseLayout) -> list[list[int]]:
     """Of each sequence, head of the pattern, and block of queries, the blocks of keys that it sees."""
     height, width = of.case.params["blocks"]
     pattern = one_of(BLOCKED, of.definition.inputs)
@@ -295,20 +295,20 @@ def block_lists(of: Layout) -> list[list[int]]:
     ]
 
 
-def block_ends(of: Layout) -> list[list[int]]:
+def block_ends(of: CaseLayout) -> list[list[int]]:
     """Where the lists of each sequence and head begin and end."""
     lists = block_lists(of)
     rows, ends = of.shape[2] - 1, starts([len(own) for own in lists])
     return [ends[at : at + rows + 1] for at in range(0, len(lists), rows)]
 
 
-def block_entries(of: Layout) -> list[int]:
+def block_entries(of: CaseLayout) -> list[int]:
     """The lists, one after the other, with room behind."""
     entries = [block for own in block_lists(of) for block in own]
     return [*entries, *[0] * (of.shape[0] - len(entries))]
 
 
-def block_bits(of: Layout) -> list[list[int]]:
+def block_bits(of: CaseLayout) -> list[list[int]]:
     """The lists as words of bits."""
     words = [[0] * of.shape[-1] for _ in block_lists(of)]
     for word, own in zip(words, block_lists(of), strict=True):
@@ -322,7 +322,7 @@ def signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def valid_bits(of: Layout) -> list[list[int]]:
+def valid_bits(of: CaseLayout) -> list[list[int]]:
     """Any keys, but the first of each 32."""
     host = HostDraw(definition=of.definition.name, case=f"{of.case.id} valid", seed=of.case.seed)
     return [
@@ -331,7 +331,7 @@ def valid_bits(of: Layout) -> list[list[int]]:
     ]
 
 
-def query_lists(of: Layout) -> list[list[list[int]]]:
+def query_lists(of: CaseLayout) -> list[list[list[int]]]:
     """Of each key head and query, blocks of keys in order, then -1."""
     owner = [row for row, count in enumerate(of.q_lens) for _ in range(count)]
     found = []
@@ -344,7 +344,7 @@ def query_lists(of: Layout) -> list[list[list[int]]]:
     return found
 
 
-STRUCTURE: Mapping[str, Callable[[Layout], Any]] = {
+STRUCTURE: Mapping[str, Callable[[CaseLayout], Any]] = {
     **dict.fromkeys(TABLES, tables),
     **dict.fromkeys(KV_LENGTHS, key_counts),
     **dict.fromkeys(KV_ENDS, lambda of: starts(of.kv_lens)),
@@ -565,7 +565,7 @@ class Tabled(Op):
                 low = NEGATIVE if case.params["pattern"] == "negative" else 0.0
                 values[name] = draw.normal(name, shape) - low
             elif name in STRUCTURE and not (spec.optional and name in ENDS):
-                lists = STRUCTURE[name](Layout(definition, case, ids, sizes.get("g", 1), shape))
+                lists = STRUCTURE[name](CaseLayout(definition, case, ids, sizes.get("g", 1), shape))
                 whole = torch.tensor(lists, dtype=torch.int32, device=draw.device).view(shape)
                 values[name] = whole.view(dtype_of(spec))
             else:
