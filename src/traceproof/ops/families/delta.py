@@ -211,8 +211,8 @@ SHARED: Any = {
             "updates in the opposite order", applies=lambda wide: len(wide["k"]) > len(wide["q"]), backwards=True
         ),
         Mutant("scale x 1.02", inputs=lambda wide: {"scale": wide.number("scale") * 1.02}),
-        altered("rates of one", "beta", change=torch.ones_like),
-        altered("values not gated", "w", change=torch.ones_like),
+        altered("rates of one", "beta", change=lambda one: torch.ones_like(one)),
+        altered("values not gated", "w", change=lambda one: torch.ones_like(one)),
         altered("gates of the token before", "g", change=lambda g: g.roll(1, 1 if g.dim() == 4 else 0)),
         Mutant(
             "query and key swapped",
