@@ -482,7 +482,7 @@ def samplers(definition: Definition, op: Op, random: Random) -> Iterator[Mutant]
         return
     for share in (1.0, random.uniform(0.3, 0.9)):
         yield Mutant(SAMPLER, f"equal rows draw alike in {share:.2f}", drawn(partial(equal_rows, share)))
-    for lag in (1, 2, random.randrange(3, 9)):
+    for lag in (1, 2, random.randrange(3, 9), random.randrange(9, 60)):
         share = random.uniform(0.3, 1.0)
         name = f"a draw repeats the one {lag} before in {share:.2f}"
         yield Mutant(SAMPLER, name, drawn(partial(repeats, share, lag)))
@@ -584,7 +584,9 @@ def computed(subject: SolvedCase, variant: Variant, **changes: Value) -> Tensors
     torch.manual_seed(subject.seed)
     outputs = variant.make(replace(subject, inputs={**subject.inputs, **changes}))
     assert outputs is not None
-    return dict(outputs)
+    written = subject.op.judged(subject.definition).keys() - subject.definition.outputs.keys()
+    kept = {name: value for name in written if isinstance(value := subject.inputs[name], torch.Tensor)}
+    return kept | outputs
 
 
 def hold(mutant: Mutant, subject: SolvedCase, right: Right, plain: Tensors) -> None:

@@ -176,9 +176,9 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
         on(device)
         return kept[0](self, drawn, device)
 
-    def entries(self: DefinitionRun, inputs: Values, device: torch.device, seed: int) -> Any:  # noqa: ANN401
+    def entries(self: DefinitionRun, inputs: Values, device: torch.device, case: Case) -> Any:  # noqa: ANN401
         on(device)
-        return kept[1](self, inputs, device, seed)
+        return kept[1](self, inputs, device, case)
 
     kept = DefinitionRun._draw_on, DefinitionRun._entries
     monkeypatch.setattr(DefinitionRun, "_draw_on", draw_on)

@@ -175,8 +175,9 @@ def run(hidden_states, residual, weight):
 @pytest.mark.parametrize("name", BUFFERS)
 def test_what_a_definition_writes_to_is_judged(name: str, rows: dict[str, Rows]) -> None:
     found = [row for row in rows[name] if row["output"] == "intermediate_states_buffer"]
-    assert {row["case"] for row in found} == {"edge-buffer"}
-    assert verdicts(found) == ({("pass", None)} if name == "kept" else {("fail", "numerics")})
+    assert {row["case"] for row in found} >= {"edge-buffer", "hidden-1"}
+    assert ("fail", "numerics") in verdicts(found) or name == "kept"
+    assert verdicts(found) == {("pass", None)} or name != "kept"
 
 
 def test_an_output_that_is_left_out_is_not_judged_and_the_definition_not_proved(rows: dict[str, Rows]) -> None:

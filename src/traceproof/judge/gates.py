@@ -465,7 +465,11 @@ class ExactGate:
         """One chunk."""
         value = entries[""]
         if self._order is None or "low" not in entries:
-            return Rows(actual, value, actual.to(value.dtype) != value, value)
+            given = actual.to(value.dtype)
+            error = given != value
+            if value.dtype in {torch.float64, torch.float32, torch.float16, torch.bfloat16}:
+                error &= ~(given.isnan() & value.isnan())
+            return Rows(actual, value, error, value)
         codes, low, high = self._order(actual)[..., None], entries["low"], entries["high"]
         error = ((codes < low) | (codes > high)).all(-1)
         if self._lossless:

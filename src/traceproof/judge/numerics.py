@@ -22,13 +22,24 @@ class Misplaced:
         self._elements = 0
         self._found: dict[Failure, tuple[int, list[int]]] = {}
 
-    def add(self, actual: torch.Tensor, oracle: torch.Tensor, start: int = 0) -> None:
-        """Look at a chunk that begins at `start` of the first axis."""
+    def add(
+        self, actual: torch.Tensor, oracle: torch.Tensor, start: int = 0, seen: torch.Tensor | None = None
+    ) -> None:
+        """Look at a chunk that begins at `start` of the first axis.
+
+        With `seen`, which elements must show what the oracle has: others may show it too, as a product with zero
+        does, and one may stand for another.
+        """
         self._elements += actual.numel()
         if not actual.dtype.is_floating_point or (all_finite(actual) and all_finite(oracle)):
             return
         e = oracle.to(torch.float64)
         x = landed(actual.to(torch.float64), e, actual.dtype)
+        if seen is not None:
+            hidden = seen & torch.isfinite(x)
+            self._count(Failure.NAN, hidden & torch.isnan(e), start)
+            self._count(Failure.INFINITY, hidden & torch.isinf(e), start)
+            return
         overflow = (e.abs() > torch.finfo(actual.dtype).max) & torch.isfinite(e) & (x.sign() == e.sign())
         self._count(Failure.NAN, torch.isnan(x) != torch.isnan(e), start)
         self._count(Failure.INFINITY, (torch.isinf(x) | torch.isinf(e)) & (x != e) & ~overflow, start)
@@ -126,7 +137,7 @@ class Numerics:
 
     def _measured(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int) -> Rows | None:
         value = entries[""]
-        self._misplaced.add(actual, value, start)
+        self._misplaced.add(actual, value, start, entries.get("seen"))
         if self._told:
             self._figures.add(actual.to(torch.float64), value.to(torch.float64), start)
         self._elements += actual.numel()

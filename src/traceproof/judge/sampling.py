@@ -31,7 +31,6 @@ rows beside each other: whether they are correlated.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +42,9 @@ BISECTIONS = 40
 RANKS_FROM_END = 3  # of a row's support: what an off-by-one filter adds or drops
 # The part of draws that an alternative makes otherwise. Between two of them the likelihood ratio loses little.
 PARTS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
-NEAR_LAGS = 8  # every distance up to it, and then powers of two, between draws that are held against each other
+# Every distance up to the first, and then powers of two, between draws that are held against each other; up to the
+# second of so many draws alone, which show the same share of repeated ones at any distance.
+NEAR_LAGS, FAR_LAGS, FIRST_DRAWS = 8, 64, 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,17 +335,18 @@ def _mixed(alike: _Alike) -> list[_Tail]:
 
 def _following(ranks: torch.Tensor, q: torch.Tensor) -> list[_Tail]:
     """Draws of a row that repeat the one made some draws before: in the same call, or in another."""
-    lags = [lag for lag in _lags() if lag < len(ranks)]
-    tails = []
-    for lag in lags:
-        gain, what = repeated(ranks[:-lag], ranks[lag:], q, q)
+    tails, lags = [], _lags(len(ranks))
+    for lag, count in lags:
+        gain, what = repeated(ranks[: count - lag], ranks[lag:count], q, q)
         tails.append(_Tail(_corrected(-gain, len(lags)), f"{what} repeat the one {lag} before"))
     return tails
 
 
-def _lags(most: int = 20) -> Iterator[int]:
-    yield from range(1, NEAR_LAGS)
-    yield from (1 << power for power in range(NEAR_LAGS.bit_length() - 1, most))
+def _lags(trials: int) -> list[tuple[int, int]]:
+    """Distances between draws, and of how many draws each is looked at."""
+    every = [*range(1, NEAR_LAGS), *(1 << power for power in range(NEAR_LAGS.bit_length() - 1, 20))]
+    some = [(lag, min(trials, FIRST_DRAWS)) for lag in range(NEAR_LAGS, FAR_LAGS) if lag not in every]
+    return [(lag, count) for lag, count in (*((lag, trials) for lag in every), *some) if lag < count]
 
 
 def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> list[_Tail]:
@@ -389,8 +391,8 @@ def scores(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.
 
 def _related(found: torch.Tensor) -> list[_Tail]:
     """Draws that lie on the same side as those some draws before or in the row beside, or on the other one."""
-    lags = [lag for lag in _lags() if lag < len(found)]
-    pairs = [(found[:-lag] * found[lag:], f"the one {lag} before", len(lags)) for lag in lags]
+    lags = _lags(len(found))
+    pairs = [(found[: count - lag] * found[lag:count], f"the one {lag} before", len(lags)) for lag, count in lags]
     if found.shape[1] > 1:
         pairs.append((found[:, :-1] * found[:, 1:], "the row beside", 1))
     tails = []

@@ -20,6 +20,7 @@ BOUNDARIES = "boundaries"  # one of the first: an element at one of `boundaries`
 ALONE = "alone"  # beside it: inputs of which that element has this value, and all others of the row are zero
 LOSSLESS = "lossless"  # one of the first: values for which kernels compute exactly (`ops.lossless`)
 LOSSLESS_ROWS = 16
+SEEN = "seen"  # one of the first: NaN and infinities in each, which show in all that depends on them
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.run.hidden
@@ -68,6 +69,11 @@ class Case:
     def digest(self) -> str:
         """Digest of everything in the case."""
         return digest_json(self.as_json())
+
+    @property
+    def seen(self) -> Sequence[str]:
+        """The inputs whose NaN and infinities show in what depends on them, and may show elsewhere."""
+        return self.params[BEFALLEN] if self.params.get(UNUSUAL) == SEEN else ()
 
 
 def at_boundaries(

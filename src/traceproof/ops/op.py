@@ -11,7 +11,7 @@ from traceproof.lazy import torch
 from traceproof.ops import far
 from traceproof.ops.adapter import Adapter, Call, Conditions, signature
 from traceproof.ops.base import Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
-from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, STRESS, Case, Further, at_boundaries
+from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, SEEN, STRESS, Case, Further, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet
 from traceproof.ops.far import Far
 from traceproof.ops.formula import NOTHING, DrawInput, Form, Mutant, Size, Variant, Wanted, Wide, to_dtype
@@ -33,6 +33,7 @@ ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
 # One order of a float32 sum says nothing of another, which a kernel is free to take; nor does one exponential.
 UNUSUAL: Mapping[str, Sequence[str]] = {"nan": (), "inf": (), "large": (), "small": ()}
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
+STAND_INS = (0.5, -1.5)  # for NaN and infinities, to tell what depends on them
 # Of an axis of a scaled-down definition: so many elements that rounding errors add up as they do in a kernel.
 SCALED_DOWN_LEAST = 256
 
@@ -291,16 +292,21 @@ class Op:
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """A case like this one with `count` rows, tokens or sequences; `long`: one sequence of so many.
 
-        The default adds the same number to all axes, so that what must be no smaller than another one stays so. A
-        case that lists lengths is left as it is.
+        The default adds the same number to all axes, so that what must be no smaller than another one stays so;
+        with `long` not to rows that are computed by themselves. A case that lists lengths is left as it is.
         """
-        del long
         if any(isinstance(value, list | tuple) for value in case.params.values()):
             return case
-        more = max(0, count - min(case.axes.values(), default=0))
-        return self.settled(
-            definition, replace(case, axes={name: size + more for name, size in case.axes.items()})
-        )
+        rows = self.row_axis(definition) if long and len(case.axes) > 1 else None
+        grown = {name: size for name, size in case.axes.items() if name != rows}
+        more = max(0, count - min(grown.values(), default=0))
+        axes = {**case.axes, **{name: size + more for name, size in grown.items()}}
+        return self.settled(definition, replace(case, axes=axes))
+
+    def at_once(self, definition: Definition, *, long: bool) -> bool:
+        """Whether references in Python compute so many rows, or one sequence, in few calls. The default: rows."""
+        del long
+        return self.row_axis(definition) is not None
 
     def _befallen(self, name: str, shape: Sequence[object]) -> bool:
         """Whether adversarial values befall an input."""
@@ -313,13 +319,25 @@ class Op:
         usual = UNUSUAL if numeric and self.row_axis(definition) is not None else {}
         if any(isinstance(kind, Exact) for kind in kinds):  # bits say nothing of NaN
             usual = {value: names for value, names in usual.items() if value in {"large", "small"}}
-        wide = [
-            name
-            for name, spec in definition.inputs.items()
-            if spec.shape is not None and spec.dtype in {"float32", "float16", "bfloat16"}
-        ]
+        wide = wide_of(definition)
         declared = usual if self.spread is None else self.spread
-        return {value: [name for name in wide if name in (names or wide)] for value, names in declared.items()}
+        return {
+            value: [name for name in wide if name in (names or wide)]
+            for value, names in declared.items()
+            if value != SEEN
+        }
+
+    def seen(self, definition: Definition) -> Sequence[str]:
+        """The inputs whose NaN and infinities every right kernel shows in what depends on them.
+
+        All of floating point, unless the declaration names them, where outputs are judged by their numbers.
+        """
+        kinds = self.comparisons(definition).values()
+        exact = [kind.order is None for kind in kinds if isinstance(kind, Exact)]
+        numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds) and all(exact)
+        wide = wide_of(definition)
+        names = (self.spread or {}).get(SEEN, wide if numeric and self.spread != {} else ())
+        return [name for name in wide if name in names and name not in self.judged(definition)]
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """Sizes of the case with these values: LOSSLESS_ROWS rows of an ordinary one, and the declaration's."""
@@ -415,13 +433,29 @@ class Op:
             if name in self.judged(definition) or (extras and name.partition("@")[0] in definition.outputs)
         }
 
-    def expected(self, definition: Definition, inputs: Values) -> Tensors:
-        """The oracle's entries, and the baselines as `<output>@baseline`."""
+    def expected(self, definition: Definition, inputs: Values, seen: Collection[str] = ()) -> Tensors:
+        """The oracle's entries, and the baselines as `<output>@baseline`.
+
+        With `seen`, inputs that hold NaN and infinities, `<output>@seen` is where every right kernel shows them.
+        """
         baselines = self.baseline(definition, inputs)
-        return {
+        found = {
             **self.oracle(definition, inputs),
             **{f"{name}@baseline": value for name, value in baselines.items()},
         }
+        if not seen or self.row_axis(definition) is not None:  # no row hides what is in another one
+            outputs = definition.outputs if seen else ()
+            return found | {f"{name}@seen": torch.ones_like(found[name]).bool() for name in outputs}
+        # Elsewhere a formula may multiply them by zero, and a kernel skip it. So they must show in what depends on
+        # those of one input, as two other numbers in their places tell, and of this one alone gives none itself.
+        plain, moved = ({name: finite(inputs[name], number) for name in seen} for number in STAND_INS)
+        given = [{}, *({name: source[name]} for name in seen for source in (moved, inputs))]
+        first, *others = (self.oracle(definition, {**inputs, **plain, **one}) for one in given)
+        for name in definition.outputs.keys() & first.keys():
+            depends = torch.stack([first[name] != other[name] for other in others[::2]])
+            shows = torch.stack([~other[name].isfinite() for other in others[1::2]])
+            found[f"{name}@seen"] = (depends & shows).any(0) & (depends.sum(0) == 1)
+        return found
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Close: one rounding of the output is the whole baseline, but of a float32 one."""
@@ -537,6 +571,17 @@ class Subject:
     def with_inputs(self, **changes: Value) -> Values:
         """The inputs with some replaced."""
         return {**self.inputs, **changes}
+
+
+def wide_of(definition: Definition) -> list[str]:
+    """The tensors that hold NaN and infinities."""
+    plain = {"float32", "float16", "bfloat16"}
+    return [name for name, spec in definition.inputs.items() if spec.shape is not None and spec.dtype in plain]
+
+
+def finite(value: Value, number: float) -> Value:
+    """A tensor with a number in the places of NaN and infinities; anything else as it is."""
+    return torch.where(value.isfinite(), value, number) if isinstance(value, torch.Tensor) else value
 
 
 def scaled_down(sizes: Mapping[str, int]) -> dict[str, int]:

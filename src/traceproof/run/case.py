@@ -16,8 +16,18 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw, fingerprint_each
 from traceproof.judge.output import OTHER_TIES, Expected, Ruling, judge_output, with_open_rows
 from traceproof.ops import registry
-from traceproof.ops.base import TORCH_DTYPES, Value, Values
-from traceproof.ops.cases import ALONE, BEFALLEN, BOUNDARIES, LOSSLESS, OTHER_SCALARS, UNUSUAL, Case, boundaries
+from traceproof.ops.base import TORCH_DTYPES, Value, Values, tensor
+from traceproof.ops.cases import (
+    ALONE,
+    BEFALLEN,
+    BOUNDARIES,
+    LOSSLESS,
+    OTHER_SCALARS,
+    SEEN,
+    UNUSUAL,
+    Case,
+    boundaries,
+)
 from traceproof.ops.compare import Quantised, of_reference
 from traceproof.ops.formula import Wanted
 from traceproof.ops.generic import draw_spec
@@ -29,7 +39,8 @@ RANDOM = MappingProxyType({"type": "random"})
 COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the other way round in memory
 HARDLY = 0.01  # a scalar below it may be an epsilon, whose half is not seen
 # Powers of two that rows are multiplied by in turn: beyond what float16 and fp8 hold, where exponentials overflow.
-LARGE, SMALL = (17, 4, 9, 7, 13), (-18,)
+LARGE, SMALL = (17, 4, 9, 7, 13, 30), -18
+POOL_STEP, TABLE_STEP = 16, 6  # one row in so many holds a NaN where rows are picked: of a pool, of a table
 BOUNDARY = 300.0  # as an outlier: its square is 22 times what 4,096 others have together
 OF_FLOAT16 = 12  # the largest and the smallest of its powers
 HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
@@ -95,25 +106,38 @@ def other(value: Value) -> Value:
     return value / 2 if abs(value) > HARDLY else 0.25
 
 
-def put_unusual(
-    inputs: Values, value: str, names: Collection[str], alone: Mapping[str, float] = MappingProxyType({})
-) -> None:
+def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
     """Make some inputs `large` or `small`, row by row, or write `nan` or `inf` into two places of each.
 
     These are the first and the last place of an input, of the next one the second and the last but one, and so on,
     so that none hides another's.
     """
-    tensors = {name: one for name in names if isinstance(one := inputs[name], torch.Tensor) and one.numel()}
+    value, alone = case.params[UNUSUAL], case.params.get(ALONE, {})
+    given = (name for name in case.params[BEFALLEN] if isinstance(inputs[name], torch.Tensor))
+    tensors = {name: one for name in given if (one := tensor(inputs, name)).numel()}
+    of_outputs = {axis for spec in definition.outputs.values() for axis in (spec.shape or ())[:-1]}
     for place, (name, one) in enumerate(tensors.items()):
         if value == BOUNDARIES:
             put_at_boundaries(one, alone=alone.get(name))
             continue
+        shape, count = definition.inputs[name].shape or (), len(one)
+        axis = next((at for at, letter in enumerate(shape) if letter in of_outputs), None)
+        if value == SEEN:  # in rows of each that no other one has, and in another head; of pools in more
+            vectors = one.view(count, -1, one.shape[-1]) if one.dim() > 1 else one.view(-1, 1, 1)
+            least, pool = 2 * len(tensors), POOL_STEP if one.dim() > 2 else TABLE_STEP
+            step = max(least, count // 2 if axis == 0 else pool) if count >= 2 * least else count
+            vectors[2 * place % count :: step, place % vectors.shape[1], 0] = math.nan
+            vectors[(2 * place + 1) % count :: step, place % vectors.shape[1], -1] = math.inf
+            continue
+        if value == "small":  # in turn one factor, the other one, both and none: a sum hides what is far smaller
+            parts = one.movedim(axis or 0, 0)
+            few = [at for at in range(len(parts)) if axis is None or not at >> place % 3 & 1]
+            parts[few] *= 2.0 ** (-OF_FLOAT16 if one.dtype is torch.float16 else SMALL)
+            continue
         if value in {"nan", "inf"}:
             one.view(-1)[[place % one.numel(), (-1 - place) % one.numel()]] = float(value)
             continue
-        powers: tuple[int, ...] = LARGE if value == "large" else SMALL
-        if one.dtype is torch.float16:
-            powers = tuple(min(max(power, -OF_FLOAT16), OF_FLOAT16) for power in powers)
+        powers = tuple(min(power, OF_FLOAT16) for power in LARGE) if one.dtype is torch.float16 else LARGE
         for turn, power in enumerate(powers if one.dim() > 1 else powers[:1]):
             one[turn :: len(powers) if one.dim() > 1 else 1] *= 2.0**power
 
@@ -165,7 +189,7 @@ def make_inputs(
         if case.params.get(UNUSUAL) == LOSSLESS:
             put_lossless(op, definition, case, draw, values)
         elif UNUSUAL in case.params:
-            put_unusual(values, case.params[UNUSUAL], case.params[BEFALLEN], case.params.get(ALONE, {}))
+            put_unusual(definition, case, values)
         if OTHER_SCALARS in case.params:
             values |= {name: other(value) for name, value in values.items() if name not in op.sizes_in_numbers}
         return values
@@ -232,7 +256,7 @@ def solve(
     """Draw a case's inputs and compute what is right; nothing where the op has no oracle for the definition."""
     op, unknown = registry.for_definition(definition)
     inputs = make_inputs(op, definition, case, device=device, dataset=dataset)
-    oracle = {} if unknown is not None else op.expected(definition, inputs)
+    oracle = {} if unknown is not None else op.expected(definition, inputs, case.seen)
     kept = {name: value.cpu() for name, value in oracle.items()}
     return SolvedCase(definition=definition, op=op, case=case, inputs=inputs, oracle=kept, seed=seed)
 

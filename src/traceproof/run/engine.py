@@ -29,6 +29,7 @@ from traceproof.files import sweep
 from traceproof.judge.output import OTHER_TIES, Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
+from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.programs import available_memory
 from traceproof.reasons import Error, Skip, Unavailable, Verdict
@@ -379,12 +380,12 @@ class DefinitionRun:
             if there and self.engine.computing.type == "cpu":  # what lay on the GPU is lost with it
                 self._draw_on(case, CPU)
             try:
-                return self._entries(case.inputs or {}, device, case.planned.case.seed)
+                return self._entries(case.inputs or {}, device, case.planned.case)
             except (RuntimeError, ValueError, TypeError):
                 # An op whose cases a CPU mostly solves need not know of another device.
                 if device.type == "cpu" or case.planned.memory > ORACLE_HOST_BYTES or cuda_is_lost():
                     raise
-                return self._entries(case.inputs or {}, CPU, case.planned.case.seed)
+                return self._entries(case.inputs or {}, CPU, case.planned.case)
 
         try:
             return Right(oracle=self.engine.where_it_fits(device, entries))
@@ -392,10 +393,10 @@ class DefinitionRun:
             message = f"the oracle: {describe(error)}"
             return Right(blocked=Ruling(Verdict.ERROR, Error.ORACLE, message, {}))
 
-    def _entries(self, inputs: Values, device: torch.device, seed: int) -> Tensors:
-        set_seed(seed, device)
+    def _entries(self, inputs: Values, device: torch.device, case: Case) -> Tensors:
+        set_seed(case.seed, device)
         placed = place(inputs, device) if device.type == "cuda" else on_host(inputs)
-        values = self.op.expected(self.definition, placed)
+        values = self.op.expected(self.definition, placed, case.seen)
         return _whole(dict(zip(values, plain_tensors(list(values.values())), strict=True)))
 
     def _attempt(self, name: str, call: Callable[[], CaseResult]) -> CaseResult:
@@ -516,8 +517,8 @@ class DefinitionRun:
         """A case's second run, and hidden cases: whether bits vary, and answers are remembered."""
         before: tuple[Values, Tensors] | None = None
         second: CaseResult | None = None
+        writes = self.definition.in_place or self.op.mutated(self.definition) or any(one.trials for one in hidden)
         if first is not None:
-            writes = self.definition.in_place or self.op.mutated(self.definition) or first.planned.trials
             calls = 1 if writes else MANY_CALLS + secrets.randbelow(MANY_CALLS)
             call = partial(self._called, source, fill=fill, again=True, calls=calls)
             second = self._attempt(REFERENCE, partial(self._untrusted, first, call))
@@ -525,11 +526,15 @@ class DefinitionRun:
                 before = first.inputs, second.outputs
         remembered = False
         threads = 2 if self.engine.device.type == "cpu" else 1  # others than elsewhere, where there are several
-        axes = None if before is None or first is None or first.planned.trials else first.planned.case.axes
+        held = None if before is None or writes else shapes_of(before[0])  # of the call before
 
-        def called(case: JudgedCase) -> CaseResult:  # the first one where the call before had its inputs
-            there = case.planned is hidden[0] and case.planned.case.axes == axes
-            return self._called(source, case, fill=None, threads=threads, how=SAME_MEMORY if there else "")
+        def called(case: JudgedCase) -> CaseResult:  # where the call before had its inputs, if these are alike
+            nonlocal held
+            shapes = None if writes or case.inputs is None else shapes_of(case.inputs)
+            there, held = shapes is not None and shapes == held, None
+            result = self._called(source, case, fill=None, threads=threads, how=SAME_MEMORY if there else "")
+            held = shapes
+            return result
 
         for case in self.each(hidden, called):
             result = case.results[REFERENCE]
@@ -604,6 +609,11 @@ class DefinitionRun:
         if self.entry.no_oracle is not None and not planned.trials and not again:
             case.right = shadowed(self.entry.reference, call)
         return result
+
+
+def shapes_of(inputs: Values) -> list[object]:
+    """What inputs must have in common to take each other's memory."""
+    return [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else type(one) for one in inputs.values()]
 
 
 def shadowed(reference: str, call: Callable[..., CaseResult]) -> Right:

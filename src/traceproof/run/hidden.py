@@ -8,13 +8,15 @@ Only references and the oracle run them: what is pinned does not know our cases.
 import math
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
 from traceproof.files import BorderError, read_regular, write_text
-from traceproof.ops.cases import BEFALLEN, HIDDEN, LOSSLESS, OTHER_SCALARS, UNUSUAL, Case
+from traceproof.ops import far
+from traceproof.ops.cases import AFTER, BEFALLEN, HIDDEN, LOSSLESS, OTHER_SCALARS, SEEN, STRESS, UNUSUAL, Case
 from traceproof.ops.generic import GenericOp
 from traceproof.ops.op import Op
 
@@ -22,9 +24,10 @@ FILE = "hidden_seed.txt"  # below `results`
 BITS = 48
 # Sizes: powers of two, and what a case may need beside an ordinary one. It is as large on every machine, so that a
 # number's cases are the same; a reference in Python on a CPU takes seconds for them at most.
-FEW, MOST_POWER = 5, 10
+FEW, SEEN_ROWS, EXTREME_SIZE = 5, 20, 128
+MOST_POWER, MOST_POWER_BY_ROWS = 13, 10  # the second where a reference in Python takes row after row
 SEVERAL = (4.4, 7.0)  # powers between which the size of further cases is drawn: from 21 to 128
-MOST_BYTES = 128 << 20
+MOST_BYTES, LONG_BYTES = 128 << 20, 512 << 20
 MOST_PRODUCTS = 1 << 32  # of the largest weight with all rows: half a second of a core in float64
 
 
@@ -44,7 +47,8 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
 
     One size lies at the largest power of two that fits, before it or behind it, and so does another one of long
     sequences, where the op tells these from many. Others are drawn evenly by their logarithms. The cases of large
-    and of small values, or two ordinary ones, have the same shapes, and lengths in another order.
+    and of small values, or two ordinary ones, have the same shapes, and lengths in another order. The extreme
+    values of stress cases are among them, and NaN and infinities in every input.
     """
     number = int(digest_json([nonce, definition.name, base.seed]), 16)
     seed = number % (1 << 31)
@@ -73,8 +77,18 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
         exact = op.lossless_case(definition, base)
         params = {**exact.params, UNUSUAL: LOSSLESS}
         yield Case(f"{HIDDEN}{LOSSLESS}", base.size, exact.axes, seed, params)
+    yield from _unusual(definition, op, base, size, seed, alike=rows == base.axes)
+
+
+def _unusual(  # noqa: PLR0913 - cases of one size and seed
+    definition: Definition, op: Op, base: Case, size: int, seed: int, *, alike: bool
+) -> Iterator[Case]:
+    """Cases of large and small values, NaN and infinities, and of what stress cases have beside sizes.
+
+    `alike`: no other number of rows makes another case.
+    """
     unusual = op.unusual(definition)
-    again = ("again-0", "again-1") if "large" not in unusual and rows != base.axes else ()
+    again = ("again-0", "again-1") if "large" not in unusual and not alike else ()
     for turn, value in enumerate([*unusual, *again], 4):
         one = op.of_size(definition, base, FEW if value in {"nan", "inf"} else size, long=False)
         lists = {
@@ -86,14 +100,26 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
         if value in unusual:
             params |= {UNUSUAL: value, BEFALLEN: list(unusual[value])}
         yield Case(f"{HIDDEN}{value}", base.size, one.axes, (seed + turn) % (1 << 31), params)
+    for one in op.stress(definition, seed=(seed + len(unusual)) % (1 << 31)):  # extreme values, but no sizes
+        if not {far.SIZE, AFTER} & one.params.keys() and max(one.axes.values(), default=0) <= EXTREME_SIZE:
+            yield replace(one, id=f"{HIDDEN}{one.id.removeprefix(STRESS).lstrip('-')}", size=base.size)
+    several = op.of_size(definition, base, SEEN_ROWS, long=False)
+    seen = op.seen(definition)
+    own = [name for name in seen if (definition.inputs[name].shape or ("",))[0] in definition.var_axes]
+    for what, names in (("rows", own), ("weights", [name for name in seen if name not in own])):
+        if names:
+            params = {**several.params, UNUSUAL: SEEN, BEFALLEN: names}
+            yield Case(f"{HIDDEN}{SEEN}-{what}", base.size, several.axes, (seed + len(what)) % (1 << 31), params)
 
 
 def _most(definition: Definition, op: Op, base: Case, *, long: bool) -> int:
     """The largest power of two that fits as a size."""
-    room = op.memory(definition, base) + MOST_BYTES
+    at_once = op.at_once(definition, long=long)
+    room = op.memory(definition, base) + (LONG_BYTES if at_once and long else MOST_BYTES)
     shapes = [spec.shape or () for spec in definition.inputs.values()]
     const = definition.const_axes
     weights = max((math.prod(const[axis] for axis in one) for one in shapes if const.keys() >= {*one}), default=1)
-    powers = (one for one in range(MOST_POWER, 0, -1) if weights * 2**one <= MOST_PRODUCTS)
+    most = MOST_POWER if at_once else MOST_POWER_BY_ROWS
+    powers = (one for one in range(most, 0, -1) if weights * 2**one <= MOST_PRODUCTS)
     cases = ((one, op.of_size(definition, base, 2**one, long=long)) for one in powers)
     return next((one for one, case in cases if op.memory(definition, case) <= room), 0)

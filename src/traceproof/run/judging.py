@@ -380,7 +380,7 @@ class LargeCase:
             if isinstance(value, torch.Tensor) and axis in (spec.shape or ()):
                 cut[name] = value.narrow((spec.shape or ()).index(axis), start, length)
         entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in definition.outputs}
-        for name, value in self.case.op.expected(definition, cut).items():
+        for name, value in self.case.op.expected(definition, cut, self.case.planned.case.seen).items():
             output, _, what = name.partition("@")
             entries[output][what] = value
         return entries

@@ -316,7 +316,7 @@ class _Caller:
         until = time.monotonic() + CALLS_SECONDS
         for _ in range(item["calls"] - 1):
             if time.monotonic() < until:
-                self._entries_of(inputs, destinations)
+                self._keep(self._entries_of(inputs, destinations), destinations)
         for seed in item["seeds"]:
             if seed is not None:
                 set_seed(seed, self._device)
@@ -326,6 +326,8 @@ class _Caller:
             )
             odd |= {place for place, value in tensors if type(value) is not torch.Tensor}
             draws.append([(name, draw_kept(value)) for name, value in entries] if item["trials"] else entries)
+            if item["trials"]:
+                self._keep(entries, destinations)
         if not item["trials"]:
             return draws[0], odd
         columns = zip(*draws, strict=True)
@@ -342,6 +344,12 @@ class _Caller:
         )
         parts = zip(*([(name, value.cpu()) for name, value in stacked], *more), strict=True)
         return [(part[0][0], torch.cat([value for _, value in part])) for part in parts], odd
+
+    def _keep(self, entries: Sequence[tuple[str | None, Any]], destinations: int) -> None:
+        """Copy what a call gave, to look whether it changes later."""
+        if not destinations:
+            plain = [(place, one) for place, (_, one) in enumerate(entries) if type(one) is torch.Tensor]
+            self._kept.append([(place, one, one.clone()) for place, one in plain if one.nbytes <= KEPT_BYTES])
 
     def _entries_of(self, inputs: Sequence[Any], destinations: int) -> list[tuple[str | None, Any]]:
         """One call; the last `destinations` of the inputs are the places of its outputs."""

@@ -352,7 +352,8 @@ class SolutionRun:
     def solved(self, subject: SolvedCase) -> SolvedCase:
         """The case solved for the inputs that it has."""
         known = self.unknown is None
-        oracle = self.op.expected(self.definition, subject.inputs) if known else self._shadow(subject)
+        own = (self.definition, subject.inputs, subject.case.seen)
+        oracle = self.op.expected(*own) if known else self._shadow(subject)
         return replace(subject, oracle=oracle)
 
     def _shadow(self, subject: SolvedCase) -> Tensors:

@@ -106,6 +106,10 @@ class Attention(Op):
         found = self._case(definition, case.seed, (case.id, kv_lens, q_lens, {}))
         return replace(found, size=case.size)
 
+    def at_once(self, definition: Definition, *, long: bool) -> bool:
+        """The keys of a query."""
+        return long and "qo_indptr" not in definition.inputs
+
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """Sequences of a power of two of keys each, and one query."""
         kv_lens = [1 << power for power in (2, 6, 0, 1, 5, 3, 4)]

@@ -342,7 +342,9 @@ def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
         return {}
     return {
         **dict.fromkeys(("hidden_states", GEMM1[0], GEMM2[0]), exact_data),
-        **dict.fromkeys(("hidden_states_scale", GEMM1[1], GATE_SCALE, DOWN_SCALE), 1.0),
+        "hidden_states_scale": 2.0**20,
+        GEMM1[1]: 2.0**-20,
+        **dict.fromkeys((GATE_SCALE, DOWN_SCALE), 1.0),
         **dict.fromkeys((GEMM2[1], UP_SCALE), 1 / SURE),
         "routing_logits": routing.one_chosen,
         "routing_bias": 0.0,

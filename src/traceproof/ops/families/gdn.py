@@ -200,7 +200,8 @@ class GatedDeltaRule(Op):
         lengths = tuple(case.params["lengths"][:1]) * count
         if is_prefill(definition.inputs):
             lengths = (count,) if long else tuple(1 + place % 3 for place in range(count))
-        [made] = self._made(definition, case.seed, [(case.id, lengths, {})])
+        buffer = {"buffer": True} if BUFFER in definition.inputs else {}
+        [made] = self._made(definition, case.seed, [(case.id, lengths, buffer)])
         return replace(made, size=case.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
@@ -305,7 +306,10 @@ class GatedDeltaRule(Op):
         """Close: chunks in bfloat16 round more often than the baseline; float32 states feel hardware exp."""
         _, final = state_names(definition.inputs, definition)
         if is_prefill(definition.inputs):
-            return {"output": Close(4.0, reason=CHUNKED), final: Close(12.0, row_axes=2, reason=CHUNKED)}
+            return {
+                "output": Close(4.0, reference=2.0, reason=CHUNKED),
+                final: Close(12.0, row_axes=2, reference=2.0, reason=CHUNKED),
+            }
         fast = definition.outputs[final].dtype == "float32"
         state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
         return {"output": Close(), final: state} | dict.fromkeys(self.mutated(definition), state)

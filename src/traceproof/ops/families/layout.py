@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Values, ordered, specified
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
@@ -185,7 +185,7 @@ class PageAppend(Op):
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many sequences of a token each, or one of so many tokens."""
-        counts = (1, count, 1) if long else (count, 1, 1)
+        counts = (1, count, 1) if long else (count, 1, 2)
         return replace(self._case(definition, case.id, counts, case.seed), size=case.size)
 
     def _case(
@@ -203,16 +203,21 @@ class PageAppend(Op):
         batch, tokens, pages = (int(case.params[name]) for name in ("batch", "tokens", "pages"))
         shapes, dtypes = specified(definition, case, definition.inputs)
         pool, size = next(shapes[name] for name in PAGES if name in shapes)[:2]
-        starts = draw.integers("starts", (batch, 1), torch.int64, low=0, high=size * pages - tokens + 1)
+        counted = torch.arange(batch, device=draw.device)
+        # Of two sequences one has as many pages more as the other one fewer: ends do not follow from the shapes.
+        spare = max(0, pages - -(-(tokens + size - 1) // size))
+        moved = draw.integers("moved", (batch, 1), torch.int64, low=0, high=spare + 1)
+        moved = torch.where(counted[:, None] < batch - batch % 2, moved[counted // 2 * 2], 0)
+        own = pages + moved * (1 - 2 * (counted[:, None] % 2))
+        starts = draw.integers("starts", (batch, 1), torch.int64, low=0, high=1 << 30) % (size * own - tokens + 1)
         if case.params.get("crossing"):
             starts = torch.full_like(starts, size - 1)
-        counted = torch.arange(batch, device=draw.device)
         order = draw.uniform("order", (batch * tokens,)).argsort()  # tokens come in any
         layout = {
             "batch_indices": counted.repeat_interleave(tokens)[order],
             "positions": (starts + torch.arange(tokens, device=draw.device)).reshape(-1)[order],
             "kv_indices": draw.uniform("pages", (pool,)).argsort()[: batch * pages],
-            "kv_indptr": torch.arange(batch + 1, device=draw.device) * pages,
+            "kv_indptr": torch.cat([own.new_zeros(1), own[:, 0].cumsum(0)]),
             "kv_last_page_len": ((starts[:, 0] + tokens - 1) % size + 1).clamp_min(1),
         }
         values: Values = {
@@ -514,7 +519,7 @@ CASCADE_MERGE = CascadeMerge(
     Form("v[n t d] s[n t] v_other[n t d] s_other[n t] mask[n]? -> v_out[n t d] s_out[n t]", cascade),
     family="attention",
     # not of logarithms: an infinite one weighs all or nothing, by how the others are scaled
-    unusual=dict.fromkeys(("nan", "large", "small"), ("v", "v_a", "v_b", "v_other")),
+    unusual=dict.fromkeys(("nan", "large", "small", SEEN), ("v", "v_a", "v_b", "v_other")),
     sizes={"i": (3, 1, 7, 2)},
     lossless=lambda _: {
         **dict.fromkeys(("v", "v_a", "v_b", "v_other"), full(0)),
