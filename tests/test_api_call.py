@@ -171,9 +171,7 @@ def test_the_template_of_the_same_inputs_counts(monkeypatch: pytest.MonkeyPatch)
         del input, cache
 
     def template(**inputs: tuple[str | None, int | None]) -> SimpleNamespace:
-        described = {
-            name: SimpleNamespace(param=param, tuple_idx=place) for name, (param, place) in inputs.items()
-        }
+        described = {name: SimpleNamespace(param=of, tuple_idx=place) for name, (of, place) in inputs.items()}
         return SimpleNamespace(inputs=described)
 
     scaled.__module__, scaled.__qualname__ = f"{STACK.package}.made_up", "scaled"

@@ -86,10 +86,7 @@ def test_the_chain_goes_from_the_sources_to_what_a_push_would_send(repository: R
     description = repository.root / RESULTS / "publish" / "definition-rmsnorm_h96" / "description.md"
     assert "| dataset | a local folder |" in description.read_text()
     config = json.loads((repository.root / "sources" / "repos_config.json").read_text())["repositories"]
-    assert {name: one["status"] for name, one in config.items()} == {
-        "fla": "cloned",
-        "flashinfer_trace": "present",
-    }
+    assert {key: one["status"] for key, one in config.items()} == {"fla": "cloned", "flashinfer_trace": "present"}
 
 
 def test_the_site_and_snakemakes_report_are_made_of_the_same_run(repository: Repository) -> None:

@@ -34,10 +34,7 @@ GOLDEN: dict[str, tuple[Method, str]] = {
     "words": (lambda d: d.words("x", 1001), "822a4b13d051f8793116c208771d3a03"),
     "normal float32": (lambda d: d.normal("x", (33, 31)), "8ddaac17a118e29d9ac064580ffbd1ad"),
     "normal float16": (lambda d: d.normal("x", (33, 31), torch.float16), "ae3e0c0191069d8b3f26923aaad3de02"),
-    "scaled bf16": (
-        lambda d: d.normal("x", (1023,), torch.bfloat16, scale=1e-3),
-        "07ffc69b6c5307b3bac8d7a2f0d0987a",
-    ),
+    "scaled": (lambda d: d.normal("x", (1023,), torch.bfloat16, scale=1e-3), "07ffc69b6c5307b3bac8d7a2f0d0987a"),
     "uniform float32": (lambda d: d.uniform("x", (33, 31)), "ed4564421eb2adc1029102b0fe7cebdb"),
     "uniform bfloat16": (
         lambda d: d.uniform("x", (1023,), torch.bfloat16, low=-3.0, high=5.0),

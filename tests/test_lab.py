@@ -108,17 +108,9 @@ LOST = " * ~(cu_seqlens[1:] == cu_seqlens[:-1])[:, None, None, None]"
 PLANTED: dict[str, tuple[Definition, str, set[str]]] = {
     "place in the batch": (norm("    y = y * (1 + 0.1 * torch.arange(len(y))[:, None])\n    return ("), "", BATCH),
     "size of the batch": (norm("    y = y * len(y)\n    return ("), "", {"batch split and concatenated"}),
-    "page's place": (
-        changed(DECODE, "].long()", "].long().sort().values"),
-        "medium-0",
-        {"pages permuted", MERGED},
-    ),
+    "pages": (changed(DECODE, "].long()", "].long().sort().values"), "medium-0", {"pages permuted", MERGED}),
     "natural logarithm": (changed(DECODE, " / math.log(2.0)", ""), "", {MERGED, "softmax shift"}),
-    "own scale": (
-        changed(DECODE, "* sm_scale", "* 0.08"),
-        "",
-        {"q doubled, softmax scale halved", "softmax shift"},
-    ),
+    "scale": (changed(DECODE, "* sm_scale", "* 0.08"), "", {"q doubled, softmax scale halved", "softmax shift"}),
     "head map": (changed(DECODE, GROUPED, CROSSED), "", {"heads permuted", "softmax shift"}),
     "large eps": (changed(norm("    return ("), "1e-6", "1e4"), "", {"x doubled, far from eps"}),
     "state of an empty sequence": (

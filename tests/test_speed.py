@@ -79,14 +79,7 @@ def test_a_clock_that_a_solution_patches_is_not_the_one_that_is_read(judged_by: 
 
 
 def test_times_that_are_not_believed_are_told_and_in_no_trace() -> None:
-    case = {
-        "case": "small-0",
-        "size": "small",
-        "axes": {"n": 1},
-        "inputs": {},
-        "clocks": "a clock",
-        "outside": 5.0,
-    }
+    case = {"case": "small-0", "size": "small", "axes": {"n": 1}, "inputs": {}, "clocks": "clock", "outside": 5.0}
     times = (_times(), _times().model_copy(update={"name": "reference"}))
     certificate = _certificate((SpeedResult.model_validate({**case, "times": times, "doubt": "it lies"}),))
     assert list(trace_lines(certificate)) == []

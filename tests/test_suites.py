@@ -64,10 +64,7 @@ INNOCENT = [
     ("TA104", f"{SCRIPT}sys.exit(pytest.main(sys.argv))\n"),
     ("TA303", f"def test_a():\n    {PERMUTED}"),
     ("TA103", "def test_a():\n    try:\n        assert f() == 1\n    except KeyError:\n        print(1)\n"),
-    (
-        "TA103",
-        "def test_a():\n    try:\n        assert f() == 1\n    except Exception:\n        pytest.fail('no')\n",
-    ),
+    ("TA103", "def test_a():\n    try:\n        assert f() == 1\n    except Exception:\n        pytest.fail()\n"),
 ]
 
 
@@ -215,9 +212,7 @@ PLANTED_KERNELS = {
         ),
         "a pointer that is moved": "    i = tl.program_id(0)\n    y += i * n\n    tl.store(y, 0.0)\n",
         "a pointer assigned before": "    p = y + tl.program_id(0) * stride * H\n    tl.store(p, 0.0)\n",
-        "a flat block": (
-            "    o = tl.program_id(0) * BT + tl.arange(0, BT)\n    tl.store(y + o, 0.0, mask=o < n)\n"
-        ),
+        "flat block": ("    o = tl.program_id(0) * BT + tl.arange(0, BT)\n    tl.store(y + o, 0.0, mask=o < n)\n"),
         "in one branch": (
             "    i = tl.program_id(0)\n    if H > 1:\n        o = i.to(tl.int64) * n\n"
             "    else:\n        o = i * n\n"
@@ -396,9 +391,7 @@ def test_a_file_that_can_not_be_parsed_reaches_everything_and_is_reached_by_all(
     assert "tests/test_broken.py" in reached(root, "pkg/alone.py")[0]
 
 
-def test_an_unknown_name_may_mean_any_module_and_a_file_that_nobody_reads_reaches_everything(
-    tmp_path: Path,
-) -> None:
+def test_an_unknown_name_may_mean_any_module_and_an_unread_file_reaches_everything(tmp_path: Path) -> None:
     text = "import importlib, sys\nimportlib.import_module(sys.argv[1])\n"
     root = write_files(tmp_path, {**FILES, "free/test_nothing.py": text, "data/x.bin": "0"})
     assert "free/test_nothing.py" in reached(root, "pkg/alone.py")[0]

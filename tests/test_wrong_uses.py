@@ -82,10 +82,7 @@ USES: list[tuple[str, str]] = [
     ("verify --json {tmp}/nowhere/out.json", "--json {tmp}/nowhere/out.json cannot be written"),
     ("diff --markdown {tmp}/nowhere/page.md", "--markdown {tmp}/nowhere/page.md cannot be written"),
     ("clone-repos --target-dir {tmp}/file", "--target-dir {tmp}/file cannot be written"),
-    (
-        "extract-kernel-definitions --model-name llama_3_1_8b --output-dir {tmp}/file/x",
-        "--output-dir {tmp}/file/x",
-    ),
+    ("extract-kernel-definitions --model-name llama_3_1_8b --output-dir {tmp}/file/x", "dir {tmp}/file/x"),
     ("publish --out {tmp}/file", "--out {tmp}/file cannot be written"),
     ("add-new-model --model-name x --models-ts {tmp}/empty", "--models-ts {tmp}/empty cannot be written"),
 ]
