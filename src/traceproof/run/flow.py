@@ -168,10 +168,11 @@ class Pipeline:
     def shell_prefix(self) -> str:
         """Before each command: `python` is this interpreter, and a command takes the place of its shell.
 
-        Bytecode is written whatever the environment says: without, each process compiles torch's files again.
+        Bytecode is written whatever the environment says: without, each process compiles torch's files again. Sets
+        have one order, in what packages generate and keep by its text, too.
         """
         python = shlex.quote(str(Path(sys.executable).parent))
-        return f"unset PYTHONDONTWRITEBYTECODE; export PATH={python}:$PATH PYTHONPATH=src; exec "
+        return f"unset PYTHONDONTWRITEBYTECODE; export PATH={python}:$PATH PYTHONHASHSEED=0 PYTHONPATH=src; exec "
 
     # Environments.
 

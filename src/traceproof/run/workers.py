@@ -111,7 +111,7 @@ class Worker:
         if not self._pid:
             ours.close()
             os.environ.update(self._environment.told(self._caches))
-            sys.path[:0] = self._environment.path
+            sys.path[:0], sys.dont_write_bytecode = self._environment.path, True
             run_and_exit(lambda: serve(theirs.detach(), *self._begin))
         theirs.close()
         self._channel = Connection(ours.detach())
