@@ -187,7 +187,8 @@ def test_what_a_gpu_has_no_memory_for_or_is_lost_to_is_drawn_and_solved_by_a_cpu
     monkeypatch.setattr("traceproof.run.engine.cuda_is_lost", lambda: lost)
     monkeypatch.setattr(Engine, "not_built", lambda *_: None)
     entry = planned(dataset, tmp_path / "cases")["alpha"]
-    with engine_of(EngineSettings(environments={MAIN: HERE}, limits=LIMITS, host_bytes=0)) as engine:
+    monkeypatch.setattr(engines, "ORACLE_HOST_BYTES", 0)
+    with engine_of(EngineSettings(environments={MAIN: HERE}, limits=LIMITS)) as engine:
         run = DefinitionRun(engine, entry, ["torch"])
         engine.device = torch.device("cuda")
         rows = run.rows()

@@ -81,8 +81,7 @@ class EngineSettings:
     tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
     figures: bool = True  # whether large outputs that pass have figures in their rows
     weak: bool = False  # whether untrusted code may run where isolation is not whole
-    # cases that need no more are solved on the CPU, where there is a GPU, too
-    host_bytes: int = ORACLE_HOST_BYTES
+    alone: bool = False  # whether no other process has the GPU: what is drawn there is solved there
     workers: int = 1  # of each environment at most, where definitions side by side would wait for one
     # implementations that are called in this process, by name: code that its user trusts (`traceproof.check`)
     functions: Mapping[str, Implementation] = field(default_factory=dict)
@@ -373,10 +372,11 @@ class DefinitionRun:
 
     def _solved(self, case: JudgedCase) -> Right:
         """What the oracle says, on the GPU if there is one and the case is large."""
-        device = self.engine.computing if case.planned.memory > self.settings.host_bytes else CPU
+        there = any(isinstance(one, torch.Tensor) and one.is_cuda for one in (case.inputs or {}).values())
+        large = case.planned.memory > ORACLE_HOST_BYTES or (self.settings.alone and there)
+        device = self.engine.computing if large else CPU
 
         def entries(device: torch.device) -> Tensors:
-            there = any(isinstance(one, torch.Tensor) and one.is_cuda for one in (case.inputs or {}).values())
             if there and self.engine.computing.type == "cpu":  # what lay on the GPU is lost with it
                 self._draw_on(case, CPU)
             try:

@@ -8,6 +8,7 @@ says of them is checked by who reads it (`traceproof.run.untrusted`). Standard l
 import importlib
 import importlib.util
 import linecache
+import math
 import mmap
 import os
 import re
@@ -187,7 +188,8 @@ class _Caller:
             as_given and item["surrounded"] and held is not None
         ):  # a GPU's buffer of inputs with what is around them
             buffer = torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage())
-            whole(given).copy_(buffer)
+            for start, end in between(item["inputs"], len(given)):
+                whole(given)[start:end] = buffer[start:end].cpu()
         if not item["mode"] and not FENCES:  # what lies between fences goes with them
             self._held, self._inputs = values, inputs
             if not item["destinations"]:
@@ -447,6 +449,16 @@ def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[An
     for index in written:
         mapped[index].copy_(inputs[index])
     return written
+
+
+def between(specs: Sequence[Mapping[str, Any]], size: int) -> list[tuple[int, int]]:
+    """Where nothing lies of tensors that `tensors.values_in` finds in memory of a size."""
+    found, end = [], 0
+    for spec in specs:
+        if "dtype" in spec:
+            found.append((end, spec["offset"]))
+            end = spec["offset"] + math.prod(spec["shape"]) * getattr(torch, spec["dtype"]).itemsize
+    return [(start, stop) for start, stop in [*found, (end, size)] if start < stop]
 
 
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:

@@ -27,7 +27,7 @@ from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.op import Op
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.case import CPU, HOST_BYTES, SolvedCase, make_inputs
+from traceproof.run.case import CPU, SolvedCase, make_inputs
 from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, shadowed, this_interpreter
 from traceproof.run.judging import JudgedCase, Right, Rulings, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
@@ -260,7 +260,7 @@ class SolutionRun:
                 dataset=Path(self.settings.dataset),
                 tolerance=self.settings.tolerance,
                 figures=False,  # a certificate has those of failures
-                host_bytes=HOST_BYTES,  # no other process has the GPU
+                alone=True,
             )
             ready = replace(self, engine=stack.enter_context(Engine(settings, untrusted=self.pool)))
             if self.candidate.compiles:
