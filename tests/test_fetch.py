@@ -258,7 +258,9 @@ def test_the_cpus_torch_has_its_own_index(tmp_path: Path, index: Path, monkeypat
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         asked.append(command)
-        return subprocess.CompletedProcess(command, 1, "", "ERROR: No matching distribution: torch==1+cpu\n")
+        return subprocess.CompletedProcess(
+            command, 1, "", "ERROR: No matching distribution found for torch==1+cpu\n"
+        )
 
     monkeypatch.setattr(subprocess, "run", run)
     write_pins(tmp_path, "cpu", "torch==1+cpu\n")
