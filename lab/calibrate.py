@@ -91,8 +91,8 @@ def measure(  # noqa: PLR0913 - what is measured, on which cases
         raise KeyError(f"nobody declares {op_type}")
     right = variants_of(op_type)
     rates = Rates(op_type, [definition.name for definition in definitions])
-    mutants = (*generic_mutants(right[0]), *registry.get(op_type).mutants)
     for definition in definitions:
+        mutants = (*generic_mutants(right[0]), *registry.mutants_of(definition))
         for seed in range(first_seed, seeds):
             subjects = list(solved(definition, tuple(sizes), seed, ids=ids))
             baseline = [right[0].make(subject) for subject in subjects]

@@ -1,6 +1,6 @@
 """Judges the known bugs of every op, and its right ways of computing, as solutions; prints a table.
 
-    PYTHONPATH=src:lab python lab/known_bugs.py --dataset tests/dataset [MORE] --jobs 16 [--page FILE]
+    PYTHONPATH=src:lab python lab/known_bugs.py --dataset tests/dataset [MORE] --jobs 16
 
 What an op's declaration lists as mutants (a page ignored, another head map, a constant off, a dead row) becomes a
 solution that calls it, in torch, on the GPU where there is one. It is judged like any other, in isolated workers,
@@ -44,6 +44,8 @@ from traceproof.solutions.records import JudgeSettings, objections
 from traceproof.solutions.trial import SolutionRun, planned, tried
 from variants import variants_of
 
+# Of this project, that solutions import.
+FOLDERS = [str(Path(one).resolve().parent) for one in (Path(traceproof.__file__).parent, __file__)]
 AT_ONCE = 5  # answers that a process judges in a row
 SOURCE = """import sys
 from dataclasses import replace
@@ -61,9 +63,8 @@ from variants import variants_of
 
 DEFINITION = Definition.model_validate_json(Path(__file__).with_name("definition.json").read_text())
 OP, _ = registry.for_definition(DEFINITION)
-KNOWN = registry.get(DEFINITION.op_type)
 RIGHT = variants_of(DEFINITION.op_type)
-EVERY = (*RIGHT, *generic_mutants(RIGHT[0]), *KNOWN.mutants)
+EVERY = (*RIGHT, *generic_mutants(RIGHT[0]), *registry.mutants_of(DEFINITION))
 ANSWER = {{one.name: one for one in EVERY}}[{name!r}]
 HELD = []
 
@@ -115,8 +116,7 @@ def same(one, other):
 
 def solution(definition: Definition, answer: str) -> Candidate:
     """An answer of an op_type as a solution."""
-    folders = [str(Path(one).resolve().parent) for one in (Path(traceproof.__file__).parent, __file__)]
-    text = SOURCE.format(folders=folders, name=answer)
+    text = SOURCE.format(folders=FOLDERS, name=answer)
     return Candidate(
         name=answer,
         path="main.py",
@@ -190,8 +190,7 @@ def settings(dataset: Path, hidden_seed: int, *, memory_gib: int = 2) -> JudgeSe
 
 def pool(*, gpu: bool) -> Pool:
     """Isolated workers that may import this project, unlike those of untrusted solutions."""
-    source = str(Path(traceproof.__file__).resolve().parents[1])
-    env = {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    env = {"PYTHONPATH": os.pathsep.join(FOLDERS), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return Pool(preload=PRELOAD, env=env, gpu=gpu, without=CUDA_REFUSES if gpu else ())
 
 
@@ -230,7 +229,7 @@ class Judge:
         definition, cases, subjects = self.drawn[name]
         return [
             _judged(definition, cases, answer, given, self.workers, wrong=wrong, subjects=subjects)
-            for answer, wrong in known(definition.op_type)
+            for answer, wrong in known(definition)
             if answer.name in answers
         ]
 
@@ -246,10 +245,10 @@ def start(given: JudgeSettings) -> None:
     JUDGES.append(Judge(given, held.enter_context(pool(gpu=given.gpu)), {}))
 
 
-def known(op_type: str) -> list[tuple[Variant, bool]]:
-    """The variants and mutants of an op_type, and whether each is wrong."""
-    right = variants_of(op_type)
-    wrong = (*generic_mutants(right[0]), *registry.get(op_type).mutants)
+def known(definition: Definition) -> list[tuple[Variant, bool]]:
+    """The variants and mutants of a definition, and whether each is wrong."""
+    right = variants_of(definition.op_type)
+    wrong = (*generic_mutants(right[0]), *registry.mutants_of(definition))
     return [*((variant, False) for variant in right), *((mutant, True) for mutant in wrong)]
 
 
@@ -301,25 +300,25 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     return value.clone(memory_format=torch.contiguous_format).view(torch.uint8) if value.dim() else value
 
 
-def chosen(options: argparse.Namespace) -> dict[str, tuple[str, Path]]:
-    """The definitions that are asked for, each with its op_type and dataset."""
-    found: dict[str, tuple[str, Path]] = {}
+def chosen(options: argparse.Namespace) -> dict[str, tuple[Definition, Path]]:
+    """The definitions that are asked for, each with its dataset."""
+    found: dict[str, tuple[Definition, Path]] = {}
     for dataset in options.dataset:
         for name, entry in read_tree(dataset).definitions.items():
             op_type = entry.definition.op_type
-            taken = sum(other == op_type for other, _ in found.values())
+            taken = sum(other.op_type == op_type for other, _ in found.values())
             wanted = options.op_type is None or op_type in options.op_type
             if wanted and name not in found and taken < options.per_op:
-                found[name] = op_type, dataset.resolve()
+                found[name] = entry.definition, dataset.resolve()
     if options.op_type is None:
         return found
-    return dict(sorted(found.items(), key=lambda one: options.op_type.index(one[1][0])))
+    return dict(sorted(found.items(), key=lambda one: options.op_type.index(one[1][0].op_type)))
 
 
-def tasks(definitions: Mapping[str, tuple[str, Path]]) -> Iterator[tuple[str, str, list[str]]]:
+def tasks(definitions: Mapping[str, tuple[Definition, Path]]) -> Iterator[tuple[str, str, list[str]]]:
     """Dataset, definition and a few answers each: several processes take one that is long."""
-    for name, (op_type, dataset) in definitions.items():
-        names = [answer.name for answer, _ in known(op_type)]
+    for name, (definition, dataset) in definitions.items():
+        names = [answer.name for answer, _ in known(definition)]
         for first in range(0, len(names), AT_ONCE):
             yield str(dataset), name, names[first : first + AT_ONCE]
 
@@ -333,7 +332,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--hidden-seed", type=int, default=987_654)
     parser.add_argument("--memory-gib", type=int, default=2, help="leave cases out that need more")
-    parser.add_argument("--page", type=Path, help="file for the table, which grows as answers are judged")
     options = parser.parse_args()
     definitions = chosen(options)
     found: dict[tuple[str, str], list[Judged]] = {}
@@ -344,11 +342,9 @@ def main() -> int:
         futures = {processes.submit(judge_some, *task): task for task in tasks(definitions)}
         for done, future in enumerate(as_completed(futures), 1):
             _, name, answers = futures[future]
-            found.setdefault((definitions[name][0], name), []).extend(future.result())
+            found.setdefault((definitions[name][0].op_type, name), []).extend(future.result())
             told = f"{time.monotonic() - started:.0f} s: {done} of {len(futures)}: {name}: {', '.join(answers)}\n"
             sys.stderr.write(told)
-            if options.page:
-                options.page.write_text("\n".join(table(found)) + "\n", encoding="utf-8")
     sys.stdout.write("\n".join(table(found)) + "\n")
     return int(any(one.bad for judged in found.values() for one in judged))
 
