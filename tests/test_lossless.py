@@ -63,7 +63,7 @@ def away(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def test_the_exact_value_alone_passes(name: str) -> None:
     definition = DEFINITIONS[name]
     subject = lossless(name)
-    if definition.op_type in WITHOUT or "topk_indices" in definition.outputs:
+    if definition.op_type in WITHOUT or "topk_indices" in definition.outputs or "rope_theta" in definition.inputs:
         assert subject is None
         return
     assert subject is not None

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
-from traceproof.ops.adapter import dim
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim
 from traceproof.ops.attention_inputs import starts
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
@@ -19,7 +19,6 @@ from traceproof.ops.gates import FORGOTTEN, STALE, TRANSPOSED
 from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
-    from traceproof.dataset.definition import Definition
     from traceproof.draw import Draw
 
 L2_EPS = 1e-6  # beside the sum of squares
@@ -255,3 +254,53 @@ GDN2 = Delta("gdn2", Form(f"q[t g k] k[t j k] v[t h v] g[t h k] beta[t h k] w[t 
 GDP = Delta(
     "gdp", Form(f"q[t g k] k[e j k] v[e h v] g[t h]? beta[e h]? num_householder? {PACKED}", delta), **SHARED
 )
+RECURRENT, CHUNKS = "fla.ops.kda:fused_recurrent_kda", "fla.ops.kda:chunk_kda"
+SHORT = 16  # tokens up to which FLA's recurrent kernel is called, as servers decode; longer rows go in chunks
+
+
+@KDA.truth(
+    "fla",
+    "kda.fused_recurrent_kda, kda.chunk_kda",
+    RECURRENT,
+    CHUNKS,
+    serves="q k v g beta [initial_state] [scale] -> output final_state",
+    dtypes=frozenset({"bfloat16", "float16", "float32"}),
+    sm=SM80,
+)
+def _fla(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """States [K, V] in float32; queries and keys are normalised by the kernel."""
+    given, scale = inputs.get("initial_state"), inputs.get("scale")
+    output, after = api[RECURRENT if inputs["q"].shape[1] <= SHORT else CHUNKS](
+        *(inputs[name] for name in ("q", "k", "v", "g", "beta")),
+        scale=None if scale is None else float(scale),
+        initial_state=None if given is None else given.float().transpose(-1, -2).contiguous(),
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return {"output": output, "final_state": after.transpose(-1, -2).contiguous()}
+
+
+DELTA2, PRODUCT = (
+    "flashinfer.gdn2_prefill:chunk_gated_delta_rule2",
+    "flashinfer.gdp_prefill:chunk_gated_delta_product",
+)
+SERVES = "[initial_state] cu_seqlens [scale] -> output final_state"
+SM100: Any = {"rows": None, "sm": ((10, 0), (10, 9))}
+
+
+@GDN2.truth("flashinfer", "chunk_gated_delta_rule2", DELTA2, serves=f"q k v g beta w {SERVES}", **SM100)
+@GDP.truth(
+    "flashinfer",
+    "chunk_gated_delta_product",
+    PRODUCT,
+    serves=f"q k v [g] [beta] [num_householder] {SERVES}",
+    **SM100,
+)
+def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """By keyword; the number of updates a token may be an axis alone."""
+    [rule] = api.values()
+    given = {name: value for name, value in inputs.items() if value is not None}
+    updates = definition.const_axes.get("num_householder")
+    more = {} if updates is None else {"num_householder": updates}
+    output, after = rule(**{**given, **more}, output_final_state=True)
+    return {"output": output, "final_state": after}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, O
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import BOUNDARIES, BOUNDARY_ROWS, Case, boundaries
 from traceproof.ops.compare import Close
-from traceproof.ops.formula import Form, Mutant, Wanted, Wide
+from traceproof.ops.formula import Form, Mutant, Wanted, Wide, altered
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 from traceproof.stacks.sglang import KERNELS
@@ -148,6 +149,87 @@ class Rope(Op):
         yield self.case(definition, f"adversarial-{BOUNDARIES}", letters, seed, {"positions": BOUNDARIES})
 
 
+# Without a cache: angles of positions, or of places in sequences that begin at an offset.
+
+FARTHEST = 8192  # position: float32 holds its angle to a part of a rounding of bfloat16
+LLAMA = {
+    "rope_scale": 8.0,
+    "rope_theta": 5e5,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "old_context_len": 8192,
+}
+
+
+def angled(
+    wide: Wide,
+    *,
+    turn: Turn = lambda cos, sin: (cos, sin),
+    places: Places = lambda positions, _: positions,
+    paired: bool = True,
+    keys: bool = True,
+) -> Tensors:
+    """Each pair of channels i turned by `position * theta^(-2 i / width) / scale`.
+
+    Llama 3.1 divides by the scale where a context has fewer than `low_freq_factor` waves, not at all where it has
+    `high_freq_factor`, and blends in between. Channels beyond `rotary_dim` pass through.
+    """
+    q, device = wide["q"], wide["q"].device
+    llama = "low_freq_factor" in wide.definition.inputs
+    known = LLAMA if llama else {"rope_scale": 1.0, "rope_theta": 1e4}
+    number = {name: wide.number(name, value) for name, value in known.items()}
+    width = int(wide.number("rotary_dim", q.shape[-1]))
+    if "indptr" in wide:
+        lengths = wide["indptr"].long().diff()
+        first = (wide["offsets"].long() - wide["indptr"].long()[:-1]).repeat_interleave(lengths)
+        positions = torch.arange(len(q), device=device) + first
+    else:
+        positions = wide["pos_ids"].long()
+    channel = torch.arange(width // 2, device=device)
+    frequency = number["rope_theta"] ** (-2 * channel.to(wide.dtype) / width)
+    slow = frequency / number["rope_scale"]
+    if llama:
+        waves = number["old_context_len"] * frequency / (2 * math.pi)
+        low, high = number["low_freq_factor"], number["high_freq_factor"]
+        share = ((waves - low) / (high - low)).clamp(0, 1)
+        slow = (1 - share) * slow + share * frequency
+    angle = places(positions, 1 << 20)[:, None, None].to(wide.dtype) * slow
+    cos, sin = turn(torch.cos(angle), torch.sin(angle))
+    neighbours = bool(wide.number("interleave", 0.0)) == paired
+    first, second = (2 * channel, 2 * channel + 1) if neighbours else (channel, channel + width // 2)
+    outputs: Tensors = {}
+    for source, rotated in (("q", True), ("k", keys)):
+        x = wide[source]
+        out = x.clone()
+        if rotated:
+            out[..., first] = x[..., first] * cos - x[..., second] * sin
+            out[..., second] = x[..., second] * cos + x[..., first] * sin
+        outputs |= {f"{source}_out": out, f"{source}_rope": out}
+    return {name: outputs[name] for name in wide.definition.outputs}
+
+
+def placed(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Positions, or offsets, up to FARTHEST; sequences of about equal lengths."""
+    if wanted.name == "indptr":
+        tokens, count = wanted.shape_of("q")[0], wanted.shape[0] - 1
+        return (torch.arange(count + 1, device=draw.device) * tokens // max(1, count)).to(wanted.dtype)
+    return draw.integers(wanted.name, wanted.shape, torch.int64, low=0, high=FARTHEST).to(wanted.dtype)
+
+
+ANGLES = "rotary_dim? interleave? rope_scale? rope_theta? low_freq_factor? high_freq_factor? old_context_len?"
+BY_THETA = " ".join(f"[{name.rstrip('?')}]" for name in ANGLES.split()) + " -> q_out k_out q_rope k_rope"
+TURNED = "q_out[n a d] k_out[n b e] q_rope[n a d] k_rope[n b e]"
+ANGLED = Op(
+    "rope",
+    Form(f"q[n a d] k[n b e] pos_ids[n] {ANGLES} -> {TURNED}", angled),
+    Form(f"q[n a d] k[n b e] indptr[i] offsets[s] {ANGLES} -> {TURNED}", angled),
+    apart=False,
+    sizes={"s": (1, 3, 2), "i": lambda sizes: sizes["s"] + 1},
+    scalars={**LLAMA, "rope_scale": 4.0, "rotary_dim": 32, "interleave": 0},
+    draws={"q": heads_drawn, "k": heads_drawn, **dict.fromkeys(("pos_ids", "indptr", "offsets"), placed)},
+    adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
+    unusual={"nan": ("q", "k"), "large": ("q", "k"), "small": ("q", "k")},
+)
 ROPE = Rope(
     "rope",
     Form("q[n a d] k[n b e] cos_sin_cache[p r] positions[n] -> q_out[n a d] k_out[n b e]", rotate),
@@ -180,8 +262,29 @@ ROPE = Rope(
             "positions ignored", places=lambda positions, count: torch.arange(len(positions)) % max(count, 1)
         ),
         Mutant("keys not rotated", keys=False),
+        altered("angles not scaled", "rope_scale", change=lambda _: 1.0),
+        altered("another theta", "rope_theta", change=lambda theta: theta * 1.1),
+        altered(
+            "all frequencies scaled", "low_freq_factor", "high_freq_factor", change=lambda factor: factor + 1e6
+        ),
     ),
+    others=(ANGLED,),
 )
+
+
+TURNS = tuple(f"flashinfer.rope:apply_{kind}rope{by}" for kind in ("", "llama31_") for by in ("", "_pos_ids"))
+
+
+@ROPE.truth("flashinfer", "rope.apply_rope", *TURNS, serves="q k indptr offsets " + BY_THETA, sm=SM75)
+@ROPE.truth("flashinfer", "rope.apply_rope_pos_ids", *TURNS, serves="q k pos_ids " + BY_THETA, sm=SM75)
+def _flashinfer_angles(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """By keyword, Llama 3.1's where there are its factors."""
+    llama = "llama31_" if "low_freq_factor" in inputs else ""
+    key = f"flashinfer.rope:apply_{llama}rope{'_pos_ids' if 'pos_ids' in inputs else ''}"
+    given = {name: value for name, value in inputs.items() if value is not None}
+    if "interleave" in given:
+        given["interleave"] = bool(given["interleave"])
+    return dict(zip(definition.outputs, api[key](**given), strict=True))
 
 
 def one_width(definition: Definition) -> bool:

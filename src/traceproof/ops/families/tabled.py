@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.draw import HostDraw
 from traceproof.lazy import torch
-from traceproof.ops.adapter import dtype_of
+from traceproof.ops.adapter import Api, Outputs, dtype_of
 from traceproof.ops.attention import GATES, Operands, Span, Spans, attention
 from traceproof.ops.attention_inputs import NEGATIVE, POISON, PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Given, Tensors, Unsupported, Values, ordered, scalar, tensor
@@ -827,3 +827,156 @@ XQA = Tabled("xqa", heads_last=True)
 BLOCK_SPARSE = Tabled("block_sparse")
 MSA_SPARSE = Tabled("msa_sparse")
 DCP = Tabled("trtllm_paged_dcp_spec")
+
+# FlashInfer's functions, given what a definition has by its own names, and what they want beside it.
+
+WORKSPACE = 128 << 20  # bytes
+SM100 = ((10, 0), (12, 9))
+
+
+def called(op: Op, name: str, serves: str, more: Callable[[Given], Mapping[str, Any]], **conditions: Any) -> None:  # noqa: ANN401
+    """Add the call of a function by keyword: outputs in the order in which it gives them."""
+    key = f"flashinfer.{name.replace('.', ':')}"
+
+    @op.truth("flashinfer", name, key, serves=serves, rows=None, **conditions)
+    def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
+        given = {**{one: value for one, value in inputs.items() if value is not None}, **more(inputs)}
+        given = {one: value for one, value in given.items() if value is not None}
+        found = api[key](**given)
+        parts = found if isinstance(found, tuple) else (given.get("output") if found is None else found,)
+        return dict(zip(definition.outputs, parts, strict=False))
+
+
+def scratch(inputs: Given) -> dict[str, Any]:
+    """Memory to work in."""
+    q = one_of(QUERIES, inputs)
+    return {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)}
+
+
+def longest(inputs: Given, *names: str) -> int:
+    """The largest number of the first of these inputs."""
+    return int(one_of(names, inputs).max())
+
+
+called(
+    XQA,
+    "xqa.xqa",
+    "q k_cache v_cache page_table seq_lens -> output",
+    lambda inputs: {
+        **scratch(inputs),
+        "seq_lens": inputs["seq_lens"].to(torch.uint32),
+        "output": torch.empty_like(inputs["q"]),
+        "semaphores": torch.zeros(8 << 20, dtype=torch.uint32, device=inputs["q"].device),
+        "num_kv_heads": inputs["k_cache"].shape[2],
+        "page_size": inputs["k_cache"].shape[1],
+    },
+    sm=((9, 0), (12, 9)),
+)
+called(
+    TRTLLM_PAGED,
+    "prefill.trtllm_batch_context_with_kv_cache",
+    "query kv_cache block_tables seq_lens bmm1_scale bmm2_scale cum_seq_lens_q [window_left] [sinks] -> output",
+    lambda inputs: {
+        **scratch(inputs),
+        "max_q_len": int(inputs["cum_seq_lens_q"].diff().max()),
+        "max_kv_len": longest(inputs, "seq_lens"),
+        "batch_size": len(inputs["seq_lens"]),
+        "cum_seq_lens_kv": torch.nn.functional.pad(inputs["seq_lens"].cumsum(0), (1, 0)).int(),
+        "sinks": None if inputs.get("sinks") is None else [inputs["sinks"]],
+    },
+    sm=SM100,
+)
+called(
+    DCP,
+    "decode.trtllm_batch_decode_with_kv_cache",
+    "query k_cache v_cache block_tables seq_lens bmm1_scale bmm2_scale causal_seqlens_kv_global cp_world cp_rank"
+    " -> output lse",
+    lambda inputs: {
+        **scratch(inputs),
+        "kv_cache": (inputs["k_cache"], inputs["v_cache"]),
+        **dict.fromkeys(("k_cache", "v_cache")),
+        "max_seq_len": longest(inputs, "seq_lens"),
+        "q_len_per_req": len(inputs["query"]) // len(inputs["seq_lens"]),
+        "return_lse": True,
+    },
+    sm=SM100,
+)
+called(
+    CUDNN_PAGED,
+    "cudnn.cudnn_batch_prefill_with_kv_cache",
+    "q k_cache v_cache scale actual_seq_lens_q actual_seq_lens_kv block_tables [causal] -> output lse",
+    lambda inputs: {
+        **scratch(inputs),
+        "max_token_per_sequence": longest(inputs, "actual_seq_lens_q"),
+        "max_sequence_kv": longest(inputs, "actual_seq_lens_kv"),
+        **{f"actual_seq_lens_{one}": inputs[f"actual_seq_lens_{one}"].view(-1, 1, 1, 1) for one in ("q", "kv")},
+        "batch_offsets_q": torch.nn.functional.pad(inputs["actual_seq_lens_q"].cumsum(0), (1, 0)).int(),
+        "batch_offsets_units": "tokens",
+        "causal": bool(inputs.get("causal")),
+        "return_lse": True,
+    },
+    sm=((8, 0), (12, 9)),
+)
+
+
+def pattern(definition: Definition, inputs: Given) -> dict[str, Any]:
+    """The pattern's own arguments."""
+    found: dict[str, Any] = {name: definition.const_axes.get(name) for name in ("q_block_size", "kv_block_size")}
+    words = ("exact_block_bits", "kv_valid_bits")
+    found |= {name: inputs[name].view(torch.uint32) for name in words if inputs.get(name) is not None}
+    heads = one_of(BLOCKED, inputs).shape[1]
+    return {**found, "share_pattern_across_kv_heads": heads == 1 and one_of(QUERIES, inputs).shape[2] > 1}
+
+
+BLOCKS, PAGED_BLOCKS = (
+    f"flashinfer.attention.prims_ts.block_sparse:block_sparse_attention{rest}"
+    for rest in ("", "_with_paged_kv_cache")
+)
+GEOMETRY = "[q_block_size] [kv_block_size] [kv_valid_bits] [mask_type] [sm_scale] -> output"
+
+
+@BLOCK_SPARSE.truth(
+    "flashinfer",
+    "block_sparse_attention_with_paged_kv_cache",
+    PAGED_BLOCKS,
+    serves=f"q k_cache v_cache block_tables seq_lens_kv block_indptr block_indices {GEOMETRY}",
+    rows=None,
+    sm=SM100,
+)
+def _flashinfer_pages(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    names = ("q", "block_tables", "seq_lens_kv", "block_indptr", "block_indices", "sm_scale")
+    cache, most = (inputs["k_cache"], inputs["v_cache"]), longest(inputs, "seq_lens_kv")
+    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+    return {
+        "output": api[PAGED_BLOCKS](
+            **given, paged_kv_cache=cache, max_seq_len_kv=most, **pattern(definition, inputs)
+        )
+    }
+
+
+@BLOCK_SPARSE.truth(
+    "flashinfer",
+    "block_sparse_attention",
+    BLOCKS,
+    serves=f"q k v [block_indptr] [block_indices] [exact_block_bits] [k_summary] [v_summary] {GEOMETRY}",
+    rows=None,
+    sm=SM100,
+)
+def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    names = ("q", "k", "v", "k_summary", "v_summary", "sm_scale")
+    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+    lists = {name: inputs.get(name) for name in ("block_indptr", "block_indices")}
+    form = {
+        "sparse_format": "bsr" if "block_indptr" in inputs else "bitmask",
+        "use_proxy_routes": "k_summary" in inputs,
+    }
+    return {"output": api[BLOCKS](**given, **lists, **form, **pattern(definition, inputs))}
+
+
+called(
+    MSA_SPARSE,
+    "msa_ops.msa_sparse_attention",
+    "q k v q2k_indices cu_seqlens_q cu_seqlens_k [causal] [softmax_scale] -> output",
+    lambda inputs: {"causal": bool(inputs.get("causal"))},
+    sm=SM100,
+)
