@@ -40,6 +40,7 @@ def stream_key(*parts: str | int) -> int:
 
 
 def _xor_shift(words: torch.Tensor, scratch: torch.Tensor, bits: int) -> None:
+    """`words ^= words >> bits`, shifted without a sign, which int64 tensors have."""
     torch.bitwise_right_shift(words, bits, out=scratch)
     scratch &= (1 << (64 - bits)) - 1
     words ^= scratch
@@ -61,6 +62,7 @@ def mix_(words: torch.Tensor, scratch: torch.Tensor) -> None:
 
 
 def _mix_on_host(words: torch.Tensor, scratch: torch.Tensor) -> None:
+    """The same by NumPy, in the memory of both tensors."""
     import numpy as np
 
     mixed, spare = words.numpy().view(np.uint64), scratch.numpy().view(np.uint64)

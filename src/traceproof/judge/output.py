@@ -106,7 +106,11 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
 def numerics_of(
     expected: Expected, dtype: torch.dtype, tolerance: float | None, *, figures: bool = True
 ) -> Numerics:
-    """What measures an output of `dtype`."""
+    """What measures an output of `dtype`, chunk by chunk.
+
+    A caller's tolerance decides about floats in place of the gates. Without `figures`, metrics that decide nothing
+    are left out.
+    """
     comparison = expected.comparison
     assert comparison is not None
     assert not isinstance(comparison, Samples | IndexSet)  # which are judged in one piece, and not by numbers

@@ -258,6 +258,7 @@ class Drawing:
         )
 
     def _parameter(self, name: str, default: int) -> str:
+        """Give the written function a parameter of that name; the name."""
         self._parameters.setdefault(name, default)
         return name
 
