@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Json
 
 from traceproof.config import ModelChoice
-from traceproof.dataset.fetch import Dataset, fetch, scan_digest
+from traceproof.dataset.fetch import Dataset, fetch
 from traceproof.environments.building import FOLDER, Installation, ready
 from traceproof.files import read_sealed, write_json
 from traceproof.run import entry
@@ -43,16 +43,7 @@ def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> Non
     from traceproof.checkouts.pins import DATASET, read_lock
     from traceproof.cli.sources import clone_repos
 
-    git, pypi = origin.git, origin.pypi
-    record = {
-        "path": str(dataset.absolute()),
-        "status": "present",
-        "url": git.url if git is not None else f"pypi:{pypi.package}" if pypi is not None else None,
-        "commit": git.commit if git is not None else None,
-        "version": pypi.version if pypi is not None else None,
-        "digest": scan_digest(dataset),
-    }
-    write_records(out.parent, {DATASET: record})
+    write_records(out.parent, {DATASET: origin.record(dataset)})
     clone_repos(sorted(read_lock(lock).keys() - {DATASET}), target_dir=out.parent, lock=lock, pinned=True)
 
 
@@ -76,9 +67,9 @@ def extract(
 
     environment = ReaderEnvironment(extract_python.absolute())
     settings = pipeline.ExtractionSettings(environment=environment, torch_python=torch_python.absolute())
-    out, report = stamp.parent, stamp.parent.parent
+    folders = {"dataset": dataset, "out": stamp.parent, "report": stamp.parent.parent}
     with telling("extracting"):
-        pipeline.run(models, settings, dataset=dataset, out=out, report=report, say=partial(_say, "extract"))
+        pipeline.run(models, settings, **folders, say=partial(_say, "extract"))
 
 
 def report(
@@ -104,13 +95,7 @@ def report(
 
 
 def tests(
-    *,
-    out: Path,
-    cases: list[Path],
-    known: Path | None,
-    tolerance: Json[float | None],
-    sizes: list[str],
-    python: str,
+    *, out: Path, cases: list[Path], known: Path | None, tolerance: Json[float | None], sizes: list[str], python: str
 ) -> None:
     """Write the tests of what was planned; `python` has PyTorch.
 
@@ -208,14 +193,9 @@ def conclude(
             text += f"{absent(summary.stem, families(), sorted(planned))}\n"
         findings = findings or failed(verdicts)
     if dry_run:
-        text += f"Pull requests that a push would open (dry run, in {dry_run.parent}):\n"
-        listed = json.loads(dry_run.read_bytes())
-        for one in listed:
-            held = f"; not as it is: {'; '.join(one['problems'])}" if one["problems"] else ""
-            text += f"  {one['pull_request']}: {len(one['files'])} files{held}\n"
-        text += "" if listed else "  none: nothing selected is verified by a ground truth that runs here\n"
-        chosen = f" --selection {selection}" if selection else ""
-        text += f"Nothing was sent. To open them: traceproof publish{chosen} --push\n"
+        from traceproof.publish.pull_request import told
+
+        text += told(dry_run, selection)
     sys.stdout.write(text)
     sys.stdout.flush()
     return findings

@@ -72,6 +72,18 @@ class Dataset(Short):
             raise ValueError(f"give exactly one of 'pypi', 'git' and 'path', not {found}")
         return self
 
+    def record(self, folder: Path) -> dict[str, str | None]:
+        """What the list of sources says of the dataset that lies there."""
+        git, pypi = self.git, self.pypi
+        return {
+            "path": str(folder.absolute()),
+            "status": "present",
+            "url": git.url if git is not None else f"pypi:{pypi.package}" if pypi is not None else None,
+            "commit": git.commit if git is not None else None,
+            "version": pypi.version if pypi is not None else None,
+            "digest": scan_digest(folder),
+        }
+
 
 FETCHED = ".fetched.json"  # in a fetched dataset's folder: where it came from and what its files were like
 

@@ -330,6 +330,18 @@ def _tests(run: Path, definitions: Mapping[str, Definition]) -> str:
     return described(report["rows"], digests, digests)
 
 
+def told(listed: Path, selection: str) -> str:
+    """What a dry run wrote, out of its list, and the command that would send it."""
+    text = f"Pull requests that a push would open (dry run, in {listed.parent}):\n"
+    found = json.loads(listed.read_bytes())
+    for one in found:
+        held = f"; not as it is: {'; '.join(one['problems'])}" if one["problems"] else ""
+        text += f"  {one['pull_request']}: {len(one['files'])} files{held}\n"
+    text += "" if found else "  none: nothing selected is verified by a ground truth that runs here\n"
+    chosen = f" --selection {selection}" if selection else ""
+    return f"{text}Nothing was sent. To open them: traceproof publish{chosen} --push\n"
+
+
 def dry_run(made: PullRequest, base: Base, out: Path, *, allow_changes: bool = False) -> dict[str, Any]:
     """Write what a push would send below `out`: the files, their list, the description; the list.
 
