@@ -17,9 +17,8 @@ from traceproof.text import printable
 
 
 def environment(*, name: str, stamp: Path) -> None:
-    """Build one of .venvs/ from its pins, unless it is whole: another run may have built it."""
-    python = str(FOLDER / name / "bin" / "python")
-    ready(Installation.at(name, python), root=Path.cwd(), say=lambda _: None)  # the rule's message says it
+    """Build one of .venvs/ from its pins, which the rule says, unless it is whole: another run may have built it."""
+    ready(Installation.at(name, str(FOLDER / name / "bin" / "python")), root=Path.cwd(), say=lambda _: None)
     stamp.touch()
 
 
@@ -95,7 +94,13 @@ def report(
 
 
 def tests(
-    *, out: Path, cases: list[Path], known: Path | None, tolerance: Json[float | None], sizes: list[str], python: str
+    *,
+    out: Path,
+    cases: list[Path],
+    known: Path | None,
+    tolerance: Json[float | None],
+    sizes: list[str],
+    python: str,
 ) -> None:
     """Write the tests of what was planned; `python` has PyTorch.
 
@@ -197,7 +202,6 @@ def conclude(
 
         text += told(dry_run, selection)
     sys.stdout.write(text)
-    sys.stdout.flush()
     return findings
 
 
