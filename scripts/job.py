@@ -17,7 +17,7 @@ from traceproof.text import printable
 
 
 def environment(*, name: str, stamp: Path) -> None:
-    """Build one of .venvs/ from its pins, which the rule says, unless it is whole: another run may have built it."""
+    """Build one of .venvs/ from its pins, as the rule says, unless it is whole: another run may have built it."""
     ready(Installation.at(name, str(FOLDER / name / "bin" / "python")), root=Path.cwd(), say=lambda _: None)
     stamp.touch()
 
