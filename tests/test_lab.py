@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import op_support as ops
 import pytest
 import torch
 
+import references
 from calibrate import SIZES, Rates, Tally, Unit, measure, run, together, units
 from dumped_source import completed
 from metamorphic import cases_of, try_relation
@@ -381,3 +383,18 @@ def test_units_put_together_are_one_measurement_and_one_that_raises_is_told_and_
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_reference_of_the_same_form_is_given_to_a_definition_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ops.load("quantization", "nvfp4_quantize_k96")
+    for name, columns in (("wide", 64), ("narrow", 32)):
+        hole = ops.variant(own, K=columns, K_packed=columns // 2).as_json() | {"name": name, "reference": ""}
+        (tmp_path / f"{name}.json").write_text(json.dumps(hole), encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["", "--dataset", str(tmp_path), "--out", str(tmp_path / "filled")])
+    references.main()
+    assert capsys.readouterr().out == "2 written\n"
+    filled = references.read(tmp_path / "filled" / "definitions" / "quantization" / "wide.json")
+    assert filled.reference.rstrip() == own.reference.rstrip()
+    assert not references.proved(filled, ops.load("quantization", "mxfp4_quantize_k96"))

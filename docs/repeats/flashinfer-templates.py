@@ -1,4 +1,4 @@
-"""Findings 1 to 23 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
+"""Findings 1 to 27 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
 
 What is wrong in FlashInfer's trace templates: their references, definitions and `init`s. Needs torch and FlashInfer 0.7.2.post1, and no
 GPU. Each prints what it got and what is right.
@@ -168,6 +168,47 @@ def n23():
     return f"scales of {list(weights['w1_weight_sf'].shape)}, {axes('cute_dsl_fused_moe', 'w1_weight_sf')}: {told} (right: nothing)"
 
 
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def decoded(packed, scales, block):
+    """What fp4 codes with scales for each block stand for; scales are numbers."""
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).long()
+    return torch.cat([E2M1, -E2M1])[codes] * scales.repeat_interleave(block, -1)
+
+
+def n24():
+    torch.manual_seed(0)
+    x, whole = torch.randn(4, 128).bfloat16(), torch.tensor([0.01])
+    codes, scales = template("nvfp4_kv_quantize").reference(x, whole)
+    back = decoded(codes, scales.float(), 16) * whole
+    return f"nvfp4_kv_quantize: decoded, the reference gives {back.std().item():.2g} for a deviation of 1 (right: about 1)"
+
+
+def n25():
+    x = torch.full((1, 32), 11.0).bfloat16()
+    codes, scales = template("mxfp4_quantize").reference(x)
+    four = decoded(codes, torch.exp2(scales.float() - 127), 32)[0, 0].item()
+    values, scales = template("mxfp8_quantize").reference(x * 64)
+    eight = (values.float()[0, 0] * torch.exp2(scales.float() - 127)[0, 0]).item()
+    return f"32 times 11 in mxfp4: {four} (right: 12 or 8); 32 times 704 in mxfp8: {eight} (right: 704)"
+
+
+def n26():
+    x = torch.tensor([6.0, 0.75, 1.75, 3.5] * 4)[None].bfloat16()
+    codes, _ = template("nvfp4_quantize").reference(x, torch.tensor([1.0]))
+    found = decoded(codes, torch.ones(1, 1), 16)[0, :4].tolist()
+    return f"6, 0.75, 1.75, 3.5 become {found} (right, ties to even: [6.0, 1.0, 2.0, 4.0])"
+
+
+def n27():
+    x = torch.tensor([64.0] * 16 + [6 / 64, -3 / 64, 1 / 64, 4 / 64] * 4)[None, None].bfloat16()
+    call = template("silu_and_mul_scaled_nvfp4_experts_quantize").reference
+    codes, scales = call(x, None, torch.tensor([1.0]))
+    found = decoded(codes, scales.float(), 16)[0, 0, :4].tolist()
+    return f"6, -3, 1, 4 become {found} (right: the same)"
+
+
 def f3():
     v, s = torch.zeros(1, 1, 2), torch.full((1, 1), -torch.inf)
     got = {name: template(name).reference(v, s, v, s)[1].item() for name in ("merge_state", "merge_state_in_place")}
@@ -210,5 +251,5 @@ def f4():
     return f"1.0 comes back from mxfp8 as {back} (right: 1.0)"
 
 
-for name in sys.argv[1:] or (*map(str, range(1, 24)), "F4"):
+for name in sys.argv[1:] or (*map(str, range(1, 28)), "F4"):
     print(f"{name}: {globals()['n' + name if name.isdigit() else name.lower()]()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -174,6 +175,14 @@ class Op:
         letters = form.axes(definition)
         sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}
         unsized = [axis for axis in definition.var_axes if axis in letters.values() and axis not in sized]
+        known = {
+            one: definition.const_axes[axis] for one, axis in letters.items() if axis in definition.const_axes
+        }
+        for one, size in self.sizes.items():
+            if callable(size) and one in known:
+                with suppress(KeyError):  # it follows from an axis that is var
+                    if size(known) != known[one]:
+                        return f"{letters[one]} is {known[one]}, and {size(known)} by the other axes"
         if self.apart and self._rows(definition) is None:
             return f"the rows are no var axis: {next(iter(definition.outputs.values())).shape}"
         return f"the axes {unsized} are var" if unsized else None

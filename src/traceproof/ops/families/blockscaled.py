@@ -493,7 +493,7 @@ class CodedPages:
                 "b": (2, 3, 1),
                 "c": (1, 2, 3),
                 "n": lambda at: at["a"] * at.get("b", 1) * at.get("c", 1),
-                "y": lambda _: 5 * self.token,
+                "y": lambda at: (4 if at["y"] < self.token else -(-at["y"] // self.token)) * self.token,
             },
             gates=dict.fromkeys(("cache", "cache_out"), Exact(EITHER, order=self.order)),
             requires=lambda definition: None if self.token in definition.const_axes.values() else own,
