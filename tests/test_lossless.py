@@ -29,6 +29,7 @@ WITHOUT = {
     "gdp",
     "kda",
     "mamba",
+    "topk",
     "mamba_ssd_combined",
     "trtllm_paged_dcp_spec",
     "page_append",

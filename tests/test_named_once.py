@@ -31,6 +31,16 @@ FOREIGN = {
     (SOURCE / "extract/bootstrap/transformers_model.py", "softcap"),
     (SOURCE / "lint/definitions.py", "quantization"),
     (SOURCE / "extract/kernels.py", "mamba"),
+    *(  # as a word for a number
+        (SOURCE / f"{name}.py", "topk")
+        for name in (
+            "extract/bootstrap/transformers_model",
+            "extract/merge",
+            "ops/families/attention",
+            "ops/families/routing",
+            "run/shadow",
+        )
+    ),
 }
 QUOTED = re.compile(r"""["']([a-z_]+)["']""")
 # Names of other things too (a package, a device, a command), which count where a stack is asked for.

@@ -16,7 +16,7 @@ from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.blockscaled import NEAR, NVFP4, Bounds, Coder
 from traceproof.ops.formats import E2M1, E4M3, Format, pack, unpack
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, has, same
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 
@@ -594,3 +594,43 @@ def _pytorch_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
     found = (v * api[SOFTMAX](scaled, 1).nan_to_num(0.0).unsqueeze(-1)).sum(1)
     level = api[LOGSUMEXP](scaled, 1) / math.log(2.0)
     return {"v_merged": found.to(dtype_of(definition.outputs["v_merged"])), "s_merged": level}
+
+
+# mhc_post: a layer's output and the residual streams of manifold-constrained hyper-connections, mixed anew.
+
+
+def mixed(wide: Wide, *, turned: bool = False) -> Tensors:
+    """`out_j = x post_j + sum_i residual_i comb_ij` for each stream j; `turned`: comb_ji."""
+    comb = wide["comb_res_mix"]
+    streams = torch.einsum("nih,nij->njh", wide["residual"], comb.mT if turned else comb)
+    return {"out": wide["x"][:, None] * wide["post_layer_mix"][..., None] + streams}
+
+
+MHC_POST = Op(
+    "mhc_post",
+    Form("x[n h] residual[n c h] post_layer_mix[n c] comb_res_mix[n c c] -> out[n c h]", mixed),
+    family="layout",
+    lossless=lambda _: dict.fromkeys(("x", "residual", "post_layer_mix", "comb_res_mix"), full(0)),
+    mutants=(
+        Mutant("mixed by the transposed matrix", turned=True),
+        altered("layer's output left out", "x", change=lambda x: x * 0),
+        altered("residual left out", "residual", change=lambda x: x * 0),
+        altered("streams one further", "residual", change=lambda x: x.roll(1, 1)),
+        altered("weights of the next stream", "post_layer_mix", change=lambda x: x.roll(1, 1)),
+        altered("the layer's output for all streams alike", "post_layer_mix", change=torch.ones_like),
+    ),
+)
+BY_EINSUM = "torch:einsum"
+
+
+@MHC_POST.truth("flashinfer", "mhc.mhc_post", "flashinfer.mhc:mhc_post", sm=SM80)
+def _flashinfer_mix(api: Api, _: Definition, inputs: Given) -> Outputs:
+    names = ("x", "residual", "post_layer_mix", "comb_res_mix")
+    return {"out": api["flashinfer.mhc:mhc_post"](*(inputs[name] for name in names))}
+
+
+@MHC_POST.truth("torch", "einsum", BY_EINSUM, rows=None)
+def _pytorch_mix(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    streams = api[BY_EINSUM]("nih,nij->njh", inputs["residual"].float(), inputs["comb_res_mix"])
+    out = streams + inputs["x"].float()[:, None] * inputs["post_layer_mix"][..., None]
+    return {"out": out.to(dtype_of(definition.outputs["out"]))}

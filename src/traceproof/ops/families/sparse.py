@@ -12,14 +12,14 @@ from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
-from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, scalar, tensor
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, scalar, tensor
 from traceproof.ops.attention import GATES, MUTANTS, attention, unfit
 from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import IndexSet
 from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, equal_keys, workspace
-from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wide, altered, same
+from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wanted, Wide, altered, same
 from traceproof.ops.op import Op
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
@@ -525,3 +525,73 @@ DSA_PAGED.extraction = Extraction(
     differs={"dsa": _differs, "dsa_indexer": held_against("indexer", lambda facts, _: dict(facts))},
     drafts={"dsa": _sparse_attention, "dsa_indexer": _topk_indexer},
 )
+
+
+# topk: the places of the largest logits of each row, up to its length.
+
+
+def largest(
+    wide: Wide, *, chosen: Callable[[torch.Tensor, int], torch.Tensor] = best, more: int = 0, sign: float = 1.0
+) -> Tensors:
+    """Places of the `top_k` largest of the first `seq_lens` logits of a row, then -1."""
+    logits, topk = wide["logits"], int(wide.number("top_k"))
+    place = torch.arange(logits.shape[1], device=logits.device)
+    found = torch.full((len(logits), topk), -1, dtype=torch.int32, device=logits.device)
+    lengths = (wide["seq_lens"].long() + more).clamp(0, logits.shape[1])
+    for row, length in enumerate(lengths.tolist()):
+        own = chosen(sign * logits[row, :length], topk)[:topk]
+        found[row, : len(own)] = own.to(torch.int32)
+    beyond = place >= lengths[:, None]
+    return {
+        "indices": found,
+        "indices@scores": logits.masked_fill(beyond, -math.inf),
+        "indices@candidates": torch.where(beyond, -1, place),
+        "indices@tolerance": torch.zeros(len(logits), dtype=wide.dtype, device=logits.device),
+    }
+
+
+def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Lengths from none to the whole row."""
+    width = wanted.shape_of("logits")[1]
+    found = draw.integers(wanted.name, wanted.shape, torch.int64, low=1, high=width + 1)
+    if len(found) > 2:
+        found[1], found[2] = width, 0
+    return found.to(wanted.dtype)
+
+
+class Largest(Op):
+    """How many are looked for is an axis, too."""
+
+    sizes_in_numbers = ("top_k",)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """The number as the axis has it."""
+        count = definition.const_axes[(definition.outputs["indices"].shape or ("", ""))[1]]
+        return super().inputs(definition, case, draw) | {"top_k": count}
+
+
+TOPK = Largest(
+    "topk",
+    Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest),
+    family="dsa",
+    draws={"seq_lens": counts_drawn, "pre_idx": lambda _, __: None},
+    apart=False,
+    gates={"indices": IndexSet()},
+    unusual={},
+    mutants=(
+        Mutant("one beyond the length", more=1),
+        Mutant("one short of the length", more=-1),
+        Mutant("lengths not looked at", more=1 << 30),
+        Mutant("smallest in place of largest", sign=-1.0),
+        Mutant("k-th replaced by the one after it", chosen=without_kth),
+        Mutant("the first one twice", chosen=first_twice),
+        Mutant("first of the row", chosen=lambda scores, topk: torch.arange(min(topk, len(scores)))),
+        Mutant("padded with 0", outputs=lambda _, found: {"indices": found["indices"].clamp_min(0)}),
+    ),
+)
+VARLEN = "flashinfer.topk_varlen:top_k_varlen"
+
+
+@TOPK.truth("flashinfer", "top_k_varlen", VARLEN, serves="logits seq_lens top_k -> indices", sm=SM80)
+def _flashinfer_topk(api: Api, _: Definition, inputs: Given) -> Outputs:
+    return {"indices": api[VARLEN](inputs["logits"], inputs["seq_lens"], int(inputs["top_k"]))[0]}
