@@ -471,6 +471,11 @@ class Stepped(Op):
         del definition
         return frozenset({"state"})
 
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
+        """One channel of the state decides an output."""
+        axes = dict.fromkeys(definition.var_axes, BOUNDARY_ROWS)
+        yield at_boundaries(axes, ["C"], seed)
+
 
 MAMBA = Stepped(
     "mamba",

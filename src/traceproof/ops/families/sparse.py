@@ -16,7 +16,7 @@ from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, s
 from traceproof.ops.attention import GATES, MUTANTS, attention, unfit
 from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Tensors, Values, ordered, specified
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import IndexSet
 from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, equal_keys, workspace
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wanted, Wide, altered, same
@@ -563,6 +563,10 @@ class Largest(Op):
     """How many are looked for is an axis, too."""
 
     sizes_in_numbers = ("top_k",)
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """The largest logit at ends of tiles, one after the other."""
+        yield at_boundaries(dict.fromkeys(definition.var_axes, BOUNDARY_ROWS), ["logits"], seed)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """The number as the axis has it."""
