@@ -180,13 +180,12 @@ class _Caller:
             "subclassed": sorted(odd),
         }
         outputs = write_outputs(out, taken)
-        as_given = self._gpu and item["how"] not in OF_OTHER_MEMORY
-        conduct["written"] = write_back(mapped, inputs, before) if as_given else []
+        elsewhere = item["how"] in OF_OTHER_MEMORY
+        conduct["written"] = write_back(mapped, inputs, before) if self._gpu or elsewhere else []
         # An empty tensor lies in no buffer.
         held = next((value for value in inputs if isinstance(value, torch.Tensor) and value.numel()), None)
-        if (
-            as_given and item["surrounded"] and held is not None
-        ):  # a GPU's buffer of inputs with what is around them
+        if self._gpu and not elsewhere and item["surrounded"] and held is not None:
+            # A GPU's buffer of inputs, with what is around them.
             buffer = torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage())
             for start, end in between(item["inputs"], len(given)):
                 whole(given)[start:end] = buffer[start:end].cpu()
@@ -441,7 +440,10 @@ def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -
 
 
 def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
-    """Write inputs that a call changed on a GPU into shared memory (without a copy, all); gives their places."""
+    """Write inputs that a call changed where they lay into shared memory; gives their places.
+
+    Without a copy of what they were, all of them.
+    """
     written = [index for index, place in enumerate(mapped) if isinstance(place, torch.Tensor) and place.numel()]
     if before is not None:
         changed = differing([(inputs[index], before[index]) for index in written])
