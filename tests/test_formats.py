@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from fractions import Fraction
 from itertools import pairwise
 
@@ -59,12 +60,14 @@ def meaning(form: Format, code: int) -> Fraction | float:
     )
 
 
-def nearest(form: Format, value: Fraction) -> set[int]:
-    """The nearest codes of a number without a sign, of two equally near ones the even one, of e8m0 the upper."""
-    plain = [(abs(Fraction(meaning(form, code)) - value), code) for code in range(form.finite)]
-    least = min(plain)[0]
-    found = [code for distance, code in plain if distance == least]
-    return {max(found)} if form is E8M0 else {min(found, key=lambda code: code % 2)}
+def nearest(form: Format, value: Fraction, numbers: list[Fraction]) -> int:
+    """The nearest code of a number without a sign, of two equally near ones the even one, of e8m0 the upper."""
+    above = min(bisect_left(numbers, value), form.finite - 1)
+    below = max(above - 1, 0)
+    down, up = value - numbers[below], numbers[above] - value
+    if down != up:
+        return below if down < up else above
+    return above if form is E8M0 or above % 2 == 0 else below
 
 
 def telling(form: Format) -> list[float]:
@@ -87,10 +90,9 @@ def test_every_code_stands_for_what_its_bits_say(form: Format) -> None:
 def test_numbers_become_the_nearest_code(form: Format) -> None:
     values = telling(form)
     found = form.encode(torch.tensor(values)).tolist()
+    numbers = [Fraction(meaning(form, code)) for code in range(form.finite)]
     wrong = [
-        (value, code)
-        for value, code in zip(values, found, strict=True)
-        if code not in nearest(form, Fraction(value))
+        value for value, code in zip(values, found, strict=True) if code != nearest(form, Fraction(value), numbers)
     ]
     assert not wrong
     if form.signed:

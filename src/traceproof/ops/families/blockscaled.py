@@ -488,7 +488,7 @@ class CodedPages:
             *(Form(text, self.formula) for text in (*whole, *single)),
             **SHARED | {"draws": {"slot_mapping": self.slots, "cache": any_bytes}},
             sizes={
-                **dict.fromkeys("tu", (4, 1, 7, 16)),
+                **dict.fromkeys("tu", (2, 1, 3, 4)),
                 "a": (6, 1, 9, 5),
                 "b": (2, 3, 1),
                 "c": (1, 2, 3),
@@ -745,7 +745,7 @@ DEQUANTIZE_FP4 = Op(
     family="quantisation",
     apart=False,
     sizes={
-        "l": (33, 5, 80, 64),
+        "l": (9, 5, 20, 16),
         "o": (1,),
         "n": lambda at: -(-at["l"] // at["t"]) + 1,
         "p": lambda at: at["b"] * at["n"] + 2,

@@ -288,7 +288,7 @@ CODED_SLOTS = Op(
     ),
     **CODED_FACTS
     | {
-        "sizes": {"t": (3, 1, 17, 40), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
+        "sizes": {"t": (3, 1, 7, 12), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
         "draws": {
             "slot_mapping": some_slots,
             **dict.fromkeys(("k_scale", "v_scale", "paged_k_cache", "paged_v_cache"), drawn),
