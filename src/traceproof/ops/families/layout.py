@@ -617,7 +617,7 @@ MHC_POST = Op(
         altered("residual left out", "residual", change=lambda x: x * 0),
         altered("streams one further", "residual", change=lambda x: x.roll(1, 1)),
         altered("weights of the next stream", "post_layer_mix", change=lambda x: x.roll(1, 1)),
-        altered("the layer's output for all streams alike", "post_layer_mix", change=torch.ones_like),
+        altered("the layer's output for all streams alike", "post_layer_mix", change=lambda x: x * 0 + 1),
     ),
 )
 BY_EINSUM = "torch:einsum"

@@ -352,9 +352,7 @@ SCANNED = (
     f"z[b s h p]? dt_bias[h]? dt_softplus? initial_states[m h p n]? {STATES} out[b h p c w]? return_final_states?"
 )
 PACKED = "seq_idx[b s] chunk_indices[l] chunk_offsets[l] seq_chunk_cumsum[j]? update_seq_chunk_cumsum?"
-GIVES = (
-    "out_out[b s h p] out[b s h p] checkpoint_states_out[k h p n] seq_chunk_cumsum_out[j] final_states[m h p n]"
-)
+GIVES = "out_out[b s h p] checkpoint_states_out[k h p n] seq_chunk_cumsum_out[j] final_states[m h p n]"
 
 
 def changed(name: str, parts: str, change: Part) -> Mutant:
