@@ -17,11 +17,12 @@ from pipeline import Rows, Run, summarise, told, verdicts
 
 import traceproof
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.hints import Role, role_of
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Value
 from traceproof.ops.cases import BEFALLEN, OTHER_SCALARS, boundaries
 from traceproof.reasons import Verdict
-from traceproof.run.case import SolvedCase, other, solve
+from traceproof.run.case import CPU, SolvedCase, make_inputs, other, solve
 from traceproof.run.judging import rulings
 from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection
@@ -302,3 +303,30 @@ def test_a_norm_that_leaves_out_an_element_is_refused(op_type: str, place: int) 
 
     report = traceproof.check(norm, op_type, sizes=("small",), device="cpu", hidden_size=WIDTH)
     assert {row.case for row in report.failures} >= {"adversarial-boundaries"}
+
+
+RULED_OUT = {
+    Role.OFFSETS: "a negative length in ",
+    Role.LENGTHS: "a negative length in ",
+    Role.INDICES: "a place that is not there in ",
+}
+
+
+@pytest.mark.parametrize("definition", OWN, ids=lambda one: one.name)
+def test_every_form_says_which_inputs_it_rules_out(definition: Definition) -> None:
+    op, _ = registry.for_definition(definition)
+    cases = [one for one in op.cases(definition, sizes=("small",), seed=0) if one.size == "small"]
+    inputs = make_inputs(op, definition, cases[-1], device=CPU)
+    found = dict(op.errors(definition, inputs))
+    assert found
+    for what, changed in found.items():
+        [name] = [name for name, value in inputs.items() if changed[name] is not value]
+        assert name in what
+    whole = {
+        name
+        for name, value in inputs.items()
+        if isinstance(value, torch.Tensor) and value.dtype in {torch.int32, torch.int64} and value.numel() > 1
+    }
+    told = {f"{RULED_OUT[role]}{name}" for name in whole if (role := role_of(name)) in RULED_OUT}
+    assert told <= found.keys()
+    assert "top_k" not in whole or "more than there are in top_k" in found

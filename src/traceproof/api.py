@@ -273,6 +273,8 @@ class CalledHere(Implementation):
     Memory that it allocates by `torch.empty` and the like holds NaN, so that what it never writes shows.
     """
 
+    doubted = True
+
     def __init__(self, function: Function, definition: Definition) -> None:
         """Raises TraceproofError: it takes neither the inputs nor the inputs and the outputs."""
         super().__init__(name_of(function))

@@ -34,7 +34,11 @@ PROPERTIES: Mapping[str, Property] = {
     ),
     "batch": Property("parts of a batch alone, and beside others", demanded=False),
     "empty": Property("calls with nothing to compute, of a batch without rows", demanded=False, must_run=False),
-    "errors": Property("another dtype, an axis one short: it raises, or is right", demanded=False, must_run=False),
+    "errors": Property(
+        "another dtype, an axis one short, lengths and places that can not be: it raises, or is right",
+        demanded=False,
+        must_run=False,
+    ),
     "stream": Property("on another CUDA stream, which still writes the inputs", demanded=True),
     "load": Property("many times beside other work that fills the GPU, and on a part of it", demanded=False),
     "graph": Property("captured as a CUDA graph and replayed on other contents", demanded=False, must_run=False),

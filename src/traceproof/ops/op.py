@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
 from traceproof.ops import far
 from traceproof.ops.adapter import Adapter, Call, Conditions, signature
@@ -37,6 +38,14 @@ WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the s
 STAND_INS = (0.5, -1.5)  # for NaN and infinities, to tell what depends on them
 # Of an axis of a scaled-down definition: so many elements that rounding errors add up as they do in a kernel.
 SCALED_DOWN_LEAST = 256
+BEYOND = 1 << 24  # a row, a page or a slot that no input has
+BEST = "more than there are"  # of the best
+# What a definition rules out of whole numbers, by their role, and the change that makes it.
+RULED_OUT: Mapping[Role, tuple[str, Callable[[torch.Tensor], object]]] = {
+    Role.OFFSETS: ("a negative length", lambda flat: flat[1:2].sub_(flat[1:2] + 1)),
+    Role.LENGTHS: ("a negative length", lambda flat: flat[-1:].fill_(-1)),
+    Role.INDICES: ("a place that is not there", lambda flat: flat[-1:].fill_(BEYOND)),
+}
 
 
 class Op:
@@ -358,7 +367,9 @@ class Op:
     def errors(self, definition: Definition, inputs: Values) -> Iterator[tuple[str, Values]]:
         """Inputs that the definition rules out, each with what is wrong: a kernel has to raise, or to be right.
 
-        The default: another dtype of the first tensor of 16-bit floats, and a tensor whose last axis is one short.
+        By form: another dtype of the first tensor of 16-bit floats; a tensor whose last axis is one short; by the
+        roles of whole numbers, a negative length, and a row, page or slot that is not there; more of the best than
+        there are.
         """
         tensors = {name: one for name in definition.inputs if isinstance(one := inputs[name], torch.Tensor)}
         narrow = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
@@ -372,6 +383,15 @@ class Op:
         for name, one in tensors.items():
             if one.dim() and one.shape[-1] > 1 and one.is_floating_point():
                 yield f"the last axis of {name} one short", {**inputs, name: one[..., :-1].contiguous()}
+        for name, one in tensors.items():
+            ruled_out = RULED_OUT.get(role_of(name)) if one.dtype in {torch.int32, torch.int64} else None
+            if name == "top_k":
+                ruled_out = BEST, lambda flat: flat.fill_(BEYOND)
+            if ruled_out is not None and one.numel() > 1:
+                what, change = ruled_out
+                changed = one.clone()
+                change(changed.view(-1))
+                yield f"{what} in {name}", {**inputs, name: changed}
 
     def no_inputs(self, definition: Definition) -> str | None:
         """Why no inputs can be drawn for a definition, whatever the case; None: they can."""

@@ -158,6 +158,20 @@ def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None
     rows.scatter_(1, each, value)
 
 
+def moved(inputs: Values) -> Values | None:
+    """Inputs of which the middle half of every row of floats is reversed; None: they have no such row."""
+    changed = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] >= 8:
+            low, high = value.shape[-1] // 4, value.shape[-1] * 3 // 4
+            copy = value.clone()
+            bits = copy.view(torch.uint8) if value.dtype.itemsize == 1 else copy
+            bits[..., low:high] = bits[..., low:high].flip(-1)
+            changed[name] = copy
+    same = all(value is changed[name] for name, value in inputs.items())
+    return None if same else changed
+
+
 def put_lossless(op: Op, definition: Definition, case: Case, draw: Draw, inputs: Values) -> None:
     """Give inputs the values of `Op.lossless`: a number in every place, or what is drawn; what is absent stays."""
     for name, made in op.lossless(definition).items():

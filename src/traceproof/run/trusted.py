@@ -34,7 +34,7 @@ from traceproof.run.calls import (
     set_seed,
     wait_asleep,
 )
-from traceproof.run.case import drawing_device, fingerprints, make_inputs, place
+from traceproof.run.case import drawing_device, fingerprints, make_inputs, moved, place
 from traceproof.run.tensors import plain_tensor, plain_tensors, same_bits, same_draws
 from traceproof.run.workers import OUTPUTS
 from traceproof.stacks import STACK_OF, STACKS
@@ -47,6 +47,7 @@ class Implementation:
     """A ground truth; `unavailable` decides all that can be decided without data, and resolves the calls."""
 
     device: str = "cpu"  # where its inputs will lie, as torch names it; set before anything is called
+    doubted = False  # whether it may know inputs by their addresses
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -242,32 +243,48 @@ class Runner:
         tensors, returned = self._called(case, inputs, further=True)
         notes = notes_of(self.op, self.definition, inputs, returned, before)
         if item["repeat"]:
-            notes |= self._repeat(case, tensors, returned)
+            notes |= self._repeat(case, tensors, returned, inputs)
             notes["aliased"] = sorted({*notes["aliased"], *notes.pop("reused")})
         on_gpu = self.device.type == "cuda"
         return {"inputs": digest_json(seen), "on_gpu": on_gpu, "outputs": tensors, **notes}
 
-    def _repeat(self, case: Case, first: Tensors, returned: Mapping[str, Any]) -> dict[str, Any]:
+    def _repeat(self, case: Case, first: Tensors, returned: Mapping[str, Any], inputs: Values) -> dict[str, Any]:
         """Run again on the same inputs, and once on others: equal bits, and answers that are not remembered.
 
         What the first call returned is still held, so memory that a later call returns again is one and the same.
         """
         held = {_address(value) for value in returned.values()} - {None}
-        again, reused = self._once_more(case, held)
+        doubted = self.implementation.doubted
+        again, reused = self._once_more(case, self._drawn(case), held)
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
-        other, _ = self._once_more(other_case, held)
+        others = [self._drawn(other_case), moved(self._drawn(case)) if doubted else None]
         same = same_draws if self.op.trials(self.definition, case) else same_bits
+        remembered = False
+        for drawn in others if first else ():
+            if drawn is not None and not remembered:
+                other, _ = self._once_more(other_case, dict(drawn), held, inputs if doubted else {})
+                alike = all(same(value, other.get(name)) for name, value in first.items())
+                remembered = alike and self.op.tells_apart(self.definition, self._drawn(case), drawn)
         return {
             "reused": reused,
             "varying": sorted(name for name in first if not same(first[name], again.get(name))),
-            "remembered": bool(first)
-            and all(same(value, other.get(name)) for name, value in first.items())
-            and self.op.tells_apart(self.definition, self._drawn(case), self._drawn(other_case)),
+            "remembered": remembered,
         }
 
-    def _once_more(self, case: Case, held: Container[int | None]) -> tuple[Tensors, list[str]]:
-        """Outputs of one more call, and the names of those that lie in memory that is held."""
-        tensors, returned = self._called(case, self._given(case, self._drawn(case)))
+    def _once_more(
+        self, case: Case, drawn: Values, held: Container[int | None], places: Values | None = None
+    ) -> tuple[Tensors, list[str]]:
+        """Outputs of one more call, and the names of those that lie in memory that is held.
+
+        `places`: tensors in whose memory its inputs lie, where they have their shapes.
+        """
+        given = dict(self._given(case, drawn))
+        for name, there in (places or {}).items():
+            value = given[name]
+            if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor) and value.shape == there.shape:
+                there.data.copy_(value)  # so that its version is the same as well
+                given[name] = there
+        tensors, returned = self._called(case, given)
         return tensors, [name for name, value in returned.items() if _address(value) in held]
 
     def _called(self, case: Case, inputs: Values, *, further: bool = False) -> tuple[Tensors, Mapping[str, Any]]:
