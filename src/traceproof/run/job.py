@@ -302,10 +302,8 @@ def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
 REPLAY = "replay"  # folder of a run's replay bundles
 
 
-def finished(
-    rows: Sequence[VerdictRow], entry: PlannedDefinition, *, options: str, run: Path | None = None
-) -> list[VerdictRow]:
-    """The rows with whole commands; with a run's folder, a bundle of every failing case is written there.
+def finished(rows: Sequence[VerdictRow], entry: PlannedDefinition, *, options: str, run: Path) -> list[VerdictRow]:
+    """The rows with whole commands; a bundle of every failing case is written below the run's folder.
 
     A bundle, `<run>/replay/<op_type>/<definition>/<case>-<implementation>/replay.json`, holds the definition, the
     case with its seed (inputs are a pure function of these), the failing rows, and the command that repeats it.
@@ -315,7 +313,7 @@ def finished(
     failing: dict[str, list[VerdictRow]] = {}
     for row in rows:
         whole = row.changed(repeat=row.command(options))
-        if run is not None and row.verdict == Verdict.FAIL and PAIR not in row.implementation:
+        if row.verdict == Verdict.FAIL and PAIR not in row.implementation:
             names = path_part(entry.definition["name"]), path_part(f"{row.case}-{row.implementation}")
             place = Path(REPLAY, path_part(row.op_type, OP_TYPE), *names).as_posix()
             whole = whole.changed(replay=place)
@@ -329,6 +327,5 @@ def finished(
             "rows": [row.as_json() for row in about],
             "definition": entry.definition,
         }
-        assert run is not None
         write_json(run / place / "replay.json", content)
     return found
