@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 L2_EPS = 1e-6  # beside the sum of squares
 LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "small": ((1,), (5, 11)),
-    "medium": ((64,), (33, 1, 65)),
-    "large": ((256,), (1, 130, 64)),
+    "medium": ((33,), (17, 1, 40)),
+    "large": ((128,), (1, 65, 64)),
 }
 # As for the gated delta rule (`families/gdn.py`), whose chunks these kernels share.
 CHUNKED = "chunked kernels round the operands of several products in bfloat16, the baseline those of two"

@@ -202,8 +202,8 @@ CHUNK = 128  # tokens that kernels take at a time
 # Rows and chunks of each; of packed sequences, their lengths in one row of so many chunks.
 SCANS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "small": ((1, 1), (2, 1)),
-    "medium": ((2, 2), (1, 3)),
-    "large": ((4, 2), (2, 4)),
+    "medium": ((2, 1), (1, 2)),
+    "large": ((3, 2), (1, 3)),
 }
 CHUNKED = "chunked kernels round the operands of several products in bfloat16, the baseline those of two"
 
