@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 
-from traceproof.ops.attention import each, of_16_bits
+from traceproof.ops.attention import each, layout_of
 from traceproof.ops.base import Tensors, dtype_of
 from traceproof.ops.families.expert import Scaling, stored
 from traceproof.ops.families.gdn import CHUNK
@@ -22,16 +22,42 @@ from traceproof.ops.families.norm import by_reciprocal_root, mean_square
 from traceproof.ops.families.product import in_blocks
 from traceproof.ops.families.quantiser import peak
 from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
-from traceproof.ops.families.single import is_bare
+from traceproof.ops.families.single import is_causal
 from traceproof.ops.families.sparse import best, only
-from traceproof.ops.formats import FP8_MAX, requantise_fp8, to_bf16, to_fp8
+from traceproof.ops.formats import E2M1, FP4_BLOCK, FP8_MAX, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide, has, same
 from traceproof.ops.gates import sigmoid, softplus
 
 PLAIN = Variant("float32, rounded once")
 FLOAT64 = Variant("float64, rounded once", precision="float64")
 BLOCK = 16  # keys
+FP4_MAX = 6.0
 in_mxfp8 = partial(requantise_fp8, block=32)  # as activations are kept beside fp4 weights
+
+
+def of_16_bits(wide: Wide) -> bool:
+    """Whether the queries are float16 or bfloat16."""
+    return wide.given(layout_of(wide.values).queries[0]).dtype.itemsize == 2
+
+
+def is_bare(wide: Wide) -> bool:
+    """Whether all queries see all keys, and nothing bends their logits."""
+    return wide.values.keys() <= {"q", "k", "v", "sm_scale"} and not is_causal(wide)
+
+
+def requantise_fp4(values: torch.Tensor) -> torch.Tensor:
+    """What is left of `values` after nvfp4: blocks of 16 with an e4m3 scale under one float32 scale for all.
+
+    Values made of e2m1 codes and powers of two, with a 6 in every block, come back unchanged; normal ones lose
+    about a tenth of their RMS.
+    """
+    blocks = values.reshape(*values.shape[:-1], -1, FP4_BLOCK)
+    peak = blocks.abs().amax(-1, keepdim=True)
+    largest = float(peak.max()) if peak.numel() else 0.0
+    whole = largest / (FP4_MAX * FP8_MAX) if largest > 0 else 1.0
+    scale = to_fp8(peak / (FP4_MAX * whole)) * whole
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return (E2M1.round(blocks / scale) * scale).reshape(values.shape)
 
 
 def in_chunks(x: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,6 @@ from traceproof.ops.formats import (
     UP,
     Format,
     pack,
-    requantise_fp4,
     swizzle,
     swizzled_size,
     unpack,
@@ -31,6 +30,7 @@ from traceproof.ops.formats import (
 from traceproof.ops.formula import Wide
 from traceproof.reasons import Verdict
 from traceproof.run.case import solve
+from variants import requantise_fp4
 
 PYTORCH = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, E8M0: torch.float8_e8m0fnu}
 ML_DTYPES = {E2M1: "float4_e2m1fn", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2", E8M0: "float8_e8m0fnu"}

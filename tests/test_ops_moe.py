@@ -15,10 +15,11 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Values, tensor
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, mixture, mixture_of
 from traceproof.ops.families.routing import FAVOURED, ChosenExperts, Method, choice_of, margins, routing_of
-from traceproof.ops.formats import E2M1, FP8_BITS_RMS, requantise_fp4, requantise_fp8, to_bf16, to_fp8
+from traceproof.ops.formats import E2M1, FP8_BITS_RMS, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solved
+from variants import requantise_fp4
 
 DEFINITIONS = ops.definitions("moe")
 BY_FORM = {(mixture_of(it).scaling, routing_of(it).method): it for it in DEFINITIONS}

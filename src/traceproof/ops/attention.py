@@ -349,11 +349,6 @@ def attention(  # noqa: PLR0913 - one keyword per way of being wrong
 # Ways of computing it, right and wrong
 
 
-def of_16_bits(wide: Wide) -> bool:
-    """Whether the queries are float16 or bfloat16."""
-    return wide.given(layout_of(wide.values).queries[0]).dtype.itemsize == 2
-
-
 def grouped(wide: Wide) -> bool:
     """Whether several query heads share each of several key heads."""
     layout = layout_of(wide.values)

@@ -22,7 +22,6 @@ from traceproof.lazy import torch
 Rounding = Callable[["torch.Tensor"], "torch.Tensor"]
 
 FP8_MAX = 448.0
-FP4_MAX = 6.0
 FP8_BITS_RMS = 107.24  # RMS of fp8 values whose bit patterns are uniform, as `Draw.bits` makes them
 BLOCK = 128  # fp8 block scale: weights share a scale over 128 x 128, activations over 1 x 128
 FP4_BLOCK = 16  # nvfp4: 16 neighbours share an e4m3 scale
@@ -215,21 +214,6 @@ def requantise_fp8(values: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
     scale = blocks.abs().amax(-1, keepdim=True) / FP8_MAX
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     return (to_fp8(blocks / scale) * scale).reshape(values.shape)
-
-
-def requantise_fp4(values: torch.Tensor) -> torch.Tensor:
-    """What is left of `values` after nvfp4: blocks of 16 with an e4m3 scale under one float32 scale for all.
-
-    Values made of e2m1 codes and powers of two, with a 6 in every block, come back unchanged; normal ones lose
-    about a tenth of their RMS.
-    """
-    blocks = in_blocks(values, FP4_BLOCK)
-    peak = blocks.abs().amax(-1, keepdim=True)
-    largest = float(peak.max()) if peak.numel() else 0.0
-    whole = largest / (FP4_MAX * FP8_MAX) if largest > 0 else 1.0
-    scale = to_fp8(peak / (FP4_MAX * whole)) * whole
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return (E2M1.round(blocks / scale) * scale).reshape(values.shape)
 
 
 def in_blocks(values: torch.Tensor, block: int) -> torch.Tensor:

@@ -38,7 +38,6 @@ from traceproof.ops.formats import (
     FP8_BITS_RMS,
     Rounding,
     exact,
-    requantise_fp8,
     scale_blocks,
 )
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered
@@ -556,8 +555,6 @@ def ones(value: torch.Tensor) -> torch.Tensor:
     """Scales that are ignored."""
     return torch.ones_like(value)
 
-
-in_mxfp8 = partial(requantise_fp8, block=32)  # as activations are kept beside fp4 weights
 
 MOE = Experts(
     "moe",

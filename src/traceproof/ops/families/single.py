@@ -73,11 +73,6 @@ def is_causal(wide: Wide) -> bool:
     return bool(wide.number("causal", 0.0))
 
 
-def is_bare(wide: Wide) -> bool:
-    """Whether all queries see all keys, and nothing bends their logits."""
-    return wide.values.keys() <= {"q", "k", "v", "sm_scale"} and not is_causal(wide)
-
-
 def patterned(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     """Queries and keys in the case's pattern, if it has one."""
     if "pattern" not in wanted.params:
