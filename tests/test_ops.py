@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,8 @@ HIDING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "large": lambda one: one.clamp(-8, 8),
     "small": lambda one: one.where(one.abs() > 2.0**-14, 0.0),
 }
+SOLVED: dict[str, SolvedCase] = {}
+SMALL = 64 << 20
 ROOM = 700 << 20  # leaves out nothing but the large cases of attention
 
 
@@ -62,12 +64,35 @@ def each(*definitions: Definition) -> pytest.MarkDecorator:
             pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in slow else [])
             for one in definitions
         ],
+        indirect=True,
+        scope="module",
     )
+
+
+@pytest.fixture(scope="module")
+def definition(request: pytest.FixtureRequest) -> Iterator[Definition]:
+    """All tests of a definition follow one another, so that its cases are solved once."""
+    found: Definition = request.param
+    yield found
+    SOLVED.clear()
+
+
+def solved(definition: Definition, case: Case) -> SolvedCase:
+    """The solved case, kept if it is small until the tests of the definition are done."""
+    if registry.get(definition.op_type).of_form(definition).memory(definition, case) > SMALL:
+        return solve(definition, case)
+    if case.id not in SOLVED:
+        SOLVED[case.id] = solve(definition, case)
+    return SOLVED[case.id]
 
 
 def cases(definition: Definition, *sizes: str) -> list[Case]:
     op = registry.get(definition.op_type).of_form(definition)
     return [case for case in ops.cases(definition, *sizes) if op.memory(definition, case) < ROOM]
+
+
+def copied(subject: SolvedCase) -> dict[str, Any]:
+    return {name: one.clone() if isinstance(one, torch.Tensor) else one for name, one in subject.inputs.items()}
 
 
 def refused(
@@ -96,7 +121,7 @@ def test_inputs_fit_the_schema(definition: Definition) -> None:
 @each(*OWN)
 def test_the_reference_passes(definition: Definition) -> None:
     for case in cases(definition, *SIZES):
-        subject = solve(definition, case)
+        subject = solved(definition, case)
         torch.manual_seed(3)
         assert not refused(subject, ops.reference_outputs(subject), reference=True), case.id
 
@@ -108,8 +133,8 @@ def test_what_pytorch_s_own_functions_give_passes(definition: Definition) -> Non
         assert lacking.reason is Skip.NO_ADAPTER
         return
     for case in cases(definition, "small"):
-        subject = solve(definition, case)
-        assert not refused(subject, truth.run(definition, dict(subject.inputs))), case.id
+        subject = solved(definition, case)
+        assert not refused(subject, truth.run(definition, copied(subject))), case.id
 
 
 @each(*OWN, *FORMS)
@@ -197,7 +222,7 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
     applying: set[str] = set()
     dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}
     for case in cases(definition, "small", "medium"):
-        subject = solve(definition, case)
+        subject = solved(definition, case)
         for variant in variants:
             outputs = variant.make(subject)
             assert outputs is None or not refused(subject, outputs), f"{case.id}: {variant.name}"
@@ -244,7 +269,7 @@ def test_an_output_is_refused_that_is_cut_off_or_a_little_too_large(definition: 
     }
     waiting = {(name, way) for name in narrow for way in wrong}
     for case in cases(definition, *SIZES):
-        subject = solve(definition, case)
+        subject = solved(definition, case)
         for name, way in sorted(waiting):
             exact = subject.oracle[name]
             if exact.is_floating_point() and not torch.equal(exact, exact.to(narrow[name]).to(exact.dtype)):
