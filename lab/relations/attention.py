@@ -21,8 +21,8 @@ from relations.building import (
 )
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Tensors, Values
-from traceproof.ops.batch import QUERIES, batch_of, taken
-from traceproof.ops.op import Subject
+from traceproof.ops.batch import batch_of, taken
+from traceproof.ops.op import QUERIES, Subject
 
 CACHES = ("k_cache", "v_cache", "ckv_cache", "kpe_cache", "k_index_cache_fp8")
 LOG2E = math.log2(math.e)

@@ -231,7 +231,7 @@ class Slope:
 
     def found(self) -> tuple[float, float] | None:
         """How far the slope is off, and how far it may be; None: nothing was grouped, or in too few groups."""
-        if self._columns is None or self._values is None or not self._energy:
+        if self._columns is None or self._values is None or not (self._energy**2):
             return None
         columns, values = _Groups(), _Groups()
         columns.add(*self._columns)

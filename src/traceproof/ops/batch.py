@@ -9,9 +9,8 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values, tensor
-from traceproof.ops.op import Subject
+from traceproof.ops.op import QUERIES, Subject
 
-QUERIES = ("q", "q_nope", "q_pe")
 SLOTS = ("initial_state_indices", "state_batch_indices")  # which slot of a pool a row has
 # Index pointers, and inputs whose first axis they cut into parts: the first one that there is.
 POINTERS = {"qo_indptr": QUERIES, "kv_indptr": ("kv_indices", "k"), "cu_seqlens": QUERIES}

@@ -35,6 +35,7 @@ ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
 # One order of a float32 sum says nothing of another, which a kernel is free to take; nor does one exponential.
 UNUSUAL: Mapping[str, Sequence[str]] = {"nan": (), "inf": (), "large": (), "small": ()}
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
+QUERIES = ("q", "q_nope", "q_pe")
 STAND_INS = (0.5, -1.5)  # for NaN and infinities, to tell what depends on them
 # Of an axis of a scaled-down definition: so many elements that rounding errors add up as they do in a kernel.
 SCALED_DOWN_LEAST = 256
@@ -355,7 +356,9 @@ class Op:
         numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds) and all(exact)
         wide = wide_of(definition)
         names = (self.spread or {}).get(SEEN, wide if numeric and self.spread != {} else ())
-        return [name for name in wide if name in names and name not in self.judged(definition)]
+        # Of few keys, PyTorch's own attention hides what a query has.
+        quiet = () if any("state" in name for name in definition.inputs) else QUERIES
+        return [name for name in wide if name in names and name not in {*quiet, *self.judged(definition)}]
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """Sizes of the case with these values: LOSSLESS_ROWS rows of an ordinary one, and the declaration's."""
@@ -472,11 +475,10 @@ class Op:
             **self.oracle(definition, inputs),
             **{f"{name}@baseline": value for name, value in baselines.items()},
         }
-        if not seen or self.row_axis(definition) is not None:  # no row hides what is in another one
-            outputs = definition.outputs if seen else ()
-            return found | {f"{name}@seen": torch.ones_like(found[name]).bool() for name in outputs}
-        # Elsewhere a formula may multiply them by zero, and a kernel skip it. So they must show in what depends on
-        # those of one input, as two other numbers in their places tell, and of this one alone gives none itself.
+        if not seen:
+            return found
+        # A formula may multiply them by zero, and a kernel skip it. So they must show in what depends on those of
+        # one input, as two other numbers in their places tell, and of this one alone gives none itself.
         plain, moved = ({name: finite(inputs[name], number) for name in seen} for number in STAND_INS)
         given = [{}, *({name: source[name]} for name in seen for source in (moved, inputs))]
         first, *others = (self.oracle(definition, {**inputs, **plain, **one}) for one in given)

@@ -40,6 +40,7 @@ COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the
 HARDLY = 0.01  # a scalar below it may be an epsilon, whose half is not seen
 # Powers of two that rows are multiplied by in turn: beyond what float16 and fp8 hold, where exponentials overflow.
 LARGE, SMALL = (17, 4, 9, 7, 13, 30), -18
+ZERO_STEP = 7  # of the small rows, one in so many is zeros
 POOL_STEP, TABLE_STEP = 16, 6  # one row in so many holds a NaN where rows are picked: of a pool, of a table
 BOUNDARY = 300.0  # as an outlier: its square is 22 times what 4,096 others have together
 OF_FLOAT16 = 12  # the largest and the smallest of its powers
@@ -133,6 +134,8 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
             parts = one.movedim(axis or 0, 0)
             few = [at for at in range(len(parts)) if axis is None or not at >> place % 3 & 1]
             parts[few] *= 2.0 ** (-OF_FLOAT16 if one.dtype is torch.float16 else SMALL)
+            if axis is not None and len(parts) > ZERO_STEP:
+                parts[ZERO_STEP::ZERO_STEP] *= 0
             continue
         if value in {"nan", "inf"}:
             one.view(-1)[[place % one.numel(), (-1 - place) % one.numel()]] = float(value)

@@ -61,8 +61,9 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
     for place, long in enumerate((False, True)):
         most = _most(definition, op, base, long=long)
         size = 2**most + random.randint(-1, 1)
-        if long and rows == tokens:
-            size = round(2 ** random.uniform(1, most))
+        if long and rows == tokens:  # or as many as a const axis has: a square hides which axis is taken
+            alike = [one for one in definition.const_axes.values() if FEW < one <= 2**most]
+            size = random.choice([round(2 ** random.uniform(1, most)), *alike])
         case = op.of_size(definition, base, max(1, size), long=long)
         if case.axes not in met:
             met.append(case.axes)
@@ -90,13 +91,15 @@ def _unusual(  # noqa: PLR0913 - cases of one size and seed
     unusual = op.unusual(definition)
     again = ("again-0", "again-1") if "large" not in unusual and not alike else ()
     for turn, value in enumerate([*unusual, *again], 4):
-        one = op.of_size(definition, base, FEW if value in {"nan", "inf"} else size, long=False)
-        lists = {
-            key: list(reversed(found) if value in {"small", "again-1"} else found)
-            for key, found in one.params.items()
-            if isinstance(found, list | tuple)
-        }
-        params = {**one.params, **lists}
+        few, apart = value in {"nan", "inf"}, op.row_axis(definition) is not None
+        least = (
+            FEW if apart else SEEN_ROWS
+        )  # beside fewer than 16 keys PyTorch's own attention hides a query's NaN
+        one = op.of_size(definition, base, least if few else size, long=few and not apart)
+        lists = {key: found for key, found in one.params.items() if isinstance(found, list | tuple)}
+        longest = max(map(len, lists.values()), default=0)  # an entry per sequence, unlike that of a block's sizes
+        turned = value in {"small", "again-1"}
+        params = {**one.params, **{k: [*reversed(v)] for k, v in lists.items() if turned and len(v) == longest}}
         if value in unusual:
             params |= {UNUSUAL: value, BEFALLEN: list(unusual[value])}
         yield Case(f"{HIDDEN}{value}", base.size, one.axes, (seed + turn) % (1 << 31), params)

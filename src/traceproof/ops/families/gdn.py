@@ -314,6 +314,12 @@ class GatedDeltaRule(Op):
         state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
         return {"output": Close(), final: state} | dict.fromkeys(self.mutated(definition), state)
 
+    def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
+        """Of the declaration; the gates' inputs, too, where no chunk sums their logarithms."""
+        found = super().unusual(definition)
+        wide = () if is_prefill(definition.inputs) else ("q", "v", "a", "b")
+        return {**found, "large": [*found["large"], *wide]}
+
     def memory(self, definition: Definition, case: Case) -> int:
         """Tensors as the default has it, and the states four times more in float64."""
         source = definition.inputs[state_names(definition.inputs, definition)[0]]

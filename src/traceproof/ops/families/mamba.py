@@ -172,7 +172,7 @@ MAMBA_SSU = MambaSsu(
     },
     wide_gate=Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP),
     apart=False,
-    unusual=dict.fromkeys(("nan", "large", "small"), ("state", "x")),
+    unusual={"nan": ("state", "x"), "large": ("state", "x", "dt"), "small": ("state", "x")},
     mutants=(
         STALE,
         TRANSPOSED,
