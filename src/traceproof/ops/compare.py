@@ -33,7 +33,7 @@ class Close:
     # so that its rows hold one rounding each and average nothing.
     row_axes: int = 1
     # the factor for a definition's reference, where kernels have a reason to lose more; None: the same
-    reference: float | None = None
+    reference_factor: float | None = None
     # why these numbers, in one sentence
     reason: str = "twice the error of a naive computation at the kernel's precision"
 
@@ -122,8 +122,10 @@ def of_reference(kind: Comparison) -> Comparison:
     A reference of a quantised op computes with the values that the codes stand for and requantises nothing, so it
     may not lose what a kernel may lose by that. The limits leave room for 16-bit intermediates.
     """
-    if isinstance(kind, Close) and kind.reference is not None:
-        return replace(kind, factor=kind.reference, reason="references compute in float32, with exact functions")
+    if isinstance(kind, Close) and kind.reference_factor is not None:
+        return replace(
+            kind, factor=kind.reference_factor, reason="references compute in float32, with exact functions"
+        )
     if not isinstance(kind, Quantised):
         return kind
     rms, slope = min(kind.rms, REFERENCE_RMS), min(kind.slope, REFERENCE_SLOPE)

@@ -307,8 +307,8 @@ class GatedDeltaRule(Op):
         _, final = state_names(definition.inputs, definition)
         if is_prefill(definition.inputs):
             return {
-                "output": Close(4.0, reference=2.0, reason=CHUNKED),
-                final: Close(12.0, row_axes=2, reference=2.0, reason=CHUNKED),
+                "output": Close(4.0, reference_factor=2.0, reason=CHUNKED),
+                final: Close(12.0, row_axes=2, reference_factor=2.0, reason=CHUNKED),
             }
         fast = definition.outputs[final].dtype == "float32"
         state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
