@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from definitions import rmsnorm, write
-from solution_judge import DATASET, SolutionJudge, candidate, solution_judge
+from solution_judge import DATASET, LIMITS, SolutionJudge, candidate, solution_judge
 
 from traceproof.cli.judge import Session
 from traceproof.config import Config
@@ -156,6 +157,26 @@ def test_the_first_wrong_answer_ends_it(judge: SolutionJudge, tmp_path: Path) ->
     assert certificate.rows[-1].case == "adversarial-tiny"
     assert not certificate.precision
     assert len(certificate.rows) < len(judge.trial(candidate("wrong", WRONG), NAME).rows)
+
+
+def test_nobody_waits_for_a_call_made_ahead_of_a_wrong_answer(judge: SolutionJudge) -> None:
+    source = """import time
+
+import torch
+
+CALLS = []
+
+
+def run(hidden_states, weight):
+    CALLS.append(0)
+    if len(CALLS) > 1:
+        time.sleep(90)
+    return torch.zeros_like(hidden_states)
+"""
+    begun = time.monotonic()
+    trial = judge.trial(candidate("slow", source), NAME, whole=False)
+    assert [row.bad for row in trial.rows] == [True]
+    assert time.monotonic() - begun < LIMITS.seconds  # which the second call would have taken
 
 
 def test_a_certificate_says_what_was_asked_run_and_seen(tmp_path: Path) -> None:
