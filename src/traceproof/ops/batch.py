@@ -42,7 +42,8 @@ def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
         known = axis is not None and any(shapes) and all(axis in shape for shape in shapes if shape)
         return Batch(definition, values, axis, {}) if axis is not None and known else None
     # a state per sequence; else, where nothing cuts the queries, a query per sequence
-    whole = "state" if "cu_seqlens" in values else next((name for name in QUERIES if name in values), None)
+    parts = ("state",) if "cu_seqlens" in values else QUERIES
+    whole = next((name for name in parts if name in values), None)
     return None if whole is None else Batch(definition, values, first[whole], cut)
 
 

@@ -212,7 +212,8 @@ def blocked(definition: Definition, inputs: Given, row: int, span: Span, tokens:
         chosen = torch.zeros((len(ends), len(ends[0]) - 1, count), dtype=torch.bool, device=device)
         for head, bounds in enumerate(ends):
             for at, (start, stop) in enumerate(pairwise(bounds)):
-                chosen[head, at, lists[start:stop]] = True
+                own = lists[start:stop]
+                chosen[head, at, own[own < count]] = True
     else:
         chosen = words(inputs["exact_block_bits"][row])[..., :count]
     chosen = chosen.repeat_interleave(height, 1)[:, : span.stop - span.start]
