@@ -105,6 +105,9 @@ def test_norm_modules_are_compiled_by_size_and_dtype_and_fused_ones_by_dtype() -
     assert all(module.compiles for one in (*norms, *fused) for module in adapter_of(one).modules(one, (9, 0)))
 
 
+ROPE = [one for one in support.definitions("rope") if "cos_sin_cache" in one.inputs]
+
+
 def rotary_embedding(*arguments: Any) -> None:  # noqa: ANN401 - the kernel's own arguments
     """In place, on tokens by heads times channels."""
     positions, query, key, head_size, cache, is_neox = arguments
@@ -120,7 +123,7 @@ def rotary_embedding(*arguments: Any) -> None:  # noqa: ANN401 - the kernel's ow
         x[..., first], x[..., second] = (one * cos - two * sin).to(x.dtype), (two * cos + one * sin).to(x.dtype)
 
 
-@pytest.mark.parametrize("definition", support.definitions("rope"), ids=lambda definition: definition.name)
+@pytest.mark.parametrize("definition", ROPE, ids=lambda definition: definition.name)
 def test_the_rotary_kernel_is_called_as_it_wants_to_be(definition: Definition) -> None:
     assert not support.failures(definition, kernel(definition, {"rotary_embedding": rotary_embedding}))
 
@@ -138,15 +141,14 @@ def stand_in() -> Iterator[None]:
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_stand_in_is_not_taken_for_the_package() -> None:
-    lacking = adapter_of(support.definitions("rope")[0]).lacking()
+    lacking = adapter_of(ROPE[0]).lacking()
     assert lacking is not None
     assert lacking.reason is Skip.PACKAGE_ABSENT
     assert KERNELS in lacking.message
 
 
-@pytest.mark.parametrize("op_type", ["rmsnorm", "rope"])
-def test_the_native_forms_are_a_ground_truth_of_their_own_without_a_gpu(op_type: str) -> None:
-    definition = support.definitions(op_type)[0]
+@pytest.mark.parametrize("definition", [support.definitions("rmsnorm")[0], ROPE[0]], ids=lambda one: one.name)
+def test_the_native_forms_are_a_ground_truth_of_their_own_without_a_gpu(definition: Definition) -> None:
     reasons = {name: Implementation(name).unavailable(definition) for name in ("sglang", "sglang_native")}
     assert {name: found.reason for name, found in reasons.items() if found is not None} == {
         "sglang": Skip.NO_CUDA,
