@@ -205,9 +205,8 @@ class Op:
 
     def row_axis(self, definition: Definition) -> str | None:
         """Var axis, first of all outputs, whose rows are independent: the oracle of some is theirs; or None."""
-        rows = self._rows(definition)
         first = {(spec.shape or ("",))[0] for spec in definition.outputs.values()}
-        return rows if self.apart and first == {rows} else None
+        return self._rows(definition) if self.apart and len(first) == 1 else None
 
     def settled(self, definition: Definition, case: Case) -> Case:
         """The case with the sizes of axes that follow from those of others."""

@@ -832,20 +832,29 @@ DCP = Tabled("trtllm_paged_dcp_spec")
 # FlashInfer's functions, given what a definition has by its own names, and what they want beside it.
 
 WORKSPACE = 128 << 20  # bytes
+More = Callable[[Given], dict[str, Any]]
 SM100 = ((10, 0), (12, 9))
 
 
-def called(op: Op, name: str, serves: str, more: Callable[[Given], Mapping[str, Any]], **conditions: Any) -> None:  # noqa: ANN401
-    """Add the call of a function by keyword: outputs in the order in which it gives them."""
+def called(op: Op, name: str, serves: str, **conditions: Any) -> Callable[[More], More]:  # noqa: ANN401
+    """Decorate what a function wants beside a definition's inputs: it is called by keyword.
+
+    Outputs are in the order in which it gives them.
+    """
     key = f"flashinfer.{name.replace('.', ':')}"
 
-    @op.truth("flashinfer", name, key, serves=serves, rows=None, **conditions)
-    def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
-        given = {**{one: value for one, value in inputs.items() if value is not None}, **more(inputs)}
-        given = {one: value for one, value in given.items() if value is not None}
-        found = api[key](**given)
-        parts = found if isinstance(found, tuple) else (given.get("output") if found is None else found,)
-        return dict(zip(definition.outputs, parts, strict=False))
+    def added(more: More) -> More:
+        @op.truth("flashinfer", name, key, serves=serves, rows=None, **conditions)
+        def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
+            given = {**{one: value for one, value in inputs.items() if value is not None}, **more(inputs)}
+            given = {one: value for one, value in given.items() if value is not None}
+            found = api[key](**given)
+            parts = found if isinstance(found, tuple) else (given.get("output") if found is None else found,)
+            return dict(zip(definition.outputs, parts, strict=False))
+
+        return more
+
+    return added
 
 
 def scratch(inputs: Given) -> dict[str, Any]:
@@ -859,54 +868,70 @@ def longest(inputs: Given, *names: str) -> int:
     return int(one_of(names, inputs).max())
 
 
-called(
+@called(
     XQA,
     "xqa.xqa",
     "q k_cache v_cache page_table seq_lens -> output",
-    lambda inputs: {
+    sm=((9, 0), (12, 9)),
+)
+def for_xqa(inputs: Given) -> dict[str, Any]:
+    """Semaphores, and sizes of the cache."""
+    return {
         **scratch(inputs),
         "seq_lens": inputs["seq_lens"].to(torch.uint32),
         "output": torch.empty_like(inputs["q"]),
         "semaphores": torch.zeros(8 << 20, dtype=torch.uint32, device=inputs["q"].device),
         "num_kv_heads": inputs["k_cache"].shape[2],
         "page_size": inputs["k_cache"].shape[1],
-    },
-    sm=((9, 0), (12, 9)),
-)
-called(
+    }
+
+
+@called(
     TRTLLM_PAGED,
     "prefill.trtllm_batch_context_with_kv_cache",
     "query kv_cache block_tables seq_lens bmm1_scale bmm2_scale cum_seq_lens_q [window_left] [sinks] -> output",
-    lambda inputs: {
+    sm=SM100,
+)
+def for_context(inputs: Given) -> dict[str, Any]:
+    """The longest sequences, and where those of keys begin."""
+    return {
         **scratch(inputs),
         "max_q_len": int(inputs["cum_seq_lens_q"].diff().max()),
         "max_kv_len": longest(inputs, "seq_lens"),
         "batch_size": len(inputs["seq_lens"]),
         "cum_seq_lens_kv": torch.nn.functional.pad(inputs["seq_lens"].cumsum(0), (1, 0)).int(),
         "sinks": None if inputs.get("sinks") is None else [inputs["sinks"]],
-    },
-    sm=SM100,
-)
-called(
+    }
+
+
+@called(
     DCP,
     "decode.trtllm_batch_decode_with_kv_cache",
     "query k_cache v_cache block_tables seq_lens bmm1_scale bmm2_scale causal_seqlens_kv_global cp_world cp_rank"
     " -> output lse",
-    lambda inputs: {
+    sm=SM100,
+)
+def for_speculation(inputs: Given) -> dict[str, Any]:
+    """Both caches as one argument, and the longest sequence."""
+    return {
         **scratch(inputs),
         "kv_cache": (inputs["k_cache"], inputs["v_cache"]),
         **dict.fromkeys(("k_cache", "v_cache")),
         "max_seq_len": longest(inputs, "seq_lens"),
         "q_len_per_req": len(inputs["query"]) // len(inputs["seq_lens"]),
         "return_lse": True,
-    },
-    sm=SM100,
-)
-called(
+    }
+
+
+@called(
     CUDNN_PAGED,
     "cudnn.cudnn_batch_prefill_with_kv_cache",
     "q k_cache v_cache scale actual_seq_lens_q actual_seq_lens_kv block_tables [causal] -> output lse",
-    lambda inputs: {
+    sm=((8, 0), (12, 9)),
+)
+def for_cudnn(inputs: Given) -> dict[str, Any]:
+    """Lengths with four axes, the longest ones, and where queries begin."""
+    return {
         **scratch(inputs),
         "max_token_per_sequence": longest(inputs, "actual_seq_lens_q"),
         "max_sequence_kv": longest(inputs, "actual_seq_lens_kv"),
@@ -915,9 +940,7 @@ called(
         "batch_offsets_units": "tokens",
         "causal": bool(inputs.get("causal")),
         "return_lse": True,
-    },
-    sm=((8, 0), (12, 9)),
-)
+    }
 
 
 def pattern(definition: Definition, inputs: Given) -> dict[str, Any]:
@@ -974,10 +997,12 @@ def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outpu
     return {"output": api[BLOCKS](**given, **lists, **form, **pattern(definition, inputs))}
 
 
-called(
+@called(
     MSA_SPARSE,
     "msa_ops.msa_sparse_attention",
     "q k v q2k_indices cu_seqlens_q cu_seqlens_k [causal] [softmax_scale] -> output",
-    lambda inputs: {"causal": bool(inputs.get("causal"))},
     sm=SM100,
 )
+def for_lists(inputs: Given) -> dict[str, Any]:
+    """Whether there is a causal mask."""
+    return {"causal": bool(inputs.get("causal"))}
