@@ -234,7 +234,9 @@ class Op:
         others: dict[str, Sequence[int]] = {
             axis: (1,) if callable(wanted := self.sizes[one]) else wanted
             for one, axis in letters.items()
-            if one in self.sizes and axis != rows
+            if one in self.sizes
+            and axis != rows
+            and not (callable(self.sizes[one]) and axis in definition.const_axes)
         }
         others |= {axis: (1,) for axis in definition.var_axes if axis not in letters.values()}  # of no tensor
 

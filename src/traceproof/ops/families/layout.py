@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.blockscaled import NEAR, NVFP4, Bounds, Coder
 from traceproof.ops.formats import E2M1, E4M3, Format, pack, unpack
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
+from traceproof.ops.formula import Form, Mutant, Part, Size, Wanted, Wide, altered, has, same
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 
@@ -239,10 +239,12 @@ LATENT = (
     "ckv_cache[p s x] ckv_sf_cache[p s g] kpe_cache[p s e]",
     "ckv_cache_out[p s x] ckv_sf_cache_out[p s g] kpe_cache_out[p s e]",
 )
+# Bytes of codes, and scales, of a row.
+PACKED: Mapping[str, Size] = {"x": lambda at: at["d"] // 2, "g": lambda at: at["d"] // NVFP4.width}
 CODED_FACTS: dict[str, Any] = {
     "coupled": True,
     "requires": const_pages,
-    "sizes": {"t": (), "p": (), "i": (), "c": (), "b": (), "o": (1,)},
+    "sizes": {**dict.fromkeys("tpicb", ()), "o": (1,), **PACKED},
     "apart": False,
     "gates": {
         **dict.fromkeys(("paged_k_cache_out", "paged_v_cache_out", "ckv_cache_out"), CODES[E2M1]),
@@ -288,7 +290,7 @@ CODED_SLOTS = Op(
     ),
     **CODED_FACTS
     | {
-        "sizes": {"t": (3, 1, 7, 12), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
+        "sizes": {**PACKED, "t": (3, 1, 7, 12), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
         "draws": {
             "slot_mapping": some_slots,
             **dict.fromkeys(("k_scale", "v_scale", "paged_k_cache", "paged_v_cache"), drawn),

@@ -703,6 +703,16 @@ def unit_scales(names: Collection[str], code: int) -> Mapping[str, Exactly]:
     return dict.fromkeys(names, of_codes(code, code + 1))
 
 
+def in_bytes(*names: str) -> Callable[[Definition], str | None]:
+    """Why codes and scales are not of a byte; None: they are."""
+
+    def lacking(definition: Definition) -> str | None:
+        other = [name for name in names if definition.inputs[name].dtype.bits != 8]
+        return f"{other[0]} is {definition.inputs[other[0]].dtype}, not of a byte" if other else None
+
+    return lacking
+
+
 GEMM_MXFP8 = Op(
     "gemm_mxfp8",
     Form(
@@ -710,6 +720,7 @@ GEMM_MXFP8 = Op(
         coded_product(Coded("A", "a_descale", E4M3, E8M0), Coded("B", "b_descale", E4M3, E8M0, turned=True), "C"),
     ),
     family="product",
+    requires=in_bytes("A", "B", "a_descale", "b_descale"),
     lossless=lambda _: {"A": summable, "B": summable, **unit_scales(("a_descale", "b_descale"), 127)},
     exact_on_gpu=lambda _: False,
     apart=False,
@@ -727,6 +738,7 @@ BMM_MXFP8 = Op(
         coded_product(Coded("A", "A_scale", E4M3, E8M0), Coded("B", "B_scale", E4M3, E8M0, turned=True), "C"),
     ),
     family="product",
+    requires=in_bytes("A", "B", "A_scale", "B_scale"),
     lossless=lambda _: {"A": summable, "B": summable, **unit_scales(("A_scale", "B_scale"), 127)},
     exact_on_gpu=lambda _: False,
     apart=False,
@@ -745,18 +757,6 @@ BMM_MXFP8 = Op(
 WEIGHTS = "A[m k] B[n p] b_descale{} alpha[o]? block_size? out_dtype? out[m n]? -> C[m n]"
 
 
-def whole_blocks(definition: Definition) -> str | None:
-    """Why axes are not those of fp4 codes and their scales; None: they are."""
-    shapes = {**definition.inputs, **definition.outputs}
-    first, second = list(definition.inputs)[:2]
-    k, packed = ((shapes[name].shape or ("",))[-1] for name in (first, second))
-    sizes = definition.const_axes.get(k), definition.const_axes.get(packed)
-    known = None not in sizes and k != packed
-    if known and (sizes[0] != 2 * (sizes[1] or 0) or (sizes[0] or 0) % (4 * FP4_BLOCK)):
-        return f"{k} is {sizes[0]} beside {sizes[1]} bytes of two codes each, in whole tiles of scales"
-    return None
-
-
 def weights(lies: str) -> Callable[..., Tensors]:
     """The product of plain activations with weights whose scales lie so."""
     return coded_product("A", Coded("B", "b_descale", E2M1, E4M3, lies=lies), "C")
@@ -766,14 +766,21 @@ GEMM_BF16_FP4 = Op(
     "gemm_bf16_fp4",
     Form(WEIGHTS.format("[s]"), weights("tiles")),
     Form(WEIGHTS.format("[n g]"), weights("rows")),
-    Form(WEIGHTS.format("[s w]"), weights("tiles")),
+    Form(WEIGHTS.format("[e f]"), weights("tiles")),
     Form(WEIGHTS.format("[q r t u v w]"), weights("six axes")),
     family="product",
-    requires=whole_blocks,
+    requires=in_bytes("B", "b_descale"),
     lossless=lambda _: {"A": summable, "alpha": 0.5, **unit_scales(("b_descale",), 0x38)},
     exact_on_gpu=lambda _: False,
     scalars={"block_size": FP4_BLOCK},
-    sizes={"o": (1,), "s": tile_size("n", "k", FP4_BLOCK)},
+    sizes={
+        "o": (1,),
+        "s": tile_size("n", "k", FP4_BLOCK),
+        "p": lambda at: at["k"] // 2,
+        "g": lambda at: at["k"] // FP4_BLOCK,
+        "t": lambda at: at["n"] // 128,
+        "v": lambda at: at["k"] // 64,
+    },
     draws={"B": CODES, "b_descale": SCALES, "alpha": of_tensor},
     adversarial=ADVERSARIAL,
     data=("A",),
@@ -787,9 +794,7 @@ GEMM_SVDQUANT = Op(
         coded_product(Coded("a", "a_sf", E2M1, E4M3), Coded("b", "b_sf", E2M1, E4M3), "out", low_rank=("d", "l1")),
     ),
     family="product",
-    requires=lambda definition: (
-        None if (dim(definition, "a", 1) or 8) % 8 == 0 else "codes do not fill blocks of 16"
-    ),
+    requires=in_bytes("a", "b", "a_sf", "b_sf"),
     lossless=lambda _: {"d": whole(3), "l1": whole(3), "alpha": 0.5, **unit_scales(("a_sf", "b_sf"), 0x38)},
     exact_on_gpu=lambda _: False,
     apart=False,
