@@ -176,6 +176,10 @@ def test_outputs_that_somebody_else_computed_need_no_axes() -> None:
     [
         (lambda: traceproof.definition("rmsnorm"), "hidden_size is missing"),
         (lambda: traceproof.definition("rmsnorm", hidden=3), "hidden is none of them"),
+        (lambda: traceproof.definition("rmsnorm", hidden_size=-3), "hidden_size is -3"),
+        (lambda: traceproof.definition("rmsnorm", hidden_size=8, dtype="bfloat"), "close to it: bfloat16"),
+        (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, sizes=("tiny",)), "tiny"),
+        (lambda: traceproof.check(norm, "rmsnorm", hidden_size=8, device="gpu"), "cpu or cuda"),
         (lambda: traceproof.definition("gqa_paged"), "gqa_paged_decode, gqa_paged_prefill"),
         (lambda: traceproof.definition("rmsnrm"), "there is no form rmsnrm"),
         (lambda: traceproof.check(lambda a: a, "rmsnorm", hidden_size=8), "hidden_states, weight in this order"),
@@ -188,6 +192,15 @@ def test_outputs_that_somebody_else_computed_need_no_axes() -> None:
 def test_bad_use_is_told(call: Callable[[], object], told: str) -> None:
     with pytest.raises(TraceproofError, match=told):
         call()
+
+
+def test_an_exception_is_told_from_where_the_function_begins() -> None:
+    def raises(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"no rows of {weight.numel()}: {hidden_states.dtype}")
+
+    told = str(traceproof.check(raises, "rmsnorm", hidden_size=96, cases=["small-0"], device="cpu"))
+    assert "in raises" in told
+    assert "engine.py" not in told
 
 
 def test_a_definition_of_a_dataset_or_a_file_is_judged_with_its_reference() -> None:

@@ -27,7 +27,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Values
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import ALL_SIZES, Case
 from traceproof.reasons import Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import poisoned
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
@@ -127,6 +127,13 @@ class NamedForm:
         }
         if "constraints" in self.said:
             content["constraints"] = self.said["constraints"]
+        if dtype not in TORCH_DTYPES:
+            raise TraceproofError(f"{dtype} is no dtype; {closest(dtype, TORCH_DTYPES)}")
+        wrong = [
+            f"{name} is {size!r}" for name, size in axes.items() if not isinstance(size, int | float) or size < 0
+        ]
+        if wrong:
+            raise TraceproofError(f"{self.key} takes sizes and constants that are numbers", problems=wrong)
         return Definition.model_validate(content)
 
 
@@ -394,10 +401,29 @@ def check(  # noqa: PLR0913 - all but one have defaults
     words = [named, repr(of) if not isinstance(of, Definition) else "definition"]
     words += [f"{name}={value!r}" for name, value in {**axes, **options}.items()]
     repeat = f"traceproof.check({', '.join(words)}, cases=['{{case}}'])"
-    chosen = PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases), boundaries=True)
+    chosen = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
     entry = planned_alone(one, chosen)
     weak = of_suite(of)
     return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients, weak=weak)
+
+
+def _sizes_of(sizes: Sequence[str]) -> tuple[str, ...]:
+    """The classes of sizes. Raises TraceproofError: one is none of them."""
+    strange = [one for one in ([sizes] if isinstance(sizes, str) else sizes) if one not in ALL_SIZES]
+    if strange or isinstance(sizes, str):
+        raise TraceproofError(f"sizes are out of {', '.join(ALL_SIZES)}, in a sequence", problems=strange)
+    return tuple(sizes)
+
+
+def _on_gpu(device: str | None) -> bool:
+    """Whether inputs lie on a GPU. Raises TraceproofError: there is none, or no such device."""
+    there = torch.cuda.is_available()
+    if device is None:
+        return there
+    kind = device.partition(":")[0]
+    if kind not in {"cpu", "cuda"} or (kind == "cuda" and not there):
+        raise TraceproofError(f"device {device}: " + ("there is no GPU here" if kind == "cuda" else "cpu or cuda"))
+    return kind == "cuda"
 
 
 def _candidate_of(function: Function | str | Path) -> Candidate:
@@ -493,7 +519,8 @@ def _checked(  # noqa: PLR0913 - of two callers
     found: list[VerdictRow] = []
     with _engine(device, functions={called.name: called}, tolerance=tolerance, weak=weak) as engine:
         rows = engine.rows(entry, [called.name])
-        if entry.no_oracle is None and not called.takes_outputs:
+        told = demanded or not any(row.bad for row in rows)  # of wrong answers nobody asks for gradients
+        if told and entry.no_oracle is None and not called.takes_outputs:
             op, _ = registry.for_definition(one)
             call = partial(called.run, one)
             for case in chosen(entry.cases, demanded=demanded):
@@ -507,7 +534,7 @@ def _checked(  # noqa: PLR0913 - of two callers
 def _engine(device: str | None, **settings: Any) -> Iterator[Engine]:  # noqa: ANN401 - of the engine
     """An engine in this process, which is left with as many threads as it had."""
     threads = torch.get_num_threads()
-    main = this_interpreter(on_gpu=torch.cuda.is_available() if device is None else device.startswith("cuda"))
+    main = this_interpreter(on_gpu=_on_gpu(device))
     others = {
         name: Environment(name=name, python=sys.executable, record=main.record)
         for name, stack in STACKS.items()
@@ -539,11 +566,11 @@ def verify(  # noqa: PLR0913 - all but one have defaults
         names = [name for name in for_op_type(one.op_type) if environment_of(name) in engine.environments]
         if one.reference == NO_REFERENCE.format(", ".join(one.inputs)):
             names.remove(REFERENCE)
-        rows = engine.rows(planned_alone(one, PlanSelection(sizes=tuple(sizes), seed=seed)), names)
+        rows = engine.rows(planned_alone(one, PlanSelection(sizes=_sizes_of(sizes), seed=seed)), names)
     return Report(", ".join(names), one, tuple(rows))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DrawnCase:
     """One case of a definition: inputs, what is expected of outputs, and a judge of them."""
 
@@ -554,6 +581,10 @@ class DrawnCase:
     tolerance: float | None = None
     given: Values | None = None  # inputs that somebody else made
     repeat: str = ""
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.planned.case.axes.items())
+        return f"<{self.definition.name} {self.id}: {sizes}>"
 
     @property
     def id(self) -> str:
@@ -676,7 +707,7 @@ def cases(  # noqa: PLR0913 - all but one have defaults
     The arguments are those of `check`; `unavailable`: whether cases that can not be judged here are among them.
     """
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
-    chosen = PlanSelection(sizes=tuple(sizes), seed=seed, cases=tuple(cases), boundaries=True)
+    chosen = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
     planned = planned_alone(one, chosen)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     for case in (case for case in planned.cases if not case.hidden):
@@ -859,7 +890,7 @@ def _certificate(  # noqa: PLR0913 - of two callers
             whole=whole,
             weak=weak,
         )
-        gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
+        gpu = _on_gpu(device)
         environment = JudgeEnvironment(python=sys.executable, caches=caches, settings=settings, gpu=gpu)
         repeat = f"traceproof judge {shlex.quote(candidate.path)}"
         return found.definition, judge(candidate, found, environment, repeat=repeat)

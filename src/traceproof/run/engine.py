@@ -435,7 +435,10 @@ class DefinitionRun:
             try:
                 return CaseResult(**runner.run(item))
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
-                return CaseResult.failed(raised(error))
+                trace, ours = error.__traceback__, str(Path(__file__).parents[1])
+                while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(ours):
+                    trace = trace.tb_next  # where their code begins
+                return CaseResult.failed(raised(error.with_traceback(trace)))
         problem = self.engine.not_built(name, self.definition)
         if problem is not None:
             return CaseResult(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
