@@ -151,6 +151,19 @@ def _judged(source: str, tmp_path: Path, *, whole: bool = True) -> Certificate:
         return judge(found, target, environment, repeat="traceproof judge mine.py")
 
 
+def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RETURNS, encoding="utf-8")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
+    (tmp_path / "python").chmod(0o755)
+    settings = JudgeSettings(sizes=("small",), hidden_seed=5, weak=True)
+    environment = JudgeEnvironment(python=str(tmp_path / "python"), caches=tmp_path, settings=settings, gpu=False)
+    [found] = read(tmp_path / "mine.py")
+    with target_of(NAME, DATASET) as target, pytest.raises(TraceproofError) as caught:
+        judge(found, target, environment, repeat="traceproof judge mine.py")
+    assert "python can not judge" in str(caught.value)
+    assert "names a Python with torch" in str(caught.value)
+
+
 def test_the_first_wrong_answer_ends_it(judge: SolutionJudge, tmp_path: Path) -> None:
     certificate = _judged(WRONG, tmp_path, whole=False)
     assert [row.bad for row in certificate.rows] == [False] * (len(certificate.rows) - 1) + [True]

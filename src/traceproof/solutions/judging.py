@@ -213,6 +213,9 @@ def _tried(
         outcome = worker.ask(None)
     if outcome.status is not Status.OK:
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]
+        if outcome.message.startswith("setup: "):
+            todo = "In config.yaml, stacks.<name>.python names a Python with torch, numpy, safetensors, pydantic."
+            raise TraceproofError(f"{environment.python} can not judge", problems=lines[-1:], todo=todo)
         raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
     if "blocked" in outcome.value:
         raise TraceproofError(outcome.value["blocked"])
