@@ -5,6 +5,7 @@ GPU. Each prints what it got and what is right.
 """
 
 import inspect
+import math
 import sys
 
 import flashinfer  # registers them
@@ -209,6 +210,13 @@ def n27():
     return f"6, -3, 1, 4 become {found} (right: the same)"
 
 
+def n28():
+    x, state, ends = torch.zeros(1, 1, 2), torch.ones(1, 1, 2, 2), torch.tensor([0, 1])
+    given = {name: x for name in ("q", "k", "v", "beta", "w")}
+    found = template("gdn2_prefill").reference(**given, g=x + math.log(0.5), initial_state=state, cu_seqlens=ends, scale=1.0)
+    return f"a state of 1 that forgets half (g = log(0.5)) is {found[1].flatten()[0].item():.3f} (right: 0.5)"
+
+
 def f3():
     v, s = torch.zeros(1, 1, 2), torch.full((1, 1), -torch.inf)
     got = {name: template(name).reference(v, s, v, s)[1].item() for name in ("merge_state", "merge_state_in_place")}
@@ -251,5 +259,5 @@ def f4():
     return f"1.0 comes back from mxfp8 as {back} (right: 1.0)"
 
 
-for name in sys.argv[1:] or (*map(str, range(1, 28)), "F4"):
+for name in sys.argv[1:] or (*map(str, range(1, 29)), "F4"):
     print(f"{name}: {globals()['n' + name if name.isdigit() else name.lower()]()}")

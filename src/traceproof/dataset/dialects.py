@@ -127,7 +127,12 @@ def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # 
         return source
     inputs, given = definition["inputs"], _given(entry, definition, note)
     # An optional input that is None is left to the parameter's default.
-    left_out = [name for name, value in given.items() if name in entry.defaulted and value in inputs]
+    left_out = [
+        name
+        for name, value in given.items()
+        if value in inputs
+        and (name in entry.defaulted or (name not in entry.parameters and inputs[value].get("optional")))
+    ]
     keywords = ", ".join(f"{name}={value}" for name, value in given.items() if name not in left_out)
     lines = [f"def run({', '.join(inputs)}):"]
     if left_out:
@@ -189,7 +194,7 @@ def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str],
     left = [name for name in left if not inputs[name].get("optional")]
     given |= _in_order(missing, left, note)
     if entry.open:
-        given |= {name: name for name in _unused(left, given)}
+        given |= {name: name for name in _unused((*left, *inputs), given)}
     unused = _unused(inputs, given)
     if unused:
         note(f"reference: it does not take the inputs {unused}")

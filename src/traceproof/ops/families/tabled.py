@@ -72,6 +72,7 @@ NUMBERS: Mapping[str, float] = {
     "cp_world": 4,
     "cp_rank": 2,
     "enable_block_sparse_attention": 1,
+    "return_lse": 1,
 }
 # What of a call says nothing of the result: memory to work in, sizes once more, what is left at its default.
 UNSAID = """
@@ -137,7 +138,8 @@ def read(definition: Definition, inputs: Given, *, heads_last: bool = False, cau
         keys, values = (
             (both[:, 0], both[:, 1]) if both is not None else (one_of(KEYS, inputs), one_of(VALUES, inputs))
         )
-        k, v = (flat(one, paged=table is not None, heads_last=heads_last) for one in (keys, values))
+        last = heads_last and both is None  # of one cache of both, heads lie before tokens
+        k, v = (flat(one, paged=table is not None, heads_last=last) for one in (keys, values))
     scale, device = one_of(SCALES, inputs), q.device
     queries, page = q.reshape(-1, *q.shape[-2:]), page_of(definition)
     said = number(definition, inputs, "causal", "is_causal")
@@ -541,8 +543,10 @@ class Tabled(Op):
         made: Values = dict.fromkeys(SCALES, scale)
         made |= dict.fromkeys(QUERIES, q)
         if paged:
-            pages = [self._stored(one, sizes["p"], sizes["s"]) for one in (k, v)]
             both = one_of(COMBINED, definition.inputs)
+            last = self.reading["heads_last"] and both is None
+            pages = [one.reshape(sizes["p"], sizes["s"], *one.shape[1:]) for one in (k, v)]
+            pages = pages if last else [one.transpose(1, 2) for one in pages]
             latent = both is not None and len(both.shape) < 5
             made |= dict.fromkeys(COMBINED, k if latent else torch.stack(pages, 1))
             k, v = pages
@@ -615,11 +619,6 @@ class Tabled(Op):
             unread[rows] = False
             k[unread, 0, sizes["o"] // 2] = POISON
         return q, k, v, scalar(data, "sm_scale")
-
-    def _stored(self, rows: torch.Tensor, pages: int, size: int) -> torch.Tensor:
-        """Rows [pages * size, Hkv, D] as pages."""
-        cache = rows.reshape(pages, size, *rows.shape[1:])
-        return (cache if self.reading["heads_last"] else cache.transpose(1, 2)).contiguous()
 
     def _number(self, definition: Definition, name: str, case: Case) -> float | int | None:
         """A scalar: a size that lengths tell, one of NUMBERS; None where it is left at its default."""
