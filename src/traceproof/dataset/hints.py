@@ -172,6 +172,7 @@ def _shape(spec: object) -> list[str]:
 
 
 def _blocks(name: str, axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the name of an axis of blocks says: so many values share a scale, by a description or by the format."""
     found = BLOCKS.fullmatch(name)
     one = _axis(found["one"], axes) if found else None
     if found is None or one is None:

@@ -329,6 +329,7 @@ def _sorted(value: torch.Tensor, dim: int = -1, descending: bool = False) -> Any
 
 
 def _stably_sorted(value: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+    """`torch.sort`, whose `stable` an overload of its own takes."""
     if stable:
         return aten.sort.stable(value, stable=True, dim=dim, descending=descending)
     return _sorted(value, dim, descending)
