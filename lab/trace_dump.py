@@ -42,12 +42,15 @@ conv_width:4 conv_history:3 singleton:1 one:1 num_tokens:1 hidden_dim:512 hidden
 hidden_padded:512 hidden_size_padded:512 shard_hidden:128 beam_width:1 num_householder:2 seq_len_q:1
 kv_pad_dim:1 K:256 N:128 block_size:16 K_packed:128 rank:32 intermediate_size:256 activation_type:3
 packed_head_dim:64 scale_dim:8 scale_head_dim:8 packed_head_dim_ckv:256 scale_dim_ckv:32
+page_bytes:3168 B_scale_size:1024
 """
 AXES = dict(pair.split(":") for pair in SMALL.split())
 WHOLE = """
 state_indices block_tables seq_lens seq_lens_kv qo_indptr cu_seqlens seq_idx initial_state_indices
 ssm_state_indices checkpoint_cu_starts query_start_loc num_accepted_tokens t1_state_indices adaln_index
 """
+# Dtypes of codes, by words of descriptions; the first counts.
+WORDS = {"as uint8": "uint8", "e8m0 scale": "uint8", "float8_e4m3fn": "float8_e4m3fn", "device scalar": "float32"}
 DTYPES = {
     **dict.fromkeys(("A_log", "A", "dt_bias", "norm_weight"), "float32"),
     **dict.fromkeys(WHOLE.split(), "int32"),
@@ -137,7 +140,9 @@ def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
             if name in sizes:
                 given[parameter] = sizes[name]
             continue
-        dtype = getattr(torch, str(one.dtype or DTYPES.get(name, "bfloat16")).removeprefix("torch."))
+        said = (one.description or "").lower()
+        told = next((kind for word, kind in WORDS.items() if word in said), DTYPES.get(name, "bfloat16"))
+        dtype = getattr(torch, str(one.dtype or told).removeprefix("torch."))
         made = torch.empty(
             [sizes.get(axis, OTHER) if axis != "1" else 1 for axis in one.dim_names], dtype=dtype, device="meta"
         )
