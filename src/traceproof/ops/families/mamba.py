@@ -416,33 +416,6 @@ MAMBA_SSD_COMBINED = Combined(
 )
 
 
-SCAN = "sglang.kernels.ops.mamba.triton_ops.ssd_combined:mamba_chunk_scan_combined"
-
-
-@MAMBA_SSD_COMBINED.truth(
-    "sglang",
-    "mamba_chunk_scan_combined",
-    SCAN,
-    serves="x dt A B C [D] [z] [dt_bias] [dt_softplus] [initial_states] -> out_out final_states",
-    rows=None,
-    sm=SM80,
-)
-def _sglang_scan(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Rows of whole chunks; it writes to the output it is given."""
-    x, given = inputs["x"], ("D", "z", "dt_bias", "initial_states")
-    output = torch.empty_like(x)
-    after = api[SCAN](
-        *(inputs[name] for name in ("x", "dt", "A", "B", "C")),
-        CHUNK,
-        **{name: inputs.get(name) for name in given},
-        dt_softplus=bool(inputs.get("dt_softplus")),
-        out=output,
-        return_final_states=True,
-        state_dtype=torch.float32,
-    )
-    return {"out_out": output, "final_states": after}
-
-
 COMBINED = "flashinfer.mamba.ssd_combined:ssd_combined_fwd"
 
 
@@ -450,13 +423,13 @@ COMBINED = "flashinfer.mamba.ssd_combined:ssd_combined_fwd"
     "flashinfer",
     "ssd_combined_fwd",
     COMBINED,
-    serves="x dt A B C [D] seq_idx chunk_indices chunk_offsets [z] [dt_bias] [dt_softplus] [initial_states]"
+    serves="x dt A B C [D] [seq_idx] [chunk_indices] [chunk_offsets] [z] [dt_bias] [dt_softplus] [initial_states]"
     " -> out_out final_states",
     rows=None,
     sm=((10, 0), (10, 9)),
 )
 def _flashinfer_packed(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Packed sequences, by keyword."""
+    """By keyword: rows, or packed sequences."""
     output, after = api[COMBINED](**{name: value for name, value in inputs.items() if value is not None})
     return {"out_out": output, "final_states": after}
 
@@ -490,7 +463,12 @@ MAMBA = Stepped(
 )
 
 
-@MAMBA.truth("flashinfer", "mamba.selective_state_update", "mamba", rows=None, sm=SM80)
+def compiled(definition: Definition) -> bool:
+    """Whether the state has widths that FlashInfer's kernels are written for."""
+    return dim(definition, "state", 1) in {64, 128} and dim(definition, "state", 2) in {64, 128, 256}
+
+
+@MAMBA.truth("flashinfer", "mamba.selective_state_update", "mamba", rows=None, accepts=compiled, sm=SM80)
 @MAMBA.truth("sglang", "mamba_ssm.selective_state_update", "mamba", rows=None, sm=SM80)
 def _alone(api: Api, _: Definition, inputs: Given) -> Outputs:
     """On a copy of the state."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.draw import HostDraw
 from traceproof.lazy import torch
-from traceproof.ops.adapter import Api, Outputs, dtype_of
+from traceproof.ops.adapter import Api, Outputs, dim, dtype_of
 from traceproof.ops.attention import GATES, Operands, Span, Spans, attention
 from traceproof.ops.attention_inputs import NEGATIVE, POISON, PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Given, Tensors, Unsupported, Values, ordered, scalar, tensor
@@ -288,7 +288,7 @@ def key_counts(of: CaseLayout) -> list[int]:
 
 def block_lists(of: CaseLayout) -> list[list[int]]:
     """Of each sequence, head of the pattern, and block of queries, the blocks of keys that it sees."""
-    height, width = of.case.params["blocks"]
+    height, width = (int(of.case.params[name]) for name in ("height", "width"))
     pattern = one_of(BLOCKED, of.definition.inputs)
     heads = of.definition.const_axes[pattern.shape[1]]
     rows = range(-(-of.q_lens[0] // height))
@@ -454,10 +454,14 @@ class Tabled(Op):
             definition.const_axes.get(one, int(NUMBERS[one])) for one in ("q_block_size", "kv_block_size")
         )
         asked += 2 * height if "a" in letters else 0
-        q_lens = [fixed or (asked if several else 1)] * len(kv_lens)
+        q_lens = [fixed or (max(1, asked) if several else 1)] * len(kv_lens)
         kv_lens = [max(one, q_lens[0]) for one in kv_lens] if even else kv_lens
         if not even:
-            q_lens = [min(1 + (asked + at) % 7 * 2, length) for at, length in enumerate(kv_lens)]
+            q_lens = (
+                [min(1 + (asked + at) % 7 * 2, length) for at, length in enumerate(kv_lens)]
+                if asked
+                else [1] * len(kv_lens)
+            )
         pages = PageTable.of(kv_lens, page, shared=False)
         stored = definition.const_axes.get(letters.get("s", ""), 1)
         longest = max(kv_lens)
@@ -485,7 +489,8 @@ class Tabled(Op):
             "q_lens": q_lens,
             "pattern": "lean",
             "amplitude": 1.0,
-            "blocks": [height, width],
+            "height": height,
+            "width": width,
             **params,
         }
         return self.case(definition, name, sizes, seed, said)
@@ -524,7 +529,7 @@ class Tabled(Op):
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """Sequences of powers of two of keys."""
-        found = self._case(definition, base.seed, base.id, [32, 64, 16, 8], 1)
+        found = self._case(definition, base.seed, base.id, [32, 64, 16, 8], 0)
         return replace(found, size=base.size)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
@@ -551,7 +556,7 @@ class Tabled(Op):
             made |= dict.fromkeys(COMBINED, k if latent else torch.stack(pages, 1))
             k, v = pages
         else:  # of each block a key that it has: a mean is not the same on all devices
-            width = case.params["blocks"][1]
+            width = int(case.params["width"])
             each_long = sizes.get("l", 1)
             made |= {
                 f"{name}_summary": part.reshape(-1, each_long, *part.shape[1:])[:, ::width]
@@ -622,7 +627,7 @@ class Tabled(Op):
 
     def _number(self, definition: Definition, name: str, case: Case) -> float | int | None:
         """A scalar: a size that lengths tell, one of NUMBERS; None where it is left at its default."""
-        kv_lens, q_lens, (height, width) = (case.params[key] for key in ("kv_lens", "q_lens", "blocks"))
+        kv_lens, q_lens, height, width = (case.params[key] for key in ("kv_lens", "q_lens", "height", "width"))
         spec = definition.inputs[name]
         asked, longest = max(q_lens), max(kv_lens)
         known: Mapping[str, float] = {
@@ -816,7 +821,12 @@ SHARED: Any = {
     "lossless": lambda definition: (
         {}
         if one_of((*BLOCKED, "causal_seqlens_kv_global"), definition.inputs)
-        else {**dict.fromkeys(QUERIES, 0.0), **dict.fromkeys((*KEYS, *VALUES, *COMBINED), full(0)), "sinks": NEVER}
+        else {
+            **dict.fromkeys(QUERIES, 0.0),
+            **dict.fromkeys((*KEYS, *VALUES, *COMBINED), full(0)),
+            "sinks": NEVER,
+            "window_left": 15.0,
+        }
     ),
 }
 
@@ -926,6 +936,7 @@ def for_speculation(inputs: Given) -> dict[str, Any]:
     CUDNN_PAGED,
     "cudnn.cudnn_batch_prefill_with_kv_cache",
     "q k_cache v_cache scale actual_seq_lens_q actual_seq_lens_kv block_tables [causal] -> output lse",
+    accepts=lambda definition: dim(definition, "q", 2) == 128,  # the only width without cuDNN's own graphs
     sm=((8, 0), (12, 9)),
 )
 def for_cudnn(inputs: Given) -> dict[str, Any]:
