@@ -771,7 +771,8 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     problems += [] if unknown is None else [f"there is no oracle: {unknown}"]
     if problems:
         raise TraceproofError(f"these are no inputs of {one.name}", problems=problems)
-    case = Case("given", "given", {axis: sizes[axis] for axis in one.var_axes if axis in sizes}, 0)
+    known = {axis: sizes.get(axis, 0) for axis in one.var_axes}  # of outputs alone: they follow, or are open
+    case = op.settled(one, Case("given", "given", known, 0))
     planned = PlannedCase(
         case=case,
         digest=case.digest,
