@@ -4,7 +4,8 @@
 
 Each is a few lines of text around a definition's own reference, made for all of its inputs and outputs, and judged
 in isolated workers: as a reference on the cases of `verify`, and as a solution on those of `judge`. The policy is
-not asked, which refuses many of them unread. docs/measurements.md has the figures. Exit code 1: one passes.
+not asked, which refuses many of them unread. docs/measurements.md has the figures. Exit code 1: a wrong one
+passes, or a right one of `--texts` is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from unittest.mock import patch
+
+import yaml
 
 from calibrate import chosen
 from known_bugs import settings
@@ -39,6 +42,7 @@ from traceproof.solutions.trial import SolutionRun, planned, tried
 
 AT_ONCE = 4  # that a process judges in a row
 ADDRESS, CONDUCT = KINDS = ("caches by address", "conduct")
+UNUSUAL, RIGHT = "unusual", "right in an unusual style"  # of `--texts`
 # What comes before and after the reference's own call, whose arguments are `given` and whose outputs `found`.
 WRAPPED = """
 
@@ -165,6 +169,18 @@ def wrong(definition: Definition, random: Random) -> Iterator[Wrong]:
         yield around(definition, CONDUCT, *texts)
 
 
+def from_texts(path: Path, dataset: Path) -> Iterator[Wrong]:
+    """Those of a file such as `lab/unusual.yaml`, the right ones among them."""
+    known = read_tree(dataset).definitions
+    for kind, entries in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        for entry in entries:
+            text = entry.get("text") or known[entry["definition"]].definition.reference
+            for old, new in entry.get("replaced", ()):
+                assert old in text, f"{entry['definition']} has no {old!r}"
+                text = text.replace(old, new)
+            yield Wrong(entry["definition"], UNUSUAL if kind == "wrong" else RIGHT, entry["name"], text)
+
+
 def as_reference(one: Wrong, dataset: Path, engine: Engine, seed: int) -> str:
     """What refuses it as a definition's reference; empty: nothing does."""
     definition = read_tree(dataset).definitions[one.definition].definition
@@ -195,6 +211,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=100, help="of each kind")
     parser.add_argument("--as", dest="roles", nargs="+", default=["reference", "kernel"])
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after these")
+    parser.add_argument(
+        "--texts", type=Path, help="those of a file in place of the families, e.g. lab/unusual.yaml"
+    )
     parser.add_argument("-j", "--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     options.dataset, options.per_kind, options.memory_gib = [options.dataset], 1, 4
@@ -206,6 +225,7 @@ def main() -> int:
     for kind in KINDS:
         mine = [one for one in made if one.kind == kind]
         taken += random.sample(mine, min(options.sample, len(mine)))
+    taken = [*from_texts(options.texts, options.dataset[0])] if options.texts else taken
     random.shuffle(taken)  # so that an early end leaves a sample of both
     counts: dict[tuple[str, str], list[str]] = defaultdict(list)
     end, context = time.time() + options.seconds, multiprocessing.get_context("spawn")
@@ -216,7 +236,8 @@ def main() -> int:
             for kind, role, passed in found:
                 counts[kind, role].append(passed)
     sys.stdout.write("\n".join(table(counts)) + "\n")
-    return int(any(any(passed) for passed in counts.values()))
+    wrongly = (one if kind != RIGHT else not one for (kind, _), passed in counts.items() for one in passed)
+    return int(any(wrongly))
 
 
 def judged(

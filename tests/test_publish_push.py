@@ -144,6 +144,16 @@ def test_bursts_of_failures_are_waited_out(hub: HubServer, made: PullRequest, fa
     is_whole(hub, made)
 
 
+@pytest.mark.parametrize("path", ["POST .*/commit/", "GET .*/(tree|revision|discussions)", "HEAD .*/resolve/"])
+def test_a_wait_that_is_no_number_is_told(hub: HubServer, made: PullRequest, path: str) -> None:
+    hub.faults.append(Fault(path, 429, 1000, {"Retry-After": "²"}))
+    with pytest.raises(TraceproofError, match=r"429|²"):
+        push(hub, made)
+    hub.faults.clear()
+    push(hub, made)
+    is_whole(hub, made)
+
+
 def test_a_server_that_stays_down_is_given_up_on(hub: HubServer, made: PullRequest) -> None:
     hub.faults.append(Fault("POST .*/commit/", 503, 1000))
     with pytest.raises(TraceproofError, match="503"):

@@ -39,7 +39,7 @@ RANDOM = MappingProxyType({"type": "random"})
 COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the other way round in memory
 HARDLY = 0.01  # a scalar below it may be an epsilon, whose half is not seen
 # Powers of two that rows are multiplied by in turn: beyond what float16 and fp8 hold, where exponentials overflow.
-LARGE, SMALL = (17, 4, 9, 7, 13, 30), -18
+LARGE, LARGEST, SMALL = (17, 4, 9, 7, 13), 30, -18  # LARGEST in the first input alone: what is added to it is lost
 ZERO_STEP = 7  # of the small rows, one in so many is zeros
 POOL_STEP, TABLE_STEP = 16, 6  # one row in so many holds a NaN where rows are picked: of a pool, of a table
 BOUNDARY = 300.0  # as an outlier: its square is 22 times what 4,096 others have together
@@ -116,7 +116,8 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
     value, alone = case.params[UNUSUAL], case.params.get(ALONE, {})
     given = (name for name in case.params[BEFALLEN] if isinstance(inputs[name], torch.Tensor))
     tensors = {name: one for name in given if (one := tensor(inputs, name)).numel()}
-    of_outputs = {axis for spec in definition.outputs.values() for axis in (spec.shape or ())[:-1]}
+    shapes = [spec.shape or () for spec in definition.outputs.values()]
+    of_outputs = {axis for shape in shapes for axis in shape} - {axis for shape in shapes for axis in shape[-1:]}
     for place, (name, one) in enumerate(tensors.items()):
         if value == BOUNDARIES:
             put_at_boundaries(one, alone=alone.get(name))
@@ -140,7 +141,8 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
         if value in {"nan", "inf"}:
             one.view(-1)[[place % one.numel(), (-1 - place) % one.numel()]] = float(value)
             continue
-        powers = tuple(min(power, OF_FLOAT16) for power in LARGE) if one.dtype is torch.float16 else LARGE
+        powers: tuple[int, ...] = LARGE if place else (*LARGE, LARGEST)
+        powers = tuple(min(power, OF_FLOAT16) for power in powers) if one.dtype is torch.float16 else powers
         for turn, power in enumerate(powers if one.dim() > 1 else powers[:1]):
             one[turn :: len(powers) if one.dim() > 1 else 1] *= 2.0**power
 
