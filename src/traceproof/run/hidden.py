@@ -107,7 +107,7 @@ def _unusual(  # noqa: PLR0913 - cases of one size and seed
         if not {far.SIZE, AFTER} & one.params.keys() and max(one.axes.values(), default=0) <= EXTREME_SIZE:
             yield replace(one, id=f"{HIDDEN}{one.id.removeprefix(STRESS).lstrip('-')}", size=base.size)
     several = op.of_size(definition, base, SEEN_ROWS, long=False)
-    seen = op.seen(definition)
+    seen = () if isinstance(op, GenericOp) else op.seen(definition)  # nothing says what it makes of NaN
     own = [name for name in seen if (definition.inputs[name].shape or ("",))[0] in definition.var_axes]
     for what, names in (("rows", own), ("weights", [name for name in seen if name not in own])):
         if names:
