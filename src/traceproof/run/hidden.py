@@ -25,6 +25,7 @@ BITS = 48
 # Sizes: powers of two, and what a case may need beside an ordinary one. It is as large on every machine, so that a
 # number's cases are the same; a reference in Python on a CPU takes seconds for them at most.
 FEW, SEEN_ROWS, EXTREME_SIZE = 5, 20, 128
+SEEN_INPUTS, SEEN_BYTES = 4, 32 << 20
 MOST_POWER, MOST_POWER_BY_ROWS = 13, 10  # the second where a reference in Python takes row after row
 SEVERAL = (4.4, 7.0)  # powers between which the size of further cases is drawn: from 21 to 128
 MOST_BYTES, LONG_BYTES = 128 << 20, 512 << 20
@@ -107,11 +108,14 @@ def _unusual(  # noqa: PLR0913 - cases of one size and seed
         if not {far.SIZE, AFTER} & one.params.keys() and max(one.axes.values(), default=0) <= EXTREME_SIZE:
             yield replace(one, id=f"{HIDDEN}{one.id.removeprefix(STRESS).lstrip('-')}", size=base.size)
     several = op.of_size(definition, base, SEEN_ROWS, long=False)
+    if op.memory(definition, several) > op.memory(definition, base) + SEEN_BYTES:
+        several = op.of_size(definition, base, 2 * SEEN_INPUTS, long=False)
     seen = () if isinstance(op, GenericOp) else op.seen(definition)  # nothing says what it makes of NaN
     own = [name for name in seen if (definition.inputs[name].shape or ("",))[0] in definition.var_axes]
     for what, names in (("rows", own), ("weights", [name for name in seen if name not in own])):
-        if names:
-            params = {**several.params, UNUSUAL: SEEN, BEFALLEN: names}
+        if names:  # of many some, which follow from the seed: each costs two oracles
+            some = sorted(Random(seed).sample(names, min(SEEN_INPUTS, len(names))), key=names.index)  # noqa: S311
+            params = {**several.params, UNUSUAL: SEEN, BEFALLEN: some}
             yield Case(f"{HIDDEN}{SEEN}-{what}", base.size, several.axes, (seed + len(what)) % (1 << 31), params)
 
 
