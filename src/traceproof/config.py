@@ -100,6 +100,7 @@ class StackTable(BaseModel):
     model_config = CLOSED
 
     def __getitem__(self, name: str) -> StackSettings:
+        """The settings of a stack that a variable names."""
         found: StackSettings = getattr(self, name)
         return found
 

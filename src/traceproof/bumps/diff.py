@@ -48,8 +48,8 @@ class Bump:
         return f"{how} between {self.package} {self.before} and {self.after}"
 
 
-def side(row: Row | None) -> str:
-    """One side of a change: the verdict, with its margin or reason."""
+def verdict_text(row: Row | None) -> str:
+    """A row of one of the two states: its verdict with the share of the limit that it used, or its reason."""
     if row is None:
         return "absent"
     margin = (row.get("gate") or {}).get("margin")

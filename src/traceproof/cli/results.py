@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from traceproof.bumps.diff import TITLES, Diff, diff, side
+from traceproof.bumps.diff import TITLES, Diff, diff, verdict_text
 from traceproof.bumps.history import find, states
 from traceproof.cli import options, run
 from traceproof.dataset.fetch import folder_of
@@ -192,7 +192,7 @@ def _pair(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | N
     one = row or was or {}
     between = found.between(was, row)
     where = f"{one['definition']} {one.get('case')} {one['implementation']} {one['output']}"
-    text = f"{where}: {side(was)} -> {side(row)}"
+    text = f"{where}: {verdict_text(was)} -> {verdict_text(row)}"
     return f"{text}; {between}" if between else text
 
 

@@ -37,7 +37,7 @@ INSTALLED = "installed.json"  # in an environment's folder: says that it is ther
 WHOLE = "whole.json"  # there too, written last: without it, it counts as half-built; Snakemake never removes it
 PINS = Path("envs")
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-PLACES = ("", "src", "python")  # where repositories keep their package
+PARENTS = ("", "src", "python")  # folders of a repository that may hold its package
 CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; WSL
 
 
@@ -133,13 +133,13 @@ def _install(environment: str, root: Path) -> None:
     else:
         # Workers write no bytecode: each would compile again what it imports.
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]
-        _run([*uv, *_places(), "--python", str(python), str(pins)], environment)
+        _run([*uv, *_uv_index_options(), "--python", str(python), str(pins)], environment)
         toolkit.compose(folder, folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages")
     write_json(folder / WHOLE, {"environment": environment, "pins": _pins(root, environment)})
 
 
-def _places() -> list[str]:
-    """Options for uv where pip's variables say that there is no index: uv has no variable for that."""
+def _uv_index_options() -> list[str]:
+    """Options of uv for PIP_NO_INDEX and, with it, PIP_FIND_LINKS, so that a machine set up for pip serves it."""
     if os.environ.get("PIP_NO_INDEX", "").lower() not in {"1", "true", "yes", "on"}:
         return []
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
@@ -253,7 +253,7 @@ def importable(checkout: Path, stack: str, scratch: Path) -> Path:
     """
     package, origin = STACKS[stack].package, STACKS[stack].origin
     checkout = checkout.absolute()
-    place = next((checkout / one for one in PLACES if (checkout / one / package / "__init__.py").is_file()), None)
+    place = next((checkout / one for one in PARENTS if (checkout / one / package / "__init__.py").is_file()), None)
     if place is None:
         raise TraceproofError(f"{checkout} holds no package {package}")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -287,9 +287,10 @@ def _describe(checkout: Path, stack: str, scratch: Path) -> None:
 
 
 def record_stack(stack: Installation, checkout: Path | None, *, linked: Path, out: Path) -> None:
-    """Write a stack's record. Its digest is that of versions, device and the content of its packages.
+    """Write what a stack is to `out` as JSON: versions, device, and a digest of these and of its packages' files.
 
-    Where a checkout takes the place of the installed package, `linked`, from where it is imported, is written.
+    Rows are kept under that digest. With a `checkout` in place of the installed package, `linked` becomes a folder
+    of links to it, and the package is imported from there.
     Raises TraceproofError: the interpreter can not be used, or the checkout holds no such package.
     """
     path = [importable(checkout, stack.name, linked)] if checkout else []
@@ -300,15 +301,18 @@ def record_stack(stack: Installation, checkout: Path | None, *, linked: Path, ou
 def stack_of(tree: FileTree) -> str | None:
     """The stack whose package a tree holds; None: it is none of theirs."""
     for stack, package in PACKAGES.items():
-        if any(str(Path(place, package, "__init__.py")) in tree.files for place in PLACES):
+        if any(str(Path(place, package, "__init__.py")) in tree.files for place in PARENTS):
             return stack
     return None
 
 
 def source_paths(stack: str) -> list[str]:
-    """Where a repository may hold what is imported and compiled of a stack's package."""
+    """Paths in a repository that a stack's package may lie at, and sources that its kernels are built from.
+
+    `traceproof bisect` asks git for these alone.
+    """
     package, origin = STACKS[stack].package, STACKS[stack].origin
-    return [*(str(Path(place, package)) for place in PLACES), *(origin.data.values() if origin else ())]
+    return [*(str(Path(place, package)) for place in PARENTS), *(origin.data.values() if origin else ())]
 
 
 def of_package(stack: str, name: str) -> bool:

@@ -212,15 +212,18 @@ class Float64(PlainMode):
 
 
 def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries: Callable[[Any], Any]) -> Any:
-    """What a function returns under a mode, each floating-point output as its shadow but under OTHER_ORDER.
+    """Call a function with another arithmetic, `mode`, and give its outputs as (name, value) pairs.
 
-    Whole numbers that rounding may have decided are None there: nothing says what is right. `entries` takes what
-    it returned apart, into (name, value) pairs. Raises UnsupportedError: float64 can not follow the code.
+    FLOAT64: floating-point outputs as they are where every step is computed in float64; whole numbers that
+    rounding may have decided are None. OTHER_TIES: the same, and sorts put equal values in another order.
+    OTHER_ORDER: in the function's own dtypes, with sums in another order. `entries` splits what the function
+    returns into such pairs.
+    Raises UnsupportedError: a step has no float64 counterpart.
     """
     if mode == OTHER_ORDER:
         with torch.no_grad(), OtherOrder():
             return entries(function(*inputs))
-    shadows = Float64(INSTEAD if mode == OTHER_TIES else {})
+    shadows = Float64(WITH_OTHER_TIES if mode == OTHER_TIES else {})
     with torch.no_grad(), shadows:
         returned = entries(function(*inputs))
 
@@ -347,7 +350,7 @@ def _topk(
     return tuple(one.narrow(dim, 0, k).contiguous() for one in _sorted(value, dim, largest))
 
 
-INSTEAD: Mapping[Any, Callable[..., Any]] = {
+WITH_OTHER_TIES: Mapping[Any, Callable[..., Any]] = {
     aten.sort.default: _sorted,
     aten.sort.stable: _stably_sorted,
     aten.topk.default: _topk,

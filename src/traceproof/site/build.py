@@ -198,7 +198,7 @@ class Overview:
         return words.index(word)
 
     def data(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """The tables of the overview for `tables.js`: lists of words, and rows that name words by their places."""
         return self._words | {"definitions": self._definitions, "results": self._results}
 
 

@@ -283,8 +283,8 @@ def unseeing(q: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch
 # FlashInfer
 
 WORKSPACE = 128 << 20  # bytes, FlashInfer's recommended size; zeros, as its documentation asks for
-NO_KEYS = -5e4  # FlashInfer's stand-in for minus infinity
-MERGED = 10.0  # log2 of the most partial results (1024) that a row without keys is merged from
+OLD_INFINITY = -5e4  # what FlashInfer up to 0.6 gave for minus infinity
+MERGED_LOG2 = 10.0  # log2 of the most partial results (1024) that a row without keys is merged from
 OTHER_MASKS = r"_kernel_mask_[23]$"  # sources for masks that are handed over and for several items: unused here
 HOPPER = (9, 0)  # the only capability with FA3 kernels
 # Queries a key head that the CUDA-core decode kernel has in every version; others go through tensor cores.
@@ -332,19 +332,18 @@ def prefill_module(definition: Definition, which: str) -> tuple[Compiled]:
 
 
 def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence[torch.Tensor]) -> Outputs:
-    """The outputs that the definition asks for. The log-sum-exp is base 2, as definitions have it.
+    """What FlashInfer's attention returned, (output, lse in base 2), as the definition's outputs.
 
-    Up to 0.6, a row without keys comes with NO_KEYS for minus infinity, plus log2 of how many partial results it
-    was merged from (3 and 5 were seen). A row with keys may be as low, and is left as it is. So is a row whose
-    keys are all masked, for which FlashInfer gives the mean of the masked values.
+    FlashInfer up to 0.6 gives a row without keys an lse of OLD_INFINITY plus log2 of the number of partial results
+    that the row was merged from. It becomes minus infinity. Rows with keys stay as they are, however low.
     """
     output, lse = returned
     bounds = tensor(inputs, "kv_indptr")
     empty = bounds[1:] == bounds[:-1]
-    if "qo_indptr" in inputs:
+    if "qo_indptr" in inputs:  # prefill: a row per query, not per sequence
         empty = empty.repeat_interleave(tensor(inputs, "qo_indptr").diff())
-    stood_for = empty[:, None] & (lse <= NO_KEYS + MERGED)
-    return asked(definition, output, lse.masked_fill(stood_for, -math.inf))
+    no_keys = empty[:, None] & (lse <= OLD_INFINITY + MERGED_LOG2)
+    return asked(definition, output, lse.masked_fill(no_keys, -math.inf))
 
 
 def last_page_lengths(inputs: Given, page_size: int) -> torch.Tensor:
