@@ -496,21 +496,26 @@ def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return made
 
 
+MANY_STATES = 3  # dimensions of logarithms of [rows, states, heads]
+
+
 class CascadeMerge(Op):
     """States of one row, judged by what the largest logarithm among them loses."""
 
     def baseline(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula in float32; of a logarithm, 8 roundings of the largest one that is merged.
+        """The formula in float32; of a logarithm, 8 roundings of the largest one that is merged, or 2 sqrt(n) of n.
 
         Where one state outweighs the others, the naive sum gives that one's logarithm without any rounding; other
-        right kernels convert between the bases 2 and e, and lose a rounding in each step.
+        right kernels convert between the bases 2 and e, and lose a rounding in each step. They merge one state after
+        the other, and round the logarithm each time.
         """
         baselines = super().baseline(definition, inputs)
         level = list(definition.outputs)[1]
         exact = self.oracle(definition, inputs)[level]
         given = [value for name, value in inputs.items() if name[0] == "s" and isinstance(value, torch.Tensor)]
         largest = max([1.0, *(float(value[value.isfinite()].abs().amax()) for value in given if value.numel())])
-        baselines[level] = (exact + 8 * 2.0**-24 * largest).float()
+        states = max([2, *(value.shape[1] for value in given if value.dim() == MANY_STATES)])
+        baselines[level] = (exact + max(8, 2 * math.sqrt(states)) * 2.0**-24 * largest).float()
         return baselines
 
 
