@@ -503,11 +503,10 @@ class CascadeMerge(Op):
     """States of one row, judged by what the largest logarithm among them loses."""
 
     def baseline(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula in float32; of a logarithm, 8 roundings of the largest one that is merged, or 2 sqrt(n) of n.
+        """The formula in float32; of a logarithm, max(8, 2 sqrt(n)) roundings of the largest of n that are merged.
 
-        Where one state outweighs the others, the naive sum gives that one's logarithm without any rounding; other
-        right kernels convert between the bases 2 and e, and lose a rounding in each step. They merge one state after
-        the other, and round the logarithm each time.
+        Where one state outweighs the others, the naive sum gives that one's logarithm without any rounding. Other
+        right kernels convert between the bases 2 and e, and merge one state after the other, with a rounding each.
         """
         baselines = super().baseline(definition, inputs)
         level = list(definition.outputs)[1]
