@@ -48,6 +48,17 @@ def test_an_item_may_have_a_time_of_its_own(workers: Workers) -> None:
         assert session.ask({"do": "nap", "seconds": 1.0}).status is Status.TIMEOUT
 
 
+def test_a_session_that_is_interrupted_from_another_thread_starts_no_further_worker(workers: Workers) -> None:
+    with workers.pool.session(setup="worker_misdeeds:setup", payload=None) as session:
+        session.ask({"do": "echo", "value": 1})
+        with ThreadPoolExecutor(1) as executor:
+            asked = executor.submit(session.ask, {"do": "nap", "seconds": 30.0})
+            session.interrupt()
+            assert asked.result().status is Status.CRASH
+        again = session.ask({"do": "echo", "value": 2})
+        assert (again.status, again.message) == (Status.CRASH, "interrupted: nobody waits for it")
+
+
 @pytest.mark.parametrize(
     ("deed", "status", "said"),
     [

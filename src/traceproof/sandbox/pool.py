@@ -267,7 +267,8 @@ class WorkerSession:
         return self._refused
 
     def interrupt(self) -> None:
-        """Have the worker ended, from whatever thread: who waits for its answer is told that it crashed."""
+        """Have the worker ended, from whatever thread: who waits for an answer is told so, and none is started."""
+        self._refused = self._refused or Reply(status=Status.CRASH, message="interrupted: nobody waits for it")
         worker = self._worker
         if worker is not None and not worker.ended:
             worker.interrupt()

@@ -302,7 +302,7 @@ class SolutionRun:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
         assert self.engine is not None
         run = DefinitionRun(self.engine, PlannedDefinition.alone(self.definition, order, self.unknown))
-        with ThreadPoolExecutor(1) as ahead, self.source() as source:
+        with self.source() as source, ThreadPoolExecutor(1) as ahead:
 
             def drawn(planned: PlannedCase) -> JudgedCase:
                 return next(run.each([planned], partial(self._called, source), SOLUTION))
