@@ -221,24 +221,23 @@ MODEL = {
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_keys_are_unique_and_parents_come_first(path: Path) -> None:
     seen: set[str] = set()
-    for node in hierarchy.nodes(reading_of(path), {}):
-        assert node.key not in seen
-        assert node.parent is None or node.parent in seen
-        seen.add(node.key)
+    for key, module in hierarchy.modules_of(reading_of(path), {}).items():
+        assert module.get("parent") in {None, *seen}
+        seen.add(key)
     assert len(seen) > 15
 
 
 def test_dense_layers_and_experts_stand_apart_with_their_counts_and_definitions_go_by_path() -> None:
-    nodes = {node.key: node for node in hierarchy.nodes(reading_of(named("deepseek_v3")), {"model.norm": ["a"]})}
-    assert {key: nodes[key].count for key in ("DeepseekV2DecoderLayer", "gate_up_proj", "experts")} == {
+    modules = hierarchy.modules_of(reading_of(named("deepseek_v3")), {"model.norm": ["a"]})
+    assert {key: modules[key]["count"] for key in ("DeepseekV2DecoderLayer", "gate_up_proj", "experts")} == {
         "DeepseekV2DecoderLayer": 61,
         "gate_up_proj": 3,
         "experts": 58,
     }
-    assert nodes[nodes["experts"].parent or ""].count == 58
-    assert nodes[nodes["gate_up_proj"].parent or ""].count == 3
-    assert (nodes["experts"].type, nodes["self_attn"].type) == ("layer", "block")
-    assert [node.key for node in nodes.values() if node.definitions] == ["norm"]
+    assert modules[modules["experts"]["parent"]]["count"] == 58
+    assert modules[modules["gate_up_proj"]["parent"]]["count"] == 3
+    assert (modules["experts"]["type"], modules["self_attn"]["type"]) == ("layer", "block")
+    assert [key for key, module in modules.items() if module["definitions"]] == ["norm"]
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])

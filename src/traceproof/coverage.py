@@ -15,6 +15,7 @@ from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
+from traceproof import programs
 from traceproof.errors import TraceproofError
 from traceproof.programs import for_untrusted, telling
 from traceproof.stacks import STACKS
@@ -289,9 +290,7 @@ def of_suite(path: Path, *, python: str) -> Coverage:
     command = [python, "-m", "traceproof.coverage", str(path.resolve())]
     try:
         with telling(f"collecting the tests of {path}"):
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-            )
+            done = programs.run(command, environment=environment, seconds=SECONDS)
     except subprocess.TimeoutExpired as error:
         todo = "Give fewer files as --tests."
         raise TraceproofError(f"{path}: its tests were not collected in {SECONDS:g} s", todo=todo) from error

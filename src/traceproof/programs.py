@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from traceproof.text import says_secret
 
@@ -45,13 +46,19 @@ _TOLD: list[threading.Event] = []  # what is being told, the innermost last
 
 
 def run(
-    command: Sequence[str], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    seconds: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, its output captured, by default without secrets. Raises OSError: it can not."""
+    """Run a program to its end, its output captured, by default without secrets.
+
+    Raises OSError: it can not be started. subprocess.TimeoutExpired: it took longer than `seconds`.
+    """
     given = without_secrets() if environment is None else environment
-    return subprocess.run(
-        command, check=False, text=True, capture_output=True, stdin=subprocess.DEVNULL, env=given, cwd=cwd
-    )
+    own: dict[str, Any] = {"env": given, "cwd": cwd, "timeout": seconds, "stdin": subprocess.DEVNULL}
+    return subprocess.run(command, check=False, text=True, capture_output=True, **own)
 
 
 def nvidia_smi(fields: str, *, units: bool = False) -> list[list[str]]:

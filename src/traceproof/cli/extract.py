@@ -220,8 +220,9 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
         _name_definitions(named, reading, made)
         sys.stderr.write("".join(f"not described: {told(item)}\n" for item in left))
         readings.append(reading)
-    title, found = bundled.title if bundled is not None else model_name, hierarchy.nodes(readings[0], named)
-    model = hierarchy.as_json(found, identity=model_name, name=title, description=f"{title} ({', '.join(tags)}).")
+    title = bundled.title if bundled is not None else model_name
+    about = {"id": model_name, "name": title, "description": f"{title} ({', '.join(tags)})."}
+    model = {**about, "modules": hierarchy.modules_of(readings[0], named)}
     if models_ts is None and json_file is None:
         sys.stdout.write(hierarchy.typescript(model))
     try:

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
@@ -15,61 +14,34 @@ END_OF_LIST = re.compile(r"^\](?: satisfies Model\[\])?;?[ \t]*\r?$", re.MULTILI
 LINE = 100  # characters; the interface's formatter breaks longer lists
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A module: `block` if it holds others, else `layer`."""
+def modules_of(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """The modules in model order, each (path, class) once, as models.ts has them; `definitions` go by module path.
 
-    key: str
-    type: str
-    count: int
-    parent: str | None
-    definitions: tuple[str, ...]
-
-
-def nodes(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> list[Node]:
-    """The modules in model order, each (path, class) once, with the definitions by module path.
-
-    A decoder layer is named by its class, any other module by its place; the second of one name gets its holder's
-    name in front. A module that two kinds of layers hold stands under the one that holds more of them.
+    A module has `count`, `parent` (the model itself not), `type` (`block` if it holds others, else `layer`), and
+    `definitions`. A decoder layer is named by its class, any other module by its place; the second of one name gets
+    its holder's in front. A module that two kinds of layers hold stands under the one that holds more of them.
     """
     groups: dict[tuple[str, str], list[ModelModule]] = {}
     for module in reading.modules:
         groups.setdefault((module.path, module.class_name), []).append(module)
     holders = {(module.parent, module.parent_class) for module in reading.modules}
     keys: dict[tuple[str, str], str] = {}
-    found: list[Node] = []
+    found: dict[str, dict[str, Any]] = {}
     for place, members in groups.items():
         most = max(members, key=lambda module: module.count)
         holder = keys.get((most.parent or "", most.parent_class or "")) if most.parent is not None else None
-        last, taken = place[0].rpartition(".")[2], set(keys.values())
+        last = place[0].rpartition(".")[2]
         name = place[1] if last in {"", "*"} else last
-        name = f"{holder}_{name}" if name in taken and holder is not None else name
+        name = f"{holder}_{name}" if name in found and holder is not None else name
         numbered = chain([name], (f"{name}_{number}" for number in count(2)))
-        keys[place] = key = next(free for free in numbered if free not in taken)
-        found.append(
-            Node(
-                key=key,
-                type="block" if place in holders else "layer",
-                count=sum(module.count for module in members),
-                parent=holder,
-                definitions=tuple(definitions.get(place[0], ())),
-            )
-        )
-    return found
-
-
-def as_json(found: Iterable[Node], *, identity: str, name: str, description: str) -> dict[str, Any]:
-    """The model as models.ts has it."""
-    modules: dict[str, dict[str, Any]] = {}
-    for node in found:
-        parent = {} if node.parent is None else {"parent": node.parent}
-        modules[node.key] = {
-            "count": node.count,
-            **parent,
-            "type": node.type,
-            "definitions": list(node.definitions),
+        keys[place] = key = next(free for free in numbered if free not in found)
+        found[key] = {
+            "count": sum(module.count for module in members),
+            **({} if holder is None else {"parent": holder}),
+            "type": "block" if place in holders else "layer",
+            "definitions": list(definitions.get(place[0], ())),
         }
-    return {"id": identity, "name": name, "description": description, "modules": modules}
+    return found
 
 
 def typescript(model: Mapping[str, Any]) -> str:
@@ -98,15 +70,12 @@ def inserted(text: str, model: Mapping[str, Any]) -> str:
     Raises TraceproofError: the list's end is not found, or the model is there already.
     """
     if re.search(rf"\bid:\s*[\"']{re.escape(model['id'])}[\"']", text):
-        raise TraceproofError(
-            f"models.ts already has a model {model['id']!r}", todo="Remove that entry first, or use another name."
-        )
+        todo = "Remove that entry first, or use another name."
+        raise TraceproofError(f"models.ts already has a model {model['id']!r}", todo=todo)
     ends = list(END_OF_LIST.finditer(text))
     if len(ends) != 1:
-        raise TraceproofError(
-            f"models.ts has {len(ends)} lines that could end its list of models; exactly one is needed",
-            todo="The list must be closed by a line `]` or `] satisfies Model[]`.",
-        )
+        what = f"models.ts has {len(ends)} lines that could end its list of models; exactly one is needed"
+        raise TraceproofError(what, todo="The list must be closed by a line `]` or `] satisfies Model[]`.")
     newline = "\r\n" if "\r\n" in text else "\n"
     place = ends[0].start()
     head = text[:place]

@@ -7,7 +7,7 @@ need is one definition, with all that asked for it (`collect`).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from traceproof.dataset.definition import Definition
@@ -36,33 +36,37 @@ class Unmapped:
 
 def merged(kernels: Iterable[KernelCall]) -> list[KernelCall]:
     """Equal calls made one, their counts added, in the order of first appearance."""
-    found: dict[tuple[str, tuple[tuple[str, Fact], ...]], KernelCall] = {}
-    for item in kernels:
-        key = (item.kind, item.facts)
-        if key in found:
-            before = found[key]
-            paths = tuple(dict.fromkeys((*before.paths, *item.paths)))
-            note = before.note or item.note
-            item = KernelCall(item.kind, item.facts, before.count + item.count, paths, note)  # noqa: PLW2901
-        found[key] = item
-    return list(found.values())
+    found: dict[tuple[str, tuple[tuple[str, Fact], ...]], list[KernelCall]] = {}
+    for one in kernels:
+        found.setdefault((one.kind, one.facts), []).append(one)
+    return [
+        KernelCall(
+            *key,
+            count=sum(one.count for one in calls),
+            paths=tuple(dict.fromkeys(path for one in calls for path in one.paths)),
+            note=next((one.note for one in calls if one.note), ""),
+        )
+        for key, calls in found.items()
+    ]
 
 
 def from_reading(reading: Reading) -> tuple[list[KernelCall], list[Unmapped]]:
     """The kernel calls of SGLang's modules, each by itself, and the modules that become none."""
     kernels: list[KernelCall] = []
-    unmapped: list[Unmapped] = []
     encoders = _encoders(reading.modules)
-    for path, name in encoders.items():
-        unmapped.append(Unmapped(path, name, 1, "encoder of another modality: not of the language model"))
+    why = "encoder of another modality: not of the language model"
+    unmapped = [Unmapped(path, name, 1, why) for path, name in encoders.items()]
     for module in reading.modules:
         if module.kind in STRUCTURE or any(_below(module.path, path) for path in encoders):
             continue
-        made = _kernel(module, reading)
-        if isinstance(made, str):
-            unmapped.append(Unmapped(module.path, module.class_name, module.count, made, module.source))
-        else:
+        readers = (extraction.calls.get(module.kind) for extraction in extractions())
+        found = (call(module, reading) for call in readers if call is not None)
+        made = next((one for one in found if one is not None), None)
+        if isinstance(made, KernelCall):
             kernels.append(made)
+            continue
+        why = made or f"{module.kind} of a {module.class_name}: no op_type"
+        unmapped.append(Unmapped(module.path, module.class_name, module.count, why, module.source))
     kernels += [extraction.once(reading) for extraction in extractions() if extraction.once is not None]
     return kernels, unmapped
 
@@ -91,18 +95,8 @@ def _encoders(modules: Sequence[ModelModule]) -> dict[str, str]:
         if any(one.path.endswith(".*") for one in inner):
             layered.add(module.parent)
     found = {path: one.class_name for path, one in aside.items() if one.parent in layered}
-    return {
-        path: name for path, name in found.items() if not any(_below(path, one) for one in found if one != path)
-    }
-
-
-def _kernel(module: ModelModule, reading: Reading) -> KernelCall | str:
-    for extraction in extractions():
-        call = extraction.calls.get(module.kind)
-        made = call(module, reading) if call is not None else None
-        if made is not None:
-            return made
-    return f"{module.kind} of a {module.class_name}: no op_type"
+    nested = {path for path in found if any(_below(path, one) for one in found if one != path)}
+    return {path: name for path, name in found.items() if path not in nested}
 
 
 def confirmed(
@@ -118,10 +112,9 @@ def confirmed(
         wrong = judge(call, evidence) if judge is not None else "no second reading knows this kind of call"
         if wrong is None:
             agreed.append(call)
-            continue
-        path, source = ", ".join(call.paths), sources.get(call.paths[0], "")
-        left = Unmapped(path, call.kind, call.count, f"{call.kind}: {wrong}", source, disagreed=True)
-        unmapped.append(left)
+        else:
+            path, source, why = ", ".join(call.paths), sources.get(call.paths[0], ""), f"{call.kind}: {wrong}"
+            unmapped.append(Unmapped(path, call.kind, call.count, why, source, disagreed=True))
     return agreed, unmapped, evidence.notes
 
 
@@ -195,19 +188,14 @@ def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition],
     clashes: dict[str, Clash] = {}
     for draft, use in asked:
         base = drafted(draft)
-        version = 1
-        while True:
-            name = draft.name if version == 1 else f"{draft.name}_v{version}"
-            held = found.get(name)
-            if held is None:
-                found[name] = WantedDefinition(name, draft, [use])
-                break
+        name = draft.name
+        for version in count(2):
+            held = found.setdefault(name, WantedDefinition(name, draft))
             differences = meaning_differences(drafted(held.draft), base)
             if not differences:
                 held.uses.append(use)
                 break
-            version += 1
-            renamed = f"{draft.name}_v{version}"
+            name = f"{draft.name}_v{version}"
             models = tuple(dict.fromkeys([*(used.model for used in held.uses), use.model]))
-            clashes.setdefault(renamed, Clash(draft.name, renamed, models, tuple(differences)))
+            clashes.setdefault(name, Clash(draft.name, name, models, tuple(differences)))
     return list(found.values()), list(clashes.values())

@@ -9,7 +9,6 @@ definitions are compared field by field.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,9 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import json_text, read_definition
 from traceproof.errors import TraceproofError
+from traceproof.files import write_text
 from traceproof.run.workers import Environment, Worker
-from traceproof.sandbox import GIB, Limits, Pool, Status
+from traceproof.sandbox import GIB, Limits, Pool, Reply, Status
 from traceproof.stacks import MAIN
 
 MEMORY_LIMIT = 1536 << 20  # bytes that one case may need; a larger one is left out, and said so
@@ -68,17 +68,14 @@ def check(
     limits = Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None)
     with Worker(here, "traceproof.extract.merge:setup", {}, limits) as worker:
         results = [worker.ask(item) for item in items]
-    findings = []
-    for result in results:
-        if result.status is Status.OK:
-            said = result.value
-            findings.append(
-                CheckResult(said["cases"], tuple(said["problems"]), said["no_oracle"], said["too_large"])
-            )
-        else:
-            last = (result.message.strip().splitlines() or [result.status.value])[-1]
-            findings.append(CheckResult(0, (f"{result.status.value}: {last}",)))
-    return findings
+
+    def finding(reply: Reply) -> CheckResult:
+        if reply.status is Status.OK:
+            return CheckResult(**reply.value | {"problems": tuple(reply.value["problems"])})
+        last = (reply.message.strip().splitlines() or [reply.status.value])[-1]
+        return CheckResult(0, (f"{reply.status.value}: {last}",))
+
+    return list(map(finding, results))
 
 
 def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -100,16 +97,17 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
     from traceproof.run.schema import REFERENCE, PlannedCase, PlannedDefinition
     from traceproof.run.untrusted import CallError, CaseResult, loaded
 
-    op, unknown = registry.for_definition(definition)
-    if unknown is not None:
-        return {"cases": 0, "problems": [], "no_oracle": unknown, "too_large": 0}
-    every = list(op.cases(definition, sizes=("small",), seed=0))
-    cases = [
-        PlannedCase(case=case, digest=case.digest, memory=need, trials=0, skip=None, large=False, nonce=0)
-        for case in every
-        if (need := op.memory(definition, case)) <= MEMORY_LIMIT
-    ]
-    found: dict[str, Any] = {"cases": 0, "no_oracle": None, "too_large": len(every) - len(cases)}
+    op, no_oracle = registry.for_definition(definition)
+    found: dict[str, Any] = {"cases": 0, "problems": [], "no_oracle": no_oracle, "too_large": 0}
+    if no_oracle is not None:
+        return found
+    cases = []
+    for case in op.cases(definition, sizes=("small",), seed=0):
+        need = op.memory(definition, case)
+        found["too_large"] += need > MEMORY_LIMIT
+        if need <= MEMORY_LIMIT:
+            own: dict[str, Any] = {"trials": 0, "skip": None, "large": False, "nonce": 0}
+            cases.append(PlannedCase(case=case, digest=case.digest, memory=need, **own))
     problems: list[str] = []
     settings = EngineSettings(environments={MAIN: this_interpreter(on_gpu=False)}, limits=LIMITS)
     try:
@@ -166,9 +164,7 @@ def meaning_differences(one: Definition, other: Definition) -> list[str]:
 def notes(one: Definition, other: Definition) -> list[str]:
     """Differences that do not make another kernel."""
     found = []
-    used = _used_axes(one) | _used_axes(other)
-    spare = sorted((one.axes.keys() ^ other.axes.keys()) - used)
-    if spare:
+    if spare := sorted((one.axes.keys() ^ other.axes.keys()) - _used_axes(one) - _used_axes(other)):
         found.append(f"axes that no tensor has, on one side only: {', '.join(spare)}")
     ours, theirs = set(one.constraints or ()), set(other.constraints or ())
     if ours != theirs:
@@ -187,12 +183,9 @@ def _used_axes(definition: Definition) -> set[str]:
 
 def hidden_constants(definition: Definition) -> dict[str, float]:
     """Constants by their meaning; an axis of the name counts where the reference has none."""
-    sources = (assigned(definition.reference), definition.const_axes)
-    stated = {
-        meaning: [given[name] for name in names for given in sources if name in given]
-        for meaning, names in HIDDEN.items()
-    }
-    return {meaning: values[0] for meaning, values in stated.items() if values}
+    stated = {**definition.const_axes, **assigned(definition.reference)}
+    found = {meaning: next((stated[n] for n in names if n in stated), None) for meaning, names in HIDDEN.items()}
+    return {meaning: value for meaning, value in found.items() if value is not None}
 
 
 Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[CheckResult]]
@@ -221,19 +214,14 @@ def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) 
     Raises TraceproofError: a file of the same name can not be read as a definition.
     """
     held = {definition.name: _held(definition, dataset) for definition in extracted}
-    pairs = [
-        (definition, other)
-        for definition in extracted
-        if (other := held[definition.name]) is not None
-        and other.reference != definition.reference
-        and not meaning_differences(definition, other)
-    ]
-    findings = behaviour([(definition, other.reference) for definition, other in pairs])
-    behaves = {definition.name: finding for (definition, _), finding in zip(pairs, findings, strict=True)}
-    return [
-        _decide(definition, held[definition.name], behaves.get(definition.name), dataset)
-        for definition in extracted
-    ]
+    pairs = []  # of one meaning and with other texts
+    for definition in extracted:
+        other = held[definition.name]
+        if other is None or other.reference == definition.reference or meaning_differences(definition, other):
+            continue
+        pairs.append((definition, other.reference))
+    found = dict(zip((definition.name for definition, _ in pairs), behaviour(pairs), strict=True))
+    return [_decide(one, held[one.name], found.get(one.name), dataset) for one in extracted]
 
 
 def _held(definition: Definition, dataset: Path) -> Definition | None:
@@ -243,11 +231,9 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
     try:
         return read_definition(path, root=dataset).definition
     except (ValueError, OSError, RecursionError, MemoryError) as error:
-        first = str(error).splitlines()[-1]
-        raise TraceproofError(
-            f"{path} has the name of an extracted definition but cannot be read: {first}",
-            todo="Correct or remove that file (`traceproof lint` names what is wrong).",
-        ) from error
+        what = f"{path} has the name of an extracted definition but cannot be read: {str(error).splitlines()[-1]}"
+        todo = "Correct or remove that file (`traceproof lint` names what is wrong)."
+        raise TraceproofError(what, todo=todo) from error
 
 
 def _decide(
@@ -301,26 +287,21 @@ def write(results: Sequence[MergeResult], root: Path) -> list[Path]:
 
     Raises TraceproofError: it can not be written.
     """
-    files = {result.path: result.text for result in results if result.text is not None}
-    for path in [path for path in files if (root / path).exists()]:
-        if (root / path).read_text(encoding="utf-8") == files[path]:
-            del files[path]
-    if not files:
+    texts = {result.path: result.text for result in results if result.text is not None}
+    present = [path for path in texts if (root / path).exists()]
+    same = {path for path in present if (root / path).read_text(encoding="utf-8") == texts[path]}
+    paths = [path for path in texts if path not in same]
+    if not paths:
         return []
     try:
         root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".extract-", dir=root))
-        try:
-            for path, text in files.items():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_text(text, encoding="utf-8")
-            for path in files:
+        with tempfile.TemporaryDirectory(prefix=".extract-", dir=root) as folder:
+            for path in paths:
+                write_text(Path(folder, path), texts[path])
+            for path in paths:
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).replace(root / path)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+                Path(folder, path).replace(root / path)
     except OSError as error:
-        raise TraceproofError(
-            f"{root} cannot be written: {error}", todo="Check its rights and the space."
-        ) from error
-    return [root / path for path in files]
+        todo = "Check its rights and the space."
+        raise TraceproofError(f"{root} cannot be written: {error}", todo=todo) from error
+    return [root / path for path in paths]

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from traceproof.config import ModelChoice
 from traceproof.dataset.definition import Definition
@@ -66,11 +66,12 @@ class ExtractionSettings:
 class ExtractionResult:
     """What was found, before anything is written."""
 
-    wanted: list[WantedDefinition]  # definitions whose references hold against their oracles
-    clashes: list[Clash]
-    refused: list[tuple[WantedDefinition, CheckResult]]  # definitions that are not written, each with its finding
-    unmapped: dict[str, list[Unmapped]]  # by model, the modules that become no definition
-    readings: dict[str, Reading]  # by model and parallelism
+    wanted: list[WantedDefinition] = field(default_factory=list)  # definitions whose references hold
+    clashes: list[Clash] = field(default_factory=list)
+    # definitions that are not written, each with its finding
+    refused: list[tuple[WantedDefinition, CheckResult]] = field(default_factory=list)
+    unmapped: dict[str, list[Unmapped]] = field(default_factory=dict)  # by model, what becomes no definition
+    readings: dict[str, Reading] = field(default_factory=dict)  # by model and parallelism
     described: dict[str, int] = field(default_factory=dict)  # by model, how many kernel calls have a definition
     merged: list[MergeResult] = field(default_factory=list)  # what became of each wanted definition
 
@@ -97,9 +98,8 @@ def model_of(
         raise TraceproofError(f"{name!r} is not in the catalogue; {catalogue.suggestion(name)}", todo=todo)
     if bundled is not None:
         return bundled.slug, bundled.tags, given, bundled.parallel
-    label = name or (repository or str(config)).rstrip("/").rpartition("/")[2].removesuffix(".json")
-    slug = label.lower()
-    return slug.replace("-", "_"), (slug.replace("_", "-"),), given, (Parallel(1, 1),)
+    label = (name or (repository or str(config)).rstrip("/").rpartition("/")[2].removesuffix(".json")).lower()
+    return label.replace("-", "_"), (label.replace("_", "-"),), given, (Parallel(1, 1),)
 
 
 def extract(
@@ -113,32 +113,29 @@ def extract(
         for parallel in model.parallel:
             config_json.check(model.config, parallel, where=f"config.json of {model.name}")
     asked: list[tuple[Draft, Use]] = []
-    unmapped: dict[str, list[Unmapped]] = {}
-    readings: dict[str, Reading] = {}
-    described: dict[str, int] = {}
+    result = ExtractionResult()
     jobs = [(model, parallel) for model in models for parallel in model.parallel]
-    readings_made = settings.environment.read_all([(model.config, parallel) for model, parallel in jobs])
-    for (model, parallel), reading in zip(jobs, readings_made, strict=True):
+    readings = settings.environment.read_all([(model.config, parallel) for model, parallel in jobs])
+    for (model, parallel), reading in zip(jobs, readings, strict=True):
         if isinstance(reading, TraceproofError):
             raise reading
         label = f"{model.name} {parallel}"
         say(f"{label}: {len(reading.modules)} modules, {reading.seconds:.0f} s, {reading.peak_mb} MB")
         found = definitions_of(reading, model.config, settings.choices)
         asked += [(d, Use(model.name, model.tags, parallel, call.paths, call.count)) for call, d in found.made]
-        described[label], unmapped[label] = found.calls, found.left
+        result.readings[label], result.described[label], result.unmapped[label] = reading, found.calls, found.left
         for line in found.counts:
             say(f"{label}: {line}")
-        readings[label] = reading
-    wanted, clashes = collect(asked)
+    wanted, result.clashes = collect(asked)
     started = time.monotonic()
     checked = [drafted(item.draft.scaled_down or item.draft) for item in wanted]
     unique = {definition.digest: definition for definition in checked}
     held = dict(zip(unique, check(list(unique.values()), python=settings.torch_python), strict=True))
-    results = [(item, held[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]
-    kept = [item for item, finding in results if finding.right]
-    refused = [(item, finding) for item, finding in results if not finding.right]
-    say(f"{len(kept)} references hold against their oracles, {time.monotonic() - started:.0f} s")
-    return ExtractionResult(kept, clashes, refused, unmapped, readings, described)
+    findings = [(item, held[definition.digest]) for item, definition in zip(wanted, checked, strict=True)]
+    result.wanted = [item for item, finding in findings if finding.right]
+    result.refused = [(item, finding) for item, finding in findings if not finding.right]
+    say(f"{len(result.wanted)} references hold against their oracles, {time.monotonic() - started:.0f} s")
+    return result
 
 
 class Described(NamedTuple):
@@ -186,17 +183,13 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
     wrong = [(item, finding) for item, finding in extraction.refused if finding.no_oracle is None]
     if wrong:
         problems = [f"{item.name}: {problem}" for item, finding in wrong for problem in finding.problems[:3]]
-        raise TraceproofError(
-            "references do not hold against their oracles; nothing was written",
-            problems=problems,
-            todo="This is a fault of a skeleton or of an oracle, not of the model: please report it.",
-        )
+        what = "references do not hold against their oracles; nothing was written"
+        todo = "This is a fault of a skeleton or of an oracle, not of the model: please report it."
+        raise TraceproofError(what, problems=problems, todo=todo)
 
     def behaviour(pairs: Sequence[tuple[Definition, str]]) -> list[CheckResult]:
-        if not pairs:
-            return []
-        ours = [definition for definition, _ in pairs]
-        return check(ours, python=settings.torch_python, references=[text for _, text in pairs])
+        ours, texts = [definition for definition, _ in pairs], [text for _, text in pairs]
+        return check(ours, python=settings.torch_python, references=texts) if pairs else []
 
     definitions = [item.definition() for item in extraction.wanted]
     extraction.merged = merge(definitions, dataset, behaviour)
@@ -224,29 +217,27 @@ def not_described(extraction: ExtractionResult) -> list[str]:
 
 def summary(label: str, described: int, items: Sequence[Unmapped]) -> str:
     """How many kernel calls of a model are described, and how many of each kind are not."""
-    kinds = Counter(
-        item.why.partition(":")[0] + (" (readings differ)" if item.disagreed else "") for item in items
-    )
-    rest = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    kinds = (item.why.partition(":")[0] + " (readings differ)" * item.disagreed for item in items)
+    rest = ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).most_common())
     line = f"{label}: {described} of {described + len(items)} kernel calls described"
     return f"{line}; {len(items)} not: {rest}" if items else line
 
 
 def as_json(extraction: ExtractionResult) -> dict[str, Any]:
     """The extraction for machines."""
+
+    def of(value: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401 - an object with these attributes
+        return {name: getattr(value, name) for name in names}
+
     return {
         "definitions": [
-            {name: value for name, value in asdict(result).items() if name != "text"}
-            for result in extraction.merged
+            of(result, "name", "op_type", "status", "differences", "notes") for result in extraction.merged
         ],
         "uses": {
             item.name: [{"model": use.model, **use.parallel._asdict(), "count": use.count} for use in item.uses]
             for item in extraction.wanted
         },
-        "clashes": [
-            {"name": clash.name, "renamed": clash.renamed, "differences": list(clash.differences)}
-            for clash in extraction.clashes
-        ],
+        "clashes": [of(clash, "name", "renamed", "differences") for clash in extraction.clashes],
         "no_oracle": {item.name: finding.no_oracle for item, finding in extraction.refused},
         "described": extraction.described,
         "not_described": {
@@ -254,7 +245,7 @@ def as_json(extraction: ExtractionResult) -> dict[str, Any]:
             for label, items in extraction.unmapped.items()
         },
         "readings": {
-            label: {name: getattr(reading, name) for name in ("versions", "experts", "architecture")}
+            label: of(reading, "versions", "experts", "architecture")
             for label, reading in extraction.readings.items()
         },
     }
@@ -263,20 +254,20 @@ def as_json(extraction: ExtractionResult) -> dict[str, Any]:
 SHARED_FILE, SHARED_TABLE = "sharing.json", "sharing.md"
 
 
-class ModelUse(BaseModel):
+@dataclass(frozen=True)
+class ModelUse:
     """A model's calls of a kernel on one rank."""
 
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
     model: str
     tp: int
     ep: int
     count: int
 
 
-class SharedKernel(BaseModel):
+@dataclass(frozen=True)
+class SharedKernel:
     """A definition and its uses."""
 
-    model_config = ConfigDict(frozen=True)
     op_type: str
     uses: tuple[ModelUse, ...]
 
@@ -288,22 +279,18 @@ def write_sharing(
     wanted: Sequence[WantedDefinition], clashes: Sequence[Clash], folder: Path, *, keep: bool
 ) -> dict[str, SharedKernel]:
     """Write which models use which kernel; the wanted replace the same models and ranks, or all if not `keep`."""
-    now: dict[str, SharedKernel] = {}
+    found: dict[str, SharedKernel] = {}
     for item in wanted:
-        each = [(use.model, use.parallel.tp, use.parallel.ep, use.count) for use in item.uses]
-        uses = (ModelUse(model=model, tp=tp, ep=ep, count=count) for model, tp, ep, count in dict.fromkeys(each))
-        now[item.name] = SharedKernel(op_type=item.draft.op_type, uses=tuple(uses))
+        uses = (ModelUse(use.model, use.parallel.tp, use.parallel.ep, use.count) for use in item.uses)
+        found[item.name] = SharedKernel(item.draft.op_type, tuple(dict.fromkeys(uses)))
+    fresh = {(use.model, use.tp, use.ep) for kernel in found.values() for use in kernel.uses}
     before: dict[str, SharedKernel] = {}
     with suppress(OSError, ValidationError):  # absent, or cut short: the models' next extraction writes them again
         before = SHARED.validate_json((folder / SHARED_FILE).read_text(encoding="utf-8")) if keep else {}
-    fresh = {(use.model, use.tp, use.ep) for kernel in now.values() for use in kernel.uses}
-    found = dict(now)
     for name, kernel in before.items():
         kept = tuple(use for use in kernel.uses if (use.model, use.tp, use.ep) not in fresh)
         if kept:
-            found[name] = SharedKernel(
-                op_type=kernel.op_type, uses=(*kept, *(now[name].uses if name in now else ()))
-            )
+            found[name] = SharedKernel(kernel.op_type, (*kept, *(found[name].uses if name in found else ())))
     write_text(folder / SHARED_FILE, SHARED.dump_json(found, indent=1).decode() + "\n")
     write_text(folder / SHARED_TABLE, table(found, clashes))
     return found

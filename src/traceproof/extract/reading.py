@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from traceproof import programs
 from traceproof.errors import TraceproofError
 from traceproof.models.catalogue import Parallel
 from traceproof.models.reading import ModelModule, Reading, Second, SeenModule
@@ -18,34 +19,21 @@ from traceproof.stacks import READER, STACKS
 
 START = 120.0  # seconds until SGLang is imported
 TIMEOUT = 300.0  # seconds; a reading takes 1 to 20, more means that SGLang waits for something
-SEEN = ("path", "kind", "facts", "count")
-MODULE = ("path", "parent", "parent_class", "kind", "facts", "count")
 READERS = 2  # readings at a time: each takes one core and up to 1 GB
 
 
 def parse(answer: Mapping[str, Any]) -> Reading:
     """A reading out of the bootstrap's JSON."""
     other = answer.get("second", {})
-    seen = (SeenModule(*(item[name] for name in SEEN)) for item in other.get("modules", ()))
+    seen = tuple(SeenModule(**item) for item in other.get("modules", ()))
     return Reading(
         versions={name: answer[name] for name in (STACKS[READER].package, "transformers", "torch")},
-        architecture=answer["architecture"],
         parallel=Parallel(answer["tp"], answer["ep"], answer.get("dp", 1)),
-        experts=answer["experts"],
-        modules=tuple(
-            ModelModule(
-                **{name: item[name] for name in MODULE},
-                class_name=item["class"],
-                source=item.get("source", ""),
-                uses=tuple(item.get("uses", ())),
-            )
-            for item in answer["modules"]
-        ),
-        seconds=answer["seconds"],
-        peak_mb=answer["peak_mb"],
-        second=Second(tuple(seen), other.get("absent") or other.get("problem") or ""),
+        modules=tuple(ModelModule(**item | {"uses": tuple(item.get("uses", ()))}) for item in answer["modules"]),
+        second=Second(seen, other.get("absent") or other.get("problem") or ""),
         loads=tuple(answer.get("loads", ())),
         unpacked=answer.get("unpacked", ""),
+        **{name: answer[name] for name in ("architecture", "experts", "seconds", "peak_mb")},
     )
 
 
@@ -111,19 +99,15 @@ class ReaderEnvironment:
             command += ["--jobs", str(file), "--out", folder, "--workers", str(workers), "--seconds", str(TIMEOUT)]
             limit = START + TIMEOUT * -(-len(jobs) // workers)
             try:
-                done = subprocess.run(
-                    command, env=self._environment(), capture_output=True, text=True, timeout=limit, check=False
-                )
+                done = programs.run(command, environment=self._environment(), seconds=limit)
             except subprocess.TimeoutExpired as expired:
                 message = f"SGLang did not finish laying out {len(jobs)} models in {limit:.0f} s"
                 raise TraceproofError(message, todo=f"Run it by hand: {' '.join(command)}") from expired
             files = [out / f"{number}.json" for number in range(len(jobs))]
             if done.returncode or not all(path.exists() for path in files):
-                tail = done.stderr.strip().splitlines()[-5:]
+                what = f"the extract interpreter ended with {done.returncode}"
                 todo = "This is a fault of the bootstrap or of the environment; the lines are its last words."
-                raise TraceproofError(
-                    f"the extract interpreter ended with {done.returncode}", problems=tail, todo=todo
-                )
+                raise TraceproofError(what, problems=done.stderr.strip().splitlines()[-5:], todo=todo)
             return [json.loads(path.read_text(encoding="utf-8")) for path in files]
 
     def _environment(self) -> dict[str, str]:
@@ -133,13 +117,11 @@ class ReaderEnvironment:
             inner = self.sglang_path / "python"  # a checkout keeps the package there; an unpacked wheel does not
             root = (inner if inner.is_dir() else self.sglang_path).resolve()
             if not (root / STACKS[READER].package).is_dir():
-                raise TraceproofError(
-                    f"no SGLang at {self.sglang_path}", todo="Give a checkout or an unpacked wheel."
-                )
+                todo = "Give a checkout or an unpacked wheel."
+                raise TraceproofError(f"no SGLang at {self.sglang_path}", todo=todo)
             path.insert(0, str(root))
-        kept = {
-            name: value for name, value in without_secrets().items() if not name.startswith(("SGLANG_", "PYTHON"))
-        }
+        own = ("SGLANG_", "PYTHON")
+        kept = {name: value for name, value in without_secrets().items() if not name.startswith(own)}
         return kept | {"PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 

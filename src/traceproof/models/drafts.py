@@ -39,20 +39,10 @@ class Draft:
 
     def as_json(self, tags: Sequence[str]) -> dict[str, Any]:
         """The definition with `tags`, as its file has it."""
-        content: dict[str, Any] = {
-            "name": self.name,
-            "description": self.description,
-            "op_type": self.op_type,
-            "tags": list(tags),
-            "axes": self.axes,
-            "constraints": list(self.constraints),
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "reference": self.reference,
-        }
-        if not self.constraints:
-            del content["constraints"]
-        return content
+        head = {"name": self.name, "description": self.description, "op_type": self.op_type, "tags": list(tags)}
+        constraints = {"constraints": list(self.constraints)} if self.constraints else {}
+        tensors = {"inputs": self.inputs, "outputs": self.outputs}
+        return {**head, "axes": self.axes, **constraints, **tensors, "reference": self.reference}
 
     def tags(self, models: Sequence[str], *, tp: int, ep: int, dp: int = 1) -> list[str]:
         """Tags in the dataset's order: stage, status, models, and what else applies."""
@@ -122,9 +112,13 @@ def draft(
     imports = "import math\n\nimport torch" if "math." in "".join((run, *functions)) else "import torch"
     parts = ["\n\n".join(filter(None, (imports, "\n".join(before).strip("\n")))), *functions, called]
     stated.pop("like", None)
+    axes: dict[str, dict[str, Any]] = {}
+    for axis in dict.fromkeys([*used, *sizes]):
+        kind = {"type": "const", "value": int(sizes[axis])} if axis in sizes else {"type": "var"}
+        axes[axis] = {**kind, "description": described[axis]}
     return Draft(
         op_type=op_type,
-        axes={axis: _axis(described[axis], sizes.get(axis)) for axis in dict.fromkeys([*used, *sizes])},
+        axes=axes,
         inputs=inputs,
         outputs=outputs,
         reference="\n\n\n".join(parts) + "\n",
@@ -137,12 +131,6 @@ def draft(
 def _files() -> list[dict[str, Any]]:
     folder = resources.files("traceproof.models").joinpath("templates")
     return [tomllib.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
-
-
-def _axis(description: str, size: str | None) -> dict[str, Any]:
-    """An axis that the inputs decide, or one of a size."""
-    own = {"type": "var"} if size is None else {"type": "const", "value": int(size)}
-    return {**own, "description": description}
 
 
 def _function(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str], says: str, body: str) -> str:

@@ -133,38 +133,25 @@ class Evidence:
         `terms` are a module's facts in the call's terms, on one rank; `also` are further facts that it must have.
         """
         wanted = dict(call.facts) | also
-        found = [(module, {"": None, **terms(module.facts)}) for module in self.of(kind)]
-        same = [
-            module
-            for module, facts in found
-            if all(wanted.get(key) == value for key, value in facts.items() if key)
-        ]
-        if not same:
-            return self._nearest(call, wanted, found, kind)
-        if counted:
-            names = {name for _, facts in found for name in facts} & set(wanted)
-            self._count(call, [module.count for module in same], names)
-        return None
-
-    def _nearest(
-        self,
-        call: KernelCall,
-        wanted: Mapping[str, object],
-        found: list[tuple[SeenModule, dict[str, Any]]],
-        kind: str,
-    ) -> str:
+        found = [(module, terms(module.facts)) for module in self.of(kind)]
         if not found:
             why = self.second.problem or "it has no such module, or none that ran"
-            return f"SGLang has {_text(wanted)}; transformers' model says nothing of {kind}: {why}"
-
-        def alike(item: tuple[SeenModule, dict[str, Any]]) -> tuple[bool, int]:
-            module, facts = item
-            return _last(module.path) == call.role, sum(wanted.get(key) == facts[key] for key in facts)
-
-        module, facts = max(found, key=alike)
-        parts = [f"{key}: SGLang {wanted.get(key)!r}, transformers {value!r}" for key, value in facts.items()
-                 if key and wanted.get(key) != value]  # fmt: skip
-        return f"{'; '.join(parts)} ({module.path})"
+            told = ", ".join(f"{name}={value}" for name, value in wanted.items())
+            return f"SGLang has {told}; transformers' model says nothing of {kind}: {why}"
+        apart = [{key for key in facts if wanted.get(key) != facts[key]} for _, facts in found]
+        same = [module.count for (module, _), keys in zip(found, apart, strict=True) if not keys]
+        if not same:  # the most alike module says in what it differs
+            likeness = [
+                (_last(module.path) == call.role, len(facts) - len(keys))
+                for (module, facts), keys in zip(found, apart, strict=True)
+            ]
+            module, facts = found[likeness.index(max(likeness))]
+            each = ((key, value) for key, value in facts.items() if wanted.get(key) != value)
+            parts = [f"{key}: SGLang {wanted.get(key)!r}, transformers {value!r}" for key, value in each]
+            return f"{'; '.join(parts)} ({module.path})"
+        if counted:
+            self._count(call, same, {name for _, facts in found for name in facts} & set(wanted))
+        return None
 
     def projection(self, call: KernelCall, n: int, k: int) -> str | None:
         """What transformers says otherwise of a product with a weight [n, k]; None: it has that, or its parts."""
@@ -212,7 +199,3 @@ def _holds(weights: Mapping[str, Sequence[int]], n: int, k: int) -> bool:
     rows = [shape[0] for shape in weights.values() if shape[1] == k]
     sizes = range(1, min(FUSED, len(rows)) + 1)
     return any(sum(chosen) == n for size in sizes for chosen in combinations(rows, size))
-
-
-def _text(facts: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in facts.items())

@@ -15,7 +15,6 @@ import logging
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -33,37 +32,20 @@ BACKENDS = ("fa3", "triton")  # of attention: those of a GPU, since some models 
 QUIET = logging.ERROR  # SGLang warns about everything a CPU lacks; none of it concerns shapes
 
 
-@dataclass(slots=True)
 class PretendGroup:
     """A process group of which this process is rank 0. It can not communicate: laying out a model must not.
 
     A real (even fake) group would wait for message queues for ever.
     """
 
-    world_size: int
-    rank: int = 0
-    rank_in_group: int = 0
-    local_rank: int = 0
-    first_rank: int = 0
-    device_group: None = None
-    cpu_group: None = None
-    is_first_rank: bool = True
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    rank = rank_in_group = local_rank = first_rank = 0
+    device_group = cpu_group = None
+    is_first_rank = True
+    device = torch.device("cpu")
 
-    @property
-    def is_last_rank(self) -> bool:
-        """Whether the group is this process alone."""
-        return self.world_size == 1
-
-    @property
-    def last_rank(self) -> int:
-        """The highest rank."""
-        return self.world_size - 1
-
-    @property
-    def ranks(self) -> list[int]:
-        """All ranks."""
-        return list(range(self.world_size))
+    def __init__(self, world_size: int) -> None:
+        self.world_size, self.ranks = world_size, list(range(world_size))
+        self.is_last_rank, self.last_rank = world_size == 1, world_size - 1
 
 
 class OnMeta(TorchFunctionMode):
@@ -113,7 +95,10 @@ def build_model(folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str) ->
     )
     ranks = runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
     runtime_context.publish(arguments, role="scheduler", ranks=ranks)
-    runtime_context.get_parallel().override_permanently(**_groups(tp, ep, dp))
+    groups = {"attn_tp": tp // dp, "moe_ep": ep, "moe_tp": tp // ep, "moe_dp": 1, "attn_cp": 1, "pp": 1}
+    groups |= dict.fromkeys(("world", "tp", "shared_experts_tp"), tp)
+    pretended = {f"{name}_group": PretendGroup(size) for name, size in groups.items()}
+    runtime_context.get_parallel().override_permanently(**pretended)
     model_config = configs.ModelConfig.from_server_args(arguments)
     load_config = load.LoadConfig(load_format=load.LoadFormat.DUMMY)
     quantisation = loader._get_quantization_config(model_config, load_config)  # noqa: SLF001 - the loader's own step
@@ -135,40 +120,19 @@ def _pretend_gpu() -> None:
     factory.get_rope_cpu = lambda *given: factory.get_rope(*given[:8])  # but for its device
 
 
-def _groups(tp: int, ep: int, dp: int) -> dict[str, Any]:
-    sizes = {
-        "world_group": tp,
-        "tp_group": tp,
-        "attn_tp_group": tp // dp,
-        "shared_experts_tp_group": tp,
-        "moe_ep_group": ep,
-        "moe_tp_group": tp // ep,
-        "moe_dp_group": 1,
-        "attn_cp_group": 1,
-        "pp_group": 1,
-    }
-    return {name: PretendGroup(size) for name, size in sizes.items()}
-
-
 def loading(model: nn.Module) -> list[str]:
     """What the model's loader changes in a checkpoint's weights, so that its modules hold other numbers.
 
     `norms plus one`: Gemma's factors, stored minus one. `rotary halves`: rows of queries and keys, reordered so
     that neighbouring channels of a pair come to lie half a head apart.
     """
-    found = []
-    for cls in type(model).__mro__:
-        loader = vars(cls).get("load_weights")
-        if loader is None or not cls.__module__.startswith("sglang."):
-            continue
-        nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(loader)))))
-        added = [one.value for one in nodes if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add)]
-        if any(isinstance(value, ast.Constant) and value.value == 1.0 for value in added):
-            found.append("norms plus one")
-        if any(isinstance(one, ast.Attribute) and one.attr == "permute_qk_weight_for_rotary" for one in nodes):
-            found.append("rotary halves")
-        break
-    return found
+    loaders = (vars(cls)["load_weights"] for cls in _own_classes(type(model)) if "load_weights" in vars(cls))
+    loader = next(loaders, None)
+    nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(loader))))) if loader is not None else []
+    added = [one.value for one in nodes if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add)]
+    plus_one = any(isinstance(value, ast.Constant) and value.value == 1.0 for value in added)
+    reorders = any(isinstance(one, ast.Attribute) and one.attr == "permute_qk_weight_for_rotary" for one in nodes)
+    return ["norms plus one"] * plus_one + ["rotary halves"] * reorders
 
 
 def architectures() -> list[str]:
@@ -202,7 +166,7 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
             "path": LAYER_INDEX.sub("*", path),
             "parent": LAYER_INDEX.sub("*", parent) if path else None,
             "parent_class": type(holder).__name__ if holder is not None else None,
-            "class": type(module).__name__,
+            "class_name": type(module).__name__,
             "kind": kind,
             "facts": facts,
             "uses": called,
@@ -215,9 +179,7 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
 def source(holder: nn.Module | None, path: str) -> str:
     """File and line of the class of `holder` that makes the module; "": not found."""
     name = path.rpartition(".")[2]
-    for ancestor in type(holder).__mro__ if holder is not None else ():
-        if not ancestor.__module__.startswith("sglang."):
-            continue
+    for ancestor in _own_classes(type(holder)):
         file, lines, start = lines_of(ancestor)
         for number, line in enumerate(lines):
             if re.match(rf"\s*self\.{re.escape(name)}\s*(:[^=]+)?=[^=]", line):

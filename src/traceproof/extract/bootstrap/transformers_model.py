@@ -56,14 +56,12 @@ class ReplacedFunctions:
 
     def __enter__(self) -> None:
         import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.register(NAME, self._attention)
-        for name in {type(module).__module__ for module in self._model.modules()}:
-            source = import_module(name) if name.startswith("transformers.models.") else None
-            for function, value in list(vars(source).items()) if source is not None else ():
-                if callable(value) and ROTARY.fullmatch(function):
+        names = {type(module).__module__ for module in self._model.modules()}
+        for source in (import_module(name) for name in names if name.startswith("transformers.models.")):
+            for function, value in [item for item in vars(source).items() if callable(item[1])]:
+                if ROTARY.fullmatch(function):
                     self._replace(source, function, partial(self._rotary, value))
-                elif callable(value) and MASKS.fullmatch(
-                    function
-                ):  # attention is not given what they decide by values
+                elif MASKS.fullmatch(function):  # attention is not given what they decide by values
                     self._replace(source, function, lambda *_, **__: self._mask)
         for module in self._model.modules():
             if is_experts(module):
@@ -219,11 +217,8 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - what ran until then stands; the rest is not known, and said
         problem = f"{type(error).__name__}: {error}"[:300]
     found: dict[str, dict[str, Any]] = {}
-    seen = [
-        (path, *one)
-        for path, module in model.named_modules(remove_duplicate=False)
-        for one in _facts(module, notes, hidden)
-    ]
+    modules = model.named_modules(remove_duplicate=False)
+    seen = [(path, *one) for path, module in modules for one in _facts(module, notes, hidden)]
     for path, kind, facts in [*seen, *_projections(model)]:
         entry = {"path": NUMBER.sub("*", path), "kind": kind, "facts": facts}
         found.setdefault(repr(entry), entry | {"count": 0})["count"] += 1
@@ -313,11 +308,9 @@ def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, 
     elif is_experts(module):
         yield "experts", _experts(module, hidden) | notes.routing.get(id(module), {})
     elif hasattr(module, "A_log"):
-        names = ({name: name for name in STATES} | MAMBA).items()
-        yield (
-            "state",
-            {name: getattr(module, at) for name, at in names if isinstance(getattr(module, at, None), int)},
-        )
+        names = {name: name for name in STATES} | MAMBA
+        own = {name: getattr(module, at, None) for name, at in names.items()}
+        yield "state", {name: value for name, value in own.items() if isinstance(value, int)}
     elif isinstance(module, CONVOLUTIONS):
         yield "conv", {"channels": shape[0], "width": shape[-1]}
     elif not list(module.children()):
@@ -458,10 +451,11 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
     if watched is None:
         return None
     trial, tokens, given = watched
-    choice = _choice(given)
-    if choice is None:
-        return None
-    chosen, weights = choice
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    chosen = next((one for one in tensors if one.dtype == torch.long), None)
+    weights = next((one for one in tensors if one.is_floating_point()), None)
+    if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
+        return None  # what experts are given does not hold the chosen ones and their weights, both [ROWS, top_k]
     count = next(experts.parameters(recurse=False)).shape[0]
     scoring: Facts = {"scoring": None, "renormalise": None}
     for module in trial.modules():  # one of them is the router
@@ -475,16 +469,6 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
             values = [getattr(module, name, None) for name in names]
             groups[fact] = next((value for value in values if isinstance(value, int)), groups[fact])
     return {"top_k": chosen.shape[1], **scoring, **groups}
-
-
-def _choice(given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The experts chosen and their weights, both [ROWS, top_k], among what experts were given; None: not there."""
-    tensors = [one for one in given if isinstance(one, torch.Tensor)]
-    chosen = next((one for one in tensors if one.dtype == torch.long), None)
-    weights = next((one for one in tensors if one.is_floating_point()), None)
-    if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
-        return None
-    return chosen, weights
 
 
 def _watched(
