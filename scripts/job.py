@@ -108,7 +108,7 @@ def tests(
     """
     from traceproof.run.known import read_known
     from traceproof.run.schema import OpTypePlan
-    from traceproof.testgen.generate import Divergences, GenerateOptions, generate_planned
+    from traceproof.testgen.generate import Divergences, GenerateOptions, generate
 
     plans = list(map(OpTypePlan.read, cases))
     order = GenerateOptions(
@@ -122,7 +122,7 @@ def tests(
     )
     divergences = Divergences(known=read_known(known).findings if known is not None else ())
     out.mkdir(parents=True, exist_ok=True)
-    for problem in generate_planned(order, divergences).problems if plans else ():
+    for problem in generate(order, divergences, planned=True).problems if plans else ():
         sys.stderr.write(f"tests      no test: {printable(problem)}\n")
 
 

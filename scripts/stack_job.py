@@ -151,7 +151,7 @@ def run_tests(
         wanted = generate.GenerateOptions(
             root=dataset, out=scratch, definitions=tuple(plan.whole), sizes=tuple(sizes), tolerance=tolerance
         )
-        generate.generate_planned(wanted, generate.Divergences())
+        generate.generate(wanted, generate.Divergences(), planned=True)
         order = running.OpTypeTests(
             folder=wanted.place,
             op_type=plan.op_type,

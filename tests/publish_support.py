@@ -87,7 +87,7 @@ def made_here() -> Iterator[None]:
         assert environment
         request = json.loads(Path(command[4]).read_text())
         if command[3] == generate.__name__:
-            write_json(Path(command[5]), generate.texts(generate.TextRequest(**request)))
+            write_json(Path(command[5]), generate.texts(**request))
         else:
             solutions.write_solutions(request, Path(command[5]))
         return subprocess.CompletedProcess(command, 0, "", "")

@@ -28,7 +28,7 @@ from traceproof.names import MARKER, NAME, OP_TYPE, fresh_folder, path_part, rem
 from traceproof.publish.pull_request import base_of, dry_run
 from traceproof.sandbox import Limits
 from traceproof.testgen.calls import Call
-from traceproof.testgen.texts import FileSettings, render
+from traceproof.testgen.texts import render
 from traceproof.text import literal, markdown, printable, redacted
 
 BAD_NAMES = [
@@ -145,7 +145,7 @@ def test_what_is_generated_holds_names_as_strings() -> None:
     inputs = {INJECTED: definition.inputs["hidden_states"], "lambda": definition.inputs["weight"]}
     divergences = ('case """\nOWNED = True\n"""', "case \\", 'ends with "')
     for one in (definition, definition.model_copy(update={"inputs": inputs})):
-        text = render(one, divergences, FileSettings(tolerance=float("inf")))
+        text = render(one, divergences, tolerance=float("inf"))
         found: dict[str, Any] = {"__name__": "test_x", "GroundTruth": None, "ground_truth_or_skip": None}
         found["GroundTruth"] = lambda *_, **__: None
         exec(compile(re.sub(r"(?m)^from conftest .*$", "", text), "test_x.py", "exec"), found)  # noqa: S102 - its point

@@ -41,7 +41,7 @@ from traceproof.testgen.generate import GenerateOptions as Wanted
 from traceproof.testgen.running import DefinitionTestRow, OpTypeTests, run_tests
 from traceproof.testgen.suite import LARGE, REFERENCE, SuiteCase, threads
 from traceproof.testgen.summary import described, judged, table
-from traceproof.testgen.texts import FileSettings, render, served
+from traceproof.testgen.texts import render, served
 
 __all__ = ["dataset"]
 SAMPLES = Path(__file__).parent / "dataset"
@@ -59,7 +59,7 @@ def loaded(definition: Definition) -> dict[str, Any]:
     """The names of a definition's test file, and of the conftest."""
     conftest: dict[str, Any] = {"__name__": "conftest", "__file__": str(SAMPLES / PLACE / "conftest.py")}
     exec(compile(CONFTEST.read_text(), "conftest.py", "exec"), conftest)  # noqa: S102 - ours
-    text = render(definition, (), FileSettings())
+    text = render(definition)
     body = "\n".join(line for line in text.splitlines() if not line.startswith("from conftest import"))
     found = conftest | {"__name__": "test_x"}
     exec(compile(body, "test_x.py", "exec", dont_inherit=True), found)  # noqa: S102 - ours
@@ -78,7 +78,7 @@ def test_own_inputs_fit_the_definition_and_every_call_is_written_or_left_to_trac
             Call(definition, source).module()
         except Unemittable:
             assert module["GROUND_TRUTHS"][source].load is None
-    if "no_inputs: " in render(definition, (), FileSettings()):
+    if "no_inputs: " in render(definition):
         with pytest.raises(pytest.skip.Exception, match="no_inputs: "):
             module["generate_random_inputs"]()
         return

@@ -44,10 +44,9 @@ def disk_errors(path: Path) -> Iterator[None]:
         if error.errno not in OUT_OF_SPACE:
             raise
         free = shutil.disk_usage(path.parent).free
-        raise TraceproofError(
-            f"no space left while writing {path} ({free / 2**20:.0f} MiB free)",
-            todo="Free some space and run the same command again: finished work is kept and not repeated.",
-        ) from error
+        what = f"no space left while writing {path} ({free / 2**20:.0f} MiB free)"
+        todo = "Free some space and run the same command again: finished work is kept and not repeated."
+        raise TraceproofError(what, todo=todo) from error
 
 
 def write_text(path: Path, text: str) -> None:

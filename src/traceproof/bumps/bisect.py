@@ -70,18 +70,15 @@ class Bisection:
         steps = self._touching([Git(self.repository).commit(good), *commits])
         self.report(f"{len(commits)} commits, {len(steps) - 1} of them touch the package of {self.stack}")
         if len(steps) == 1:
-            raise TraceproofError(
-                f"no commit between {good} and {bad} touches what {self.op_type} of {self.stack} depends on",
-                todo="The verdicts differ by something else: the environment, the device, or the definition.",
-            )
+            what = f"no commit between {good} and {bad} touches what {self.op_type} of {self.stack} depends on"
+            todo = "The verdicts differ by something else: the environment, the device, or the definition."
+            raise TraceproofError(what, todo=todo)
         first, last = self._verdict(*steps[0]), self._verdict(*steps[-1])
         if first["verdict"] == last["verdict"]:
             said = sorted({str(row["message"]) for row in last.get("rows", ()) if row.get("message")})
-            raise TraceproofError(
-                f"the verdict is {first['verdict']!r} at both ends: {good} and {bad}",
-                problems=said[:MESSAGES],
-                todo="Give ends that differ; `traceproof diff` shows what changed between two kept states.",
-            )
+            what = f"the verdict is {first['verdict']!r} at both ends: {good} and {bad}"
+            todo = "Give ends that differ; `traceproof diff` shows what changed between two kept states."
+            raise TraceproofError(what, problems=said[:MESSAGES], todo=todo)
         index, doubtful = self._narrow(steps, first["verdict"], last["verdict"])
         ends = steps[index - 1 - len(doubtful)][0], steps[index][0]
         return FirstBad(
@@ -204,10 +201,8 @@ class GroundTruthTrial:
         environment = {**without_secrets(), **self.variables, "PYTHONPATH": str(self.root / "src")}
         done = programs.run(command, environment=environment, cwd=self.root)
         if done.returncode:
-            raise TraceproofError(
-                f"{self.op_type}: {' '.join(command[:3])} ... ended with {done.returncode}",
-                problems=programs.last_lines(done.stderr),
-            )
+            what = f"{self.op_type}: {' '.join(command[:3])} ... ended with {done.returncode}"
+            raise TraceproofError(what, problems=programs.last_lines(done.stderr))
 
 
 def worst(rows: Sequence[VerdictRow]) -> str:

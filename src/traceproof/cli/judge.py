@@ -128,9 +128,8 @@ def _signatures() -> ModuleType:
     try:
         from traceproof.solutions import signature
     except ImportError:
-        raise TraceproofError(
-            "signatures need the package cryptography", todo="pip install 'traceproof[sign]'"
-        ) from None
+        what = "signatures need the package cryptography"
+        raise TraceproofError(what, todo="pip install 'traceproof[sign]'") from None
     return signature
 
 

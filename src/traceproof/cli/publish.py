@@ -88,10 +88,9 @@ def _writable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TraceproofError(
-            f"{error.filename or 'the dry run'} cannot be written: {error.strerror or error}",
-            todo="Check the folder's permissions and the space there, or give another one with --out.",
-        ) from error
+        what = f"{error.filename or 'the dry run'} cannot be written: {error.strerror or error}"
+        todo = "Check the folder's permissions and the space there, or give another one with --out."
+        raise TraceproofError(what, todo=todo) from error
 
 
 def _say(line: str) -> None:

@@ -124,10 +124,9 @@ def _chosen(given: Mapping[str, Mapping[str, str]], urls: Mapping[str, str]) -> 
     """By source, the option that chooses its version, and its value. Raises TraceproofError: they contradict."""
     for name, address in urls.items():
         if has_credentials(address):
-            raise TraceproofError(
-                f"--url {name}: the address holds credentials, and sources.lock is a tracked file",
-                todo=f"Give {redacted(address)}, and set up git's credential helper or ssh.",
-            )
+            what = f"--url {name}: the address holds credentials, and sources.lock is a tracked file"
+            todo = f"Give {redacted(address)}, and set up git's credential helper or ssh."
+            raise TraceproofError(what, todo=todo)
     found: dict[str, tuple[str, str]] = {}
     for option, values in given.items():
         for name, value in values.items():
@@ -156,11 +155,10 @@ def _pin(name: str, old: Pin | None, chosen: tuple[str, str] | None, url: str | 
     ref = refs[option]
     commit = resolve(address, ref, git=Git(Path.cwd()))
     if old is not None and option == "tag" and (old.url, old.ref) == (address, ref) and old.commit != commit:
-        raise TraceproofError(
-            f"{name}: the tag {ref.removeprefix('refs/tags/')} of {address} was moved",
-            problems=[f"sources.lock has {old.commit}", f"the remote has   {commit}"],
-            todo=f"Find out why. To take the new one all the same: --commit {name}={commit}.",
-        )
+        what = f"{name}: the tag {ref.removeprefix('refs/tags/')} of {address} was moved"
+        problems = [f"sources.lock has {old.commit}", f"the remote has   {commit}"]
+        todo = f"Find out why. To take the new one all the same: --commit {name}={commit}."
+        raise TraceproofError(what, problems=problems, todo=todo)
     return Pin(url=address, commit=commit, ref=None if ref == commit else ref)
 
 
@@ -290,10 +288,8 @@ def bisect(  # noqa: PLR0913 - one parameter per option
     repository = _clone(repository.expanduser().resolve())
     stack = stack_of(CommitTree(repository, bad))
     if stack is None or op_type not in op_types(stack):
-        raise TraceproofError(
-            f"{repository} has no ground truth of {op_type}: {'no known package' if stack is None else stack}",
-            todo=f"Give a clone of one of {', '.join(PACKAGES)}.",
-        )
+        what = f"{repository} has no ground truth of {op_type}: {'no known package' if stack is None else stack}"
+        raise TraceproofError(what, todo=f"Give a clone of one of {', '.join(PACKAGES)}.")
     with tempfile.TemporaryDirectory(prefix="traceproof-bisect-") as scratch:
         place = Path(scratch)
         trial = GroundTruthTrial(

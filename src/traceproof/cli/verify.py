@@ -107,10 +107,8 @@ def _named(
 ) -> tuple[list[str], list[str], Path | None]:
     """The op_types, definitions and dataset that words mean. Raises TraceproofError: they mean none."""
     if everything or op_types or names:
-        raise TraceproofError(
-            f"{' '.join(what)} says what to verify, and so do --op-type, --definition-name and --all",
-            todo="Give names, files and folders, or these options, not both.",
-        )
+        what = f"{' '.join(what)} says what to verify, and so do --op-type, --definition-name and --all"
+        raise TraceproofError(what, todo="Give names, files and folders, or these options, not both.")
     found = wanted(what, run.configured_dataset, dataset)
     return list(found.op_types), list(found.definitions), found.root or dataset
 

@@ -161,11 +161,9 @@ def _from_git(source: GitSource, scratch: Path) -> Path:
         wanted = checkout.WantedCheckout(url=source.url, commit=source.commit, folders=folders)
         checkout.fill(target, wanted, gitrun.Git(target))
     except gitrun.GitError as error:
-        raise TraceproofError(
-            f"dataset.git: commit {source.commit} of {source.url} could not be fetched",
-            problems=[error.what, *error.problems],
-            todo="Check the URL, the commit (all 40 digits, pushed there) and your git credentials.",
-        ) from error
+        what = f"dataset.git: commit {source.commit} of {source.url} could not be fetched"
+        todo = "Check the URL, the commit (all 40 digits, pushed there) and your git credentials."
+        raise TraceproofError(what, problems=[error.what, *error.problems], todo=todo) from error
     found = target / source.folder
     if not found.resolve().is_relative_to(target.resolve()):
         raise TraceproofError(f"dataset.git: folder {source.folder!r} lies outside the repository")

@@ -408,9 +408,8 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
     roots = {root_of(path) for path in paths.values()} | ({given.expanduser().resolve()} if given else set())
     if len(roots) > 1:
         listed = [str(root) for root in sorted(roots)]
-        raise TraceproofError(
-            "these lie in several datasets", problems=listed, todo="Verify one dataset at a time."
-        )
+        what = "these lie in several datasets"
+        raise TraceproofError(what, problems=listed, todo="Verify one dataset at a time.")
     root = next(iter(roots), None)
     tree = read_tree(root or dataset())
     everything = False
@@ -480,9 +479,8 @@ def _is_op_type(tree: DatasetTree, word: str) -> bool:
         raise TraceproofError(f"{word!r} is no name in {tree.root}", todo=f"If a path is meant, write ./{word}.")
     problems = [why(tree, word), f"op_types there: {', '.join(sorted(groups))}"]
     todo = "Give the name of a definition or an op_type, a definition's file, or a dataset's folder."
-    raise TraceproofError(
-        f"{word!r} names nothing that can be verified in {tree.root}", problems=problems, todo=todo
-    )
+    what = f"{word!r} names nothing that can be verified in {tree.root}"
+    raise TraceproofError(what, problems=problems, todo=todo)
 
 
 def _members(tree: DatasetTree, op_types: Collection[str]) -> list[str]:

@@ -156,9 +156,8 @@ def requested(
     if dp == 1:
         return found
     if bad := [one.tp for one in found if dp < 1 or one.tp % dp]:
-        raise TraceproofError(
-            f"dp-attention: {dp} does not divide tp of {bad}", todo="Attention is spread over the ranks of tp."
-        )
+        what = f"dp-attention: {dp} does not divide tp of {bad}"
+        raise TraceproofError(what, todo="Attention is spread over the ranks of tp.")
     return tuple(one._replace(dp=dp) for one in found)
 
 

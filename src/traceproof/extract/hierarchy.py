@@ -18,8 +18,8 @@ def modules_of(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> di
     """The modules in model order, each (path, class) once, as models.ts has them; `definitions` go by module path.
 
     A module has `count`, `parent` (the model itself not), `type` (`block` if it holds others, else `layer`), and
-    `definitions`. A decoder layer is named by its class, any other module by its place; the second of one name gets
-    its holder's in front. A module that two kinds of layers hold stands under the one that holds more of them.
+    `definitions`. A decoder layer is named by its class, any other by its place; the second of one name gets its
+    holder's in front. A module that two kinds of layers hold stands under the one that holds more of them.
     """
     groups: dict[tuple[str, str], list[ModelModule]] = {}
     for module in reading.modules:

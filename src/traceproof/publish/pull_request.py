@@ -30,7 +30,7 @@ from traceproof.publish.verified import (
 )
 from traceproof.run.schema import REFERENCE, each_row
 from traceproof.stacks import STACK_OF, distribution
-from traceproof.testgen.generate import GENERATED, PLACE, Divergences, GenerateOptions, generate_planned, state
+from traceproof.testgen.generate import GENERATED, PLACE, Divergences, GenerateOptions, generate, state
 from traceproof.testgen.summary import TestsReport, described
 from traceproof.text import markdown, printable, redacted
 
@@ -289,7 +289,7 @@ def _write_tests(source: Source, tree: DatasetTree, names: Sequence[str]) -> dic
             write_text(target / path.name, path.read_text(encoding="utf-8"))
     if fresh:
         order = GenerateOptions(root=tree.root, out=out, definitions=fresh, python=source.python)
-        generate_planned(order, Divergences())
+        generate(order, Divergences(), planned=True)
     return {name: f"no generated test, the dataset has {PLACE / f'test_{name}.py'}" for name in tested}
 
 

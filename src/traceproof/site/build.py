@@ -59,9 +59,8 @@ class Finished:
         try:
             return read_summary(self.run / "summary.json")
         except TraceproofError as error:
-            raise TraceproofError(
-                error.what, problems=error.problems, todo="Run `traceproof verify` again."
-            ) from error
+            what = error.what
+            raise TraceproofError(what, problems=error.problems, todo="Run `traceproof verify` again.") from error
 
     @cached_property
     def findings(self) -> Mapping[FindingKey, str]:

@@ -72,14 +72,10 @@ class Call:
         self.definition, self.adapter, self.stack = definition, found, STACKS[STACK_OF[truth]]
         self.constants: dict[str, str] = {}  # assignments by name
         self.mappings: set[str] = set()  # our names of mappings, in annotations
-        self.functions: dict[
-            str, tuple[object, str]
-        ] = {}  # by name: the function, and its text for this definition
-        self.imports = {"import torch"}
-        self.settings = [
-            f"os.environ.setdefault({quoted(k)}, {quoted(v)})" for k, v in self.stack.settings.items()
-        ]
-        self.imports |= {"import os"} if self.settings else set()
+        self.functions: dict[str, tuple[object, str]] = {}  # the function, and its text for this definition
+        set_ = "os.environ.setdefault({}, {})".format
+        self.settings = [set_(quoted(name), quoted(value)) for name, value in self.stack.settings.items()]
+        self.imports = {"import torch", *(["import os"] if self.settings else [])}
         names = {key: f"api_{key.rpartition(':')[2]}" for key in found.apis}
         self.apis = [_import(self.stack.places(key), name) for key, name in names.items()]
         self.apis.append(f"API = {{{', '.join(f'{quoted(key)}: {name}' for key, name in names.items())}}}")
@@ -141,9 +137,7 @@ class Call:
         node = ast.parse(written).body[0]
         if not isinstance(node, ast.FunctionDef):
             raise Unemittable(f"{name} is no function that has a text of its own")
-        written = "".join(written.splitlines(keepends=True)[node.lineno - 1 :]).rstrip()  # without decorators
-        node.decorator_list = []
-        before = ast.dump(node)
+        node.decorator_list, before = [], "\n".join(written.splitlines()[node.lineno - 1 :])  # without decorators
         scope = {**vars(sys.modules[function.__module__]), **inspect.getclosurevars(function).nonlocals}
         node = _Filled(node, scope, {parameter: self.definition}).filled
         self.functions[name] = function, ""  # it may call itself
@@ -152,7 +146,8 @@ class Call:
             if isinstance(item, ast.Name) and item.id not in bound and item.id in scope:
                 self._name(item.id, scope[item.id], scope["__name__"])
         del self.functions[name]  # behind what it calls
-        self.functions[name] = function, written if ast.dump(node) == before else folded(ast.unparse(node))
+        unchanged = ast.dump(node) == ast.dump(ast.parse(before).body[0])
+        self.functions[name] = function, before if unchanged else folded(ast.unparse(node))
 
     def _name(self, name: str, value: Any, module: str) -> None:  # noqa: ANN401 - any global
         """Add what a name means in a module."""
@@ -166,12 +161,11 @@ class Call:
                 self.constants[name] = f"{name} = {value.__name__}"
         elif statements := [line for line in _imports(module).get(name, ()) if OURS not in line]:
             self.imports |= set(statements)
-        elif (written := literal(value)) is not None:
-            self.constants[name] = f"{name} = {ast.unparse(written)}"
-        elif isinstance(value, frozenset):
-            self.constants[name] = f"{name} = frozenset({sorted(value)!r})"
         else:
-            raise Unemittable(f"{name} is neither code nor a plain value")
+            written = f"frozenset({sorted(value)!r})" if isinstance(value, frozenset) else literal(value)
+            if written is None:
+                raise Unemittable(f"{name} is neither code nor a plain value")
+            self.constants[name] = f"{name} = {written}"
 
 
 def _import(places: tuple[str, ...], name: str) -> str:
@@ -212,7 +206,7 @@ class _Filled(ast.NodeTransformer):
         self.bound = list(_bound(node))  # a variable that is bound twice, twice
         for arguments in (node.args.args, node.args.kwonlyargs):
             arguments[:] = [one for one in arguments if one.arg not in known]
-        node.body = self.block(node.body) or [ast.Pass()]
+        node.body = self.block(node.body)
         self.filled = ast.fix_missing_locations(node)
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
@@ -223,11 +217,12 @@ class _Filled(ast.NodeTransformer):
             done += found if isinstance(found, list) else [found] if found is not None else []
             if done and isinstance(done[-1], ast.Return | ast.Raise):
                 break
-        return done
+        return done or [ast.Pass()]
 
     def decided(self, node: ast.expr) -> bool:
         """Whether the definition decides an expression."""
-        read = set(_free(node))
+        own = set(_bound(node))
+        read = {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and item.id not in own}
         known = self.known.keys() | ((self.scope.keys() | vars(builtins).keys()) - set(self.bound))
         return bool(read & self.known.keys()) and read <= known
 
@@ -242,24 +237,23 @@ class _Filled(ast.NodeTransformer):
             # Of a mapping that can not be written, all that is asked for are its keys.
             written = literal(value) or (literal(tuple(value)) if isinstance(value, Mapping) else None)
             if written is not None:
-                return written
+                return _expression(written)
         return super().visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)]) if (
-                self.decided(node.value) and self.bound.count(name) == 1
-            ):
-                self.known[name] = self.value(node.value)
-                if literal(self.known[name]) is None:
-                    return None
+        target = node.targets[0]
+        if isinstance(target, ast.Name) and self.bound.count(target.id) == 1 and self.decided(node.value):
+            self.known[target.id] = self.value(node.value)
+            if literal(self.known[target.id]) is None:
+                return None
         return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         if self.decided(node.test):
-            return self.block(node.body if self.value(node.test) else node.orelse)
-        node.test, node.body = self.visit(node.test), self.block(node.body) or [ast.Pass()]
-        node.orelse = self.block(node.orelse)
+            taken = node.body if self.value(node.test) else node.orelse
+            return self.block(taken) if taken else []
+        node.test, node.body = self.visit(node.test), self.block(node.body)
+        node.orelse = self.block(node.orelse) if node.orelse else []
         return node
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:  # noqa: ANN401 - ast's own signature
@@ -277,11 +271,8 @@ class _Filled(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript | ast.Attribute) -> ast.AST:
         """What is looked up in a mapping needs more of it than its keys."""
-        if (
-            self.decided(node.value)
-            and isinstance(value := self.value(node.value), Mapping)
-            and not literal(value)
-        ):
+        value = self.value(node.value) if self.decided(node.value) else None
+        if isinstance(value, Mapping) and not literal(value):
             raise Unemittable(ast.unparse(node))
         return self.generic_visit(node)
 
@@ -290,34 +281,32 @@ class _Filled(ast.NodeTransformer):
         called = self.scope.get(node.func.id) if isinstance(node.func, ast.Name) else None
         read = "{}[{}]" if called is tensor else "float({}[{}])" if called is scalar else None
         if read is not None and not node.keywords:
-            return ast.parse(read.format(*map(ast.unparse, node.args)), mode="eval").body
+            return _expression(read.format(*map(ast.unparse, node.args)))
         if isinstance(called, FunctionType) and called.__module__.startswith(f"{OURS}."):
-            node.args = [one for one in node.args if not self._is_definition(one)]
-            node.keywords = [one for one in node.keywords if not self._is_definition(one.value)]
+            decided = {name for name, value in self.known.items() if isinstance(value, Definition)}
+            node.args = [one for one in node.args if ast.unparse(one) not in decided]
+            node.keywords = [one for one in node.keywords if ast.unparse(one.value) not in decided]
         return self.generic_visit(node)
 
-    def _is_definition(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and isinstance(self.known.get(node.id), Definition)
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
-def literal(value: Any) -> ast.expr | None:  # noqa: ANN401 - any value
-    """A value as an expression; None: it has no plain one."""
-    if type(value) is float and not math.isfinite(value):
-        return ast.parse(f"float({str(value)!r})", mode="eval").body
-    if value is None or type(value) in {bool, int, float, str}:
-        return ast.Constant(value)
-    if isinstance(value, torch.dtype):
-        return ast.parse(str(value), mode="eval").body
-    if type(value) in {tuple, list}:
-        items = [literal(item) for item in value]
-        known = [item for item in items if item is not None]
-        kind = ast.Tuple if type(value) is tuple else ast.List
-        return kind(known, ast.Load()) if len(known) == len(items) else None
+def literal(value: Any) -> str | None:  # noqa: ANN401 - any value
+    """A value as the text of an expression; None: it has no plain one."""
+    if value is None or type(value) in {bool, int, float, str} or isinstance(value, torch.dtype):
+        return f"float('{value}')" if type(value) is float and not math.isfinite(value) else repr(value)
+    if type(value) not in {tuple, list} and not isinstance(value, Mapping):
+        return None
+    items = [literal(item) for item in value]
     if isinstance(value, Mapping):
-        keys, values = literal(list(value)), literal(list(value.values()))
-        if isinstance(keys, ast.List) and isinstance(values, ast.List):
-            return ast.Dict(list(keys.elts), values.elts)
-    return None
+        values = [literal(one) for one in value.values()]
+        items = [None if None in pair else f"{pair[0]}: {pair[1]}" for pair in zip(items, values, strict=True)]
+    text = ", ".join(filter(None, items))
+    text = f"{text}," if type(value) is tuple and len(items) == 1 else text
+    brackets = "()" if type(value) is tuple else "[]" if type(value) is list else "{}"
+    return None if None in items else f"{brackets[0]}{text}{brackets[1]}"
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
@@ -326,14 +315,6 @@ def _bound(node: ast.AST) -> Iterator[str]:
         if isinstance(item, ast.arg):
             yield item.arg
         elif isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store):
-            yield item.id
-
-
-def _free(node: ast.AST) -> Iterator[str]:
-    """Names that an expression reads and does not bind itself."""
-    own = set(_bound(node))
-    for item in ast.walk(node):
-        if isinstance(item, ast.Name) and item.id not in own:
             yield item.id
 
 
@@ -382,13 +363,10 @@ def _folded(line: str, width: int) -> Iterator[str]:
 
 def _unbound(text: str) -> set[str]:
     """Names that code reads and nowhere binds: what was told apart from its surroundings and still needs them."""
-    nodes = list(ast.walk(ast.parse(text)))
-    bound = {*dir(builtins), *(name for node in nodes for name in _bound(node))}
-    bound |= {
-        node.name
-        for node in nodes
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name
-    }
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    named = (node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler))
+    bound = {*dir(builtins), *_bound(tree), *named}
     aliases = [one for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for one in node.names]
     bound |= {one.asname or one.name.partition(".")[0] for one in aliases}
     return {node.id for node in nodes if isinstance(node, ast.Name)} - bound

@@ -9,7 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -63,17 +63,6 @@ class Divergences:
             if entry.means(definition.name, definition.digest) and entry.implementation == REFERENCE:
                 found.update(dict.fromkeys(entry.cases, f"{entry.reason}{entry.said}"))
         return tuple(f"case {case}: {reason}" for case, reason in sorted(found.items()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextRequest:
-    """What a test file is written from."""
-
-    root: str  # the dataset's folder
-    divergences: Mapping[str, Sequence[str]]  # of the definitions that get a file, by name
-    # sizes, tolerance: what the tests take where the command line says nothing; None: the general default
-    sizes: Sequence[str] | None = None
-    tolerance: float | None = None
 
 
 class Texts(TypedDict):
@@ -133,38 +122,23 @@ class Generated:
         return told | {"files": self.files, "op_types": rows}
 
 
-def generate(order: GenerateOptions, divergences: Divergences) -> Generated:
-    """Write the tests.
+def generate(order: GenerateOptions, divergences: Divergences, *, planned: bool = False) -> Generated:
+    """Write the tests; of `planned` definitions, those that the dataset has.
 
     Raises TraceproofError: the folder is no dataset or can not be written, the selection does not fit it, or
     something of somebody else's stands in the way. Nothing has been written then.
     """
     tree = read_tree(order.root)
-    return _generate(tree, _selected(tree, order), order, divergences)
-
-
-def generate_planned(order: GenerateOptions, divergences: Divergences) -> Generated:
-    """Write the tests of the definitions named, as far as the dataset has them; it raises what `generate` does."""
-    tree = read_tree(order.root)
-    return _generate(
-        tree,
-        [tree.definitions[name] for name in order.definitions if name in tree.definitions],
-        order,
-        divergences,
-    )
-
-
-def _generate(
-    tree: DatasetTree, chosen: Sequence[DatasetEntry], order: GenerateOptions, divergences: Divergences
-) -> Generated:
+    if planned:
+        chosen = [tree.definitions[name] for name in order.definitions if name in tree.definitions]
+    else:
+        chosen = _selected(tree, order)
     folder = order.place
     conftest = folder / "conftest.py"
     found = state(conftest)
     if found == "foreign" or (found == "edited" and not order.force):
-        told = {
-            "foreign": "is not traceproof's",
-            "edited": "was edited since it was written; --force writes it again",
-        }
+        told = {"foreign": "is not traceproof's"}
+        told |= {"edited": "was edited since it was written; --force writes it again"}
         todo = "Move it away, or give another --output-dir. Nothing was written."
         raise TraceproofError(f"something else is in the way: {conftest} {told[found]}", todo=todo)
     result = Generated(total=Counter(entry.definition.op_type for entry in tree.definitions.values()))
@@ -180,33 +154,32 @@ def _generate(
         result.status[name] = "written" if order.force and present[name] == "kept" else present[name]
         if lines := divergences.of(entry.definition):
             result.flagged[name] = lines
-    written = [name for name, status in result.status.items() if status == "written"]
-    request = TextRequest(
-        root=str(order.root),
-        divergences={name: result.flagged.get(name, ()) for name in written},
-        sizes=None if order.sizes == SIZES else order.sizes,
-        tolerance=order.tolerance,
-    )
-    answer = _texts(request, order.python)
+    written = {name: result.flagged.get(name, ()) for name, status in result.status.items() if status == "written"}
+    settings = {"sizes": None if order.sizes == SIZES else order.sizes, "tolerance": order.tolerance}
+    answer = _texts({"root": str(order.root), "divergences": written, **settings}, order.python)
     result.problems += [f"{name}: {problem}" for name, problem in answer["problems"].items()]
     for name in answer["problems"]:
         del result.status[name]
-    written = list(answer["texts"])
     made = {folder / f"test_{name}.py": text for name, text in answer["texts"].items()}
     checkouts = (checkouts_of(conftest) if found in {"ours", "edited"} else {}) | dict(order.checkouts)
-    _write({conftest: conftest_text(checkouts), **made}, result, folder)
-    result.after = _counted(tree, present | dict.fromkeys(written, "kept"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in {conftest: conftest_text(checkouts), **made}.items():
+            if write_if_changed(path, text):
+                result.files.append(path.relative_to(folder.parents[1]).as_posix())
+    except OSError as error:
+        what = f"{error.filename or folder} cannot be written: {error.strerror}"
+        todo = "Check the folder's permissions and that no file stands where a folder is needed."
+        raise TraceproofError(what, todo=todo) from error
+    result.after = _counted(tree, present | dict.fromkeys(answer["texts"], "kept"))
     return result
 
 
 def _selected(tree: DatasetTree, order: GenerateOptions) -> list[DatasetEntry]:
     """The selected definitions. Raises TraceproofError: the selection does not fit the dataset."""
     op_types = {entry.definition.op_type for entry in tree.definitions.values()}
-    problems = [
-        f"--op-type {name}: the dataset has {', '.join(sorted(op_types))}"
-        for name in order.op_types
-        if name not in op_types
-    ]
+    listed = ", ".join(sorted(op_types))
+    problems = [f"--op-type {name}: the dataset has {listed}" for name in order.op_types if name not in op_types]
     for name in order.definitions:
         if name not in tree.definitions:
             problems.append(f"--definition-name {why(tree, name)}")
@@ -225,10 +198,8 @@ def _selected(tree: DatasetTree, order: GenerateOptions) -> list[DatasetEntry]:
 
 
 def _no_identifier(entry: DatasetEntry) -> str:
-    return (
-        f"{entry.path}: name {entry.definition.name!r} is no identifier, so no file can be named after it; use "
-        "letters, digits and underscores"
-    )
+    why = "is no identifier, so no file can be named after it; use letters, digits and underscores"
+    return f"{entry.path}: name {entry.definition.name!r} {why}"
 
 
 def _counted(tree: DatasetTree, present: Mapping[str, str]) -> Counter[str]:
@@ -236,12 +207,12 @@ def _counted(tree: DatasetTree, present: Mapping[str, str]) -> Counter[str]:
     return Counter(tree.definitions[name].definition.op_type for name in have)
 
 
-def _texts(request: TextRequest, python: str | None) -> Texts:
-    """What `texts` gives. Raises TraceproofError: the other interpreter could not write them."""
+def _texts(request: dict[str, Any], python: str | None) -> Texts:
+    """What `texts` gives for arguments. Raises TraceproofError: the other interpreter could not write them."""
     if python is None:
-        return texts(request)
+        return texts(**request)
     with own_folder() as folder:
-        write_json(folder / "request.json", asdict(request))
+        write_json(folder / "request.json", request)
         environment = without_secrets() | {"PYTHONPATH": str(Path(__file__).parents[2])}
         command = [python, "-P", "-m", __name__, str(folder / "request.json"), str(folder / "texts.json")]
         done = programs.run(command, environment=environment)
@@ -251,32 +222,21 @@ def _texts(request: TextRequest, python: str | None) -> Texts:
     return found
 
 
-def texts(request: TextRequest) -> Texts:
-    """The texts of test files; needs PyTorch."""
-    from traceproof.testgen.texts import FileSettings, render
+def texts(
+    root: str, divergences: Mapping[str, Sequence[str]], *, sizes: Sequence[str] | None, tolerance: float | None
+) -> Texts:
+    """The texts of test files, of definitions by name with how they diverge; needs PyTorch."""
+    from traceproof.testgen.texts import render
 
-    settings = FileSettings(sizes=tuple(request.sizes) if request.sizes else None, tolerance=request.tolerance)
-    found = read_tree(Path(request.root)).definitions
+    found = read_tree(Path(root)).definitions
     answer = Texts(texts={}, problems={})
-    for name, lines in request.divergences.items():
+    for name, lines in divergences.items():
         try:
-            answer["texts"][name] = headed(render(found[name].definition, lines, settings))
+            text = render(found[name].definition, lines, sizes=sizes, tolerance=tolerance)
+            answer["texts"][name] = headed(text)
         except Exception as error:  # noqa: BLE001 - a definition is anybody's: the others get their tests
             answer["problems"][name] = printable(f"no test can be written: {type(error).__name__}: {error}")
     return answer
-
-
-def _write(files: Mapping[Path, str], result: Generated, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in files.items():
-            if write_if_changed(path, text):
-                result.files.append(path.relative_to(folder.parents[1]).as_posix())
-    except OSError as error:
-        todo = "Check the folder's permissions and that no file stands where a folder is needed."
-        raise TraceproofError(
-            f"{error.filename or folder} cannot be written: {error.strerror}", todo=todo
-        ) from error
 
 
 def headed(body: str) -> str:
@@ -317,4 +277,4 @@ def checkouts_of(conftest: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    write_json(Path(sys.argv[2]), texts(TextRequest(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))
+    write_json(Path(sys.argv[2]), texts(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

@@ -36,30 +36,18 @@ class TestRow(TypedDict):
     seconds: float
 
 
-class RunRequest(TypedDict):
-    """What a worker is asked for: tests, options of pytest, and variables of the environment."""
+def setup(payload: dict[str, Any]) -> Callable[[str], tuple[list[TestRow], str]]:
+    """Called once in a worker; the result runs a definition's test file: its rows, and why they are not all.
 
-    scratch: str  # a folder of the worker's own
-    folder: str  # of the test files
-    options: list[str]
-    variables: dict[str, str]
-
-
-class FileResult(TypedDict):
-    """One definition's rows; `problem` is what pytest said where it could not run them."""
-
-    rows: list[TestRow]
-    problem: str
-
-
-def setup(payload: RunRequest) -> Callable[[str], FileResult]:
-    """Called once in a worker; the result runs one definition's test file per call."""
+    `scratch` is a folder of the worker's own, `folder` that of the test files, `options` are pytest's, `variables`
+    of the environment.
+    """
     scratch = Path(payload["scratch"])
     os.chdir(scratch)
     os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     sys.dont_write_bytecode = True  # the tests' folder can not be written from here
 
-    def run(name: str) -> FileResult:
+    def run(name: str) -> tuple[list[TestRow], str]:
         import pytest
 
         plugin = _Collector()
@@ -71,8 +59,8 @@ def setup(payload: RunRequest) -> Callable[[str], FileResult]:
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
             code = pytest.main([str(folder / f"test_{name}.py"), *options], plugins=[plugin])
-        problem = said.getvalue()[-OUTPUT_CHARACTERS:] if code >= USAGE else ""
-        return {"rows": list(plugin.rows.values()), "problem": problem}
+        rows, problem = list(plugin.rows.values()), said.getvalue()[-OUTPUT_CHARACTERS:] if code >= USAGE else ""
+        return rows, problem or ("" if rows else "no test was collected")
 
     return run
 
@@ -85,24 +73,17 @@ class _Collector:
 
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
         """Note what came of a phase."""
-        row = self.rows.setdefault(report.nodeid, _row(report.nodeid))
+        test, _, case = report.nodeid.rpartition("::")[2].partition("[")
+        new = TestRow(test=test, case=case.removesuffix("]"), outcome="passed", message="", seconds=0.0)
+        row = self.rows.setdefault(report.nodeid, new)
         row["seconds"] += report.duration
         if report.outcome != "passed" or (report.when == "call" and row["outcome"] == "passed"):
             broken = report.outcome == "failed" and report.when != "call"
             row["outcome"] = "error" if broken else report.outcome
-            row["message"] = _message(report)
-
-
-def _row(node: str) -> TestRow:
-    test, _, case = node.rpartition("::")[2].partition("[")
-    return {"test": test, "case": case.removesuffix("]"), "outcome": "passed", "message": "", "seconds": 0.0}
-
-
-def _message(report: Any) -> str:  # noqa: ANN401 - pytest's report
-    said = report.longrepr
-    text = said[2].removeprefix("Skipped: ") if isinstance(said, tuple) else str(said or "")
-    half = MESSAGE_CHARACTERS // 2  # a report starts with what failed, a traceback ends with it
-    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[:half]}\n...\n{text[-half:]}"
+            said = report.longrepr
+            text = said[2].removeprefix("Skipped: ") if isinstance(said, tuple) else str(said or "")
+            half = MESSAGE_CHARACTERS // 2  # a report starts with what failed, a traceback ends with it
+            row["message"] = text if len(text) <= 2 * half else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 SETUP = "traceproof.testgen.running:setup"
@@ -150,19 +131,18 @@ def run_tests(
             todo = "Generate it again: `snakemake --forcerun tests`."
             raise TraceproofError(f"{order.folder / f'test_{name}.py'} is not as it was generated", todo=todo)
     parallel = max(1, min(parallel, len(names)))
+    options = [*order.options, f"--dataset={order.dataset.absolute()}"]
+    if order.stack != MAIN:  # beside torch's environment, only what needs the stack's package is run again
+        options += ["-k", f"vs_{order.stack} or ground_truths_match"]
+    asked = {"folder": str(order.folder.absolute()), "options": options, "variables": dict(order.variables)}
     with own_folder() as scratch, ThreadPoolExecutor(parallel) as threads:
 
         def share(number: int) -> dict[str, list[TestRow]]:
             folder = scratch / str(number)
             folder.mkdir()
-            asked: RunRequest = {
-                "scratch": str(folder),
-                "folder": str(order.folder.absolute()),
-                "options": [*order.options, f"--dataset={order.dataset.absolute()}", *_selected(order.stack)],
-                "variables": dict(order.variables),
-            }
-            with Worker(environment, SETUP, {**asked}, order.limits, caches=caches) as worker:
-                return {name: list(_test_rows(worker.ask(name))) for name in names[number::parallel]}
+            payload = {"scratch": str(folder), **asked}
+            with Worker(environment, SETUP, payload, order.limits, caches=caches) as worker:
+                return {name: _test_rows(worker.ask(name)) for name in names[number::parallel]}
 
         rows = {name: found for one in threads.map(share, range(parallel)) for name, found in one.items()}
     for name in names:
@@ -172,33 +152,18 @@ def run_tests(
             )
 
 
-def _selected(stack: str) -> list[str]:
-    """Options of pytest: beside torch's environment, only what needs the stack's package is run again."""
-    return [] if stack == MAIN else ["-k", f"vs_{stack} or ground_truths_match"]
-
-
-def _test_rows(outcome: Reply) -> Iterator[TestRow]:
-    if outcome.status is not Status.OK:
-        yield _broken(outcome, f"{outcome.status}: {outcome.message}")
-        return
-    yield from outcome.value["rows"]
-    if outcome.value["problem"]:
-        yield _broken(outcome, outcome.value["problem"])
-    elif not outcome.value["rows"]:
-        yield _broken(outcome, "no test was collected")
-
-
-def _broken(outcome: Reply, message: str) -> TestRow:
-    return {"test": WHOLE, "case": "", "outcome": "error", "message": message, "seconds": outcome.seconds}
+def _test_rows(reply: Reply) -> list[TestRow]:
+    """The rows of a worker's answer, and one of the whole file where that did not run to its end."""
+    rows, problem = reply.value if reply.status is Status.OK else ([], f"{reply.status}: {reply.message}")
+    whole = TestRow(test=WHOLE, case="", outcome="error", message=problem, seconds=reply.seconds)
+    return [*rows, whole] if problem else rows
 
 
 def failure_line(row: DefinitionTestRow) -> str:
     """What failed, where, and the line of its message that says why."""
     where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
     said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
-    told = (
-        said[-1] if row["outcome"] == "error" else said[0]
-    )  # a traceback ends with the cause, a report starts so
+    told = said[-1 if row["outcome"] == "error" else 0]  # a traceback ends with the cause, a report starts so
     return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {told}"
 
 

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from rich.console import Console
 
-from traceproof.run.known import Known, KnownFinding
+from traceproof.run.known import Known
 from traceproof.run.report import headed
 from traceproof.testgen.running import BAD, SHOWN, DefinitionTestRow, failure_line
 
@@ -30,24 +30,19 @@ class TestsReport(TypedDict):
 
 def judged(rows: Iterable[DefinitionTestRow], known: Known, versions: Versions) -> TestsReport:
     """Mark known failures. Raises TraceproofError: known.yaml limits versions of a package that no stack holds."""
-    found: list[Judged] = [
-        {**row, "known": row["outcome"] in BAD and _is_known(row, known, versions)} for row in rows
-    ]
+
+    def is_known(row: DefinitionTestRow) -> bool:
+        """Whether an entry is about the test's case, and about the reference or the ground truth that it runs."""
+        return any(
+            entry.implementation in {"reference", row["stack"]}
+            and entry.means(row["definition"], row["digest"])
+            and row["case"] in entry.cases
+            and entry.stands(versions.get(row["stack"], {})) is not False
+            for entry in known.findings
+        )
+
+    found: list[Judged] = [{**row, "known": row["outcome"] in BAD and is_known(row)} for row in rows]
     return {"passed": bool(found) and not any(map(_is_new, found)), "rows": found}
-
-
-def _is_known(row: DefinitionTestRow, known: Known, versions: Versions) -> bool:
-    return any(_speaks_of(entry, row, versions) for entry in known.findings)
-
-
-def _speaks_of(entry: KnownFinding, row: DefinitionTestRow, versions: Versions) -> bool:
-    """Whether an entry is about the test's case, and about the reference or the ground truth that it runs."""
-    return (
-        entry.implementation in {"reference", row["stack"]}
-        and entry.means(row["definition"], row["digest"])
-        and row["case"] in entry.cases
-        and entry.stands(versions.get(row["stack"], {})) is not False
-    )
 
 
 def _is_new(row: Judged) -> bool:

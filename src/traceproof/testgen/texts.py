@@ -4,7 +4,6 @@ import keyword
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -111,52 +110,39 @@ def generate_random_inputs(device="cpu", seed=0):
 '''
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSettings:
-    """What a file's tests take where the command line says nothing; None: the general default."""
-
-    sizes: tuple[str, ...] | None = None
-    tolerance: float | None = None
-
-
-def render(definition: Definition, divergences: Sequence[str], settings: FileSettings) -> str:
-    """A definition's test file."""
+def render(
+    definition: Definition,
+    divergences: Sequence[str] = (),
+    *,
+    sizes: Sequence[str] | None = None,
+    tolerance: float | None = None,
+) -> str:
+    """A definition's test file; with the sizes and tolerance that count where the command line says nothing."""
     name = unquoted(definition.name)
     about = [f'"""Tests of the reference of {name}.', "", f"Run: pytest tests/references/test_{name}.py -v -s"]
-    if divergences:
-        about += [
-            "",
-            "It is known to diverge, so these tests fail:",
-            *(f"- {unquoted(one)}" for one in divergences),
-        ]
+    about += ["", "It is known to diverge, so these tests fail:"] if divergences else []
+    about += [f"- {unquoted(one)}" for one in divergences]
     drawn = Drawing(definition)
-    calls = "\n\n".join(_calls(definition))
+    constants = _constants(definition, drawn)
+    constants += [] if sizes is None else [f"TEST_SIZES = {literal(tuple(sizes))}"]
+    constants += [] if tolerance is None else [f"TOLERANCE = {literal(tolerance)}"]
+    head = HEAD.format(about="\n".join(about), constants="\n".join(constants))
     tests = [TESTS, *(VERSUS.format(name=one, calls=TRUTHS[one].calls) for one in served(definition))]
-    blocks = [
-        HEAD.format(about="\n".join(about), constants="\n".join(_constants(definition, settings, drawn))),
-        drawn.source,
-        calls,
-        GET,
-        *tests,
-        MAIN,
-    ]
+    blocks = [head, drawn.source, "\n\n".join(_calls(definition)), GET, *tests, MAIN]
     return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
 
 
-def constants(definition: Definition) -> dict[str, int | float]:
-    """The definition's const axes, and numbers that its reference gives names to."""
-    return {**definition.const_axes, **assigned(definition.reference)}
-
-
-def _constants(definition: Definition, settings: FileSettings, drawn: "Drawing") -> list[str]:
+def _constants(definition: Definition, drawn: "Drawing") -> list[str]:
+    """Assignments: the definition's const axes, numbers that its reference gives names to, and what tests need."""
     lines = [f"DEFINITION = {literal(definition.name)}", f"OP_TYPE = {literal(definition.op_type)}"]
-    values = constants(definition)
+    values = {**definition.const_axes, **assigned(definition.reference)}
     upper = {name: name.upper() for name in values}
     told = [*RESERVED, *upper.values()]
     unique = {name: text for name, text in upper.items() if text.isidentifier() and told.count(text) == 1}
     lines += [f"{text} = {literal(values[name])}" for name, text in unique.items()]
     pairs = [f"{literal(name)}: {unique.get(name, literal(value))}" for name, value in values.items()]
-    lines += wrapped(f"CONSTANTS = {{{', '.join(pairs)}}}")
+    line = f"CONSTANTS = {{{', '.join(pairs)}}}"
+    lines += [line] if len(line) <= 115 else ["CONSTANTS = {", *(f"    {pair}," for pair in pairs), "}"]
     lines.append(f"MEMORY_GB = {drawn.memory:.2g}  # that its largest ordinary case takes, about")
     floats = {s.dtype for s in definition.inputs.values() if s.shape is not None and "float" in s.dtype}
     quantised = [name for name, one in drawn.op.comparisons(definition).items() if isinstance(one, Quantised)]
@@ -166,13 +152,7 @@ def _constants(definition: Definition, settings: FileSettings, drawn: "Drawing")
         lines.append(f"TOLERANCES = {{{', '.join(dtypes)}}}  # it computes with quantised values")
     elif floats - {"float32", "float64"} and any(spec.dtype == "float32" for spec in definition.outputs.values()):
         lines.append("TOLERANCES = {torch.float32: (1e-3, 1e-3, 1.0)}  # outputs are no more exact than inputs")
-    if drawn.draws:
-        lines.append("DRAWS = True  # its outputs are random draws")
-    if settings.sizes is not None:
-        lines.append(f"TEST_SIZES = {literal(settings.sizes)}")
-    if settings.tolerance is not None:
-        lines.append(f"TOLERANCE = {literal(settings.tolerance)}")
-    return lines
+    return [*lines, "DRAWS = True  # its outputs are random draws"] if drawn.draws else lines
 
 
 def served(definition: Definition) -> list[str]:
@@ -187,24 +167,15 @@ def _calls(definition: Definition) -> list[str]:
         adapter = lookup.serving(name, definition)
         package = STACKS[STACK_OF[name]].distribution
         sm = f", sm={adapter.sm}" if adapter is not None and adapter.sm else ""
-        if name not in FIRST_TRUTHS:
-            rows.append(f"    {literal(name)}: GroundTruth(None, {literal(package)}{sm}),")
-            continue
+        load = "None"
         try:
-            texts.append(Call(definition, name).function(f"load_{name}"))
-            rows.append(f"    {literal(name)}: GroundTruth(load_{name}, {literal(package)}{sm}),")
+            if name in FIRST_TRUTHS:
+                texts.append(Call(definition, name).function(f"load_{name}"))
+                load = f"load_{name}"
         except Unemittable as why:
             rows.append(f"    # by traceproof alone: {printable(str(why))}")
-            rows.append(f"    {literal(name)}: GroundTruth(None, {literal(package)}{sm}),")
+        rows.append(f"    {literal(name)}: GroundTruth({load}, {literal(package)}{sm}),")
     return ["\n\n".join(texts), "\n".join(["GROUND_TRUTHS = {", *rows, "}"]) if rows else "GROUND_TRUTHS = {}"]
-
-
-def wrapped(line: str, width: int = 115) -> list[str]:
-    """A statement whose only brackets are its outer ones, in one line or an item a line."""
-    if len(line) <= width:
-        return [line]
-    head, inner, tail = line.partition("{")[0] + "{", line.partition("{")[2][:-1], "}"
-    return [head, *(f"    {item}," for item in inner.split(", ")), tail]
 
 
 class Drawing:
@@ -232,13 +203,19 @@ class Drawing:
     @cached_property
     def _drawn(self) -> Values:
         """Inputs that the op draws, of a scaled-down definition where they would be large."""
+
+        def size_of(definition: Definition) -> int:  # bytes
+            specs = definition.inputs.values()
+            shapes = ((spec, definition.shape_of(spec, case.axes) or ()) for spec in specs)
+            return sum(math.prod(shape) * spec.dtype.bits // 8 for spec, shape in shapes)
+
         definition, case = self.definition, self._case
-        if _bytes(definition, case) > LARGE:
+        if size_of(definition) > LARGE:
             changed = definition.as_json()
             for axis, size in self.op.smaller(definition, ()).items():
                 changed["axes"][axis]["value"] = size
             definition = Definition.model_validate(changed)
-        if _bytes(definition, case) > LARGEST:
+        if size_of(definition) > LARGEST:
             raise Unemittable("they are too large to look at")
         return make_inputs(self.op, definition, case, device=torch.device("cpu"))
 
@@ -265,11 +242,9 @@ class Drawing:
     def _entries(self) -> list[str]:
         """An entry of the returned dict per input; axes get their values in front of it."""
         inputs = self.definition.inputs
-        odd = [
-            name for name in (*inputs, *self.definition.axes) if not name.isidentifier() or keyword.iskeyword(name)
-        ]
-        if odd:
-            raise Unemittable(f"{printable(odd[0])} is no identifier")
+        for name in (*inputs, *self.definition.axes):
+            if not name.isidentifier() or keyword.iskeyword(name):
+                raise Unemittable(f"{printable(name)} is no identifier")
         starts = [name for name, s in inputs.items() if role_of(name) is Role.OFFSETS and len(s.shape or ()) == 1]
         named: set[str] = set()  # var axes that have a value
         sizes: dict[str, str] = {}  # of the parts that each input of offsets counts
@@ -287,26 +262,19 @@ class Drawing:
         """Lengths of the parts that offsets cut, and the axes that follow from them."""
         kind, axis = name.partition("_")[0], (self.definition.inputs[name].shape or ("",))[0]
         batch, length = self._parameter("batch_size", 4), self._parameter("seq_len", 64)
-        lens = f"{kind}_lens"
+        lens = counts = f"{kind}_lens"
         drawn = f"torch.randint(1, {length} + 1, ({batch},), device=device)"
-        self._lines.append(
-            f"{lens} = " + (f"torch.minimum({drawn}, kv_lens)" if "kv_lens" in sizes.values() else drawn)
-        )
-        counts = lens
+        drawn = f"torch.minimum({drawn}, kv_lens)" if "kv_lens" in sizes.values() else drawn
+        self._lines.append(f"{lens} = {drawn}")
         if kind == "kv" and "kv_indices" in self.definition.inputs:
-            self._lines.append(
-                f"kv_pages = (kv_lens + {self._size('page_size')} - 1) // {self._size('page_size')}"
-            )
-            counts = "kv_pages"
+            page, counts = self._size("page_size"), "kv_pages"
+            self._lines.append(f"kv_pages = (kv_lens + {page} - 1) // {page}")
         sizes |= {name: counts, kind: lens}
         found = {axis} if axis in self.definition.var_axes else set()
         total = last_of(self.definition, name) or self._total(name)
         if total in self.definition.var_axes:
             self._lines.append(f"{total} = int({counts}.sum())")
-            found.add(total)
-        if "batch_size" in self.definition.var_axes:
-            found.add("batch_size")
-        return found
+        return found | ({total, "batch_size"} & set(self.definition.var_axes))
 
     def _total(self, name: str) -> str:
         """The var axis that is as long as all parts of some offsets together in the drawn case."""
@@ -361,12 +329,6 @@ class Drawing:
         if role_of(name) is Role.INDICES and high < pages * max(page, 1):
             bound = "num_pages" if high < pages else f"num_pages * {self._size('page_size')}"
         return f"torch.randint({low}, {bound}, {shape}, dtype={dtype}, device=device)"
-
-
-def _bytes(definition: Definition, case: Case) -> int:
-    """Of a case's inputs."""
-    specs = definition.inputs.values()
-    return sum(math.prod(definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits // 8 for spec in specs)
 
 
 def _floats(drawn: torch.Tensor, shape: str, dtype: str) -> str:
