@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traceproof import programs
 from traceproof.errors import TraceproofError
@@ -43,16 +43,11 @@ class Space:
     op_type: str = ""  # or what else is tested
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """A value, or a pair of values, that no case exercises, and the smallest case that would."""
 
     missing: Chosen
     smallest: Chosen
-
-    def as_json(self) -> dict[str, Any]:
-        """The gap as a JSON object."""
-        return {"missing": dict(self.missing), "smallest": dict(self.smallest)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +64,12 @@ class Coverage:
 
     def as_json(self) -> dict[str, Any]:
         """The report as a JSON object."""
-        return {
-            "op_type": self.op_type,
-            "cases": self.cases,
-            "one_way": dict(zip(("covered", "reachable"), self.one_way, strict=True)),
-            "pairs": dict(zip(("covered", "reachable"), self.pairs, strict=True)),
-            "gaps": [gap.as_json() for gap in self.gaps],
-            "pair_gaps": [gap.as_json() for gap in self.pair_gaps],
-            "unknown": list(self.unknown),
-        }
+        names = ("covered", "reachable")
+        counts = {"one_way": self.one_way, "pairs": self.pairs}
+        shares = {name: dict(zip(names, pair, strict=True)) for name, pair in counts.items()}
+        gaps = {"gaps": self.gaps, "pair_gaps": self.pair_gaps}
+        listed = {name: [gap._asdict() for gap in found] for name, found in gaps.items()}
+        return {"op_type": self.op_type, "cases": self.cases, **shares, **listed, "unknown": self.unknown}
 
 
 def cover(space: Space, records: Sequence[Values]) -> Coverage:
@@ -85,8 +77,9 @@ def cover(space: Space, records: Sequence[Values]) -> Coverage:
     known = [(axis.name, value) for axis in space.axes for value in axis.values]
     single = [item for item in known if smallest(space, dict([item])) is not None]
     seen = {(name, value) for record in records for name, values in record.items() for value in values}
-    pairs = list(_pairs(space))
-    together = {pair for record in records for pair in _pairs_of(record)}
+    every = _pairs({axis.name: axis.values for axis in space.axes})
+    pairs = [pair for pair in every if smallest(space, dict(pair)) is not None]
+    together = {pair for record in records for pair in _pairs(record)}
     return Coverage(
         op_type=space.op_type,
         cases=len(records),
@@ -98,72 +91,48 @@ def cover(space: Space, records: Sequence[Values]) -> Coverage:
     )
 
 
-def _pairs_of(record: Values) -> Iterator[frozenset[tuple[str, str]]]:
-    """Pairs of values, each of another axis, that one case exercises."""
-    for one, other in combinations(sorted(record), 2):
-        yield from (frozenset({(one, a), (other, b)}) for a, b in product(record[one], record[other]))
-
-
-def _pairs(space: Space) -> Iterable[frozenset[tuple[str, str]]]:
-    for one, other in combinations(space.axes, 2):
-        for pair in product(one.values, other.values):
-            chosen = {one.name: pair[0], other.name: pair[1]}
-            if smallest(space, chosen) is not None:
-                yield frozenset(chosen.items())
+def _pairs(values: Mapping[str, Iterable[str]]) -> Iterator[frozenset[tuple[str, str]]]:
+    """Pairs of values, each of another axis."""
+    for one, other in combinations(values, 2):
+        yield from (frozenset({(one, a), (other, b)}) for a, b in product(values[one], values[other]))
 
 
 def _gaps(space: Space, missing: Iterable[Sequence[tuple[str, str]]]) -> tuple[Gap, ...]:
-    found = []
-    for items in missing:
-        chosen = dict(items)
-        case = smallest(space, chosen)
-        assert case is not None
-        found.append(Gap(chosen, case))
-    return tuple(found)
+    found = ((chosen, smallest(space, chosen)) for chosen in map(dict, missing))
+    return tuple(Gap(chosen, case) for chosen, case in found if case is not None)
 
 
 def smallest(space: Space, chosen: Chosen) -> Chosen | None:
     """The case with the given values and otherwise the smallest ones; None if they can not go together."""
-    return _complete(space, dict(chosen), [axis for axis in space.axes if axis.name not in chosen])
-
-
-def _complete(space: Space, chosen: dict[str, str], rest: Sequence[Axis]) -> Chosen | None:
     if not space.reachable(chosen):
         return None
-    if not rest:
+    rest = next((axis for axis in space.axes if axis.name not in chosen), None)
+    if rest is None:
         return {axis.name: chosen[axis.name] for axis in space.axes}
-    for value in rest[0].values:
-        found = _complete(space, {**chosen, rest[0].name: value}, rest[1:])
-        if found is not None:
-            return found
-    return None
+    found = (smallest(space, {**chosen, rest.name: value}) for value in rest.values)
+    return next((case for case in found if case is not None), None)
 
 
-def as_text(coverages: Iterable[Coverage], *, gaps: int) -> str:
+def as_text(coverages: Sequence[Coverage], *, gaps: int) -> str:
     """A table, then each gap with its smallest case: all single ones, the first `gaps` pairs of an op_type."""
-    found = list(coverages)
+
+    def share(covered: int, reachable: int) -> str:
+        return f"{covered}/{reachable} {covered / reachable:4.0%}" if reachable else "-"
+
+    def said(chosen: Chosen) -> str:
+        return ", ".join(f"{name} {value}" for name, value in chosen.items())
+
     lines = [f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}"]
-    lines += [f"{one.op_type:18} {one.cases:6} {_share(one.one_way):>12} {_share(one.pairs):>14}" for one in found]
-    lines += [f"{one.op_type}: no case was run" for one in found if not one.cases]
-    for one in (one for one in found if one.cases):
-        for gap in [*one.gaps, *one.pair_gaps[:gaps]]:
-            lines.append(
-                f"{one.op_type}: not exercised: {_said(gap.missing)}; smallest case: {_said(gap.smallest)}"
-            )
-        if len(one.pair_gaps) > gaps:
-            lines.append(f"{one.op_type}: and {len(one.pair_gaps) - gaps} more pairs")
-        lines += [f"{one.op_type}: {text} is not declared" for text in one.unknown]
+    table = [(f"{one.op_type:18} {one.cases:6}", share(*one.one_way), share(*one.pairs)) for one in coverages]
+    lines += [f"{start} {one_way:>12} {pairs:>14}" for start, one_way, pairs in table]
+    lines += [f"{one.op_type}: no case was run" for one in coverages if not one.cases]
+    for one in (one for one in coverages if one.cases):
+        shown = [*one.gaps, *one.pair_gaps[:gaps]]
+        told = [f"not exercised: {said(gap.missing)}; smallest case: {said(gap.smallest)}" for gap in shown]
+        told += [f"and {len(one.pair_gaps) - gaps} more pairs"] if len(one.pair_gaps) > gaps else []
+        told += [f"{text} is not declared" for text in one.unknown]
+        lines += [f"{one.op_type}: {line}" for line in told]
     return "\n".join(lines) + "\n"
-
-
-def _share(counts: tuple[int, int]) -> str:
-    covered, reachable = counts
-    return f"{covered}/{reachable} {covered / reachable:4.0%}" if reachable else "-"
-
-
-def _said(chosen: object) -> str:
-    assert isinstance(chosen, dict)
-    return ", ".join(f"{name} {value}" for name, value in chosen.items())
 
 
 # A library's tests of linear attention: axes, and how parameters say them.
@@ -313,15 +282,10 @@ class Collector:
     def pytest_collection_finish(self, session: Any) -> None:  # noqa: ANN401 - pytest's session
         """Every collected test, with its fixtures' parameters."""
         for item in session.items:
-            callspec = getattr(item, "callspec", None)
+            name, callspec = getattr(item, "originalname", None) or item.name, getattr(item, "callspec", None)
             parameters = dict(callspec.params) if callspec is not None else {}
-            self.rows.append(
-                {
-                    "test": getattr(item, "originalname", None) or item.name,
-                    "parameters": {name: _plain(value) for name, value in parameters.items()},
-                    "names": _names(getattr(item, "function", None)),
-                }
-            )
+            names = _names(getattr(item, "function", None))
+            self.rows.append({"test": name, "parameters": parameters, "names": names})
 
 
 def _names(function: object) -> list[str]:
@@ -336,22 +300,12 @@ def _names(function: object) -> list[str]:
     return sorted(found)
 
 
-def _plain(value: object) -> object:
-    """A parameter as JSON: what JSON can not say becomes its text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value)
-
-
 if __name__ == "__main__":
     import pytest
 
     COLLECTOR = Collector()
     with redirect_stdout(sys.stderr):
-        pytest.main(
-            [sys.argv[1], "-q", "-W", "ignore", "-p", "no:cacheprovider", "--collect-only"], plugins=[COLLECTOR]
-        )
+        options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--collect-only"]
+        pytest.main([sys.argv[1], *options], plugins=[COLLECTOR])
     for row in COLLECTOR.rows:
-        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.write(json.dumps(row, default=str, skipkeys=True) + "\n")

@@ -73,9 +73,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         python=None if importlib.util.find_spec("torch") else str(run.stack_interpreter(MAIN)),
     )
     result = generate(order, _divergences())
-    _say(result, order, to=run.told(json_file))
-    run.write_result(json_file, result.as_json())
-    raise typer.Exit(run.FINDINGS if result.problems else run.FINE)
+    run.end(json_file, result.as_json(), _told(result, order), bad=bool(result.problems))
 
 
 def _places(definitions: Path | None, output: Path | None) -> tuple[Path, Path]:
@@ -128,11 +126,11 @@ def _with_checkouts(command: Callable[..., None]) -> None:
     own = inspect.signature(command, eval_str=True)
     fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     for name in PACKAGES:
-        about = typer.Option(help=f"A checkout of {STACKS[name].label} for the tests to use.")
-        kind = Annotated[Path | None, about]
-        fixed.append(
-            inspect.Parameter(f"{name}_path", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        )
+        kind = Annotated[
+            Path | None, typer.Option(help=f"A checkout of {STACKS[name].label} for the tests to use.")
+        ]
+        only = inspect.Parameter.KEYWORD_ONLY
+        fixed.append(inspect.Parameter(f"{name}_path", only, default=None, annotation=kind))
     command.__signature__ = own.replace(parameters=fixed)  # type: ignore[attr-defined] # which typer reads
     command.__annotations__ = {one.name: one.annotation for one in fixed}
 
@@ -161,7 +159,7 @@ def _python() -> str:
     return "PYTHON (one with torch and pytest; `traceproof verify` builds it)"
 
 
-def _say(result: Generated, order: GenerateOptions, *, to: Any) -> None:  # noqa: ANN401 - a text stream
+def _told(result: Generated, order: GenerateOptions) -> str:
     lines = [f"{'op_type':14} {'definitions':>11} {'with tests before':>18} {'after':>6}"]
     rows = [(name, count, result.before[name], result.after[name]) for name, count in sorted(result.total.items())]
     rows.append(("all", result.total.total(), result.before.total(), result.after.total()))
@@ -175,4 +173,4 @@ def _say(result: Generated, order: GenerateOptions, *, to: Any) -> None:  # noqa
     lines.append(f"run them: {_python()} -m pytest {shlex.quote(str(order.place))}{elsewhere}")
     lines += [f"flagged: {name}: {'; '.join(found)}" for name, found in result.flagged.items()]
     lines += [f"no test: {problem}" for problem in result.problems]
-    to.write("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"

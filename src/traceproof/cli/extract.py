@@ -17,7 +17,6 @@ from traceproof.extract.pipeline import (
     PAGE_SIZES,
     AskedModel,
     Choices,
-    ExtractionResult,
     ExtractionSettings,
     as_json,
     definitions_of,
@@ -30,7 +29,7 @@ from traceproof.extract.pipeline import (
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.drafts import Draft
-from traceproof.models.reading import KernelCall, ModelModule, Reading
+from traceproof.models.reading import KernelCall, Reading
 from traceproof.programs import telling
 from traceproof.stacks import MAIN, READER
 
@@ -95,9 +94,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     if list_models:
         with telling("asking SGLang"):
             listed = listing(extract_python, sglang_path)
-        run.told(json_file).write(told_listing(listed))
-        run.write_result(json_file, listed)
-        return
+        run.end(json_file, listed, told_listing(listed))
     names: list[str | None] = [*(model_name or [])] or [None]
     if len(names) > 1 and (config is not None or hf_repo_id is not None):
         raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")
@@ -122,12 +119,6 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         extraction = extract(models, settings, say=run.say)
     target, report = output_dir or OUTPUT, report_dir or REPORTS
     publish(extraction, settings, dataset=dataset or target, out=target, report=report)
-    run.write_result(json_file, as_json(extraction))
-    raise typer.Exit(run.FINDINGS if _summary(extraction, target, json_file) else run.FINE)
-
-
-def _summary(extraction: ExtractionResult, root: Path, json_file: Path | None) -> bool:
-    """Tell what came of it; gives whether something conflicts."""
     counted = Counter(result.status for result in extraction.merged)
     for result in extraction.merged:
         if result.status == "conflict":
@@ -139,8 +130,8 @@ def _summary(extraction: ExtractionResult, root: Path, json_file: Path | None) -
     for line in not_described(extraction):
         run.say(line)
     said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
-    run.told(json_file).write(f"{len(extraction.merged)} definitions in {root}: {said}\n")
-    return "conflict" in counted or bool(extraction.clashes)
+    text = f"{len(extraction.merged)} definitions in {target}: {said}\n"
+    run.end(json_file, as_json(extraction), text, bad="conflict" in counted or bool(extraction.clashes))
 
 
 # What can be extracted.
@@ -149,12 +140,8 @@ def _summary(extraction: ExtractionResult, root: Path, json_file: Path | None) -
 def listing(python: Path | None, sglang_path: Path | None) -> dict[str, Any]:
     """The bundled models, and the architectures that SGLang can read; none before its environment is built."""
     bundled = [
-        {
-            "name": entry.slug,
-            "title": entry.title,
-            "repository": entry.repository,
-            "parallel": [one._asdict() for one in entry.parallel],
-        }
+        {"name": entry.slug, "title": entry.title, "repository": entry.repository}
+        | {"parallel": [one._asdict() for one in entry.parallel]}
         for entry in catalogue.entries().values()
     ]
     if python is None:
@@ -238,15 +225,9 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
 
 def _name_definitions(named: dict[str, list[str]], reading: Reading, made: list[tuple[KernelCall, Draft]]) -> None:
     """Add each module's definitions by path; a router's top-k has those of the experts beside it."""
-    selectors: dict[str | None, list[ModelModule]] = {}
-    for module in reading.modules:
-        if module.kind == "top_k":
-            selectors.setdefault(module.parent, []).append(module)
+    selectors = [(module.parent, module.path) for module in reading.modules if module.kind == "top_k"]
     for call, draft in made:
-        places = list(call.paths)
-        if call.kind == "experts":
-            places += [item.path for path in call.paths for item in selectors.get(path.rpartition(".")[0], [])]
-        for path in places:
+        holders = {path.rpartition(".")[0] for path in call.paths if call.kind == "experts"}
+        for path in [*call.paths, *(path for parent, path in selectors if parent in holders)]:
             names = named.setdefault(path, [])
-            if draft.name not in names:
-                names.append(draft.name)
+            names += [draft.name] * (draft.name not in names)

@@ -106,8 +106,8 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
     repeats += [word for name in demand or () for word in ("--demand", name)]
     certificates = _judged(session, path, repeats, json_file, doing)
-    run.write_result(json_file, {"certificates": [one.model_dump(mode="json") for one in certificates]})
-    raise typer.Exit(run.FINE if all(one.accepted for one in certificates) else run.FINDINGS)
+    value = {"certificates": [one.model_dump(mode="json") for one in certificates]}
+    run.end(json_file, value, bad=not all(one.accepted for one in certificates))
 
 
 def check_certificate(
@@ -187,25 +187,21 @@ class Session:
         installation = resolve(self.config, stack)
         python = str(ready(installation, root=self.root, say=self.say))
         results, limits = self.root / self.config.results, self.config.limits
-        return JudgeEnvironment(
-            python=python,
-            cuda_home=installation.cuda_home,
-            gpu=has_driver(),
-            caches=results / "compiled",
-            settings=JudgeSettings(
-                conceal=(str(results), str(self.out)),
-                sizes=self.config.test_sizes,
-                seed=self.config.seed,
-                hidden_seed=self.hidden_seed,
-                memory_limit=int(limits.memory_gb * GIB),
-                tolerance=self.config.tolerance,
-                limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
-                demanded=self.config.solutions.demanded,
-                timed=self.timed,
-                whole=self.whole,
-                weak=self.config.allow_weak_isolation,
-            ),
+        settings = JudgeSettings(
+            conceal=(str(results), str(self.out)),
+            sizes=self.config.test_sizes,
+            seed=self.config.seed,
+            hidden_seed=self.hidden_seed,
+            memory_limit=int(limits.memory_gb * GIB),
+            tolerance=self.config.tolerance,
+            limits=replace(limits.of_call(), setup_seconds=limits.build_s).as_json(),
+            demanded=self.config.solutions.demanded,
+            timed=self.timed,
+            whole=self.whole,
+            weak=self.config.allow_weak_isolation,
         )
+        home, caches = installation.cuda_home, results / "compiled"
+        return JudgeEnvironment(python=python, cuda_home=home, gpu=has_driver(), caches=caches, settings=settings)
 
 
 def _stack_of(candidate: Candidate) -> str:

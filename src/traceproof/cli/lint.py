@@ -46,11 +46,9 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
     known = _known(baseline, update=update_baseline)
     root = dataset.expanduser() if dataset is not None else run.configured_dataset()
     report = lint(root, select=_codes(select), ignore=_codes(ignore), baseline=known, flashinfer=flashinfer_path)
-    run.write_result(json_file, as_json(report))
-    run.told(json_file).write(report_text(report))
     if update_baseline and baseline is not None:
         write_baseline(baseline, report.findings)
-    raise typer.Exit(run.FINDINGS if report.failed and not update_baseline else run.FINE)
+    run.end(json_file, as_json(report), report_text(report), bad=report.failed and not update_baseline)
 
 
 def lint_kernels_command(
@@ -78,11 +76,9 @@ def lint_kernels_command(
         raise typer.Exit(run.FINE)
     findings, accepted = ([one.as_json() for one in each] for each in (report.findings, report.known))
     value = {"files": report.files, "kernels": report.kernels, "findings": findings, "known": accepted}
-    run.write_result(json_file, value)
     counts = f"{report.kernels} kernels in {report.files} files: {len(findings)} findings"
     text = f"{as_text(report.findings)}{counts}, {len(accepted)} known by the baseline\n"
-    run.told(json_file).write(text)
-    raise typer.Exit(run.FINDINGS if findings else run.FINE)
+    run.end(json_file, value, text, bad=bool(findings))
 
 
 def audit_tests(
@@ -105,10 +101,9 @@ def audit_tests(
         raise TraceproofError(f"no dataset above {folder}", todo="Give its folder with --dataset.")
     report = audit(folder, tested)
     findings = [finding.as_json() for finding in report.findings]
-    run.write_result(json_file, {"files": report.files, "tests": report.tests, "findings": findings})
     counts = f"{report.tests} tests written in {report.files} files: {len(findings)} findings\n"
-    run.told(json_file).write(as_text(report.findings) + counts)
-    raise typer.Exit(run.FINDINGS if findings else run.FINE)
+    value = {"files": report.files, "tests": report.tests, "findings": findings}
+    run.end(json_file, value, as_text(report.findings) + counts, bad=bool(findings))
 
 
 def coverage(
@@ -127,6 +122,5 @@ def coverage(
     """
     chosen = run.interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
     run.say(f"{tests}: collecting its tests with {chosen}")
-    found = [of_suite(tests, python=chosen)]
-    run.write_result(json_file, {"op_types": [one.as_json() for one in found]})
-    run.told(json_file).write(coverage_text(found, gaps=gaps))
+    found = of_suite(tests, python=chosen)
+    run.end(json_file, {"op_types": [found.as_json()]}, coverage_text([found], gaps=gaps))

@@ -1,8 +1,6 @@
 """`traceproof publish`: what was proved, as a pull request to the dataset. Without --push nothing is sent."""
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,20 +52,21 @@ def publish(  # noqa: PLR0913 - one parameter per option
     """
     source = _source(dataset, selection, traces or [])
     folder = out or source.run / "publish"
-    told = run.told(json_file)
-    with _writable():
+    try:
         _say("preparing what is verified: baselines, workloads, tests")
         with telling("preparing"):
             made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
         base = base_of(source)
         listed = [dry_run(item, base, folder, allow_changes=allow_changes) for item in made]
+    except OSError as error:
+        what = f"{error.filename or 'the dry run'} cannot be written: {error.strerror or error}"
+        todo = "Check the folder's permissions and the space there, or give another one with --out."
+        raise TraceproofError(what, todo=todo) from error
     for item in made:
         checked(item, base, allow_changes=allow_changes)
     for one in listed:
-        size = sum(int(file["size"]) for file in one["files"])
-        told.write(
-            f"{one['pull_request']}: {len(one['files'])} files, {size} bytes: {folder / one['pull_request']}\n"
-        )
+        name, files, size = one["pull_request"], len(one["files"]), sum(int(file["size"]) for file in one["files"])
+        run.told(json_file).write(f"{name}: {files} files, {size} bytes: {folder / name}\n")
     pushed: list[dict[str, Any]] = []
     if push:
         hub = Hub(repository, endpoint=endpoint, say=_say)
@@ -77,25 +76,12 @@ def publish(  # noqa: PLR0913 - one parameter per option
             what = f"committed {done.files} files" if done.committed else "it holds all of it already"
             _say(f"{item.slug}: {done.where}: {what}")
             pushed.append({"pull_request": item.slug, "where": done.where, "committed": done.committed})
-    else:
-        told.write("dry run: nothing was sent; --push opens the pull requests\n")
-    run.write_result(json_file, {"exit_code": run.FINE, "pull_requests": listed, "pushed": pushed})
-
-
-@contextmanager
-def _writable() -> Iterator[None]:
-    """Tell of a folder that can not be written, before anything is sent."""
-    try:
-        yield
-    except OSError as error:
-        what = f"{error.filename or 'the dry run'} cannot be written: {error.strerror or error}"
-        todo = "Check the folder's permissions and the space there, or give another one with --out."
-        raise TraceproofError(what, todo=todo) from error
+    value = {"exit_code": run.FINE, "pull_requests": listed, "pushed": pushed}
+    run.end(json_file, value, "" if push else "dry run: nothing was sent; --push opens the pull requests\n")
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{printable(redacted(line))}\n")
-    sys.stderr.flush()
+    run.say(printable(redacted(line)))
 
 
 def _source(dataset: Path | None, selection: str, traces: Sequence[Path]) -> Source:

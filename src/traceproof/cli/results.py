@@ -73,30 +73,27 @@ def show(
     for other in others:
         place_there = other.folder.relative_to(results)
         lines.append(f"  also {other}: `traceproof show {printable(name)} --selection {place_there}`")
-    run.told(json_file).writelines(f"{line}\n" for line in [*lines, *describe(rows, full=bool(case))])
-    code = run.FINDINGS if any(row.bad for row in rows) else run.FINE
+    bad = any(row.bad for row in rows)
     value = {"dataset": last.dataset, "run": str(last.folder), "rows": [row.as_json() for row in rows]}
-    run.write_result(json_file, {"exit_code": code, **value})
-    raise typer.Exit(code)
+    text = "".join(f"{line}\n" for line in [*lines, *describe(rows, full=bool(case))])
+    run.end(json_file, {"exit_code": run.FINDINGS if bad else run.FINE, **value}, text, bad=bad)
 
 
 def _runs(folders: Sequence[Path], name: str) -> Iterator[RunOfDefinition]:
     """The runs that judged a definition."""
-    for folder in folders:
-        for file in sorted(folder.glob("verdicts/*.jsonl")):
-            if name not in file.read_text(encoding="utf-8"):
-                continue
-            rows = [row for row in read_rows(file) if row.definition == name]
-            if not rows:
-                continue
-            # A run that found all of it finished writes this log alone.
-            ended = [one.stat().st_mtime for one in (file, folder / "logs" / "verify_all.log") if one.exists()]
-            try:
-                plan = json.loads((folder / "cases" / f"{rows[0].op_type}.json").read_text(encoding="utf-8"))
-                dataset = str(plan["dataset"])
-            except (OSError, ValueError, KeyError):
-                dataset = "a dataset that is not recorded"
-            yield RunOfDefinition(folder, dataset, max(ended), rows)
+    for file in (file for one in folders for file in sorted(one.glob("verdicts/*.jsonl"))):
+        folder, named = file.parents[1], name in file.read_text(encoding="utf-8")
+        rows = [row for row in read_rows(file) if row.definition == name] if named else []
+        if not rows:
+            continue
+        # A run that found all of it finished writes this log alone.
+        ended = [one.stat().st_mtime for one in (file, folder / "logs" / "verify_all.log") if one.exists()]
+        try:
+            plan = json.loads((folder / "cases" / f"{rows[0].op_type}.json").read_text(encoding="utf-8"))
+            dataset = str(plan["dataset"])
+        except (OSError, ValueError, KeyError):
+            dataset = "a dataset that is not recorded"
+        yield RunOfDefinition(folder, dataset, max(ended), rows)
 
 
 def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
@@ -152,12 +149,11 @@ def diff_command(
         before = "latest"
     old, new = find(folder, before), find(folder, after)
     found = diff(old, new)
-    run.told(json_file).write("\n".join(difference(found)) + "\n")
     if markdown is not None:
         write_text(markdown, "\n".join(difference_page(found)) + "\n")
-    code = run.FINDINGS if found.worse else run.FINE
-    run.write_result(json_file, {"exit_code": code, "before": old.digest, "after": new.digest, **found.as_json()})
-    raise typer.Exit(code)
+    digests = {"before": old.digest, "after": new.digest}
+    value = {"exit_code": run.FINDINGS if found.worse else run.FINE, **digests, **found.as_json()}
+    run.end(json_file, value, "\n".join(difference(found)) + "\n", bad=found.worse)
 
 
 def difference(found: Diff, *, limit: int = SHOWN) -> list[str]:
@@ -217,9 +213,8 @@ def site(
     with telling("writing pages"):
         built = build(finished, out or finished.run / "site")
     told = f"{built.pages} pages, {built.bytes / 2**20:.1f} MiB, {built.seconds:.1f} s"
-    run.told(json_file).write(f"{built.folder / 'index.html'}: {told}\n")
-    figures = {"folder": str(built.folder), "pages": built.pages, "bytes": built.bytes, "seconds": built.seconds}
-    run.write_result(json_file, figures)
+    value = built._asdict() | {"folder": str(built.folder)}
+    run.end(json_file, value, f"{built.folder / 'index.html'}: {told}\n")
 
 
 def clean(
@@ -240,13 +235,12 @@ def clean(
     if older_than is None and not unreachable:
         raise TraceproofError("nothing says what may go", todo="Give --older-than DAYS, --unreachable, or both.")
     root, config = run.configured()
-    path = root / config.results / FILE
+    path, now = root / config.results / FILE, time.time()
     found: dict[str, int] = {}
     if path.is_file():
         verdicts = sorted((root / config.results).rglob("verdicts/*.jsonl"))
         shown = {row.digests.outputs for file in verdicts if unreachable for row in each_row(file)}
         stay = {key_of_file(file, path) for file in verdicts}  # by which damage of one shows
-        now = time.time()
         with Cache(path) as cache:
             for key, size, written in cache.entries():
                 old = older_than is not None and written < now - older_than * DAY
@@ -257,7 +251,6 @@ def clean(
                 cache.remove(found)
     total = sum(found.values())
     verb = "would be removed" if dry_run else "removed"
-    run.told(json_file).write(
-        f"{len(found)} objects, {total} bytes ({total / 2**30:.2f} GiB) {verb} from {path}\n"
-    )
-    run.write_result(json_file, {"exit_code": run.FINE, "objects": len(found), "bytes": total, "dry_run": dry_run})
+    text = f"{len(found)} objects, {total} bytes ({total / 2**30:.2f} GiB) {verb} from {path}\n"
+    value = {"exit_code": run.FINE, "objects": len(found), "bytes": total, "dry_run": dry_run}
+    run.end(json_file, value, text)

@@ -11,7 +11,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
+
+import typer
 
 from traceproof import programs
 from traceproof.config import Config, config_of
@@ -81,6 +83,16 @@ def say(text: str) -> None:
 def told(*results: Path | None) -> TextIO:
     """Where what is for people goes: stderr where stdout has a result."""
     return sys.stderr if STDOUT in map(str, results) else sys.stdout
+
+
+def end(target: Path | None, value: Mapping[str, Any], text: str = "", *, bad: bool = False) -> NoReturn:
+    """Say what came of a command, as JSON where `target` asks for it and as text for people, and end it.
+
+    Raises typer.Exit: always, with FINDINGS if it is `bad`, else with FINE.
+    """
+    write_result(target, value)
+    told(target).write(text)
+    raise typer.Exit(FINDINGS if bad else FINE)
 
 
 def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
@@ -175,18 +187,10 @@ def _run(command: Sequence[str], *, cwd: Path, stdout: int | None) -> int:
                 os.killpg(process.pid, signal.SIGINT if len(caught) == 1 else signal.SIGKILL)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    own: dict[str, Any] = {"cwd": cwd, "env": {**os.environ, CODE: str(FOUND)}, "stdin": subprocess.DEVNULL}
+    own |= {"stdout": stdout, "process_group": 0, "preexec_fn": end_with_parent}  # no thread runs here
     try:
-        started.append(
-            subprocess.Popen(
-                command,
-                cwd=cwd,
-                env={**os.environ, CODE: str(FOUND)},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                process_group=0,
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - no thread runs here
-            )
-        )
+        started.append(subprocess.Popen(command, **own))
         if caught:  # before it was there
             forward(caught[0], None)
         code = started[0].wait()

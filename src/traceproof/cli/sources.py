@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -191,8 +191,7 @@ def dependents(
             raise TraceproofError(f"--dataset {dataset} holds no definitions")
         files = (path for op_type in answer["op_types"] for path in (folder / op_type).glob("*.json"))
         answer["definitions"] = sorted(path.stem for path in files)
-    run.write_result(json_file, answer)
-    _show_dependents(answer, run.told(json_file))
+    run.end(json_file, answer, _dependents_text(answer))
 
 
 def _changed(root: Path, given: Sequence[str]) -> dict[str, Any]:
@@ -216,14 +215,10 @@ def _between(root: Path, before: str, after: str) -> dict[str, Any]:
     """What the files that differ between two commits reach, in either of them."""
     commits = [Git(root).commit(name) for name in (before, after)]
     names = changed_between(root, *commits)
-    answers = []
-    for commit in commits:
-        tree = CommitTree(root, commit)
-        answers.append(_reached([name for name in names if name in tree.files], tree))
-    old, new = answers
+    trees = [CommitTree(root, commit) for commit in commits]
+    old, new = (_reached([name for name in names if name in tree.files], tree) for tree in trees)
     joined = {key: {**old[key], **new[key]} for key in ("op_types", "tests")}
-    first = {key: new[key] or old[key] for key in ("stack", "everything")}
-    return {"commits": commits, "changed": names, **joined, **first}
+    return {"commits": commits, "changed": names, **{key: new[key] or old[key] for key in new}, **joined}
 
 
 def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
@@ -245,24 +240,23 @@ def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
     return {"stack": stack, "op_types": found, "tests": tests, "everything": reached.everything}
 
 
-def _show_dependents(answer: Mapping[str, Any], out: TextIO) -> None:
-    out.write(f"{len(answer['changed'])} changed files\n")
+def _dependents_text(answer: Mapping[str, Any]) -> str:
+    lines = [f"{len(answer['changed'])} changed files"]
     if answer["stack"]:
-        out.write(f"op_types of {answer['stack']}: {', '.join(answer['op_types']) or 'none'}\n")
+        lines.append(f"op_types of {answer['stack']}: {', '.join(answer['op_types']) or 'none'}")
     for op_type, found in answer["op_types"].items():
         more = len(found["parts"]) - PARTS_SHOWN
         parts = ", ".join(found["parts"][:PARTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        out.write(f"  {op_type}: {parts}\n" + "".join(f"      {step}\n" for step in found["why"]))
+        lines += [f"  {op_type}: {parts}", *(f"      {step}" for step in found["why"])]
     if answer["definitions"]:
-        out.write(f"definitions: {', '.join(answer['definitions'])}\n")
+        lines.append(f"definitions: {', '.join(answer['definitions'])}")
     why = f": all, since {answer['everything']}" if answer["everything"] else ""
-    out.write(f"{len(answer['tests'])} test files{why}\n")
-    out.writelines(
-        f"  {path}\n" + "".join(f"      {step}\n" for step in steps)
-        for path, steps in list(answer["tests"].items())[:SHOWN]
-    )
+    lines.append(f"{len(answer['tests'])} test files{why}")
+    for path, steps in list(answer["tests"].items())[:SHOWN]:
+        lines += [f"  {path}", *(f"      {step}" for step in steps)]
     if len(answer["tests"]) > SHOWN:
-        out.write(f"  ... and {len(answer['tests']) - SHOWN} more; --json has all\n")
+        lines.append(f"  ... and {len(answer['tests']) - SHOWN} more; --json has all")
+    return "".join(f"{line}\n" for line in lines)
 
 
 # bisect.
@@ -310,14 +304,13 @@ def bisect(  # noqa: PLR0913 - one parameter per option
     subject = Git(repository).local("log", "-1", "--format=%h %an %as %s", answer.commit).strip()
     told = {name: value for name, value in asdict(answer).items() if name not in {"good", "bad"}}
     ends = {"before": answer.good["verdict"], "after": answer.bad["verdict"]}
-    run.write_result(json_file, {**told, "subject": subject, **ends})
     lines = [f"{ends['before']} became {ends['after']} with {subject}"]
     if answer.doubtful:
         lines.append(f"  or with one of these, which could not be judged: {', '.join(answer.doubtful)}")
     counts = f"{answer.commits} commits, {answer.touching} touch the package of {stack}"
     lines += [f"  {counts}, {answer.tried} states were run"]
     lines += [f"  changed: {part}" for part in answer.parts[:FILES_SHOWN]]
-    run.told(json_file).writelines(f"{line}\n" for line in lines)
+    run.end(json_file, {**told, "subject": subject, **ends}, "".join(f"{line}\n" for line in lines))
 
 
 def _clone(folder: Path) -> Path:

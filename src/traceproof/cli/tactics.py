@@ -71,22 +71,20 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     with telling("asking its environment"):
         record = {**probe(installation, root=root), "cuda_home": installation.cuda_home}
     here = Environment(name=installation.name, python=python, record=record)
-    chosen = {"sizes": list(config.test_sizes), "seed": config.seed}
     order = {
         "implementation": truth,
         "definition": definition.as_json(),
         "device": "cuda" if has_driver() and here.on_gpu else "cpu",
         "dataset": str(Path(folder).absolute()),
-        "selection": chosen,
+        "selection": {"sizes": list(config.test_sizes), "seed": config.seed},
     }
     limits = config.limits.of_call()
     with Worker(here, SETUP, order, limits, caches=root / config.results / "compiled") as worker:
         asked = lambda item: worker.ask(item, config.limits.build_s)  # noqa: E731 - a call may compile
         with telling(f"calling {truth} for {name}"):
             rows = [TacticRow(definition=name, implementation=truth, **row) for row in ways(asked, case or ())]
-    run.told(json_file).write(table(rows))
-    run.write_result(json_file, {"rows": [row.model_dump(mode="json") for row in rows]})
-    raise typer.Exit(run.FINDINGS if any(row.bad for row in rows) else run.FINE)
+    value = {"rows": [row.model_dump(mode="json") for row in rows]}
+    run.end(json_file, value, table(rows), bad=any(row.bad for row in rows))
 
 
 def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -118,9 +116,8 @@ def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> 
 def table(rows: Sequence[TacticRow]) -> str:
     """The rows by backend and tactic: in how many cases each passes, and what the first other one says."""
     out = io.StringIO()
-    grid = headed(
-        "Backends and tactics", ("backend", "tactic"), ("pass", "fail", "error", "skip", "worst margin"), "says"
-    )
+    kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
+    grid = headed("Backends and tactics", ("backend", "tactic"), (*kinds, "worst margin"), "says")
     groups: dict[tuple[str, str], list[TacticRow]] = {}
     for row in rows:
         groups.setdefault((row.backend, row.tactic), []).append(row)
@@ -130,10 +127,8 @@ def table(rows: Sequence[TacticRow]) -> str:
         other = next((row for row in members if row.bad), None)
         other = other or next((row for row in members if row.verdict is Verdict.SKIP), None)
         says = "" if other is None else f"{other.case} {other.output}: {other.reason}: {other.message}"
-        numbers = [str(counts[kind]) for kind in (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)]
-        worst = f"{max(margins):.3g}" if margins else ""
-        grid.add_row(
-            backend or "by default", printable(tactic) or "by default", *numbers, worst, printable(says)[:200]
-        )
+        numbers = [*(str(counts[kind]) for kind in kinds), f"{max(margins):.3g}" if margins else ""]
+        names = (backend or "by default", printable(tactic) or "by default")
+        grid.add_row(*names, *numbers, printable(says)[:200])
     Console(file=out, width=WIDTH).print(grid)
     return out.getvalue()

@@ -107,8 +107,8 @@ def _named(
 ) -> tuple[list[str], list[str], Path | None]:
     """The op_types, definitions and dataset that words mean. Raises TraceproofError: they mean none."""
     if everything or op_types or names:
-        what = f"{' '.join(what)} says what to verify, and so do --op-type, --definition-name and --all"
-        raise TraceproofError(what, todo="Give names, files and folders, or these options, not both.")
+        twice = f"{' '.join(what)} says what to verify, and so do --op-type, --definition-name and --all"
+        raise TraceproofError(twice, todo="Give names, files and folders, or these options, not both.")
     found = wanted(what, run.configured_dataset, dataset)
     return list(found.op_types), list(found.definitions), found.root or dataset
 
@@ -140,6 +140,4 @@ def doctor(*, seconds: Seconds = DOCTOR_SECONDS, json_file: options.JsonFile = N
     root, config = run.configured()
     with telling("asking the stacks"):
         found = diagnose(config, root=root, seconds=seconds)
-    run.write_result(json_file, found.model_dump(mode="json"))
-    run.told(json_file).write(screen(found))
-    raise typer.Exit(run.FINE if found.able else run.FINDINGS)
+    run.end(json_file, found.model_dump(mode="json"), screen(found), bad=not found.able)
