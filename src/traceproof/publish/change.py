@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
 from traceproof.dataset.definition import Definition
@@ -82,15 +82,16 @@ def resolve(files: Mapping[str, bytes], base: Base, *, allow_changes: bool) -> C
         _resolve(path, data, base.read(path) if path in present else None, change, allow_changes=allow_changes)
         if SECRET.search(data):
             change.problems.append(f"{path}: holds what looks like a secret")
-    # flashinfer-bench refuses a dataset that has a name twice.
-    for path in (one for one in files if one.startswith(("solutions/", "definitions/"))):
+    for path in files:
         folder, leaf = path.partition("/")[0], path.rpartition("/")[2]
-        others = (one for one in present if one.startswith(f"{folder}/") and one.rpartition("/")[2] == leaf)
-        change.problems += [f"{path}: its name is taken by {one}" for one in others if one != path]
-    for path in (one for one in files if one.startswith("traces/")):
-        lines = [change.files.get(one, b"") or base.read(one) or b"" for one in files if _workloads_of(one, path)]
-        known = {_identity(line)[0] for data in lines for line in data.splitlines()}
-        change.problems += [f"{path}: {problem}" for problem in _unfit(files[path], known)]
+        if folder in {"solutions", "definitions"}:  # flashinfer-bench refuses a dataset that has a name twice
+            others = (one for one in present if one.startswith(f"{folder}/") and one.rpartition("/")[2] == leaf)
+            change.problems += [f"{path}: its name is taken by {one}" for one in others if one != path]
+        if folder == "traces":
+            own = (one for one in files if one.startswith("workloads/") and one.rpartition("/")[2] == leaf)
+            lines = [change.files.get(one, b"") or base.read(one) or b"" for one in own]
+            known = {_identity(line)[0] for data in lines for line in data.splitlines()}
+            change.problems += [f"{path}: {problem}" for problem in _unfit(files[path], known)]
     return change
 
 
@@ -137,11 +138,6 @@ def _identity(line: bytes) -> tuple[str, str]:
         return line.decode(errors="replace"), ""
 
 
-def _workloads_of(path: str, traces: str) -> bool:
-    """Whether a file has the workloads that traces are of."""
-    return path.startswith("workloads/") and PurePosixPath(path).name == PurePosixPath(traces).name
-
-
 def _unfit(traces: bytes, known: Iterable[str]) -> Iterator[str]:
     """Why measured traces may not be published: `known` are the uuids of their definition's workloads."""
     for number, line in enumerate(traces.splitlines(), start=1):
@@ -159,12 +155,10 @@ def _unfit(traces: bytes, known: Iterable[str]) -> Iterator[str]:
 def _same_definition(one: bytes, other: bytes) -> bool:
     """Whether two files say the same of a definition: the order of axes, inputs and outputs counts, no other."""
     try:
-        said = [
-            json.dumps(Definition.model_validate(strict_json(text.decode())).as_json()) for text in (one, other)
-        ]
+        values = [Definition.model_validate(strict_json(text.decode())).as_json() for text in (one, other)]
     except (ValueError, RecursionError):
         return False
-    return said[0] == said[1]
+    return len({json.dumps(value) for value in values}) == 1
 
 
 def differences(old: bytes, new: bytes) -> list[str]:

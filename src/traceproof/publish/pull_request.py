@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,20 +106,17 @@ class PullRequest:
         return "\n\n".join([f"{what}: {HEAD}", *parts, self.marker]) + "\n"
 
     def _origin(self) -> Iterator[str]:
-        used = [
-            self.verdicts[name][implementation]
-            for name, found in self.verifications.items()
-            for implementation in (REFERENCE, *found.truths)
-        ]
-        models = {model for item in self.definitions.values() for model in tag_values(item.tags, "model")}
-        rows = {
-            "models": ", ".join(sorted(models)),
-            **self.provenance,
-            "devices": ", ".join(sorted({one.device or "unknown" for one in used})),
-            "versions": ", ".join(sorted({f"{k} {v}" for one in used for k, v in one.versions.items()})),
-            "seeds": ", ".join(sorted({str(one.seed) for one in used})),
-            "compared": f"{sum(one.compared for one in used)} outputs",
+        items = self.verifications.items()
+        used = [self.verdicts[name][one] for name, found in items for one in (REFERENCE, *found.truths)]
+        listed: dict[str, Iterable[str]] = {
+            "models": (model for item in self.definitions.values() for model in tag_values(item.tags, "model")),
+            **{what: [value] for what, value in self.provenance.items()},
+            "devices": (one.device or "unknown" for one in used),
+            "versions": (f"{k} {v}" for one in used for k, v in one.versions.items()),
+            "seeds": (str(one.seed) for one in used),
+            "compared": [f"{sum(one.compared for one in used)} outputs"],
         }
+        rows = {what: ", ".join(sorted(set(values))) for what, values in listed.items()}
         yield from ("| what | |", "|---|---|")
         yield from (f"| {markdown(what)} | {markdown(redacted(value))} |" for what, value in rows.items() if value)
 
@@ -131,10 +128,10 @@ class PullRequest:
             for implementation, one in found:
                 if one.status == "not run" and set(one.skipped) == {"no_adapter"}:
                     continue
+                margins = {name: gate["margin"] for name, gate in one.gates.items()}
+                used = {name: "" if margin is None else f" {margin:.2f}" for name, margin in margins.items()}
                 gates = [
-                    f"{output}: {'+'.join(gate['kinds']) or 'exact'}"
-                    + ("" if gate["margin"] is None else f" {gate['margin']:.2f}")
-                    for output, gate in one.gates.items()
+                    f"{out}: {'+'.join(gate['kinds']) or 'exact'}{used[out]}" for out, gate in one.gates.items()
                 ]
                 status = f"{one.status}: {one.reason}" if one.reason else one.status
                 cells = (implementation, status, str(len(one.cases)), str(one.compared), ", ".join(gates))
@@ -142,8 +139,8 @@ class PullRequest:
 
 
 def _short(lines: Sequence[str]) -> list[str]:
-    more = len(lines) - SHOWN
-    return [*lines[:SHOWN], *([f"- ... and {more} more"] if more > 0 else [])]
+    more = [f"- ... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return [*lines[:SHOWN], *more]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -168,17 +165,14 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     for slug, title, group in _groups(tree, names, per):
         files: dict[str, bytes] = {}
         notes = [f"{name}: {lacking[name]}" for name in group if name in lacking]
-        entries = {name: tree.definitions[name] for name in group}
-        tagged = {
-            name: entry.definition.model_copy(update={"tags": found[name].tags(entry.definition)})
-            for name, entry in entries.items()
-        }
-        for name, entry in entries.items():
+        tagged: dict[str, Definition] = {}
+        for name in group:
+            entry = tree.definitions[name]
+            tagged[name] = entry.definition.model_copy(update={"tags": found[name].tags(entry.definition)})
             written = json.loads((_parts(source) / path_part(name) / "notes.json").read_text(encoding="utf-8"))
-            notes += [f"{name}: no baseline by {reason}" for reason in written["no_baseline"]]
-            notes += [
-                f"{name}: case {case} is no workload: {reason}" for case, reason in written["left_out"].items()
-            ]
+            left_out = [f"case {case} is no workload: {reason}" for case, reason in written["left_out"].items()]
+            told = [*(f"no baseline by {reason}" for reason in written["no_baseline"]), *left_out]
+            notes += [f"{name}: {line}" for line in told]
             files |= _files(source, tree, entry, tagged[name], written["solution"])
         made.append(
             PullRequest(
@@ -230,15 +224,15 @@ def _names(
 def _groups(tree: DatasetTree, names: Sequence[str], per: Per) -> Iterator[tuple[str, str, list[str]]]:
     if per == "all":
         yield "all", "feat: add what was verified of the dataset", list(names)
-    elif per == "definition":
-        for name in names:
-            yield f"definition-{name}", f"feat: add what was verified of {name}", [name]
-    else:
-        by_type: dict[str, list[str]] = {}
-        for name in names:
-            by_type.setdefault(tree.definitions[name].definition.op_type, []).append(name)
-        for op_type, group in by_type.items():
-            yield f"op_type-{op_type}", f"feat: add what was verified of op_type {op_type}", group
+        return
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name if per == "definition" else tree.definitions[name].definition.op_type, []).append(
+            name
+        )
+    for key, group in groups.items():
+        of = key if per == "definition" else f"op_type {key}"
+        yield f"{per}-{key}", f"feat: add what was verified of {of}", group
 
 
 def _parts(source: Source) -> Path:
@@ -252,16 +246,10 @@ def _write_solutions(
     """One process for all definitions: importing torch takes longer than what is made of most of them."""
     requests = []
     for name, own in verdicts.items():
+        plan = str(source.run / "cases" / f"{tree.definitions[name].definition.op_type}.json")
         versions = {truth: own[truth].versions.get(distribution(STACK_OF[truth])) for truth in found[name].truths}
-        requests.append(
-            {
-                "definition": name,
-                "plan": str(source.run / "cases" / f"{tree.definitions[name].definition.op_type}.json"),
-                "versions": versions,
-                "cases": own[REFERENCE].cases,
-                "infinite": own[REFERENCE].infinite,
-            }
-        )
+        cases = {"cases": own[REFERENCE].cases, "infinite": own[REFERENCE].infinite}
+        requests.append({"definition": name, "plan": plan, "versions": versions, **cases})
     with own_folder() as folder:
         write_json(folder / "request.json", requests)
         command = [source.python, "-P", "-m", "traceproof.publish.solutions", str(folder / "request.json")]
@@ -349,25 +337,18 @@ def dry_run(made: PullRequest, base: Base, out: Path, *, allow_changes: bool = F
     """
     change = resolve(made.files, base, allow_changes=allow_changes)
     folder = fresh_folder(out / path_part(made.slug), within=out)
-    for path, data in change.files.items():
+    files = []
+    for path, data in sorted(change.files.items()):
         target = folder / "files" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-    listed = {
-        "pull_request": made.slug,
-        "title": made.title,
-        "base": base.revision,
-        "files": [
-            {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for path, data in sorted(change.files.items())
-        ],
-        "unchanged": sorted(change.same),
-        "kept": sorted(change.kept),
-        "problems": change.problems,
-    }
+        files.append({"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+    about = {"pull_request": made.slug, "title": made.title, "base": base.revision, "files": files}
+    left = {"unchanged": sorted(change.same), "kept": sorted(change.kept), "problems": change.problems}
+    listed = {**about, **left}
     write_json(folder / "files.json", listed)
     write_text(folder / "description.md", made.describe(change))
-    write_json(folder / "coverage.json", [asdict(row) for row in made.models])
+    write_json(folder / "coverage.json", [row._asdict() for row in made.models])
     return listed
 
 

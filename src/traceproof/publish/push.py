@@ -108,13 +108,8 @@ class Hub:
             why = self._told(state.outcome.exception())[:200]
             self._say(f"attempt {state.attempt_number} of {TRIES} failed ({why}); trying again")
 
-        attempts = Retrying(
-            retry=retry_if_exception(passing),
-            stop=stop_after_attempt(TRIES),
-            wait=self._pauses,
-            before_sleep=again,
-            reraise=True,
-        )
+        stop, retry = stop_after_attempt(TRIES), retry_if_exception(passing)
+        attempts = Retrying(retry=retry, stop=stop, wait=self._pauses, before_sleep=again, reraise=True)
         try:
             return attempts(self._attempt, made, allow_changes=allow_changes)
         except (transport, OSError, RuntimeError, ValueError, LookupError, TypeError) as error:

@@ -22,7 +22,6 @@ from traceproof.errors import TraceproofError
 from traceproof.files import write_json, write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.ops import registry
-from traceproof.ops.base import Values
 from traceproof.ops.cases import SIZES, Case
 from traceproof.ops.op import Op
 from traceproof.run.case import make_inputs
@@ -87,12 +86,10 @@ def _workloads(
             continue  # edges and adversaries test a reference; a workload is something to be fast at
         if case.id in infinite:
             left_out[case.id] = "its right answer holds infinities, which flashinfer-bench's evaluator refuses"
-            continue
-        line = _workload(definition, op, case, folder, Path(dataset))
-        if line is None:
-            left_out[case.id] = f"would store more than {LIMIT >> 20} MiB"
-        else:
+        elif (line := _workload(definition, op, case, folder, Path(dataset))) is not None:
             lines.append(json.dumps(line, separators=(",", ":")))
+        else:
+            left_out[case.id] = f"would store more than {LIMIT >> 20} MiB"
     if lines:
         path = folder / "workloads" / definition.op_type / f"{definition.name}.jsonl"
         write_text(path, "".join(f"{line}\n" for line in lines))
@@ -117,28 +114,17 @@ def _workload(definition: Definition, op: Op, case: Case, folder: Path, dataset:
         target = folder / blob
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-    return {
-        "definition": definition.name,
-        "solution": None,
-        "workload": {
-            "uuid": str(uuid.uuid5(NAMESPACE, f"{definition.digest}/{case.digest}")),
-            "axes": dict(case.axes),
-            "inputs": _sources(values, stored, blob),
-        },
-        "evaluation": None,
-    }
-
-
-def _sources(values: Values, stored: Mapping[str, torch.Tensor], blob: str) -> dict[str, Any]:
-    sources: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for name, value in values.items():
         if name in stored:
-            sources[name] = {"type": "safetensors", "path": f"./{blob}", "tensor_key": name}
+            inputs[name] = {"type": "safetensors", "path": f"./{blob}", "tensor_key": name}
         elif isinstance(value, torch.Tensor):
-            sources[name] = {"type": "random"}
+            inputs[name] = {"type": "random"}
         elif value is not None:
-            sources[name] = {"type": "scalar", "value": value}
-    return sources
+            inputs[name] = {"type": "scalar", "value": value}
+    identity = str(uuid.uuid5(NAMESPACE, f"{definition.digest}/{case.digest}"))
+    workload = {"uuid": identity, "axes": dict(case.axes), "inputs": inputs}
+    return {"definition": definition.name, "solution": None, "workload": workload, "evaluation": None}
 
 
 if __name__ == "__main__":

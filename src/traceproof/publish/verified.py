@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops.cases import is_hidden
@@ -76,14 +76,11 @@ class Verification:
 
 def implementation_verdicts(rows: Iterable[VerdictRow]) -> dict[str, dict[str, ImplementationVerdict]]:
     """What verdict rows come to, by definition and implementation; pairs of ground truths are left out."""
-    groups: dict[tuple[str, str], list[VerdictRow]] = {}
+    groups: dict[str, dict[str, list[VerdictRow]]] = {}
     for row in rows:
         if PAIR not in row.implementation:
-            groups.setdefault((row.definition, row.implementation), []).append(row)
-    found: dict[str, dict[str, ImplementationVerdict]] = {}
-    for (definition, implementation), group in groups.items():
-        found.setdefault(definition, {})[implementation] = _verdict(group)
-    return found
+            groups.setdefault(row.definition, {}).setdefault(row.implementation, []).append(row)
+    return {name: {one: _verdict(group) for one, group in own.items()} for name, own in groups.items()}
 
 
 def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
@@ -108,6 +105,13 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
     else:
         status = "passed"
     infinite = (row.case for row in compared if row.metrics.get("finite") != row.metrics.get("elements"))
+    gates: dict[str, dict[str, Any]] = {}
+    for row in compared:
+        entry = gates.setdefault(row.output, {"kinds": [], "margin": None})
+        if row.gate is not None:
+            entry["kinds"] = sorted({*entry["kinds"], row.gate.kind} - {None})
+            margins = [one for one in (entry["margin"], row.gate.margin) if one is not None]
+            entry["margin"] = max(margins, default=None)
     return ImplementationVerdict(
         definition=rows[0].definition,
         implementation=rows[0].implementation,
@@ -117,26 +121,13 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
         cases=tuple(dict.fromkeys(str(row.case) for row in compared)),
         compared=len(compared),
         skipped=dict(sorted(skipped.items())),
-        gates=_gates(compared),
+        gates=gates,
         versions=known.versions or {},
         device=known.device,
         seed=known.seed,
         against=next((row.against for row in compared if row.against is not None), ORACLE),
         infinite=tuple(dict.fromkeys(map(str, infinite))),
     )
-
-
-def _gates(compared: Iterable[VerdictRow]) -> dict[str, dict[str, Any]]:
-    """By output: the gates' kinds, and the largest share of a limit that was used."""
-    gates: dict[str, dict[str, Any]] = {}
-    for row in compared:
-        entry = gates.setdefault(row.output, {"kinds": [], "margin": None})
-        kind, margin = (None, None) if row.gate is None else (row.gate.kind, row.gate.margin)
-        if kind and kind not in entry["kinds"]:
-            entry["kinds"] = sorted([*entry["kinds"], kind])
-        if margin is not None:
-            entry["margin"] = max(margin, entry["margin"] or 0.0)
-    return gates
 
 
 def verification(definition: Definition, verdicts: Verdicts) -> Verification:
@@ -154,23 +145,18 @@ def verification(definition: Definition, verdicts: Verdicts) -> Verification:
     elif reference.against != SHADOW and definition.constants.alone:
         reason = f"{'; '.join(definition.constants.alone)}; its description should state it"
     else:
-        truths = tuple(
-            one.implementation
-            for one in ran
-            if one.passed and one.digest == reference.digest and not set(one.cases).isdisjoint(reference.cases)
-        )
+        agreeing = [one for one in ran if one.passed and one.digest == reference.digest]
+        shared = [one for one in agreeing if not set(one.cases).isdisjoint(reference.cases)]
+        truths = tuple(one.implementation for one in shared)
         if not truths:
-            why = "; ".join(
-                f"{one.implementation}: {one.reason or 'other cases, or another state'}" for one in ran
-            )
-            reason = f"no ground truth was compared ({why or 'none ran'})"
+            told = (f"{one.implementation}: {one.reason or 'other cases, or another state'}" for one in ran)
+            reason = f"no ground truth was compared ({'; '.join(told) or 'none ran'})"
         elif reference.against == SHADOW and len(truths) < NEEDED:
             reason = f"no oracle, and {len(truths)} of the {NEEDED} ground truths needed then"
     return Verification(() if reason else truths, reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow:
+class ModelRow(NamedTuple):
     """One definition of one model."""
 
     model: str
@@ -185,28 +171,19 @@ class ModelRow:
 
 def model_rows(definition: Definition, found: Verification) -> list[ModelRow]:
     """A row per model tag of a definition."""
-    return [
-        ModelRow(
-            model=model,
-            definition=definition.name,
-            op_type=definition.op_type,
-            tp=_number(definition.tags, "tp"),
-            ep=_number(definition.tags, "ep"),
-            by=found.truths if found.verified else (),
-            reason=found.reason,
-        )
-        for model in tag_values(definition.tags, "model")
-    ]
+
+    def number(kind: str) -> int | None:
+        values = tag_values(definition.tags, kind)
+        return int(values[0]) if len(values) == 1 and re.fullmatch("[0-9]{1,9}", values[0]) else None
+
+    name, op_type, tp, ep = definition.name, definition.op_type, number("tp"), number("ep")
+    models = tag_values(definition.tags, "model")
+    return [ModelRow(model, name, op_type, tp, ep, by=found.truths, reason=found.reason) for model in models]
 
 
 def tag_values(tags: Iterable[str], kind: str) -> list[str]:
     """What tags of one kind say, e.g. `model`."""
     return [tag.partition(":")[2] for tag in tags if tag.startswith(f"{kind}:")]
-
-
-def _number(tags: Iterable[str], kind: str) -> int | None:
-    values = tag_values(tags, kind)
-    return int(values[0]) if len(values) == 1 and re.fullmatch("[0-9]{1,9}", values[0]) else None
 
 
 def model_table(rows: Iterable[ModelRow]) -> list[str]:
