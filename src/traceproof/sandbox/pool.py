@@ -70,7 +70,6 @@ def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -
         "OMP_WAIT_POLICY": "PASSIVE",
         "OPENBLAS_NUM_THREADS": "1",  # NumPy's OpenBLAS would start threads on import, before the fork
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": str(Path(traceproof.__file__).parent.parent),
         "PYTHONUNBUFFERED": "1",

@@ -132,6 +132,7 @@ def import_all(modules: Sequence[str]) -> str:
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         return f"importing {names} left {threads} threads, over which a fork can hang; preload less"
+    sys.dont_write_bytecode = True  # what was imported so far is kept compiled
     gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
     gc.enable()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its guards
