@@ -95,6 +95,7 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         with telling("asking SGLang"):
             listed = listing(extract_python, sglang_path)
         run.end(json_file, listed, told_listing(listed))
+        return
     names: list[str | None] = [*(model_name or [])] or [None]
     if len(names) > 1 and (config is not None or hf_repo_id is not None):
         raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")

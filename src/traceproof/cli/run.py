@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import typer
 
@@ -85,14 +85,15 @@ def told(*results: Path | None) -> TextIO:
     return sys.stderr if STDOUT in map(str, results) else sys.stdout
 
 
-def end(target: Path | None, value: Mapping[str, Any], text: str = "", *, bad: bool = False) -> NoReturn:
-    """Say what came of a command, as JSON where `target` asks for it and as text for people, and end it.
+def end(target: Path | None, value: Mapping[str, Any], text: str = "", *, bad: bool = False) -> None:
+    """Say what came of a command, as JSON where `target` asks for it and as text for people.
 
-    Raises typer.Exit: always, with FINDINGS if it is `bad`, else with FINE.
+    Raises typer.Exit: with FINDINGS, if it is `bad`.
     """
     write_result(target, value)
     told(target).write(text)
-    raise typer.Exit(FINDINGS if bad else FINE)
+    if bad:
+        raise typer.Exit(FINDINGS)
 
 
 def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
