@@ -33,6 +33,21 @@ def test_on_gpu(case):
 
 def test_unmarked(case):
     pass
+
+
+@pytest.mark.traceproof("rmsnorm", hidden_size=96, sizes=["small"], isolated=True)
+@pytest.mark.parametrize("text", ["hidden_states", "open('x')"])
+def test_isolated(case, text, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(f"def run(hidden_states, weight):\\n    return {text}\\n")
+    case.check(file)
+
+
+@pytest.mark.traceproof("rmsnorm", hidden_size=96, isolated=True)
+def test_needs_gpu(case, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import triton\\n\\n\\ndef run(hidden_states, weight):\\n    return hidden_states\\n")
+    case.check(file)
 """
 
 
@@ -51,12 +66,17 @@ def ran(folder: Path, *options: str) -> str:
 def test_a_marked_test_runs_per_case_beside_others_and_tells(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(TESTS, encoding="utf-8")
     told = ran(tmp_path, "-n", "1")
-    assert "1 failed, 8 passed, 1 skipped, 1 error" in told, told
+    assert "3 failed, 8 passed, 2 skipped, 1 error" in told, told
     for text in (
         "WRONG: outputs for rmsnorm_h96: 1 cases, 1 of 1 results bad",
         "looks like: as with: eps x 10",
         "again: pytest 'test_mine.py::test_wrong[rmsnorm_h96-adversarial-tiny]'",
         "no_cuda: there is no GPU here",
+        "WRONG: mine for rmsnorm_h96 on cpu",
+        "adversarial-tiny (batch_size=5), output: numerics",
+        ", 'rmsnorm', hidden_size=96, sizes=('small',), hidden_seed=",
+        "none (), *: refused",
+        "mine.py is a triton kernel, which needs a GPU, and this machine has none",
         "test_unmarked has no @pytest.mark.traceproof(...)",
     ):
         assert text in told, told

@@ -6,7 +6,6 @@ first, then reports, then what is judged: functions, cases, outputs, files.
 
 import inspect
 import re
-import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from string import Formatter
 from types import ModuleType
 from typing import Any
+from unittest import SkipTest
 
 import torch
 
@@ -50,7 +50,7 @@ from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, named_outputs, notes_of
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import Environment
-from traceproof.solutions.judging import JudgeEnvironment, alone, judge, new_hidden_seed, target_of
+from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.suites import ATEN, operator_definition, problem_definition
@@ -389,22 +389,37 @@ def check(  # noqa: PLR0913 - all but one have defaults
         return _reported(certificate, one)
     if candidate is not None:
         function = _imported(candidate)
-    told = {"sizes": tuple(sizes), "seed": seed, "tolerance": tolerance, "gradients": gradients, "device": device}
-    usual = {"sizes": SIZES, "seed": 0, "tolerance": None, "gradients": False, "device": None}
-    options = {name: value for name, value in told.items() if value != usual[name]}
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
     assert callable(function)
     called = CalledHere(function, one)
-    options |= {"dtype": str(dtype).removeprefix("torch.")} if str(dtype) != "bfloat16" else {}
-    options |= {"dataset": str(dataset)} if dataset is not None else {}
     named = called.name if candidate is None else repr(candidate.path)
-    words = [named, repr(of) if not isinstance(of, Definition) else "definition"]
-    words += [f"{name}={value!r}" for name, value in {**axes, **options}.items()]
-    repeat = f"traceproof.check({', '.join(words)}, cases=['{{case}}'])"
+    options = {
+        "sizes": tuple(sizes),
+        "seed": seed,
+        "tolerance": tolerance,
+        "gradients": gradients,
+        "device": device,
+    }
+    repeat = _line("check", named, of, axes, dtype=str(dtype), dataset=dataset and str(dataset), **options)
+    repeat = f"{repeat[:-1]}, cases=['{{case}}'])"
     chosen = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
     entry = planned_alone(one, chosen)
     weak = of_suite(of)
     return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients, weak=weak)
+
+
+# What need not be said.
+USUAL = {"sizes": SIZES, "seed": 0, "dtype": "bfloat16", "dataset": None, "tolerance": None, "gradients": False}
+
+
+def _line(call: str, named: str, of: object, axes: Mapping[str, Axis], **options: Any) -> str:  # noqa: ANN401
+    """The line that calls a public function so: axes, and what of the options is not usual."""
+    words = [named, "definition" if isinstance(of, Definition) else repr(of if isinstance(of, str) else str(of))]
+    said = {
+        name: value.removeprefix("torch.") if isinstance(value, str) else value for name, value in options.items()
+    }
+    unusual = {name: value for name, value in said.items() if value != USUAL.get(name)}
+    return f"traceproof.{call}({', '.join([*words, *(f'{n}={v!r}' for n, v in {**axes, **unusual}.items())])})"
 
 
 def _sizes_of(sizes: Sequence[str]) -> tuple[str, ...]:
@@ -424,6 +439,13 @@ def _on_gpu(device: str | None) -> bool:
     if kind not in {"cpu", "cuda"} or (kind == "cuda" and not there):
         raise TraceproofError(f"device {device}: " + ("there is no GPU here" if kind == "cuda" else "cpu or cuda"))
     return kind == "cuda"
+
+
+def _no_gpu(device: str) -> Unavailable | None:
+    """Why nothing can run on a device; None: it can."""
+    if device == "cpu" or torch.cuda.is_available():
+        return None
+    return Unavailable(Skip.NO_CUDA, "there is no GPU here")
 
 
 def _candidate_of(function: Function | str | Path) -> Candidate:
@@ -598,9 +620,7 @@ class DrawnCase:
             return Unavailable(self.planned.skip.reason, self.planned.skip.message)
         if self.no_oracle is not None:
             return Unavailable(Skip.NO_ORACLE, self.no_oracle)
-        if self.device != "cpu" and not torch.cuda.is_available():
-            return Unavailable(Skip.NO_CUDA, "there is no GPU here")
-        return None
+        return _no_gpu(self.device)
 
     @property
     def axes(self) -> Mapping[str, int]:
@@ -685,6 +705,41 @@ class DrawnCase:
         """Judge outputs as `judged` does. Raises AssertionError: they are wrong, or nothing judged them."""
         __tracebackhide__ = True
         report = self.judged(outputs, gradients=gradients)
+        if not report:
+            raise AssertionError(str(report))
+
+
+@dataclass(frozen=True, repr=False)
+class IsolatedCases:
+    """All cases of a definition at once, hidden ones too: a file is judged in them, isolated."""
+
+    of: str | Path | Definition
+    options: Mapping[str, Any]  # of `check`
+    repeat: str = ""
+    id = "isolated"
+
+    @cached_property
+    def definition(self) -> Definition:
+        """What it is judged by."""
+        others = ("sizes", "seed", "tolerance", "device", "cases", "gradients")
+        return definition(self.of, **{name: one for name, one in self.options.items() if name not in others})
+
+    @property
+    def unavailable(self) -> Unavailable | None:
+        """Why nothing can be judged here; None: it can."""
+        return _no_gpu(self.options.get("device") or "cpu")
+
+    def judged(self, function: Function | str | Path) -> Report:
+        """Judge a file, or the file of a function. Raises SkipTest: its kernel needs a GPU, and there is none."""
+        why = blocked(_candidate_of(function), gpu=_on_gpu(self.options.get("device")))
+        if why is not None:
+            raise SkipTest(f"{Skip.NO_CUDA}: {why}")
+        return check(function, self.of, isolated=True, **self.options)
+
+    def check(self, function: Function | str | Path) -> None:
+        """Judge it as `judged` does. Raises AssertionError: it is refused."""
+        __tracebackhide__ = True
+        report = self.judged(function)
         if not report:
             raise AssertionError(str(report))
 
@@ -893,5 +948,9 @@ def _certificate(  # noqa: PLR0913 - of two callers
         )
         gpu = _on_gpu(device)
         environment = JudgeEnvironment(python=sys.executable, caches=caches, settings=settings, gpu=gpu)
-        repeat = f"traceproof judge {shlex.quote(candidate.path)}"
+        repeat = _line(
+            "judge_file", repr(candidate.path), of, axes, sizes=settings.sizes, seed=seed,
+            dtype=str(dtype), dataset=dataset and str(dataset), hidden_seed=settings.hidden_seed,
+            tolerance=tolerance,
+        )  # fmt: skip
         return found.definition, judge(candidate, found, environment, repeat=repeat)

@@ -4,6 +4,9 @@
     def test_my_norm(case):
         case.check(my_norm)
 
+With `isolated=True` it runs once: `case.check("kernel.py::norm")`, or a function of a file's top level, is judged
+in all cases, hidden ones too, in processes of its own, as `traceproof judge` does it.
+
 Nothing is imported before a test has the mark.
 """
 
@@ -13,14 +16,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from traceproof.api import DrawnCase
+    from traceproof.api import DrawnCase, IsolatedCases
 
 MARK = "traceproof"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known."""
-    what = "run once per case of an op or definition; the arguments are those of traceproof.cases"
+    what = "run once per case of an op or definition; the arguments are those of traceproof.cases, and isolated"
     config.addinivalue_line("markers", f"{MARK}(of, **options): {what}")
 
 
@@ -29,20 +32,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = list(metafunc.definition.iter_markers(MARK))
     if not marks or "case" not in metafunc.fixturenames:
         return
-    from traceproof.api import cases
+    from traceproof.api import IsolatedCases, cases
 
-    found = [case for mark in reversed(marks) for case in cases(*mark.args, unavailable=True, **mark.kwargs)]
+    found: list[DrawnCase | IsolatedCases] = []
+    for mark in reversed(marks):
+        options = dict(mark.kwargs)
+        if options.pop("isolated", False):
+            [of] = mark.args
+            found.append(IsolatedCases(of, options))
+        else:
+            found += cases(*mark.args, unavailable=True, **options)
     ids = [f"{case.definition.name}-{case.id}" for case in found]
     metafunc.parametrize("case", found, ids=ids, indirect=True)
 
 
 @pytest.fixture
-def case(request: pytest.FixtureRequest) -> "DrawnCase":
+def case(request: pytest.FixtureRequest) -> "DrawnCase | IsolatedCases":
     """One case: `inputs`, `expected`, and `check(function)` or `check(outputs)`, which fails with a report.
 
     A case that can not be judged here is skipped; the skip begins with its reason, as in `traceproof.reasons`.
     """
-    given: DrawnCase | None = getattr(request, "param", None)
+    given: DrawnCase | IsolatedCases | None = getattr(request, "param", None)
     if given is None:
         raise pytest.UsageError(f"{request.node.nodeid} has no @pytest.mark.{MARK}(...), which gives it cases")
     why = given.unavailable

@@ -232,6 +232,7 @@ def _judged(
 ) -> list[Certificate]:
     """Certificates of the solutions at a path, told one by one; `given` are the options that repeat one."""
     repeats = [*given, *(["--time"] if session.timed else []), *(["--all"] if session.whole else [])]
+    repeats += ["--hidden-seed", str(session.hidden_seed)]
     where, _, entry = path.partition("::")
     candidates = read(Path(where).expanduser(), entry or None)
     certificates: list[Certificate] = []

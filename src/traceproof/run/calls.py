@@ -179,6 +179,9 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
 EMPTY = torch.empty  # as it is, where `poisoned` replaces it
 FENCE, FENCE_BYTE = 1 << 16, 0xA5  # bytes on each side of a tensor on a GPU that are looked at, and what they hold
 MOST_FENCED = 4096  # tensors of a call: a process may have so many mappings
+# What lies beside a tensor: pages without permissions, a GPU's addresses without memory, bytes that are compared
+# afterwards, or nothing (it has holes, or is one too many).
+PAGES, UNMAPPED, BYTES, UNFENCED = "pages", "unmapped", "bytes", "unfenced"
 
 
 class Fences:
@@ -191,16 +194,21 @@ class Fences:
 
     def __init__(self, *, at_end: bool) -> None:
         self._at_end, self._count = at_end, 0
+        self.ways: set[str] = set()  # what lies beside its tensors
         self._rooms: list[tuple[torch.Tensor, int, int]] = []  # on a GPU: all that is mapped, where a tensor lies
 
     def around(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor there; the tensor itself where it has holes or is one too many."""
         size = value.numel() * value.element_size()
-        if not size or value.layout != torch.strided or not value.is_contiguous() or self._count == MOST_FENCED:
+        if not size:
+            return value
+        if value.layout != torch.strided or not value.is_contiguous() or self._count == MOST_FENCED:
+            self.ways.add(UNFENCED)
             return value
         self._count += 1
         if value.is_cuda:
             room, start = GpuPages.of(size, value.device), 0
+            self.ways.add(BYTES if room is None else UNMAPPED)
             if room is None:
                 room, start = EMPTY(2 * FENCE + size, dtype=torch.uint8, device=value.device), FENCE
             elif self._at_end:
@@ -209,6 +217,7 @@ class Fences:
             self._rooms.append((room, start, size))
             place = room[start : start + size]
         else:
+            self.ways.add(PAGES)
             page = mmap.PAGESIZE
             between = -(-size // page) * page
             held = mmap.mmap(-1, between + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

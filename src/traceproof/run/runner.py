@@ -201,11 +201,12 @@ class _Caller:
                     [(place, value, value.clone()) for place, value in small if value.nbytes <= KEPT_BYTES]
                 )
         crossed = any(fences.crossed for fences in FENCES)
+        ways = sorted({way for fences in FENCES for way in fences.ways})
         FENCES.clear()
         if self._gpu and GpuPages.dead:
             self._synchronise()
             GpuPages.sweep()
-        return {"outputs": outputs, "crossed": crossed, **conduct}
+        return {"outputs": outputs, "crossed": crossed, "fences": ways, **conduct}
 
     def _timed(self, item: dict[str, Any], inputs: Sequence[Any], out: mmap.mmap) -> dict[str, Any]:
         """Repetitions of a call with their times, and the outputs of the last one."""

@@ -152,7 +152,7 @@ class CallAnswer(BaseModel):
     `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back), `late` (outputs that
     changed after the call's stream was done) and `crossed` (a GPU's memory beside tensors was written) can be
     seen in its process only: what is said there counts against it, and what is not said proves nothing. `times`
-    are held against a clock of ours.
+    are held against a clock of ours. `fences` is what lay beside tensors, see `traceproof.run.calls.Fences`.
     """
 
     model_config = CLOSED
@@ -162,6 +162,7 @@ class CallAnswer(BaseModel):
     written: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
     late: Annotated[list[Index], Field(max_length=MOST_OUTPUTS)] = []
     crossed: bool = False
+    fences: Annotated[list[Literal["pages", "unmapped", "bytes", "unfenced"]], Field(max_length=4)] = []
     times: Annotated[list[Pair], Field(max_length=MOST_REPETITIONS)] = []
 
 
@@ -216,6 +217,7 @@ class CaseResult:
     surplus: Sequence[str] = ()
     overrun: Sequence[str] = ()
     late: Sequence[str] = ()
+    fences: Sequence[str] = ()  # what lay beside its tensors, where that was asked for
     varying: Sequence[str] | None = None
     remembered: bool = False  # whether other inputs gave the same bits
     times: Sequence[tuple[int, int]] = ()
@@ -332,6 +334,7 @@ class CallMemory:
             surplus=[name for name in names.values() if name not in wanted],
             overrun=sorted(overrun),
             late=named(answer.late),
+            fences=answer.fences,
             on_gpu=self.on_gpu,
             times=[(events, wall) for events, wall in answer.times],
         )

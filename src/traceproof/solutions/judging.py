@@ -121,7 +121,7 @@ def judge(
     target: Target,
     environment: JudgeEnvironment,
     *,
-    repeat: str,
+    repeat: str,  # what a user types to repeat it
     told: Callable[[str], object] = lambda _: None,  # gets a word on how far it is
 ) -> Certificate:
     """Judge one solution.
@@ -166,7 +166,7 @@ def judge(
         device=trial.device,
         versions=trial.versions,
         seconds=trial.seconds,
-        repeat=f"{repeat} --hidden-seed {environment.settings.hidden_seed}",
+        repeat=repeat,
         judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

@@ -21,6 +21,7 @@ from traceproof.ops.batch import halved
 from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.ops.op import BEST
+from traceproof.run.calls import BYTES, PAGES, UNFENCED, UNMAPPED
 from traceproof.run.case import SolvedCase, moved
 from traceproof.run.judging import Rulings, rulings
 from traceproof.run.runner import (
@@ -56,6 +57,12 @@ CALLS = 48  # before one that must have the bits of the first
 # in which streams got it. CUDA has no more; a process with so many takes long to open a GPU.
 CHANNELS = 32
 EXAMINED = 64 << 20  # bytes that the case may need: the oracle solves it some ten times
+BETWEEN = {  # what tensors lay between when bounds were measured
+    PAGES: "pages that end a process which touches them (PROT_NONE)",
+    UNMAPPED: "addresses that have no memory (CUDA's virtual memory)",
+    BYTES: "bytes that are compared afterwards, which shows no reads: CUDA gave no pages",
+    UNFENCED: "nothing (tensors with holes, or too many)",
+}
 ODD = (CallError, RuntimeError, ValueError, IndexError, KeyError)  # of inputs that nobody planned
 
 
@@ -165,10 +172,14 @@ def measure(
         found.same("threads", found.call(source, "threads", threads=2))
         found.same("strides", found.call(source, "strides", how=STRIDED))
         _after_others(found, source, cases)
+        ways: set[str] = set()
         for how in (FENCED_BEFORE, FENCED_BEHIND):  # what touches a fence ends its process
-            if found.call(source, "bounds", how=how) is None:
+            fenced = found.call(source, "bounds", how=how)
+            if fenced is None:
                 break
-            found.states["bounds"] = HOLDS, "nothing beside its tensors is touched"
+            ways |= {*fenced.fences}
+            between = ", ".join(text for way, text in BETWEEN.items() if way in ways)
+            found.states["bounds"] = HOLDS, f"nothing beside its tensors is touched; they lie between {between}"
         # Last: CUDA's error of a call that it refuses is raised by the next one, too.
         _empty(found, source, cases)
         if found.states["bounds"][0] == HOLDS:
