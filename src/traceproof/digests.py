@@ -37,9 +37,7 @@ def digest_file(path: Path) -> str:
 def digest_json(value: Any) -> str:  # noqa: ANN401 - any JSON value
     """Digest of a JSON value: independent of key order and white space, not of list order.
 
-    Raises:
-        ValueError: the value holds a NaN or an infinity, which JSON can not say.
-        TypeError: the value is not JSON.
+    Raises ValueError: the value holds a NaN or an infinity, which JSON can not say. TypeError: it is not JSON.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return digest_bytes(text.encode())

@@ -196,9 +196,7 @@ def telling(what: object, *, first: float = FIRST_SECONDS, most: float = LONGEST
 def bounded(*, seconds: float, memory: int) -> Iterator[None]:
     """Let a block take so long and so many bytes beside what the process has; the time in the main thread alone.
 
-    Raises:
-        TimeoutError: it took longer.
-        MemoryError: it needed more.
+    Raises TimeoutError: it took longer. MemoryError: it needed more.
     """
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * PAGE

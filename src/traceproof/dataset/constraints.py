@@ -93,12 +93,7 @@ def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
 
 
 def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911 - one return per node type
-    """Like `evaluate`.
-
-    Raises:
-        KeyError: the expression needs something that `axes` does not hold.
-        ArithmeticError: it divides by zero or overflows a float.
-    """
+    """Like `evaluate`; raises KeyError: it needs what `axes` does not hold; ArithmeticError: it has no value."""
     match node:
         case ast.Constant(value=bool() | int() | float() as value):
             return value
@@ -168,14 +163,12 @@ class System:
     @cached_property
     def _usable(self) -> tuple[tuple[ast.expr, frozenset[str]], ...]:
         """Constraints with the axes that each speaks of, those joined by `and` taken apart."""
-        found = []  # those that can be evaluated at all, for some sizes
-        for text in self.constraints:
-            for node in _parts(text):
-                names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - {"min", "max"}
-                if not names or not names <= set(self.axes):
-                    continue
-                if any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2)):
-                    found.append((node, names))
+        found = []
+        for node in (node for text in self.constraints for node in _parts(text)):
+            names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - {"min", "max"}
+            known = bool(names) and names <= set(self.axes)
+            if known and any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2)):
+                found.append((node, names))  # for some sizes it has a value
         return tuple(found)
 
     def completed(self, sizes: Mapping[str, int], *, scanned: int = SCANNED) -> dict[str, int]:
@@ -221,12 +214,7 @@ class System:
                         yield from (int(size) for size in sizes if size is not None)
 
     def solve(self, const: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int] | None:
-        """A size for every axis that satisfies all constraints, near the sizes wanted; None: none was found.
-
-        Args:
-            const: sizes that are fixed.
-            wanted: a size for each other axis.
-        """
+        """A size for every axis that satisfies all constraints, as `const` or near `wanted`; None: none found."""
         found = _found(self, tuple(const.items()), tuple(wanted.items()))
         return None if found is None else dict(found)
 
@@ -282,31 +270,31 @@ def _parts(text: str) -> Iterator[ast.expr]:
             yield node
 
 
-def _solved(node: ast.expr, name: str, known: Mapping[str, int], scanned: int) -> int | None:
-    """The only size of an axis that makes an equality true; None: it is no equality, or has none, or several."""
-    linear = _linear(node, name, known)
-    if linear is not None:
-        return _size(linear)
+def _difference(node: ast.expr) -> ast.BinOp | None:
+    """What is 0 where an equality holds, left minus right; None: it is no equality."""
     match node:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            difference = ast.BinOp(left, ast.Sub(), right)
-            fitting = [size for size in range(scanned) if evaluate(difference, {**known, name: size}) == 0]
-            return fitting[0] if len(fitting) == 1 else None
-        case _:
-            return None
+            return ast.BinOp(left, ast.Sub(), right)
+    return None
+
+
+def _solved(node: ast.expr, name: str, known: Mapping[str, int], scanned: int) -> int | None:
+    """The only size of an axis that makes an equality true; None: it is no equality, or has none, or several."""
+    linear, difference = _linear(node, name, known), _difference(node)
+    if linear is not None or difference is None:
+        return _size(linear)
+    fitting = [size for size in range(scanned) if evaluate(difference, {**known, name: size}) == 0]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _linear(node: ast.expr, name: str, known: Mapping[str, int]) -> float | None:
     """What solves an equality for one name, whole or not; None: it is no equality, or not linear in the name."""
-    match node:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            pass
-        case _:
-            return None
-    for side, other in ((left, right), (right, left)):
+    difference = _difference(node)
+    if difference is None:
+        return None
+    for side, other in ((difference.left, difference.right), (difference.right, difference.left)):
         if isinstance(side, ast.Name) and side.id == name:
             return evaluate(other, known)
-    difference = ast.BinOp(left, ast.Sub(), right)
     at = {size: evaluate(difference, {**known, name: size}) for size in PROBED}
     start, slope = at[0] or 0, (at[1] or 0) - (at[0] or 0)
     if slope and all(value == start + slope * size for size, value in at.items()):

@@ -91,9 +91,7 @@ def entry_of(source: str, names: Iterable[str] = (), *, handed_on: bool = False)
     """The top-level function of one of `names`, else (none given) `run`, else the last one; None: there is none.
 
     With `handed_on`, a function that does nothing with its keywords but hand them on has those of the other one.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: the source is no Python.
+    Raises SyntaxError, ValueError, RecursionError, MemoryError: the source is no Python.
     """
     found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     wanted = list(names) or ["run", *reversed(found)]
@@ -127,12 +125,9 @@ def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # 
         return source
     inputs, given = definition["inputs"], _given(entry, definition, note)
     # An optional input that is None is left to the parameter's default.
-    left_out = [
-        name
-        for name, value in given.items()
-        if value in inputs
-        and (name in entry.defaulted or (name not in entry.parameters and inputs[value].get("optional")))
-    ]
+    optional = {name for name, spec in inputs.items() if isinstance(spec, dict) and spec.get("optional")}
+    free = {name for name, value in given.items() if name not in entry.parameters and value in optional}
+    left_out = [name for name, value in given.items() if value in inputs and name in entry.defaulted | free]
     keywords = ", ".join(f"{name}={value}" for name, value in given.items() if name not in left_out)
     lines = [f"def run({', '.join(inputs)}):"]
     if left_out:
@@ -156,11 +151,9 @@ def run_of_init(
     to the first one left that must be given and has its dtype and number of dimensions; so do elements of a tuple
     that is no input. An axis that has a default and is not fixed is left to it.
     """
-    axes = ", ".join(
-        [*(f"{name!r}: {name}" for name in free), *(f"{name!r}: {size}" for name, size in const.items())]
-    )
-    known = {"axes": f"{{{axes}}}", "device": "'cpu'", "seed": "seed"}
-    known |= {name: repr(size) for name, size in const.items()} | {name: name for name in free}
+    sizes = {name: name for name in free} | {name: repr(size) for name, size in const.items()}
+    axes = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
+    known = {"axes": f"{{{axes}}}", "device": "'cpu'", "seed": "seed"} | sizes
     keywords = ", ".join(f"{name}={known[name]}" for name in entry.parameters if name in known)
     inputs = definition["inputs"]
     kinds = {
@@ -168,16 +161,14 @@ def run_of_init(
         for name, spec in inputs.items()
     }
     needed = [name for name, spec in inputs.items() if not spec.get("optional")]
-    source = definition["init"].rstrip()
-    text = RUN_OF_INIT.format(
-        free=", ".join([*free, "seed"]),
-        call=f"{entry.name}({keywords})",
-        kinds=kinds,
-        needed=needed,
-        held=HELD,
-        columns=COLUMNS,
-    )
-    return f"{source}{HEADER}{text}"
+    told = {
+        "free": ", ".join([*free, "seed"]),
+        "call": f"{entry.name}({keywords})",
+        "kinds": kinds,
+        "needed": needed,
+    }
+    text = RUN_OF_INIT.format(**told, held=HELD, columns=COLUMNS)
+    return f"{definition['init'].rstrip()}{HEADER}{text}"
 
 
 def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:
@@ -263,9 +254,7 @@ class ReadDefinition:
 def read(value: Any) -> ReadDefinition:  # noqa: ANN401 - any JSON value
     """Read a definition in whichever dialect it is written.
 
-    Raises:
-        ValidationError: it is a definition in none of them.
-        ValueError: the same, told before the model was asked.
+    Raises ValidationError: it is a definition in none; ValueError: the same, told before the model was asked.
     """
     dialect = recognise(value)
     if dialect is Dialect.PUBLISHED:

@@ -191,15 +191,12 @@ def scan_digest(folder: Path) -> str:
         for path in folder.glob("*.json")  # of dumped traces
         if path.name != FETCHED and path.is_file() and (status := path.stat())
     ]
-    waiting = [folder / "definitions", folder / "workloads", folder / "blob"]
+    waiting = [str(folder / name) for name in ("definitions", "workloads", "blob") if (folder / name).is_dir()]
     while waiting:
-        current = waiting.pop()
-        if not current.is_dir():
-            continue
-        with os.scandir(current) as entries:
+        with os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 if entry.is_dir():
-                    waiting.append(Path(entry.path))
+                    waiting.append(entry.path)
                 else:
                     status = entry.stat()
                     found.append((os.path.relpath(entry.path, folder), status.st_size, status.st_mtime_ns))

@@ -9,7 +9,7 @@ import gc
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -43,9 +43,7 @@ PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly
 def strict_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
     """Parse JSON; an object that has a key twice is an error, since one of the two would be lost.
 
-    Raises:
-        ValueError: the text is not JSON, or repeats a key.
-        RecursionError: it is nested too deeply.
+    Raises ValueError: the text is not JSON, or repeats a key. RecursionError: it is nested too deeply.
     """
 
     def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -66,9 +64,8 @@ def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON value
 def file_text(path: Path, root: Path | None, *, most: int = DEFINITION_BYTES) -> str:
     """The text of a file of a dataset.
 
-    Raises:
-        OSError: it can not be read.
-        ValueError: it is no plain file of at most `most` bytes in the dataset, or not UTF-8.
+    Raises OSError: it can not be read. ValueError: it is no plain file of at most `most` bytes in the dataset, or
+    not UTF-8.
     """
     return file_bytes(path, root, most=most).decode()
 
@@ -113,11 +110,10 @@ def explain(error: BaseException) -> str:
         found = []
         for detail in error.errors(include_url=False, include_context=False):
             where, given = ".".join(map(str, detail["loc"])), repr(detail["input"])
-            text = detail["msg"].removeprefix("Value error, ")
-            if (
+            shown = (
                 detail["type"] not in {"missing", "value_error"} and len(given) <= 60
-            ):  # longer ones bury the message
-                text += f", not {given}"
+            )  # longer ones bury the text
+            text = detail["msg"].removeprefix("Value error, ") + (f", not {given}" if shown else "")
             found.append(f"{where}: {text}" if where else text)
         rest = len(found) - PROBLEMS_SHOWN
         return "; ".join(found[:PROBLEMS_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
@@ -165,8 +161,7 @@ class DatasetEntry:
         return self.definition.digest
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadLine:
+class WorkloadLine(NamedTuple):
     """A workload line: its file relative to the root, its number from 1, and the blobs it lacks here."""
 
     path: Path
@@ -175,8 +170,7 @@ class WorkloadLine:
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Workloads:
+class Workloads(NamedTuple):
     """The workload lines of one definition, and the lines that can not be used."""
 
     lines: tuple[WorkloadLine, ...]
@@ -216,17 +210,18 @@ class DatasetTree:
                 try:
                     trace = Trace.model_validate(strict_json(line))
                 except (ValueError, RecursionError) as error:
-                    what, todo = explain(error), "mend the line by trace.md's schema, or remove it"
+                    todo = "mend the line by trace.md's schema, or remove it"
+                    broken.append(Broken(path, explain(error), todo, line=number))
+                    continue
+                if trace.definition != name:
+                    what = f"the line is for {trace.definition!r}, the file for {name!r}"
+                    broken.append(Broken(path, what, "move it to the file of its definition", line=number))
+                elif not trace.is_workload:
+                    what = "the line carries a solution's result"
+                    broken.append(Broken(path, what, "move it to traces/", line=number))
                 else:
-                    if trace.definition == name and trace.is_workload:
-                        missing = tuple(blob for blob in trace.workload.blobs if self.missing_blob(blob))
-                        lines.append(WorkloadLine(path, number, trace, missing))
-                        continue
-                    what, todo = "the line carries a solution's result", "move it to traces/"
-                    if trace.definition != name:
-                        what = f"the line is for {trace.definition!r}, the file for {name!r}"
-                        todo = "move it to the file of its definition"
-                broken.append(Broken(path, what, todo, line=number))
+                    missing = tuple(blob for blob in trace.workload.blobs if self.missing_blob(blob))
+                    lines.append(WorkloadLine(path, number, trace, missing))
         return Workloads(tuple(lines), tuple(broken))
 
     def missing_blob(self, blob: str) -> bool:
@@ -258,15 +253,10 @@ def op_type_names(root: Path) -> set[str]:
 
 
 def read_definition(path: Path, *, root: Path | None = None) -> dialects.ReadDefinition:
-    """Read one definition file in whichever dialect it is, with what is to be noted about it.
+    """Read one definition file in whichever dialect it is; with `root`, one that lies in that dataset.
 
-    With `root`, one that lies in that dataset.
-
-    Raises:
-        OSError: the file can not be read.
-        ValueError: it is no plain file, not UTF-8, not JSON, or no definition (then a ValidationError).
-        RecursionError: it, or its reference, is nested too deeply.
-        MemoryError: its reference overflows Python's parser.
+    Raises OSError: it can not be read. ValueError: it is no plain file, not UTF-8, not JSON, or no definition
+    (then a ValidationError). RecursionError, MemoryError: it, or its reference, is nested too deeply.
     """
     with warnings.catch_warnings():
         # A reference with "\d" in a docstring makes the parser warn; that is no business of who reads it.
@@ -399,11 +389,8 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
     `dataset` gives the folder in which names are looked up; `given`: the one that the user named, if any. Raises
     TraceproofError: a word is none of these, a file can not be used, or paths lead to several datasets.
     """
-    paths = {
-        word: Path(word).expanduser().resolve()
-        for word in words
-        if "/" in word or word.endswith(".json") or word in {".", ".."}
-    }
+    named = [word for word in words if "/" in word or word.endswith(".json") or word in {".", ".."}]
+    paths = {word: Path(word).expanduser().resolve() for word in named}
     names = {path: read_file(path).name for path in paths.values() if not path.is_dir()}
     roots = {root_of(path) for path in paths.values()} | ({given.expanduser().resolve()} if given else set())
     if len(roots) > 1:
@@ -412,7 +399,6 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
         raise TraceproofError(what, problems=listed, todo="Verify one dataset at a time.")
     root = next(iter(roots), None)
     tree = read_tree(root or dataset())
-    everything = False
     op_types: dict[str, None] = {}
     definitions: dict[str, None] = {}
     for word in words:
@@ -422,15 +408,16 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
         elif path in names:
             _expect_counted(tree, path, names[path])
             definitions[names[path]] = None
-        elif path in {tree.root, tree.root / DEFINITIONS}:
-            everything = True
-        else:
+        elif path not in {tree.root, tree.root / DEFINITIONS}:
             op_types |= dict.fromkeys(_op_types_below(tree, path))
-    if everything:
+    if {tree.root, tree.root / DEFINITIONS}.intersection(paths.values()):
         return Selected(root=root)
     if op_types and definitions:
-        definitions |= dict.fromkeys(_members(tree, op_types))
-        op_types = {}
+        problems = [printable(broken.message) for broken in tree.broken if group_of(broken) in op_types]
+        if problems:
+            raise TraceproofError(f"files of {', '.join(op_types)} can not be used", problems=problems)
+        found = (name for name, entry in tree.definitions.items() if entry.definition.op_type in op_types)
+        return Selected(root=root, definitions=(*dict.fromkeys((*definitions, *found)),))
     return Selected(root=root, op_types=tuple(op_types), definitions=tuple(definitions))
 
 
@@ -481,11 +468,3 @@ def _is_op_type(tree: DatasetTree, word: str) -> bool:
     todo = "Give the name of a definition or an op_type, a definition's file, or a dataset's folder."
     what = f"{word!r} names nothing that can be verified in {tree.root}"
     raise TraceproofError(what, problems=problems, todo=todo)
-
-
-def _members(tree: DatasetTree, op_types: Collection[str]) -> list[str]:
-    """Names of the definitions of some op_types. Raises TraceproofError: a file among them can not be used."""
-    problems = [printable(broken.message) for broken in tree.broken if group_of(broken) in op_types]
-    if problems:
-        raise TraceproofError(f"files of {', '.join(op_types)} can not be used", problems=problems)
-    return [name for name, entry in tree.definitions.items() if entry.definition.op_type in op_types]

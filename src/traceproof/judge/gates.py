@@ -58,11 +58,7 @@ def rounding_rms(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
     Where the spacing of `dtype` is u, the square of a rounding is u^2 / 12 on average and u^2 / 4 at most, so n
     elements give u^2 / 12 (1 + 2 / n). Where spacings differ, n is (sum u^2)^2 / sum u^4: 1 where one decides the
-    row. What `dtype` holds exactly is not rounded.
-
-    Args:
-        rows: float64 matrix, finite.
-        dtype: the output's.
+    row. What `dtype`, the output's, holds exactly is not rounded. `rows` is a float64 matrix, finite.
     """
     if not dtype.is_floating_point:
         return rows.new_zeros(len(rows))
@@ -82,8 +78,7 @@ def index_set(actual: torch.Tensor, extras: Mapping[str, torch.Tensor], padding:
     `actual` is int [rows, k]; `extras` are `scores` float64 and `candidates` int64 [rows, candidates], `tolerance`
     float64 [rows]; `padding` fills a row that has fewer candidates than k.
     """
-    wrong = 0
-    wanted = 0
+    wrong = wanted = 0
     for row, chosen in enumerate(actual.to(torch.int64)):
         scores, candidates = extras["scores"][row], extras["candidates"][row]
         usable = candidates >= 0
@@ -139,13 +134,18 @@ Kind = TypeVar("Kind")
 
 
 class _Gate(Generic[Kind]):
-    """What gates begin with."""
+    """What gates begin with: most know the limit of each element without the others."""
+
+    two_passes = False
 
     def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
         self._kind = kind
         self._dtype, self._rounding = dtype, unit_roundoff(dtype)
         # half of the spacing of numbers that are not normal
         self._least = torch.finfo(dtype).smallest_normal * self._rounding if self._rounding else 0.0
+
+    def pool(self, rows: Rows) -> None:
+        """Note of a chunk what must be known of the whole output."""
 
     def due(self, chunk: int) -> bool:
         """Whether a chunk has to be held."""
@@ -369,7 +369,6 @@ class CloseGate(_Gate[Close]):
 class BackwardGate(_Gate[Backward]):
     """|actual - expected| <= limit * bound + one rounding, elementwise."""
 
-    two_passes = False
     _margin = 0.0
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
@@ -380,9 +379,6 @@ class BackwardGate(_Gate[Backward]):
             a = landed(a, e, actual.dtype)
             error = (a - e).abs().masked_fill(~(torch.isfinite(a) & torch.isfinite(e)), 0.0)
         return Rows(a, e, error, entries["bound"])
-
-    def pool(self, rows: Rows) -> None:
-        """Nothing: each element has a bound of its own."""
 
     def hold(self, rows: Rows) -> None:
         """Hold one chunk against its limits."""
@@ -450,19 +446,13 @@ class QuantisedGate(_Gate[Quantised]):
         return Gate("quantised", ratios[which], f"{detail}, {slope}")
 
 
-class ExactGate:
+class ExactGate(_Gate[Exact]):
     """Every element equal; of codes one of those that are right, where `lossless` the nearest if one is."""
 
-    two_passes = False
-
     def __init__(self, kind: Exact, dtype: torch.dtype, *, lossless: bool = False) -> None:
-        self._order, self._dtype, self._lossless = kind.order, dtype, lossless
+        super().__init__(kind, dtype)
+        self._order, self._lossless = kind.order, lossless
         self._wrong = self._elements = 0
-
-    def due(self, chunk: int) -> bool:
-        """Whether a chunk has to be held."""
-        del chunk
-        return True
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
         """One chunk."""
@@ -480,9 +470,6 @@ class ExactGate:
             differ = torch.where(codes == -1, 0, codes) != torch.where(nearest == -1, 0, nearest)  # either zero
             error |= (differ & ((low > -ANY_CODE) | (high < ANY_CODE))).any(-1)
         return Rows(actual, value, error, value)
-
-    def pool(self, rows: Rows) -> None:
-        """Nothing: each element stands for itself."""
 
     def hold(self, rows: Rows) -> None:
         """Count what differs."""
@@ -502,15 +489,11 @@ def numeric_gate(
     kind: Close | Backward | Quantised | Exact, dtype: torch.dtype, *, lossless: bool = False
 ) -> NumericGate:
     """The gate of a kind of comparison, for an output of `dtype`; `lossless`: of codes the nearest counts."""
-    match kind:
-        case Close():
-            return CloseGate(kind, dtype)
-        case Backward():
-            return BackwardGate(kind, dtype)
-        case Quantised():
-            return QuantisedGate(kind, dtype)
-        case Exact():
-            return ExactGate(kind, dtype, lossless=lossless)
+    if isinstance(kind, Exact):
+        return ExactGate(kind, dtype, lossless=lossless)
+    if isinstance(kind, Close):
+        return CloseGate(kind, dtype)
+    return BackwardGate(kind, dtype) if isinstance(kind, Backward) else QuantisedGate(kind, dtype)
 
 
 def gate_of(

@@ -155,20 +155,12 @@ def _worst_of(
     error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor
 ) -> list[tuple[float, dict[str, Any]]]:
     """The positions of the largest errors, with these; `error` is flat, and 0 where the two agree."""
-    largest = torch.topk(error, min(WORST, error.numel()))
-    places = [(flat, size) for flat, size in zip(largest.indices.tolist(), largest.values.tolist(), strict=True)]
-    return [
-        (
-            size,
-            {
-                "index": index_of(flat, actual.shape),
-                "actual": number(actual.flatten()[flat]),
-                "expected": number(expected.flatten()[flat]),
-            },
-        )
-        for flat, size in places
-        if size > 0
-    ]
+    largest, found = torch.topk(error, min(WORST, error.numel())), []
+    for flat, size in zip(largest.indices.tolist(), largest.values.tolist(), strict=True):
+        if size > 0:
+            given, wanted = number(actual.flatten()[flat]), number(expected.flatten()[flat])
+            found.append((size, {"index": index_of(flat, actual.shape), "actual": given, "expected": wanted}))
+    return found
 
 
 def index_of(flat: int, shape: Sequence[int]) -> list[int]:

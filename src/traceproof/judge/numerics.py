@@ -45,14 +45,12 @@ class Misplaced:
         self._count(Failure.INFINITY, (torch.isinf(x) | torch.isinf(e)) & (x != e) & ~overflow, start)
 
     def _count(self, kind: Failure, wrong: torch.Tensor, start: int) -> None:
-        count = int(wrong.sum())
-        if not count:
-            return
-        first = wrong.nonzero()[0].tolist()
-        if start:
-            first[0] += start
-        before = self._found.get(kind)
-        self._found[kind] = (count, first) if before is None else (before[0] + count, before[1])
+        if count := int(wrong.sum()):
+            first = wrong.nonzero()[0].tolist()
+            if start:
+                first[0] += start
+            before = self._found.get(kind, (0, first))
+            self._found[kind] = before[0] + count, before[1]
 
     def failure(self) -> tuple[Failure, str] | None:
         """What stands where it should not, if anything does."""
@@ -90,9 +88,8 @@ class Numerics:
     ) -> None:
         self._row = row
         # A product's float32 sums have no further rounding; other float32 outputs may be logarithms or quotients.
-        coded = (
-            isinstance(comparison, Exact) and comparison.order is not None
-        )  # whose gate knows which code is free
+        # The gate of codes knows itself which of them is free.
+        coded = isinstance(comparison, Exact) and comparison.order is not None
         self._exact = lossless and not coded and (dtype.itemsize < 4 or isinstance(comparison, Backward))
         self._inexact = 0
         self._decides = decides
@@ -186,10 +183,8 @@ class Numerics:
         gate = self._tolerated() if self._decides else self._gate.gate()
         if not gate.ok or not self._inexact:
             return gate
-        told = (
-            f"{self._inexact} of {self._elements} elements are not the exact value, rounded once to nearest even"
-        )
-        return Gate("lossless", math.inf, told)
+        many = f"{self._inexact} of {self._elements} elements"
+        return Gate("lossless", math.inf, f"{many} are not the exact value, rounded once to nearest even")
 
     def _tolerated(self) -> Gate:
         """The user's tolerance as a gate: all elements, or of quantised outputs the specification's share."""

@@ -116,9 +116,8 @@ def numerics_of(
     assert not isinstance(comparison, Samples | IndexSet)  # which are judged in one piece, and not by numbers
     row = row_for(dtype, quantised=isinstance(comparison, Quantised), tolerance=tolerance)
     decides = tolerance is not None and dtype.is_floating_point and not isinstance(comparison, Exact)
-    return Numerics(
-        comparison, dtype, row, decides=decides, figures=figures, lossless=expected.lossless and not decides
-    )
+    lossless = expected.lossless and not decides
+    return Numerics(comparison, dtype, row, decides=decides, figures=figures, lossless=lossless)
 
 
 def rule_on(numerics: Numerics) -> Ruling:
@@ -126,8 +125,7 @@ def rule_on(numerics: Numerics) -> Ruling:
     details = numerics.details()
     misplaced = numerics.misplaced()
     if misplaced is not None:
-        reason, message = misplaced
-        return _fail(reason, message, **details)
+        return _fail(*misplaced, **details)
     gate = numerics.gate()
     if gate is None:
         return Ruling(Verdict.PASS, None, "empty, as it should be", details)
@@ -192,9 +190,8 @@ def _discrete(
 ) -> tuple[Gate, dict[str, Any]]:
     if isinstance(comparison, IndexSet):
         return index_set(actual, oracle, comparison.padding), {}
-    ok, fields = judge_samples(
-        actual, oracle["tokens"], oracle["probs"], oracle["optional"], comparison.false_alarm
-    )
+    tokens, probs, optional = (oracle[name] for name in ("tokens", "probs", "optional"))
+    ok, fields = judge_samples(actual, tokens, probs, optional, comparison.false_alarm)
     return Gate("samples", 0.0 if ok else float("inf"), str(fields.pop("detail", ""))), {"metrics": fields}
 
 

@@ -82,7 +82,9 @@ def examine(
     found = _inputs(inputs, actual, right, exact)
     if found is None and summed:
         found = _lattice(*_sparse(inputs, summed, observe, exact))
-    found = found or Seen(ASKED, "", _digits(actual, right))
+    error = _error(actual, right)
+    told = f"relative error {error:.3g}" if math.isfinite(error) else "nothing to measure"
+    found = found or Seen(ASKED, "", told)
     if found.format in {TF32, "float16"} and summed:
         return _by_range(found, inputs, summed, observe)
     return found
@@ -133,14 +135,9 @@ def _inputs(
         left = min(one / max(other, 1e-300) for one, other in zip(after, before, strict=True))
         if left < least:
             best, least, seen = name, left, after
-    if not best:
-        return None
-    return Seen(
-        "inputs",
-        best,
-        f"error {before[0]:.3g} against the oracle, {seen[0]:.3g} once inputs are rounded; "
-        f"{before[1]:.1%} and {seen[1]:.1%} of results are not the nearest",
-    )
+    told = f"error {before[0]:.3g} against the oracle, {seen[0]:.3g} once inputs are rounded"
+    off = f"{before[1]:.1%} and {seen[1]:.1%} of results are not the nearest"
+    return Seen("inputs", best, f"{told}; {off}") if best else None
 
 
 def _off(actual: torch.Tensor, right: torch.Tensor) -> float:
@@ -199,8 +196,3 @@ def _by_range(found: Seen, inputs: Mapping[str, torch.Tensor], summed: tuple[str
     lost = not bool(torch.isfinite(there).all()) or float(there.abs().median()) < 0.01 * float(here.abs().median())
     told = "does not hold" if lost else "holds"
     return Seen(found.stage, "float16" if lost else TF32, f"{found.evidence}; {told} for inputs times 2^17")
-
-
-def _digits(actual: torch.Tensor, right: torch.Tensor) -> str:
-    error = _error(actual, right)
-    return f"relative error {error:.3g}" if math.isfinite(error) else "nothing to measure"

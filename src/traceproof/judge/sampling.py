@@ -75,9 +75,8 @@ def judge_samples(
     if tokens.dim() == samples.dim() == 3 and samples.shape[1] == len(tokens):
         samples, tokens = _numbered(samples, tokens)
     if samples.dim() != 2 or samples.shape[1] != len(tokens):
-        raise ValueError(
-            f"samples are {list(samples.shape)}, the oracle has {len(tokens)} rows: want [trials, rows]"
-        )
+        what = f"samples are {list(samples.shape)}, the oracle has {len(tokens)} rows"
+        raise ValueError(f"{what}: want [trials, rows]")
     fields: dict[str, Any] = {"trials": samples.shape[0], "rows": samples.shape[1], "outside": 0, "p_bound": 1.0}
     if not samples.numel():
         return True, {**fields, "detail": "no rows, as it should be"}
@@ -241,9 +240,8 @@ def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: t
     numbers, place = torch.unique(tokens[rows, columns], return_inverse=True)
     pooled = torch.zeros((3, len(numbers)), dtype=torch.float64, device=q.device)
     trials = seen[rows].to(torch.float64)
-    pooled.index_add_(
-        1, place, torch.stack([drawn[rows, columns].to(torch.float64), trials, trials * q[rows, columns]])
-    )
+    each = torch.stack([drawn[rows, columns].to(torch.float64), trials, trials * q[rows, columns]])
+    pooled.index_add_(1, place, each)
     several = torch.bincount(place, minlength=len(numbers)) > 1
     if not several.any():
         return []

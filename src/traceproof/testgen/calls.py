@@ -193,12 +193,10 @@ def _imports(module: str) -> dict[str, list[str]]:
 
 
 class _Filled(ast.NodeTransformer):
-    """A function for one definition.
+    """A function, `node`, for one definition.
 
-    Args:
-        node: the function, which is changed.
-        scope: its globals, and what it closes over; names of our modules' functions are added.
-        known: values of names that the definition decides; variables of the function that it decides are added.
+    `scope` are its globals, and what it closes over; names of our modules' functions are added. `known` are values
+    of names that the definition decides; variables of the function that it decides are added.
     """
 
     def __init__(self, node: ast.FunctionDef, scope: dict[str, Any], known: dict[str, Any]) -> None:
