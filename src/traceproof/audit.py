@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeGuard
 
@@ -113,11 +114,7 @@ def called(node: ast.AST) -> Iterator[str]:
 
 def last_name(node: ast.expr) -> str:
     """`allclose` of `torch.allclose`; empty for what has no name."""
-    match node:
-        case ast.Attribute(attr=name) | ast.Name(id=name):
-            return name
-        case _:
-            return ""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def dotted(node: ast.expr) -> str:
@@ -349,14 +346,11 @@ def _difference(one: Function, other: Function) -> str:
     ours, theirs = ([arg.arg for arg in f.args.args] for f in (one, other))
     if ours != theirs:
         return f"its parameters are ({', '.join(ours)}), the definition's are ({', '.join(theirs)})"
-    left, right = _statements(one), _statements(other)
-    for mine, its in zip(left, right, strict=False):
+    for mine, its in zip_longest(_statements(one), _statements(other)):
+        if mine is None or its is None:
+            return f"only the {'definition' if mine is None else 'copy'} says `{short(mine or its)}`"
         if mine != its:
             return f"it says `{short(mine)}` where the definition says `{short(its)}`"
-    if len(left) != len(right):
-        longer = (left if len(left) > len(right) else right)[min(len(left), len(right))]
-        who = "only the copy" if len(left) > len(right) else "only the definition"
-        return f"{who} says `{short(longer)}`"
     return ""
 
 

@@ -4,6 +4,7 @@ import ast
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 
@@ -148,10 +149,7 @@ class _Flat(ast.NodeTransformer):
 def spanned(arguments: Sequence[ast.expr], known: Known) -> Value:
     """The variable of a loop over `range(*arguments)`: as wide as the widest of them."""
     found = [evaluate(argument, known) for argument in arguments]
-    merged = NOTHING
-    for value in found:
-        merged = merged.merged(value)
-    wide = any(value.wide for value in found)
+    merged, wide = reduce(Value.merged, found, NOTHING), any(value.wide for value in found)
     return Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
 
 
@@ -172,12 +170,8 @@ def _call(node: ast.Call, known: Known) -> Value:
     if name in {"to", "cast"} and (node.args or name == "to"):
         inner = node.func.value if name == "to" and isinstance(node.func, ast.Attribute) else node.args[0]
         return _cast(evaluate(inner, known), inner, node, known)
-    if name in PASSES_ON:
-        found = NOTHING
-        for argument in node.args:
-            found = found.merged(evaluate(argument, known))
-        return found
-    return NOTHING
+    given = node.args if name in PASSES_ON else []
+    return reduce(Value.merged, (evaluate(argument, known) for argument in given), NOTHING)
 
 
 def _cast(value: Value, inner: ast.expr, node: ast.Call, known: Known) -> Value:
@@ -243,15 +237,13 @@ def _is_address(name: str, function: ast.FunctionDef, assigned: dict[str, list[a
 
 def _is_size(name: str, function: ast.FunctionDef) -> bool:
     for node in ast.walk(function):
+        sides: list[ast.expr] = []
         if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add | ast.Sub):
-            sides = (node.left, node.right)
+            sides = [node.left, node.right]
         elif isinstance(node, ast.Compare):
-            sides = (node.left, *node.comparators)  # type: ignore[assignment]
-            if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
-                continue
-        else:
-            continue
-        if any(isinstance(side, ast.Name) and side.id == name for side in sides):
+            sides = [node.left, *node.comparators]
+        texts = [ast.unparse(side) for side in sides if isinstance(side, ast.Name | ast.Constant)]
+        if name in texts and not (isinstance(node, ast.Compare) and "None" in texts):
             return True
     return False
 
@@ -261,16 +253,15 @@ NO_FACTS: Known = MappingProxyType({})
 MASKED = frozenset({"mask", "boundary_check"})
 
 
+JIT = names("triton.jit jit triton.experimental.gluon.jit gluon.jit")
+
+
 def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
     """Functions that Triton compiles."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any(_is_jit(one) for one in node.decorator_list):
-            yield node
-
-
-def _is_jit(decorator: ast.expr) -> bool:
-    inner = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return dotted(inner) in {"triton.jit", "jit", "triton.experimental.gluon.jit", "gluon.jit"}
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        if JIT & {dotted(one.func if isinstance(one, ast.Call) else one) for one in decorators}:
+            yield node  # type: ignore[misc] # only functions have decorators here
 
 
 def _is_constexpr(argument: ast.arg) -> bool:
@@ -314,7 +305,7 @@ class Kernel:
         for call, address in self._unmasked:
             launched = address.tail if self._partial is None else address.tail & self._partial
             if launched or any(guard <= address.spans for guard in self._guards):
-                self._add(call, "KL103", f"{self._function.name}: {ast.unparse(call)[:80]}")
+                self._add(call, "KL103", ast.unparse(call)[:80])
         return sorted(self._found.values())
 
     def _block(self, body: list[ast.stmt]) -> None:
@@ -323,13 +314,10 @@ class Kernel:
 
     def _statement(self, statement: ast.stmt) -> None:
         match statement:
-            case ast.Assign(targets=targets, value=value):
+            case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
                 self._look(value)
-                for target in targets:
+                for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
                     self._assign(target, value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._look(value)
-                self._assign(target, value)
             case ast.AugAssign(target=ast.Name() as target, op=op, value=value):
                 self._augmented(statement, target, op, value)
             case ast.If(test=test, body=body, orelse=orelse):
@@ -338,11 +326,9 @@ class Kernel:
             case ast.For(target=target, iter=iterable, body=body):
                 self._look(iterable)
                 self._assign_loop(target, iterable)
-                self._block(body)
-                self._block(body)  # once more: what the first turn assigns is known in the second
+                self._block([*body, *body])  # twice: what the first turn assigns is known in the second
             case ast.While(body=body) | ast.With(body=body):
-                self._block(body)
-                self._block(body)
+                self._block([*body, *body])
             case ast.Expr(value=value) | ast.Return(value=ast.expr() as value):
                 self._look(value)
             case _:
@@ -426,8 +412,8 @@ class Kernel:
         facts = evaluate(expression, self._known)
         if facts.narrow:
             how = "was multiplied in 32 bits before it was cast" if facts.wrapped else "is 32 bits wide"
-            what = f"{self._function.name}: {ast.unparse(expression)} {how}, from {facts.origin}"
-            self._add(node, "KL104" if facts.level == BARE and not facts.wrapped else "KL101", what)
+            code = "KL104" if facts.level == BARE and not facts.wrapped else "KL101"
+            self._add(node, code, f"{ast.unparse(expression)} {how}, from {facts.origin}")
 
     def _access(self, call: ast.Call) -> None:
         name = last_name(call.func)
@@ -435,33 +421,26 @@ class Kernel:
             keywords = {one.arg: evaluate(one.value, self._known) for one in call.keywords if one.arg}
             self.calls.append((name, [evaluate(one, self._known) for one in call.args], keywords))
         if name == "make_block_ptr":
-            self._add(call, "KL102", f"{self._function.name}: {ast.unparse(call)[:80]}")
-        if name not in {"load", "store"} or not call.args or not dotted(call.func).startswith(("tl.", "triton.")):
-            return
-        masked = any(keyword.arg in MASKED for keyword in call.keywords) or len(call.args) > (
-            1 if name == "load" else 2
-        )
-        if not masked:
+            self._add(call, "KL102", ast.unparse(call)[:80])
+        needed = {"load": 1, "store": 2}.get(name, 0)  # arguments, before a mask
+        ours = dotted(call.func).startswith(("tl.", "triton."))
+        masked = any(keyword.arg in MASKED for keyword in call.keywords) or len(call.args) > needed
+        if ours and call.args and not masked:
             self._unmasked.append((call, evaluate(call.args[0], self._known)))
 
     def _guard(self, node: ast.Compare) -> None:
         """A block held against a length, as masks do; two blocks against each other say nothing of an end."""
         if not isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
             return
-        sides = [(one, evaluate(one, self._known)) for one in (node.left, *node.comparators)]
-        blocks = [one for one, facts in sides if facts.spans]
-        others = {
-            name.id
-            for one, facts in sides
-            if not facts.spans
-            for name in ast.walk(one)
-            if isinstance(name, ast.Name)
-        }
+        sides = [node.left, *node.comparators]
+        blocks = [one for one in sides if evaluate(one, self._known).spans]
+        nodes = (inner for one in sides if one not in blocks for inner in ast.walk(one))
+        others = {inner.id for inner in nodes if isinstance(inner, ast.Name)}
         if len(blocks) == 1 and not others & self._counting:
             self._guards.add(frozenset(text_of(one) for one in addends(blocks[0])))
 
     def _add(self, node: ast.AST, code: str, evidence: str) -> None:
-        finding = at(self._path, node, code, evidence, self._lines)
+        finding = at(self._path, node, code, f"{self._function.name}: {evidence}", self._lines)
         self._found.setdefault((finding.line, finding.column, code), finding)
 
 
@@ -529,13 +508,12 @@ class KernelLintReport:
 
 def lint_kernels(root: Path, *, baseline: Path | None = None) -> KernelLintReport:
     """Lint a file or every Python file of a folder. Raises TraceproofError: no file, or no usable baseline."""
-    paths = [root] if root.is_file() else sorted(root.rglob("*.py"))
+    base, paths = (root.parent, [root]) if root.is_file() else (root, sorted(root.rglob("*.py")))
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
-    base = root.parent if root.is_file() else root
-    known: Counter[str] = read_baseline(baseline) if baseline is not None else Counter()
     report = KernelLintReport(files=len(paths))
     found = (finding for path in paths for finding in _file(path, path.relative_to(base), report))
+    known: Counter[str] = read_baseline(baseline) if baseline is not None else Counter()
     report.findings, report.known, _ = split(found, known)
     return report
 
@@ -557,7 +535,8 @@ def _file(path: Path, relative: Path, report: KernelLintReport) -> Iterator[Find
 def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield from _device(path, node, lines)
+            if _names_cuda(node):
+                yield at(path, node, "KL201", ast.unparse(node)[:80], lines)
             if dotted(node.func) in CHECKS:
                 yield at(path, node, "KL202", ast.unparse(node), lines)
         elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_cuda(node.value):
@@ -565,29 +544,20 @@ def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Findin
             if any("device" in ast.unparse(target).lower() for target in targets):
                 yield at(path, node, "KL201", ast.unparse(node), lines)
         elif isinstance(node, ast.arguments):
-            named = [*node.posonlyargs, *node.args][::-1]
-            pairs = [
-                *zip(named, node.defaults[::-1], strict=False),
-                *zip(node.kwonlyargs, node.kw_defaults, strict=True),
-            ]
-            for argument, default in pairs:
+            placed, kept = [*node.posonlyargs, *node.args], node.kwonlyargs
+            pairs = [*zip(placed[len(placed) - len(node.defaults) :], node.defaults, strict=True)]
+            for argument, default in (*pairs, *zip(kept, node.kw_defaults, strict=True)):
                 if default is not None and _is_cuda(default):
                     yield at(path, default, "KL201", f"{argument.arg}={ast.unparse(default)}", lines)
 
 
-def _device(path: Path, call: ast.Call, lines: list[str]) -> Iterator[Finding]:
-    name = dotted(call.func)
-    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    keywords = [keyword.value for keyword in call.keywords if keyword.arg in {"device", "device_type"}]
-    positional = (
-        call.args
-        if name in {"torch.device", "torch.autocast", "torch.get_device_module"} or method == "to"
-        else []
-    )
-    if any(_is_cuda(one) for one in [*keywords, *positional]) or (
-        method == "cuda" and not name.startswith("torch.")
-    ):
-        yield at(path, call, "KL201", ast.unparse(call)[:80], lines)
+def _names_cuda(call: ast.Call) -> bool:
+    """Whether a call is given the device `cuda`, or is `tensor.cuda()`."""
+    name, method = dotted(call.func), call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    given = [keyword.value for keyword in call.keywords if keyword.arg in {"device", "device_type"}]
+    if method == "to" or name in {"torch.device", "torch.autocast", "torch.get_device_module"}:
+        given += call.args
+    return any(map(_is_cuda, given)) or (method == "cuda" and not name.startswith("torch."))
 
 
 def _is_cuda(node: ast.expr | None) -> bool:

@@ -145,41 +145,36 @@ class GroundTruthTrial:
 
         `name` is the package's among those that are tried. Raises TraceproofError: it could not be judged.
         """
-        place = self.work / name
-        environments = {
-            MAIN: self._main,
-            self.stack: self._environment(self.stack, package) | {"variables": dict(self.variables)},
-        }
+        own = self._environment(self.stack, package) | {"variables": dict(self.variables)}
+        implementations = for_op_type(self.op_type)
+        verdicts = self.work / name / "verdicts.jsonl"
         options = {
             "cases": self._cases,
-            "verdicts": place / "verdicts.jsonl",
+            "verdicts": verdicts,
             "cache": self.work / "cache.sqlite",
             "caches": self.work / "compiled",
-            "environments": json.dumps(environments),
+            "environments": json.dumps({MAIN: self._main, self.stack: own}),
             "code": verdict_code(registry.file_of(self.op_type)),
-            "implementations": [
-                truth for truth in self.truths or truths_of(self.stack) if truth in for_op_type(self.op_type)
-            ],
+            "implementations": [one for one in self.truths or truths_of(self.stack) if one in implementations],
             "limits": self.flow.limits(),
             "build-seconds": self.flow.config.limits.build_s,
             "tolerance": self.flow.tolerance,
         }
         self._run("verify", options)
-        return read_rows(place / "verdicts.jsonl")
+        return read_rows(verdicts)
 
     @cached_property
     def _cases(self) -> Path:
         selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": list(self.definitions)}
-        write_text(self.work / f"{MAIN}.json", sealed(json.dumps(self._main["record"], indent=1)))
-        out = self.work / "cases" / "index.json"
-        options = {
+        stack, out = self.work / f"{MAIN}.json", self.work / "cases" / "index.json"
+        write_text(stack, sealed(json.dumps(self._main["record"], indent=1)))
+        where = {
             "dataset": self.flow.dataset,
-            "stack": self.work / f"{MAIN}.json",
-            "selection": json.dumps(selection),
+            "stack": stack,
             "results": self.root / self.flow.results,
             "out": out,
         }
-        self._run("cases", options)
+        self._run("cases", {**where, "selection": json.dumps(selection)})
         return out.with_name(f"{self.op_type}.json")
 
     @cached_property

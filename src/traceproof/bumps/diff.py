@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from traceproof.bumps.history import Kept
 from traceproof.reasons import Skip, Verdict
@@ -26,8 +26,7 @@ Row = Mapping[str, Any]
 Key = tuple[str, str, str, str]  # text, case and seed, implementation, output
 
 
-@dataclass(frozen=True, slots=True)
-class Bump:
+class Bump(NamedTuple):
     """A change of version between two states, of the package that an implementation's answers come from."""
 
     package: str
@@ -36,23 +35,17 @@ class Bump:
 
     def said(self, was: Row | None, row: Row | None) -> str:
         """`fixed between flashinfer-python 0.6.13 and 0.7.2` or `broken ...`; empty if the row is neither."""
-        if was is None or row is None:
-            return ""
-        passed, passes = was["verdict"] == Verdict.PASS, row["verdict"] == Verdict.PASS
-        if passes and was["verdict"] in BAD:
-            how = "fixed"
-        elif passed and row["verdict"] in BAD:
-            how = "broken"
-        else:
-            return ""
-        return f"{how} between {self.package} {self.before} and {self.after}"
+        old, new = (None if one is None else one["verdict"] for one in (was, row))
+        fixed, broken = new == Verdict.PASS and old in BAD, old == Verdict.PASS and new in BAD
+        between = f"between {self.package} {self.before} and {self.after}"
+        return f"{'fixed' if fixed else 'broken'} {between}" if fixed or broken else ""
 
 
 def verdict_text(row: Row | None) -> str:
     """A row of one of the two states: its verdict with the share of the limit that it used, or its reason."""
     if row is None:
         return "absent"
-    margin = (row.get("gate") or {}).get("margin")
+    margin = _margin(row)
     if isinstance(margin, int | float):
         return f"{row['verdict']} (margin {margin:.3g})"
     return f"{row['verdict']} ({row['reason']})" if row.get("reason") else str(row["verdict"])
@@ -101,10 +94,8 @@ class Diff:
 
     def between(self, was: Row | None, row: Row | None) -> str:
         """Between which versions a row was fixed or broken; empty where the version or the verdict stayed."""
-        said = (
-            bump.said(was, row) for bump in bumps_of(self.before, self.after, row or was or {"implementation": ""})
-        )
-        return ", ".join(filter(None, said))
+        bumps = bumps_of(self.before, self.after, row or was or {"implementation": ""})
+        return ", ".join(filter(None, (bump.said(was, row) for bump in bumps)))
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as JSON."""
@@ -145,14 +136,13 @@ def diff(before: Kept, after: Kept) -> Diff:
         if key[:3] in ran:
             found.take(_before(old, key), row)
     found.vanished_rows.extend((row, None) for row in _vanished(old, new))
-    found.vanished_apis.extend(
-        sorted({_api(row) for was, row in found.skipped if row["reason"] == Skip.API_ABSENT})
-    )
-    appeared = {
-        _api(row)
-        for key, row in old.items()
-        if row.get("reason") == Skip.API_ABSENT and _now(new, key, row).get("verdict") in {Verdict.PASS, *BAD}
-    }
+    found.vanished_apis.extend(sorted({_api(row) for _, row in found.skipped if row["reason"] == Skip.API_ABSENT}))
+    appeared = set()
+    for key, row in old.items():
+        if row.get("reason") == Skip.API_ABSENT:
+            # Of a case that was skipped as a whole, any of its outputs.
+            now = new.get(key) or next((one for other, one in new.items() if other[:3] == key[:3]), {})
+            appeared |= {_api(row)} if now.get("verdict") in {Verdict.PASS, *BAD} else set()
     found.new_apis.extend(sorted(appeared))
     return found
 
@@ -216,21 +206,13 @@ def _before(old: Mapping[Key, Row], key: Key) -> Row | None:
 
 
 def _has_moved(was: Row, row: Row) -> bool:
-    margins = [
-        float(value)
-        for one in (was, row)
-        if isinstance(value := (one.get("gate") or {}).get("margin"), int | float)
-    ]
-    if len(margins) < 2:
-        return False
-    low, high = sorted(max(margin, FLOOR) for margin in margins)
-    return high / low >= MOVED
+    margins = [margin for one in (was, row) if isinstance(margin := _margin(one), int | float)]
+    low, high = min(margins, default=0.0), max(margins, default=0.0)
+    return len(margins) == 2 and max(high, FLOOR) / max(low, FLOOR) >= MOVED
 
 
-def _now(new: Mapping[Key, Row], key: Key, row: Row) -> Row:
-    """The row after: of a case that was skipped as a whole, that of any of its outputs."""
-    found = new.get(key) or next((one for other, one in new.items() if other[:3] == key[:3]), None)
-    return found or {**row, "verdict": Verdict.SKIP}
+def _margin(row: Row) -> object:
+    return (row.get("gate") or {}).get("margin")
 
 
 def _api(row: Row) -> str:

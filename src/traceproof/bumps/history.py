@@ -105,20 +105,16 @@ def _cut(row: VerdictRow, scope: Scope) -> dict[str, Any]:
 
 def _untouched(old: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], scope: Scope) -> Rows:
     """The rows that a run leaves as they were."""
-    covered = {_unit(row, whole=scope.whole) for row in new}
+
+    def unit(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What is replaced together: all cases of a size, or one case."""
+        part = row.get("size") if scope.whole else row.get("case")
+        return row.get("dataset"), row["definition"], row["implementation"], row.get("seed"), part
+
+    covered = set(map(unit, new))
     texts = {(row.get("dataset"), row["definition"]): row.get("digest") for row in new if row.get("digest")}
-    return [
-        dict(row)
-        for row in old
-        if _unit(row, whole=scope.whole) not in covered
-        and texts.get((row.get("dataset"), row["definition"])) in {None, row.get("digest")}
-    ]
-
-
-def _unit(row: Mapping[str, Any], *, whole: bool) -> tuple[Any, ...]:
-    """What is replaced together: all cases of a size, or one case."""
-    part = row.get("size") if whole else row.get("case")
-    return row.get("dataset"), row["definition"], row["implementation"], row.get("seed"), part
+    left = [dict(row) for row in old if unit(row) not in covered]
+    return [row for row in left if texts.get((row.get("dataset"), row["definition"])) in {None, row.get("digest")}]
 
 
 def states(folder: Path) -> list[Path]:

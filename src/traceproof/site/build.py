@@ -182,11 +182,9 @@ class Overview:
             if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
                 continue
             margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
-            places = [
-                self._place("implementations", ran.implementation),
-                self._place("verdicts", tally.verdict),
-                self._place("reasons", "" if tally.verdict == Verdict.PASS else tally.reason),
-            ]
+            reason = "" if tally.verdict == Verdict.PASS else tally.reason
+            told = {"implementations": ran.implementation, "verdicts": tally.verdict, "reasons": reason}
+            places = [self._place(kind, word) for kind, word in told.items()]
             self._results.append([len(self._definitions) - 1, *places, margin])
 
     def _place(self, kind: str, word: str) -> int:
