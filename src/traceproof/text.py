@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 HIDDEN = "***"
@@ -42,16 +43,23 @@ def markdown(text: str) -> str:
     return MARKUP.sub(r"\\\1", printable(text)).translate(ENTITIES)
 
 
-def literal(value: object) -> str:
-    """A string, number or tuple of them as Python source, in double quotes. Raises TypeError: it is none."""
+def literal(value: object, *plain: type) -> str:
+    """A string, a number, or a tuple, list or mapping of them as Python source, in double quotes.
+
+    Values of the types `plain` are what `repr` says. Raises TypeError: it is none of these.
+    """
     if isinstance(value, str):
         return f'"{unquoted(value)}"'
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(literal, value)) + ("," if len(value) == 1 else "") + ")"
-    if value is None or type(value) in {bool, int, float}:
+    if value is None or type(value) in {bool, int, float, *plain}:
         return repr(value)
+    if isinstance(value, Mapping):
+        pairs = (f"{literal(key, *plain)}: {literal(one, *plain)}" for key, one in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, tuple | list):
+        items = ", ".join(literal(item, *plain) for item in value)
+        return f"[{items}]" if isinstance(value, list) else f"({items}{',' * (len(value) == 1)})"
     raise TypeError(f"{type(value).__name__} has no literal here")
 
 

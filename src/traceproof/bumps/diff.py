@@ -1,6 +1,6 @@
 """What differs between two kept states."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -127,9 +127,7 @@ def diff(before: Kept, after: Kept) -> Diff:
     What only one of them ran is left out: a dataset, a definition, a case, an implementation. A definition of the
     same text is the same in any dataset; of one whose text changed, the dataset tells which it was.
     """
-    series = _Series.of(before.rows)
-    old = _by_key(before.rows, series.own)
-    new = _by_key(after.rows, series.matching)
+    old, new = _by_key(before.rows, _text), _by_key(after.rows, _text_before(before.rows))
     found = Diff(before, after)
     ran = {key[:3] for key in old}
     for key, row in new.items():
@@ -147,31 +145,22 @@ def diff(before: Kept, after: Kept) -> Diff:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Series:
-    """The texts of the definitions before, so that rows after are held against those of the same one."""
+def _text(row: Row) -> str:
+    """Which text of a definition a row is of: its name, dataset and digest."""
+    return f"{row['definition']} {row.get('dataset')} {row.get('digest')}"
 
-    digests: Mapping[tuple[str, object], str]
-    names: Mapping[tuple[str, object], str]
 
-    @classmethod
-    def of(cls, rows: Iterable[Row]) -> "_Series":
-        rows = list(rows)
-        return cls(
-            digests={(str(row["definition"]), row["digest"]): cls.own(row) for row in rows if "digest" in row},
-            names={(str(row["definition"]), row.get("dataset")): cls.own(row) for row in rows},
-        )
+def _text_before(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """What gives the text before that a row after belongs to, by the rows before; its own where there is none."""
+    by_digest = {(row["definition"], row["digest"]): _text(row) for row in rows if "digest" in row}
+    by_dataset = {(row["definition"], row.get("dataset")): _text(row) for row in rows}
 
-    @staticmethod
-    def own(row: Row) -> str:
-        """A row's text: its definition's name, dataset and digest."""
-        return f"{row['definition']} {row.get('dataset')} {row.get('digest')}"
+    def matching(row: Row) -> str:
+        name, own = row["definition"], _text(row)
+        same = by_dataset.get((name, row.get("dataset")))
+        return own if own == same else by_digest.get((name, row.get("digest")), same or own)
 
-    def matching(self, row: Row) -> str:
-        """The text before that a row after belongs to; its own where there is none."""
-        name, own = str(row["definition"]), self.own(row)
-        of_dataset = self.names.get((name, row.get("dataset")))
-        return own if own == of_dataset else self.digests.get((name, row.get("digest")), of_dataset or own)
+    return matching
 
 
 def _vanished(old: Mapping[Key, Row], new: Mapping[Key, Row]) -> Iterator[Row]:
@@ -188,8 +177,7 @@ def _vanished(old: Mapping[Key, Row], new: Mapping[Key, Row]) -> Iterator[Row]:
 def _by_key(rows: Iterable[Row], series: Callable[[Row], str]) -> dict[Key, Row]:
     found: dict[Key, Row] = {}
     for row in rows:
-        case = f"{row.get('case')} {row.get('seed')}"
-        key = (series(row), case, str(row["implementation"]), str(row["output"]))
+        key = (series(row), f"{row.get('case')} {row.get('seed')}", str(row["implementation"]), str(row["output"]))
         # Several rows of a case as a whole (conduct): the worst one speaks for it.
         if key not in found or row["verdict"] in BAD:
             found[key] = row

@@ -10,7 +10,6 @@ import builtins
 import inspect
 import io
 import keyword
-import math
 import sys
 import textwrap
 import tokenize
@@ -293,18 +292,10 @@ def _expression(text: str) -> ast.expr:
 
 def literal(value: Any) -> str | None:  # noqa: ANN401 - any value
     """A value as the text of an expression; None: it has no plain one."""
-    if value is None or type(value) in {bool, int, float, str} or isinstance(value, torch.dtype):
-        return f"float('{value}')" if type(value) is float and not math.isfinite(value) else repr(value)
-    if type(value) not in {tuple, list} and not isinstance(value, Mapping):
+    try:
+        return quoted(value, torch.dtype)
+    except TypeError:
         return None
-    items = [literal(item) for item in value]
-    if isinstance(value, Mapping):
-        values = [literal(one) for one in value.values()]
-        items = [None if None in pair else f"{pair[0]}: {pair[1]}" for pair in zip(items, values, strict=True)]
-    text = ", ".join(filter(None, items))
-    text = f"{text}," if type(value) is tuple and len(items) == 1 else text
-    brackets = "()" if type(value) is tuple else "[]" if type(value) is list else "{}"
-    return None if None in items else f"{brackets[0]}{text}{brackets[1]}"
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
