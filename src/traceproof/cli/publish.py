@@ -1,6 +1,7 @@
 """`traceproof publish`: what was proved, as a pull request to the dataset. Without --push nothing is sent."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,16 +53,12 @@ def publish(  # noqa: PLR0913 - one parameter per option
     """
     source = _source(dataset, selection, traces or [])
     folder = out or source.run / "publish"
-    try:
+    with _writable():
         _say("preparing what is verified: baselines, workloads, tests")
         with telling("preparing"):
             made = prepare(source, definitions=definition_name or [], op_types=op_type or [], per=per)
         base = base_of(source)
         listed = [dry_run(item, base, folder, allow_changes=allow_changes) for item in made]
-    except OSError as error:
-        what = f"{error.filename or 'the dry run'} cannot be written: {error.strerror or error}"
-        todo = "Check the folder's permissions and the space there, or give another one with --out."
-        raise TraceproofError(what, todo=todo) from error
     for item in made:
         checked(item, base, allow_changes=allow_changes)
     for one in listed:
@@ -78,6 +75,17 @@ def publish(  # noqa: PLR0913 - one parameter per option
             pushed.append({"pull_request": item.slug, "where": done.where, "committed": done.committed})
     value = {"exit_code": run.FINE, "pull_requests": listed, "pushed": pushed}
     run.end(json_file, value, "" if push else "dry run: nothing was sent; --push opens the pull requests\n")
+
+
+@contextmanager
+def _writable() -> Iterator[None]:
+    """Tell of a folder that can not be written, before anything is sent."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or 'the dry run'} cannot be written: {error.strerror or error}"
+        todo = "Check the folder's permissions and the space there, or give another one with --out."
+        raise TraceproofError(what, todo=todo) from error
 
 
 def _say(line: str) -> None:
