@@ -31,10 +31,10 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import registry
 from traceproof.reasons import Verdict
-from traceproof.run.engine import Engine, EngineSettings
+from traceproof.run.engine import Engine
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import REFERENCE
-from traceproof.run.workers import untrusted_pool
+from traceproof.run.workers import EngineSettings, untrusted_pool
 from traceproof.sandbox import GIB, Limits, policy
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import objections

@@ -11,8 +11,9 @@ from traceproof.dataset.tree import paused_collection
 from traceproof.files import own_folder, read_sealed
 from traceproof.programs import choose_gpu
 from traceproof.run import entry
-from traceproof.run.job import Job, Progress
-from traceproof.run.schema import OpTypePlan
+from traceproof.run.job import Job
+from traceproof.run.schema import OpTypePlan, workers_of
+from traceproof.run.workers import EngineSettings, Environment
 from traceproof.sandbox.model import CONNECTIONS, Limits
 from traceproof.stacks import LIBRARIES, MAIN
 from traceproof.text import printable
@@ -73,47 +74,45 @@ def verify(
     repeat a case. `force` computes what is kept, too; `weak` runs references where isolation is not whole.
     """
     plan = OpTypePlan.read(cases, group)
-    for one in environments.values():
-        one["record"] = read_sealed(Path(one["record"])) if isinstance(one["record"], str) else one["record"]
-        one["python"] = str(Path(one["python"]).absolute())  # links stay, since they tell a virtual environment
-        one["path"] = tuple(str(Path(folder).absolute()) for folder in one["path"])
+    found = {
+        name: Environment(
+            name=name,
+            python=str(Path(one["python"]).absolute()),  # links stay, since they tell a virtual environment
+            record=read_sealed(Path(one["record"])) if isinstance(one["record"], str) else one["record"],
+            path=tuple(str(Path(folder).absolute()) for folder in one["path"]),
+        )
+        for name, one in environments.items()
+    }
+    settings = EngineSettings(
+        environments=found,
+        limits=limits,
+        build_seconds=build_seconds,
+        dataset=Path(plan.dataset),
+        caches=caches,
+        conceal=[verdicts.parent.parent, Path(plan.dataset)],
+        code=code,
+        tolerance=tolerance,
+        weak=weak,
+        workers=workers_of(parallel),
+    )
 
-    def engine(progress: Progress) -> "Engine":
-        if environments[MAIN]["record"]["device_type"] == "cuda":
+    def engine(settings: EngineSettings) -> "Engine":
+        if found[MAIN].on_gpu:
             os.environ.setdefault(CONNECTIONS, "1")  # as workers do: processes wait for each other's
             choose_gpu()
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's: with a second thread, a worker can not be forked
         with paused_collection(kept=True), entry.TELLING:
-            from traceproof.run import engine as running  # imports torch, which takes seconds
-        from traceproof.run.plan import workers_of
-        from traceproof.run.workers import Environment
-
-        settings = running.EngineSettings(
-            environments={name: Environment(name=name, **said) for name, said in environments.items()},
-            limits=limits,
-            build_seconds=build_seconds,
-            dataset=Path(plan.dataset),
-            caches=caches,
-            conceal=[verdicts.parent.parent, Path(plan.dataset)],
-            code=code,
-            tolerance=tolerance,
-            weak=weak,
-            workers=workers_of(parallel),
-            progress=progress,
-        )
-        return running.Engine(settings)
+            from traceproof.run.engine import Engine  # imports torch, which takes seconds
+        return Engine(settings)
 
     Job(
         plan=plan,
         group=group,
         implementations=implementations,
-        code=code,
-        records={name: one["record"] for name, one in environments.items()},
+        settings=settings,
         engine=engine,
         cache=cache,
-        tolerance=tolerance,
         options=repeat,
-        weak=weak,
         force=force,
         parallel=parallel,
     ).verify(verdicts)
@@ -138,7 +137,6 @@ def run_tests(
     stays in a folder of their own below `caches`, since references run beside it.
     """
     from traceproof.run import jit
-    from traceproof.run.workers import Environment
     from traceproof.testgen import generate, running
 
     record = read_sealed(stack)

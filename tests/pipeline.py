@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,14 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from traceproof.run.engine import Engine, EngineSettings
+from traceproof.run.engine import Engine
 from traceproof.run.inits import Inits
-from traceproof.run.job import Job, Progress
+from traceproof.run.job import Job
 from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.report import summarise as summary_of
 from traceproof.run.schema import OpTypePlan, VerdictRow
-from traceproof.run.workers import untrusted_pool
+from traceproof.run.workers import EngineSettings, Environment, untrusted_pool
 from traceproof.sandbox import Limits, Pool
 from traceproof.stacks import MAIN
 
@@ -82,31 +83,16 @@ class Run:
         self, planned: OpTypePlan, implementations: Sequence[str], *, code: str = "0", cache: Path | None = None
     ) -> Job:
         """The job of an op_type."""
-
-        @contextmanager
-        def engine(progress: Progress) -> Iterator[Engine]:
-            settings = EngineSettings(
-                limits=self.limits,
-                dataset=self.dataset,
-                conceal=[self.out, self.dataset],
-                code=code,
-                tolerance=self.tolerance,
-                weak=self.weak,
-                progress=progress,
-            )
-            with engine_of(settings) as made:
-                yield made
-
-        return Job(
-            plan=planned,
-            implementations=implementations,
+        settings = EngineSettings(
+            environments={MAIN: Environment(name=MAIN, python=sys.executable, record=STACK)},
+            limits=self.limits,
+            dataset=self.dataset,
+            conceal=[self.out, self.dataset],
             code=code,
-            records={MAIN: STACK},
-            engine=engine,
-            cache=cache,
             tolerance=self.tolerance,
             weak=self.weak,
         )
+        return Job(plan=planned, implementations=implementations, settings=settings, engine=engine_of, cache=cache)
 
 
 def row(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON

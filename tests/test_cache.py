@@ -23,7 +23,7 @@ from traceproof.errors import TraceproofError
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.engine import Engine
-from traceproof.run.job import Job, Progress
+from traceproof.run.job import Job
 from traceproof.run.plan import PlanSelection, plan
 from traceproof.run.schema import (
     GROUP,
@@ -39,6 +39,7 @@ from traceproof.run.schema import (
     read_rows,
     rows_text,
 )
+from traceproof.run.workers import EngineSettings, Environment
 from traceproof.stacks import MAIN
 
 RECORD = {"digest": "main", "versions": {}, "device": "cpu"}
@@ -83,12 +84,14 @@ class Stub:
 
     def job(self, **changes: Any) -> Job:  # noqa: ANN401 - its fields
         @contextmanager
-        def engine(progress: Progress) -> Iterator[Engine]:
-            del progress
+        def engine(_: EngineSettings) -> Iterator[Engine]:
             yield cast("Engine", self)
 
-        names = (REFERENCE, *TRUTHS)
-        fields: dict[str, Any] = {"implementations": names, "code": "0", "records": RECORDS, "engine": engine}
+        records = changes.pop("records", RECORDS)
+        given = {name: changes.pop(name) for name in ("code", "tolerance") if name in changes}
+        environments = {name: Environment(name=name, python="", record=one) for name, one in records.items()}
+        settings = EngineSettings(environments=environments, **{"code": "0", **given})
+        fields: dict[str, Any] = {"implementations": (REFERENCE, *TRUTHS), "settings": settings, "engine": engine}
         return Job(**fields | changes)
 
 

@@ -25,12 +25,12 @@ from traceproof.ops.cases import Case
 from traceproof.run import engine as engines
 from traceproof.run import judging
 from traceproof.run.case import HOST_BYTES, drawing_device, sent_together, solve
-from traceproof.run.engine import DefinitionRun, Engine, EngineSettings
+from traceproof.run.engine import DefinitionRun, Engine
 from traceproof.run.judging import JudgedCase, LargeCase
 from traceproof.run.plan import PlanSelection, plan, planned_alone
 from traceproof.run.schema import REFERENCE, OpTypePlan, PlannedDefinition
 from traceproof.run.untrusted import CaseResult, UntrustedSource
-from traceproof.run.workers import Environment
+from traceproof.run.workers import EngineSettings, Environment
 from traceproof.sandbox import Limits, Reply, Status
 from traceproof.stacks import MAIN, STACKS, TAGGED
 

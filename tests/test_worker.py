@@ -276,8 +276,8 @@ def test_an_exception_costs_its_item_alone(worker: Worker) -> None:
 
 PREPARED = """
 import os, sys
-from traceproof.run.engine import Engine, EngineSettings
-from traceproof.run.workers import Environment
+from traceproof.run.engine import Engine
+from traceproof.run.workers import EngineSettings, Environment
 from traceproof.dataset.definition import Definition
 from traceproof.run.plan import PlanSelection, planned_alone
 

@@ -31,7 +31,7 @@ from traceproof.ops.cases import ALL_SIZES, Case
 from traceproof.reasons import Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import poisoned
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
-from traceproof.run.engine import Engine, EngineSettings, this_interpreter
+from traceproof.run.engine import Engine, this_interpreter
 from traceproof.run.gradients import chosen
 from traceproof.run.gradients import rows as gradient_rows
 from traceproof.run.judging import JudgedCase, LargeCase, Right
@@ -49,7 +49,7 @@ from traceproof.run.schema import place as place_of
 from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, named_outputs, notes_of
 from traceproof.run.untrusted import CaseResult
-from traceproof.run.workers import Environment
+from traceproof.run.workers import EngineSettings, Environment
 from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings

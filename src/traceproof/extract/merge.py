@@ -21,7 +21,7 @@ from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import json_text, read_definition
 from traceproof.errors import TraceproofError
 from traceproof.files import write_text
-from traceproof.run.workers import Environment, Worker
+from traceproof.run.workers import EngineSettings, Environment, Worker
 from traceproof.sandbox import GIB, Limits, Pool, Reply, Status
 from traceproof.stacks import MAIN
 
@@ -92,7 +92,7 @@ def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
 def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict[str, Any]:
     from traceproof.ops import registry
     from traceproof.reasons import Verdict
-    from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, this_interpreter
+    from traceproof.run.engine import DefinitionRun, Engine, this_interpreter
     from traceproof.run.judging import JudgedCase
     from traceproof.run.schema import REFERENCE, PlannedCase, PlannedDefinition
     from traceproof.run.untrusted import CallError, CaseResult, loaded

@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import LifoQueue
@@ -51,10 +51,10 @@ from traceproof.run.schema import (
 )
 from traceproof.run.shadow import modes_of
 from traceproof.run.tensors import plain_tensors, same_bits, same_draws
-from traceproof.run.trusted import Implementation, Runner, absent, blocked
+from traceproof.run.trusted import Runner, absent, blocked
 from traceproof.run.untrusted import NAN, CallError, CaseResult, UntrustedSource, loaded, refusal
-from traceproof.run.workers import Environment, Worker, untrusted_pool
-from traceproof.sandbox import Limits, Pool, Reply, Status
+from traceproof.run.workers import EngineSettings, Environment, Worker, untrusted_pool
+from traceproof.sandbox import Pool, Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import MAIN, STACKS, TAGGED
 
@@ -66,37 +66,14 @@ Call = Callable[[JudgedCase], CaseResult]  # of untrusted code
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """What is run with."""
-
-    # by stack. The main one missing: this interpreter; another missing: it is not to be had here
-    environments: Mapping[str, Environment] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)  # of one call
-    build_seconds: float = 0.0  # of a kernel module, or of a call that compiles what it calls
-    dataset: Path | None = None  # its root, for workload lines' blobs
-    caches: Path | None = None  # folder for what is compiled; None: where packages put it by themselves
-    conceal: Sequence[Path] = ()  # what untrusted code must not see, beside the project
-    code: str = ""  # digest of our code, for rows
-    tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
-    figures: bool = True  # whether large outputs that pass have figures in their rows
-    weak: bool = False  # whether untrusted code may run where isolation is not whole
-    alone: bool = False  # whether no other process has the GPU: what is drawn there is solved there
-    workers: int = 1  # of each environment at most, where definitions side by side would wait for one
-    # implementations that are called in this process, by name: code that its user trusts (`traceproof.check`)
-    functions: Mapping[str, Implementation] = field(default_factory=dict)
-    # told of each (implementation, definition, case, status) that is finished; called from any thread
-    progress: Callable[[str, str, str, str], object] = lambda *_: None
-
-
 class Engine:
     """Runs implementations on definitions' cases, and judges them. A context manager: it owns its workers."""
 
     def __init__(self, settings: EngineSettings, untrusted: Pool | None = None) -> None:
         """With workers for untrusted code of somebody else's; None: its own."""
-        self.settings = settings
         here = {} if MAIN in settings.environments else {MAIN: this_interpreter(on_gpu=torch.cuda.is_available())}
-        self.environments = {**here, **settings.environments}
+        self.settings = replace(settings, environments={**here, **settings.environments})
+        self.environments = self.settings.environments
         main = self.environments[MAIN]
         self.device = torch.device("cuda" if main.on_gpu else "cpu")
         self._lost = False
@@ -231,10 +208,6 @@ class Engine:
             why = absent(name, definition)
         return None if why is None else CaseResult.skipped(why)
 
-    def record(self, name: str) -> Mapping[str, Any]:
-        """The environment's record that an implementation's rows stand on."""
-        return self.environments.get(environment_of(name), self.environments[MAIN]).record
-
     def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> Reply:
         """Have a worker of a ground truth's environment run one case: the one that was asked last and is free."""
         with self._lock:
@@ -305,7 +278,7 @@ class DefinitionRun:
             explained |= told
         found: Rows = []
         for name in self.names:
-            mine = self.entry.known_rows(name, self.engine.record(name), self.settings.code)
+            mine = self.entry.known_rows(name, self.settings.record(name), self.settings.code)
             for row in mine:
                 if row.verdict is Verdict.SKIP:
                     self.settings.progress(name, row.definition, str(row.case), row.verdict)
@@ -323,7 +296,7 @@ class DefinitionRun:
             definition=self.definition,
             op=self.op,
             planned=planned,
-            records={name: self.engine.record(name) for name in self.names},
+            records={name: self.settings.record(name) for name in self.names},
             code=self.settings.code,
             tolerance=self.settings.tolerance,
             dataset=self.settings.dataset,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,13 @@ from traceproof.run.schema import (
     environment_of,
     rows_text,
 )
+from traceproof.run.workers import EngineSettings
 from traceproof.stacks import MAIN, TRUTHS
 
 if TYPE_CHECKING:  # it imports torch
     from traceproof.run.engine import Engine
 
 Rows = list[VerdictRow]
-Progress = Callable[[str, str, str, str], None]  # implementation, definition, case, how it ended
 # Errors that the same code and inputs meet again. Of others (too slow, too much memory, killed) the machine may be
 # the reason.
 LASTING = frozenset({Error.EXCEPTION, Error.REFUSED})
@@ -49,18 +49,16 @@ LASTING = frozenset({Error.EXCEPTION, Error.REFUSED})
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job. `engine` is asked for where something is to be computed, and given whom to tell of each case."""
+    """One job."""
 
     plan: OpTypePlan  # the definitions of this job
     group: str = ""  # which of the op_type's jobs it is; empty: its only one
     implementations: Sequence[str]
-    code: str  # digest of the code that the rows depend on
-    records: Mapping[str, Mapping[str, Any]]  # of the environments that this machine can use, by name
-    engine: Callable[[Progress], AbstractContextManager["Engine"]]
-    cache: Path | None = None  # None: nothing is kept
-    tolerance: float | None = None  # the user's: then nothing is kept either
+    settings: EngineSettings
+    # asked for where something is to be computed
+    engine: Callable[[EngineSettings], AbstractContextManager["Engine"]]
+    cache: Path | None = None  # None, or with a tolerance of the user's: nothing is kept
     options: str = ""  # further options of commands that repeat a case
-    weak: bool = False  # whether references may run where they are not isolated whole
     force: bool = False  # compute what is kept, too
     parallel: int = 1  # definitions side by side
 
@@ -70,7 +68,7 @@ class Job:
         Raises TraceproofError: the disk is full. What was finished stays in the cache.
         """
         with ExitStack() as stack:
-            keeps = self.cache is not None and self.tolerance is None
+            keeps = self.cache is not None and self.settings.tolerance is None
             cache = stack.enter_context(Cache(self.cache)) if self.cache is not None and keeps else None
             asked = {name: _Asked(entry, self) for name, entry in self.plan.definitions.items()}
             if cache is not None and not self.force:
@@ -96,7 +94,7 @@ class Job:
         if not lacking:
             return
         calls = _Calls(f"{self.plan.op_type + self.group:24}", sum(one.calls for one in lacking))
-        with self.engine(calls.count) as engine:
+        with self.engine(replace(self.settings, progress=calls.count)) as engine:
             # Before there is a second thread, which would keep it from forking.
             engine.prepare([one.entry for one in lacking], self.implementations)
 
@@ -137,8 +135,8 @@ class _Asked:
         self.lacking = {*self.keys}
         if all(case.skip is not None for case in entry.cases):  # the plan states all of it: nothing is started
             for name in self.lacking:
-                record = job.records.get(environment_of(name), job.records[MAIN])
-                self.found[name] = [] if name == PAIR else entry.known_rows(name, record, job.code)
+                record = job.settings.record(name)
+                self.found[name] = [] if name == PAIR else entry.known_rows(name, record, job.settings.code)
             self.lacking.clear()
         # About how long it takes: a sampler's reference often takes row after row.
         self.cost = sum((1 + case.trials) * max(1, math.prod(case.case.axes.values())) for case in entry.cases)
@@ -214,8 +212,8 @@ class _Asked:
 
 def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
     """Key of the rows of one implementation: a digest of all that they depend on."""
-    ours = name == REFERENCE
-    environment = job.records.get(environment_of(name))
+    ours, settings = name == REFERENCE, job.settings
+    environment = settings.environments.get(environment_of(name))
     return digest_json(
         [
             entry.digest,
@@ -232,8 +230,8 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
                 if ours or not case.hidden
             ],
             name,
-            [job.code, job.weak if ours else False],
-            [job.records[MAIN]["digest"], environment and environment["digest"]],
+            [settings.code, settings.weak if ours else False],
+            [settings.environments[MAIN].record["digest"], environment and environment.record["digest"]],
         ]
     )
 

@@ -39,6 +39,7 @@ from traceproof.run.judging import is_large
 from traceproof.run.schema import (
     GROUP,
     INDEX,
+    PARALLEL,
     SCALED_DOWN,
     BrokenFile,
     Index,
@@ -50,6 +51,7 @@ from traceproof.run.schema import (
     environment_of,
     for_op_type,
     group_names,
+    workers_of,
 )
 from traceproof.text import printable
 
@@ -132,11 +134,9 @@ PROCESS_MB = 600
 STACK_MB = 1000  # MiB of the host: the same of one that has imported a ground truth's package
 GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
 SLACK = 1.25  # estimates were up to a fifth below what was measured
-PARALLEL = 4  # definitions of one op_type side by side on a GPU, where references take long, or there are MANY
 FEW_PARALLEL = 2  # the same of others
 MANY = 12
 DRAWING_PARALLEL = 12  # the same of samplers' references: thousands of short calls, and little memory
-DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as references
 # Rough estimates in seconds, from benchmarks on two cores and on an H200 that 16 processes share.
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
@@ -229,11 +229,6 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
         builds=builds,
         seconds=seconds / max(1, -(-len(planned.definitions) // GROUP)),
     )
-
-
-def workers_of(parallel: int) -> int:
-    """Workers of each environment of ground truths: several where many definitions draw side by side."""
-    return DRAWING_WORKERS if parallel > PARALLEL else 1
 
 
 def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`

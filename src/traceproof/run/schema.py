@@ -47,6 +47,15 @@ def for_op_type(op_type: str) -> tuple[str, ...]:
     return (REFERENCE, *(name for name in TRUTHS if name in truths or name in named))
 
 
+PARALLEL = 4  # definitions of one op_type side by side on a GPU, where references take long, or there are many
+DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as references
+
+
+def workers_of(parallel: int) -> int:
+    """Workers of each environment of ground truths: several where many definitions draw side by side."""
+    return DRAWING_WORKERS if parallel > PARALLEL else 1
+
+
 def environment_of(name: str) -> str:
     """The stack whose environment an implementation runs in."""
     return STACK_OF.get(name, MAIN)

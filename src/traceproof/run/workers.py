@@ -19,18 +19,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.run import jit
+from traceproof.run.schema import environment_of
 from traceproof.sandbox import Limits, Pool, Reply, Status
 from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.sandbox.kernel import PR_SET_PDEATHSIG, prctl, status_bytes
 from traceproof.sandbox.model import TRITON
 from traceproof.sandbox.pool import environment, how_it_ended
 from traceproof.sandbox.worker import guarded, run_and_exit
-from traceproof.stacks import STACKS
+from traceproof.stacks import MAIN, STACKS
+
+if TYPE_CHECKING:  # it imports torch
+    from traceproof.run.trusted import Implementation
 
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 # Where compiled kernels lie, and how they are compiled.
@@ -69,6 +73,33 @@ class Environment:
         own = Path(traceproof.__file__).resolve().parents[1]
         places = os.pathsep.join([*self.path, str(own)])
         return {**dict.fromkeys(THREADS, "1"), **compiled, "PYTHONPATH": places, **self.variables}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What is run with."""
+
+    # by stack. The main one missing: this interpreter; another missing: it is not to be had here
+    environments: Mapping[str, Environment] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)  # of one call
+    build_seconds: float = 0.0  # of a kernel module, or of a call that compiles what it calls
+    dataset: Path | None = None  # its root, for workload lines' blobs
+    caches: Path | None = None  # folder for what is compiled; None: where packages put it by themselves
+    conceal: Sequence[Path] = ()  # what untrusted code must not see, beside the project
+    code: str = ""  # digest of our code, for rows
+    tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
+    figures: bool = True  # whether large outputs that pass have figures in their rows
+    weak: bool = False  # whether untrusted code may run where isolation is not whole
+    alone: bool = False  # whether no other process has the GPU: what is drawn there is solved there
+    workers: int = 1  # of each environment at most, where definitions side by side would wait for one
+    # implementations that are called in this process, by name: code that its user trusts (`traceproof.check`)
+    functions: Mapping[str, "Implementation"] = field(default_factory=dict)
+    # told of each (implementation, definition, case, status) that is finished; called from any thread
+    progress: Callable[[str, str, str, str], object] = lambda *_: None
+
+    def record(self, name: str) -> Mapping[str, Any]:
+        """The environment's record that an implementation's rows stand on."""
+        return self.environments.get(environment_of(name), self.environments[MAIN]).record
 
 
 class Worker:

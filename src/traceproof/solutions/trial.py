@@ -28,7 +28,7 @@ from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.op import Op
 from traceproof.reasons import Failure, Verdict
 from traceproof.run.case import CPU, SolvedCase, make_inputs
-from traceproof.run.engine import DefinitionRun, Engine, EngineSettings, shadowed, this_interpreter
+from traceproof.run.engine import DefinitionRun, Engine, shadowed, this_interpreter
 from traceproof.run.judging import JudgedCase, Right, Rulings, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
 from traceproof.run.schema import WHOLE, PlannedCase, PlannedDefinition
@@ -42,6 +42,7 @@ from traceproof.run.untrusted import (
     loaded,
     refusal,
 )
+from traceproof.run.workers import EngineSettings
 from traceproof.sandbox import Limits, Pool
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import (
