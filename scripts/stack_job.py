@@ -136,7 +136,7 @@ def run_tests(
     `cases` is the op_type's plan, `stack` the record of the stack, `options` are pytest's. What the tests compile
     stays in a folder of their own below `caches`, since references run beside it.
     """
-    from traceproof.run import jit
+    from traceproof.environments import jit
     from traceproof.testgen import generate, running
 
     record = read_sealed(stack)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from traceproof.environments import jit
 from traceproof.ops.families.gdn import PREFILL_SM90
 from traceproof.reasons import UnavailableError
-from traceproof.run import jit
 from traceproof.stacks import LIBRARIES, STACKS, Module, flashinfer
 
 

@@ -17,11 +17,10 @@ import pytest
 
 from traceproof.config import Config
 from traceproof.environments import building as environments
-from traceproof.environments import toolkit
+from traceproof.environments import jit, toolkit
 from traceproof.environments.building import Installation, build, probe, ready, recorded, resolve
 from traceproof.environments.inside import record as by_this_process
 from traceproof.errors import TraceproofError
-from traceproof.run import jit
 from traceproof.run.workers import Environment
 from traceproof.stacks import Module
 

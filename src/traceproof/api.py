@@ -543,12 +543,12 @@ def _checked(  # noqa: PLR0913 - of two callers
         rows = engine.rows(entry, [called.name])
         told = demanded or not any(row.bad for row in rows)  # of wrong answers nobody asks for gradients
         if told and entry.no_oracle is None and not called.takes_outputs:
-            op, _ = registry.for_definition(one)
-            call = partial(called.run, one)
-            for case in chosen(entry.cases, demanded=demanded):
-                found += gradient_rows(
-                    call, one, op, case, name=called.name, device=engine.device, demanded=gradients
-                )
+            rows_of = partial(gradient_rows, partial(called.run, one), entry, name=called.name, demanded=gradients)
+            found += [
+                row
+                for case in chosen(entry.cases, demanded=demanded)
+                for row in rows_of(case, device=engine.device)
+            ]
     return Report(called.name, one, tuple(rows), repeat, tuple(found), demanded)
 
 

@@ -18,7 +18,7 @@ SOURCE = Path(__file__).resolve().parent
 OPS = SOURCE / "ops"
 CATALOGUE = ("models/catalogue.json", "models/catalogue.py")
 # What runs and judges a case. An edit of the other packages (site, publish, lint ...) leaves rows as they are.
-ENGINE = ("dataset", "draw.py", "judge", "run", "sandbox", "stacks", *CATALOGUE)
+ENGINE = ("dataset", "draw.py", "environments/jit.py", "judge", "run", "sandbox", "stacks", *CATALOGUE)
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+)?import[ \t]+(\([^)]*\)|.*)", re.MULTILINE)
 COMMENT = re.compile(r"#.*")
 

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 import traceproof
 from traceproof.config import Config
+from traceproof.environments import jit
 from traceproof.environments.building import (
     FOLDER,
     INSTALLED,
@@ -34,7 +35,6 @@ from traceproof.environments.building import (
 )
 from traceproof.environments.inside import InterpreterFacts
 from traceproof.programs import available_memory
-from traceproof.run import jit
 from traceproof.run.schema import ClosedModel
 from traceproof.sandbox.isolation import ABSENT, CUDA_REFUSES, HOLDS, LAYERS
 from traceproof.stacks import MAIN, PACKAGES, READER, STACK_OF, STACKS, TRUTHS, distribution

@@ -54,6 +54,11 @@ class Ruling:
     message: str
     details: Mapping[str, Any]
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a verdict row says of it."""
+        return {"verdict": self.verdict, "reason": self.reason, "message": self.message, **self.details}
+
 
 def _fail(reason: Failure, message: str, **details: Any) -> Ruling:  # noqa: ANN401 - JSON
     return Ruling(Verdict.FAIL, reason, message, details)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from traceproof.run.tensors import aligned, same_bits
+from traceproof.run.tensors import aligned, draw_kept, same_bits
 
 SLEEPING = 4  # CU_CTX_SCHED_BLOCKING_SYNC of CUDA's driver API
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
@@ -431,6 +431,34 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 Entries = list[tuple[str | None, torch.Tensor]]  # outputs, by name where they have one
 Call = Callable[[Sequence[Any]], list[tuple[str | None, Any]]]
+
+
+def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
+    call: Call,
+    inputs: Sequence[Any],
+    seeds: Sequence[int | None],  # of each draw; None: it goes on with the generator as the one before left it
+    *,
+    further: Mapping[str, Any] | None,  # an order of `further_draws`, which come after these; None: there are none
+    seed: int,  # see there
+    device: torch.device,
+    destinations: int = 0,  # see there
+) -> Entries:
+    """Outputs of calls on the same inputs, stacked along a new first axis."""
+    draws = []
+    for one in seeds:
+        if one is not None:
+            set_seed(one, device)
+        draws.append([(name, draw_kept(value)) for name, value in call(inputs)])
+    stacked: Entries = []
+    for (name, first), *others in zip(*draws, strict=True):
+        values = [first, *(value for _, value in others)]
+        alike = len({value.device for value in values}) == 1
+        stacked.append((name, torch.stack(values if alike else [value.cpu() for value in values])))
+    if further is None:
+        return stacked
+    more = further_draws(call, inputs, further, seed=seed, device=device, destinations=destinations)
+    parts = zip(*([(name, value.cpu()) for name, value in stacked], *more), strict=True)
+    return [(part[0][0], torch.cat([value for _, value in part])) for part in parts]
 
 
 def further_draws(  # noqa: PLR0913 - one order, spelled out

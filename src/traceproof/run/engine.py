@@ -25,6 +25,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.environments import jit
 from traceproof.files import sweep
 from traceproof.judge.output import OTHER_TIES, Ruling
 from traceproof.ops import registry
@@ -33,7 +34,6 @@ from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.programs import available_memory
 from traceproof.reasons import Error, Skip, Unavailable, Verdict
-from traceproof.run import jit
 from traceproof.run.calls import BETWEEN_BYTES, cuda_is_lost, giving_back, keep_memory, set_seed, wait_asleep
 from traceproof.run.case import CPU, drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.inits import made_again
@@ -129,27 +129,24 @@ class Engine:
         names = {environment_of(name) for name in implementations if name != REFERENCE}
         for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
             if self.environments[name].python == sys.executable and name not in self._workers:
-                self._workers_of(self.environments[name]).queue[
-                    -1
-                ].fork()  # torch is imported, which takes seconds
+                self._workers_of(self.environments[name]).queue[-1].fork()  # torch is there, which takes seconds
         wait_asleep(self.device)
-        if self.device.type != "cuda":
+        caches = self.settings.caches
+        if self.device.type != "cuda" or caches is None:  # without them, a module is compiled when it is called
             return
+        capability = torch.cuda.get_device_capability()
         wanted = [
             (environment, module)
             for entry in entries
             for name in implementations
             if (environment := self._environment(name)) is not None and environment.on_gpu
-            for module in jit.told(name, entry.parsed, torch.cuda.get_device_capability())
+            for module in jit.told(name, entry.parsed, capability)
         ]
-        order = sorted(wanted, key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
-        caches = self.settings.caches
+        wanted.sort(key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
         with self._lock:
-            for environment, module in (
-                order if caches is not None else ()
-            ):  # else it is compiled when it is called
+            for environment, module in wanted:
                 key = environment.name, module.label
-                if key not in self._builds and caches is not None:
+                if key not in self._builds:
                     self._builds[key] = self._builders.submit(
                         jit.build,
                         environment.name,

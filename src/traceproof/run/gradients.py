@@ -20,12 +20,12 @@ from traceproof.dataset.definition import Definition
 from traceproof.draw import Draw
 from traceproof.judge.arbitration import RIGHT
 from traceproof.judge.output import Expected, Ruling, judge_output
+from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.compare import Close, Comparison, Quantised
-from traceproof.ops.op import Op
 from traceproof.reasons import Error, Failure, Skip, Verdict
 from traceproof.run.case import CPU, SolvedCase, make_inputs, place
-from traceproof.run.schema import ORACLE, PlannedCase, VerdictRow
+from traceproof.run.schema import PlannedCase, PlannedDefinition, VerdictRow
 from traceproof.run.tensors import plain_tensor
 from traceproof.run.trusted import named_outputs
 
@@ -110,8 +110,7 @@ def chosen(cases: Collection[PlannedCase], *, demanded: bool) -> list[PlannedCas
 
 def rows(  # noqa: PLR0913 - one call, spelled out
     call: Call,
-    definition: Definition,
-    op: Op,
+    entry: PlannedDefinition,
     planned: PlannedCase,
     *,
     name: str,
@@ -122,43 +121,26 @@ def rows(  # noqa: PLR0913 - one call, spelled out
 
     Args:
         call: the function, of the inputs by name.
-        definition: what it computes; it has an oracle.
-        op: its op.
+        entry: what it computes; it has an oracle.
         planned: the case.
         name: what the function is called in rows.
         device: where its inputs lie.
         demanded: whether a function that takes no part in autograd gets a row that says so; of some inputs alone.
     """
-    case = planned.case
-    for of, ruling in _rulings(call, definition, op, planned, device=device, demanded=demanded):
-        yield VerdictRow(
-            definition=definition.name,
-            op_type=definition.op_type,
-            case=case.id,
-            size=case.size,
-            seed=case.seed,
-            axes=dict(case.axes),
-            implementation=name,
-            against=ORACLE,
-            output=GRADIENT.format(of),
-            verdict=ruling.verdict,
-            reason=ruling.reason,
-            message=ruling.message,
-            device=str(device),
-            **ruling.details,
-        )
+    for of, ruling in _rulings(call, entry.parsed, planned, device=device, demanded=demanded):
+        yield entry.row(planned, name, {"device": str(device)}, "", output=GRADIENT.format(of), **ruling.fields)
 
 
-def _rulings(  # noqa: PLR0913 - as `rows`
+def _rulings(
     call: Call,
     definition: Definition,
-    op: Op,
     planned: PlannedCase,
     *,
     device: torch.device,
     demanded: bool | Collection[str],
 ) -> Iterator[tuple[str, Ruling]]:
     """Rulings by input; of all of them together where there is no gradient to hold against another."""
+    op, _ = registry.for_definition(definition)
     drawn = make_inputs(op, definition, planned.case, device=CPU)
     wanted = drawn.keys() if isinstance(demanded, bool) else demanded
     names = [one for one in wanted if isinstance(value := drawn[one], torch.Tensor) and value.dtype in WIDE]

@@ -139,21 +139,11 @@ class JudgedCase:
         )
 
     def _row(self, name: str, output: str, ruling: Ruling) -> VerdictRow:
-        result = self.results[name]
-        weak = f"; isolation was weak: it could reach {result.isolation}" if result.isolation else ""
-        return self.entry.row(
-            self.planned,
-            name,
-            self.records[name],
-            self.code,
-            inputs=result.inputs,
-            output=output,
-            verdict=ruling.verdict,
-            reason=ruling.reason,
-            message=ruling.message + weak,
-            **({"isolation": result.isolation} if result.isolation else {}),
-            **ruling.details,
-        )
+        result, said = self.results[name], {"output": output, **ruling.fields}
+        if result.isolation:
+            said["message"] += f"; isolation was weak: it could reach {result.isolation}"
+            said["isolation"] = result.isolation
+        return self.entry.row(self.planned, name, self.records[name], self.code, inputs=result.inputs, **said)
 
     # Where implementations differ.
 
@@ -237,13 +227,9 @@ def _passed(rows: Rows, output: str) -> Rows:
 def _pair(row: VerdictRow, other: str, output: str, apart: float, about: str = "") -> VerdictRow:
     matches = apart <= 1
     found = "match" if matches else "differ"
+    same = ("definition", "op_type", "case", "size", "seed", "axes", "repeat")
     return VerdictRow(
-        definition=row.definition,
-        op_type=row.op_type,
-        case=row.case,
-        size=row.size,
-        seed=row.seed,
-        axes=row.axes,
+        **{name: getattr(row, name) for name in same},
         implementation=f"{row.implementation}{PAIR}{other}",
         against=other,
         output=output,
@@ -251,7 +237,6 @@ def _pair(row: VerdictRow, other: str, output: str, apart: float, about: str = "
         reason=None if matches else Failure.NUMERICS,
         message=f"ground truths {found}: half of what parts them is {about}{apart:.3g} of the limit",
         gate=GateResult(kind="pair", margin=apart if math.isfinite(apart) else None),
-        repeat=row.repeat,
     )
 
 

@@ -24,6 +24,7 @@ from traceproof.dataset.tree import (
     why,
 )
 from traceproof.digests import digest_bytes, digest_json, verdict_code
+from traceproof.environments import jit
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text
 from traceproof.ops import far, registry
@@ -32,7 +33,6 @@ from traceproof.ops.op import Op
 from traceproof.ops.scaled_down import PREFIX, scaled_down_of
 from traceproof.programs import bounded
 from traceproof.reasons import Skip
-from traceproof.run import jit
 from traceproof.run.hidden import hidden_cases
 from traceproof.run.inits import Inits
 from traceproof.run.judging import is_large

@@ -33,18 +33,18 @@ from traceproof.run.calls import (
     GpuPages,
     Stopwatch,
     ending_if_lost,
-    further_draws,
     part_of,
     poisoned,
     set_seed,
+    stacked_draws,
     timed,
     under_load,
     wait_asleep,
 )
 from traceproof.run.tensors import (
     ALIGNMENT,
+    address_of,
     aligned,
-    draw_kept,
     dtype_name,
     plain_tensors,
     raw_bytes,
@@ -308,44 +308,32 @@ class _Caller:
     def _returned(
         self, item: dict[str, Any], inputs: Sequence[Any]
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
-        """What the reference returned, by name where it gives names, and the places of tensors of other classes.
-
-        Draws are stacked along a new first axis, those with repeated rows after the others.
-        """
-        draws = []
+        """What the reference returned, by name where it gives names, and places of tensors of other classes."""
         odd: set[int] = set()
         destinations = item["destinations"]
+
+        def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
+            entries = self._entries_of(given, destinations)
+            if given is inputs:  # not one with repeated rows
+                odd.update(
+                    place
+                    for place, (_, value) in enumerate(entries)
+                    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
+                )
+                if item["trials"]:
+                    self._keep(entries, destinations)
+            return entries
+
         until = time.monotonic() + CALLS_SECONDS
         for _ in range(item["calls"] - 1):
             if time.monotonic() < until:
                 self._keep(self._entries_of(inputs, destinations), destinations)
-        for seed in item["seeds"]:
-            if seed is not None:
-                set_seed(seed, self._device)
-            entries = self._entries_of(inputs, destinations)
-            tensors = (
-                (place, value) for place, (_, value) in enumerate(entries) if isinstance(value, torch.Tensor)
-            )
-            odd |= {place for place, value in tensors if type(value) is not torch.Tensor}
-            draws.append([(name, draw_kept(value)) for name, value in entries] if item["trials"] else entries)
-            if item["trials"]:
-                self._keep(entries, destinations)
         if not item["trials"]:
-            return draws[0], odd
-        columns = zip(*draws, strict=True)
-        stacked = [(column[0][0], _stacked([value for _, value in column])) for column in columns]
-        if item["further"] is None:
-            return stacked, odd
-        more = further_draws(
-            lambda given: self._entries_of(given, destinations),
-            inputs,
-            item["further"],
-            seed=item["seeds"][0] + len(item["seeds"]) * GOLDEN,
-            device=self._device,
-            destinations=destinations,
-        )
-        parts = zip(*([(name, value.cpu()) for name, value in stacked], *more), strict=True)
-        return [(part[0][0], torch.cat([value for _, value in part])) for part in parts], odd
+            set_seed(item["seeds"][0], self._device)
+            return call(inputs), odd
+        last = item["seeds"][0] + len(item["seeds"]) * GOLDEN
+        given = {"seed": last, "device": self._device, "destinations": destinations}
+        return [*stacked_draws(call, inputs, item["seeds"], further=item["further"], **given)], odd
 
     def _keep(self, entries: Sequence[tuple[str | None, Any]], destinations: int) -> None:
         """Copy what a call gave, to look whether it changes later."""
@@ -365,12 +353,6 @@ class _Caller:
             torch.cuda.synchronize(self._device)
 
 
-def _stacked(draws: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Draws along a new first axis, where they lie if all lie there."""
-    alike = len({value.device for value in draws}) == 1
-    return torch.stack(list(draws) if alike else [value.cpu() for value in draws])
-
-
 def entries_of(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what untrusted code returns
     """What a container that was returned holds, by name if it has names. Raises TypeError: it may compute that."""
     if isinstance(returned, dict):
@@ -382,13 +364,6 @@ def entries_of(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 -
     if isinstance(returned, Iterable) and not isinstance(returned, torch.Tensor | str):
         raise TypeError(f"a {type(returned).__name__} was returned: return a tensor, a tuple, a list or a dict")
     return [(None, returned)]
-
-
-def address_of(value: object) -> int | None:
-    """Where a tensor's storage lies; None for anything without elements."""
-    if type(value) is not torch.Tensor or not value.numel():
-        return None
-    return value.untyped_storage().data_ptr()
 
 
 def arrive_late(inputs: Sequence[Any]) -> None:

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -36,16 +37,7 @@ BACKEND = "backend"  # the parameter
 AUTO = "auto"  # the value that leaves the choice to the package
 LITERAL = re.compile(r"Literal\[([^\]]*)\]")
 # What a package raises that has a backend or a tactic not for this GPU, these sizes, or at all.
-REFUSALS = (
-    RuntimeError,
-    ValueError,
-    NotImplementedError,
-    AssertionError,
-    ImportError,
-    TypeError,
-    KeyError,
-    OSError,
-)
+REFUSALS = (RuntimeError, ValueError, AssertionError, ImportError, TypeError, KeyError, OSError)
 Place = tuple[str, int, int]  # of a tactic: its operation in the call, the runner's number, the tactic's number
 
 
@@ -198,14 +190,8 @@ class Caller:
 
 
 def _row(output: str, ruling: Ruling) -> dict[str, Any]:
-    margin = (ruling.details.get("gate") or {}).get("margin")
-    return {
-        "output": output,
-        "verdict": ruling.verdict,
-        "reason": ruling.reason,
-        "message": ruling.message,
-        "margin": margin,
-    }
+    gate = ruling.details.get("gate") or {}
+    return {"output": output, **replace(ruling, details={"margin": gate.get("margin")}).fields}
 
 
 def refusal(error: Exception) -> Unavailable | None:

@@ -89,6 +89,11 @@ def draw_kept(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code
     return plain_tensor(value)
 
 
+def address_of(value: object) -> int | None:
+    """Where a plain tensor's storage lies; None for anything without elements."""
+    return value.untyped_storage().data_ptr() if type(value) is torch.Tensor and value.numel() else None
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """A dtype's name as messages have it."""
     return str(dtype).removeprefix("torch.")

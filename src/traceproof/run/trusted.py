@@ -28,14 +28,14 @@ from traceproof.run.calls import (
     GOLDEN,
     KEPT_BYTES,
     ending_if_lost,
-    further_draws,
     giving_back,
     keep_memory,
     set_seed,
+    stacked_draws,
     wait_asleep,
 )
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, moved, place
-from traceproof.run.tensors import plain_tensor, plain_tensors, same_bits, same_draws
+from traceproof.run.tensors import address_of, plain_tensors, same_bits, same_draws
 from traceproof.run.workers import OUTPUTS
 from traceproof.stacks import STACK_OF, STACKS
 
@@ -149,24 +149,17 @@ def call(  # noqa: PLR0913 - one call, spelled out
     trials = op.trials(definition, case)
     if not trials:
         return implementation.run(definition, inputs)
-    device = torch.device(implementation.device)
-    draws = []
-    for trial in range(trials):
-        seed = (case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63)
-        set_seed(seed, device)
-        returned = named_outputs(definition, implementation.run(definition, inputs))
-        draws.append({name: plain_tensor(value) for name, value in returned.items()})
-    parts = [{name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}]
+
+    def again(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
+        values = dict(zip(inputs, given, strict=True))
+        return [*named_outputs(definition, implementation.run(definition, values)).items()]
+
+    seeds = [(case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63) for trial in range(trials)]
     order = op.further(definition, case) if further else None
-    if order is not None:
-
-        def again(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
-            values = dict(zip(inputs, given, strict=True))
-            return [*named_outputs(definition, implementation.run(definition, values)).items()]
-
-        more = further_draws(again, list(inputs.values()), asdict(order), seed=seed, device=device)
-        parts += [{str(name): value for name, value in entries} for entries in more]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    more = None if order is None else asdict(order)
+    device = torch.device(implementation.device)
+    draws = stacked_draws(again, list(inputs.values()), seeds, further=more, seed=seeds[-1], device=device)
+    return {str(name): value for name, value in draws}
 
 
 # In a worker.
@@ -254,7 +247,7 @@ class Runner:
 
         What the first call returned is still held, so memory that a later call returns again is one and the same.
         """
-        held = {_address(value) for value in returned.values()} - {None}
+        held = {address_of(value) for value in returned.values()} - {None}
         doubted = self.implementation.doubted
         again, reused = self._once_more(case, self._drawn(case), held)
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
@@ -306,7 +299,7 @@ class Runner:
                 there.data.copy_(value)  # so that its version is the same as well
                 given[name] = there
         tensors, returned = self._called(case, given)
-        return tensors, [name for name, value in returned.items() if _address(value) in held]
+        return tensors, [name for name, value in returned.items() if address_of(value) in held]
 
     def _called(self, case: Case, inputs: Values, *, further: bool = False) -> tuple[Tensors, Mapping[str, Any]]:
         """What is judged of a call's outputs, on the CPU, and all that it returned."""
@@ -343,10 +336,10 @@ def notes_of(
     """What a call did beside computing, by the fingerprints that its inputs had before."""
     after = fingerprints(inputs)
     allowed = op.mutated(definition)
-    seen = {_address(value) for value in inputs.values()}
+    seen = {address_of(value) for value in inputs.values()}
     aliased = []
     for name, value in returned.items():
-        address = _address(value)
+        address = address_of(value)
         if address is not None and address in seen:
             aliased.append(name)
         seen.add(address)
@@ -356,10 +349,3 @@ def notes_of(
         "aliased": aliased,
         "subclassed": [name for name, value in tensors.items() if type(value) is not torch.Tensor],
     }
-
-
-def _address(value: object) -> int | None:
-    """Where a tensor's storage lies; None for anything without elements."""
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return None
-    return value.untyped_storage().data_ptr()

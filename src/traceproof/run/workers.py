@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import traceproof
+from traceproof.environments import jit
 from traceproof.errors import TraceproofError
-from traceproof.run import jit
 from traceproof.run.schema import environment_of
 from traceproof.sandbox import Limits, Pool, Reply, Status
 from traceproof.sandbox.isolation import CUDA_REFUSES

@@ -98,7 +98,7 @@ def build(  # noqa: PLR0913 - one build, spelled out
     programs = [str(Path(python).parent), os.environ.get("PATH", os.defpath)]  # ninja is the stack's
     started = time.monotonic()
     with subprocess.Popen(
-        [python, "-m", "traceproof.run.jit", order],
+        [python, "-m", "traceproof.environments.jit", order],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
