@@ -14,13 +14,13 @@ from traceproof.ops.cases import Case
 from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run import runner
 from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, FOLDER
-from traceproof.run.untrusted import CallError, CompiledFiles
+from traceproof.run.untrusted import CallError
 from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import Reply, Status
 from traceproof.sandbox.model import TRITON
 from traceproof.solutions.properties import CHANNELS, chosen
 from traceproof.solutions.reading import Candidate
-from traceproof.solutions.trial import SolutionRun, left_behind
+from traceproof.solutions.trial import CompiledFiles, SolutionRun, left_behind
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = "rmsnorm_h96"

@@ -16,9 +16,9 @@ from traceproof.cli.tactics import TacticRow, table, ways
 from traceproof.ops import registry
 from traceproof.reasons import Skip, Verdict
 from traceproof.run.plan import PlanSelection, planned_alone
-from traceproof.run.tactics import backends_of, picking, refusal, setup, with_backend
 from traceproof.sandbox import Reply, Status
 from traceproof.stacks import Stack
+from traceproof.tactics import backends_of, picking, refusal, setup, with_backend
 
 STACK = Stack(
     name="one",

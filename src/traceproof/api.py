@@ -25,6 +25,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest, find, read_file, read_tree
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
+from traceproof.gradients import chosen
+from traceproof.gradients import rows as gradient_rows
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.cases import ALL_SIZES, Case
@@ -32,8 +34,6 @@ from traceproof.reasons import Failure, Skip, Unavailable, Verdict
 from traceproof.run.calls import poisoned
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, on_host, place
 from traceproof.run.engine import Engine, this_interpreter
-from traceproof.run.gradients import chosen
-from traceproof.run.gradients import rows as gradient_rows
 from traceproof.run.judging import JudgedCase, LargeCase, Right
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.schema import (

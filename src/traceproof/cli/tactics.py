@@ -23,7 +23,7 @@ from traceproof.stacks import TRUTHS
 from traceproof.text import printable
 
 WIDTH = 180  # of the table
-SETUP = "traceproof.run.tactics:setup"
+SETUP = "traceproof.tactics:setup"
 FIRST = next(iter(TRUTHS))
 Truth = Annotated[str, typer.Option("--truth", help="The ground truth whose kernels are called.")]
 

@@ -6,14 +6,12 @@ and what it says against itself. Inputs and outputs lie in memory that both side
 message goes each way, and nothing is ever unpickled.
 """
 
-import contextlib
 import math
 import secrets
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from traceproof.dataset.definition import Definition
-from traceproof.files import BorderError, disk_errors, own_folder, remove_tree
+from traceproof.files import BorderError, disk_errors, own_folder
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case, Further
@@ -30,7 +28,6 @@ from traceproof.ops.op import Op
 from traceproof.reasons import Error, Unavailable
 from traceproof.run.calls import GOLDEN, filler
 from traceproof.run.case import SolvedCase
-from traceproof.run.runner import FOLDER
 from traceproof.run.tensors import aligned, copy_bytes, dtype_name, raw_bytes, same_bits, whole
 from traceproof.sandbox import MIB, Limits, Pool, Reply, Status, WorkerSession, policy
 from traceproof.sandbox.model import Shared
@@ -41,61 +38,10 @@ SCRATCH_BYTES = 256 * MIB  # what a reference may write into its folder
 ANSWER_BYTES = MIB
 NAN = float("nan")
 
-# Below a worker's home: where compilers put what they are not told to elsewhere.
-FOLDERS = (FOLDER, ".cache", ".triton")
-
 
 def new_name() -> str:
     """A module's name that says nothing."""
     return f"m{secrets.token_hex(6)}"
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledFiles:
-    """What one solution compiles."""
-
-    scratch: Path  # the folder of its workers, of which one is there at a time
-    kept: Path  # where its compiled files are kept; no worker sees it
-    name: str = field(default_factory=new_name)  # of the module that it becomes
-    keeping: bool = False  # whether what the next worker compiles is kept
-
-    @classmethod
-    @contextlib.contextmanager
-    def new(cls) -> Iterator[Self]:
-        """Those of a solution that has compiled nothing yet; removed in the end."""
-        with own_folder("scratch") as scratch, own_folder() as kept:
-            yield cls(scratch, kept / "files")
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[Path]:
-        """The folder for one worker, which must have ended when it is asked for again.
-
-        Of what is compiled, links are left out: those to trusted kernels are made again, none is followed.
-        """
-        self._clear()
-        if self.kept.is_dir():
-            shutil.copytree(self.kept, self.scratch, symlinks=True, dirs_exist_ok=True)
-        yield self.scratch
-        compiled = [self.scratch / name for name in FOLDERS] if self.keeping else []
-        for folder in compiled:
-            if folder.is_dir() and not folder.is_symlink():
-                try:
-                    shutil.copytree(folder, self.kept / folder.name, symlinks=True, ignore=_links)
-                except OSError:  # a pipe, a file without permission: nothing that a compiler leaves
-                    remove_tree(self.kept)  # each worker compiles again
-                    break
-        self._clear()
-
-    def _clear(self) -> None:
-        for path in list(self.scratch.iterdir()):
-            if path.is_dir() and not path.is_symlink():
-                remove_tree(path)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _links(folder: str, names: list[str]) -> set[str]:
-    return {name for name in names if (Path(folder) / name).is_symlink()}
 
 
 def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> Reply | None:
@@ -474,8 +420,8 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     ours: bool = False,  # whether we have added to a text that the policy has passed
     # files and an entry point in the place of a source, which the policy has passed; see `runner.load_solution`
     solution: Mapping[str, Any] | None = None,
-    # what the solution has compiled before; None: nothing, and nothing is kept
-    compiled: CompiledFiles | None = None,
+    scratch: AbstractContextManager[Path] | None = None,  # the worker's folder; None: an empty one
+    token: str = "",  # what the worker calls the module; empty: a new name
     fill: float | None = NAN,  # what memory without a value holds while it is loaded
 ) -> Iterator[UntrustedSource]:
     """A definition's reference, or another source, in a new worker at the first call.
@@ -488,13 +434,13 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
         raise CallError(refused)
     op, _ = registry.for_definition(definition)
     name = f"{'reference of' if solution is None else 'solution to'} {definition.name}"
-    token = new_name() if compiled is None else compiled.name
+    token = token or new_name()
     most = SCRATCH_BYTES if solution is None else limits.file_bytes  # which may be compiled
     own = replace(limits, file_bytes=most, message_bytes=ANSWER_BYTES)
     payload = {"source": text, "name": token, "device": device, "threads": 1, "fill": fill, "solution": solution}
     with (
         disk_errors(Path(tempfile.gettempdir(), "scratch")),
-        own_folder("scratch") if compiled is None else compiled.restored() as folder,
+        scratch or own_folder("scratch") as folder,
         pool.session(setup=CALL, payload=payload, limits=own, scratch=folder) as session,
     ):
         yield UntrustedSource(definition, op, session, token, name, device)

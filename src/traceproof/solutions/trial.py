@@ -5,6 +5,7 @@ the inputs of one call at a time as a file, and nothing that is expected.
 """
 
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_tree
 from traceproof.digests import digest_json
+from traceproof.files import own_folder, remove_tree
 from traceproof.judge.output import Ruling
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values
@@ -31,15 +33,16 @@ from traceproof.run.case import CPU, SolvedCase, make_inputs
 from traceproof.run.engine import DefinitionRun, Engine, shadowed, this_interpreter
 from traceproof.run.judging import JudgedCase, Right, Rulings, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
+from traceproof.run.runner import FOLDER
 from traceproof.run.schema import WHOLE, PlannedCase, PlannedDefinition
 from traceproof.run.untrusted import (
     REASONS,
     CallError,
     CaseResult,
-    CompiledFiles,
     Layout,
     UntrustedSource,
     loaded,
+    new_name,
     refusal,
 )
 from traceproof.run.workers import EngineSettings
@@ -184,6 +187,58 @@ def tried(
     )
 
 
+# Below a worker's home: where compilers put what they are not told to elsewhere.
+FOLDERS = (FOLDER, ".cache", ".triton")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFiles:
+    """What one solution compiles."""
+
+    scratch: Path  # the folder of its workers, of which one is there at a time
+    kept: Path  # where its compiled files are kept; no worker sees it
+    name: str = field(default_factory=new_name)  # of the module that it becomes
+    keeping: bool = False  # whether what the next worker compiles is kept
+
+    @classmethod
+    @contextmanager
+    def new(cls) -> Iterator[Self]:
+        """Those of a solution that has compiled nothing yet; removed in the end."""
+        with own_folder("scratch") as scratch, own_folder() as kept:
+            yield cls(scratch, kept / "files")
+
+    @contextmanager
+    def restored(self) -> Iterator[Path]:
+        """The folder for one worker, which must have ended when it is asked for again.
+
+        Of what is compiled, links are left out: those to trusted kernels are made again, none is followed.
+        """
+        self._clear()
+        if self.kept.is_dir():
+            shutil.copytree(self.kept, self.scratch, symlinks=True, dirs_exist_ok=True)
+        yield self.scratch
+        compiled = [self.scratch / name for name in FOLDERS] if self.keeping else []
+        for folder in compiled:
+            if folder.is_dir() and not folder.is_symlink():
+                try:
+                    shutil.copytree(folder, self.kept / folder.name, symlinks=True, ignore=_links)
+                except OSError:  # a pipe, a file without permission: nothing that a compiler leaves
+                    remove_tree(self.kept)  # each worker compiles again
+                    break
+        self._clear()
+
+    def _clear(self) -> None:
+        for path in list(self.scratch.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _links(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if (Path(folder) / name).is_symlink()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolutionRun:
     """A definition, a solution to it, and the workers that the solution runs in."""
@@ -248,7 +303,8 @@ class SolutionRun:
             limits=limits,
             device=self.device,
             solution=solution,
-            compiled=compiled,
+            scratch=None if compiled is None else compiled.restored(),
+            token="" if compiled is None else compiled.name,
         )
 
     @contextmanager
