@@ -24,8 +24,8 @@ def environment(*, name: str, stamp: Path) -> None:
 
 def stack(*, name: str, python: str, cuda_home: str, source: str, linked: Path, out: Path) -> None:
     """Ask a stack's interpreter what it is. Its package is the installed one, unless `source` says otherwise."""
+    from traceproof.checkouts.sources import source_folder
     from traceproof.environments.building import record_stack
-    from traceproof.run.flow import source_folder
 
     checkout = source_folder(name, source) if source else None
     record_stack(Installation.at(name, python, cuda_home=cuda_home), checkout, linked=linked, out=out)
@@ -48,8 +48,8 @@ def clone(*, lock: Path, dataset: Path, origin: Json[Dataset], out: Path) -> Non
 
 def sources(*, pins: Json[dict[str, Any]], out: Path) -> None:
     """Clone the sources that stacks take from sources.lock, and record what their files are like."""
+    from traceproof.checkouts.sources import SOURCES, scan
     from traceproof.cli.sources import clone_repos
-    from traceproof.run.flow import SOURCES, scan
 
     if pins:
         clone_repos(sorted(pins), target_dir=SOURCES, pinned=True)

@@ -46,7 +46,7 @@ def cases(
     selection["workloads"] = gpu if selection["workloads"] == "auto" else selection["workloads"]
     state = f"{code} {record['digest']}" if code else ""
     with Inits(results, (dataset,), weak=weak) as inits:
-        plan(dataset, out.parent, PlanSelection.of_json(selection), inits, code=state, gpu=gpu)
+        plan(dataset, out.parent, PlanSelection.model_validate(selection), inits, code=state, gpu=gpu)
 
 
 def verify(

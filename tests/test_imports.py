@@ -18,12 +18,12 @@ from definitions import write_files
 from stacks import READS_MODELS, Imports, check
 
 from traceproof.checkouts.pins import Pin, write_lock
+from traceproof.checkouts.sources import LOCKED, pins_of, scan, source_state
 from traceproof.checkouts.tree import FolderTree
 from traceproof.cli import run
 from traceproof.environments import building as environments
 from traceproof.environments.building import Installation, importable, record_stack, stack_of
 from traceproof.errors import TraceproofError
-from traceproof.run.flow import LOCKED, pins_of, scan, source_state
 from traceproof.stacks import KERNELS, READER, STACKS
 
 ROOT = Path(__file__).resolve().parent.parent

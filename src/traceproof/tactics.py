@@ -138,7 +138,7 @@ class Caller:
         self._definition = Definition.model_validate(payload["definition"])
         self._op, self._unknown = registry.for_definition(self._definition)
         self._stack = STACKS[STACK_OF[payload["implementation"]]]
-        self._selection = PlanSelection.of_json(payload["selection"])
+        self._selection = PlanSelection.model_validate(payload["selection"])
         self._plain = Implementation(payload["implementation"])
         self._plain.device = self._device.type
         self._why = self._plain.unavailable(self._definition)

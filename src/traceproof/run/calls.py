@@ -109,23 +109,17 @@ def giving_back(most: int) -> Iterator[None]:
                 torch.cuda.empty_cache()
 
 
-# Functions that give tensors without values, by where their names are looked up.
-UNWRITTEN: tuple[tuple[Any, str], ...] = (
-    (torch, "empty"),
-    (torch, "empty_like"),
-    (torch, "empty_strided"),
-    (torch, "empty_permuted"),
-    (torch.Tensor, "new_empty"),
-    (torch.Tensor, "new_empty_strided"),
+def _named(names: Mapping[Any, str]) -> list[tuple[Any, str]]:
+    return [(owner, name) for owner, text in names.items() for name in text.split()]
+
+
+# Functions that give tensors without values, by where their names are looked up; and others, which lie between
+# fences, too.
+UNWRITTEN = _named(
+    {torch: "empty empty_like empty_strided empty_permuted", torch.Tensor: "new_empty new_empty_strided"}
 )
-# Functions that give others, which lie between fences, too.
-WRITTEN: tuple[tuple[Any, str], ...] = tuple(
-    (owner, name)
-    for owner, names in (
-        (torch, "zeros zeros_like ones ones_like full full_like"),
-        (torch.Tensor, "new_zeros new_ones new_full"),
-    )
-    for name in names.split()
+WRITTEN = _named(
+    {torch: "zeros zeros_like ones ones_like full full_like", torch.Tensor: "new_zeros new_ones new_full"}
 )
 
 
@@ -143,29 +137,21 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
         return
     value = fill
 
-    def filling(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def filling(allocate: Callable[..., torch.Tensor], *, unwritten: bool) -> Callable[..., torch.Tensor]:
         @functools.wraps(allocate)
         def filled(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
-            made = allocate(*args, **kwargs)
             with torch.no_grad():
-                made.fill_(filler(made.dtype, value))
+                made = allocate(*args, **kwargs)
+                if unwritten:
+                    made.fill_(filler(made.dtype, value))
                 return FENCES[-1].around(made) if FENCES else made
 
         return filled
 
-    def fenced(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(allocate)
-        def around(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401 - whatever torch's function takes
-            with torch.no_grad():
-                made = allocate(*args, **kwargs)
-                return FENCES[-1].around(made) if FENCES else made
-
-        return around
-
-    replaced = dict.fromkeys(UNWRITTEN, filling) | (dict.fromkeys(WRITTEN, fenced) if FENCES else {})
+    replaced = [*UNWRITTEN, *(WRITTEN if FENCES else ())]
     own = [(owner, name, vars(owner).get(name)) for owner, name in replaced]
-    for (owner, name), made in replaced.items():
-        setattr(owner, name, made(getattr(owner, name)))
+    for owner, name in replaced:
+        setattr(owner, name, filling(getattr(owner, name), unwritten=(owner, name) in UNWRITTEN))
     try:
         yield
     finally:

@@ -6,10 +6,11 @@ First what is selected, then plans of definitions, scaled down where they do not
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any, Self
+
+from pydantic import Field
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import (
@@ -42,6 +43,7 @@ from traceproof.run.schema import (
     PARALLEL,
     SCALED_DOWN,
     BrokenFile,
+    ClosedModel,
     Index,
     Listed,
     OpTypePlan,
@@ -56,8 +58,7 @@ from traceproof.run.schema import (
 from traceproof.text import printable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSelection:
+class PlanSelection(ClosedModel):
     """What to plan."""
 
     # op_types, definitions: names; empty selects all
@@ -70,17 +71,8 @@ class PlanSelection:
     boundaries: bool = False  # whether `Op.boundaries` are cases too: kernels are judged
     workloads: bool = False  # whether the dataset's own workload lines are cases too
     memory_limit: int = 14 << 30  # bytes; a case whose estimate is above it becomes a typed skip
-    met: set[str] = field(default_factory=set)  # case ids of the selected definitions, noted while planning
-
-    def as_json(self) -> dict[str, Any]:
-        """What it selects, as a JSON object."""
-        return {name: value for name, value in asdict(self).items() if name != "met"}
-
-    @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> Self:
-        """The selection that `as_json` or the rules wrote."""
-        fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
-        return cls(**fields)
+    # case ids of the selected definitions, noted while planning
+    met: set[str] = Field(default_factory=set, exclude=True)
 
 
 def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]]:
@@ -165,7 +157,7 @@ def plan(  # noqa: PLR0913 - a rule's inputs and outputs
         tree = read_tree(dataset)
         groups = selected(tree, selection)
         # Which cases there are is told while planning, so that a selection of cases is planned anew.
-        common = [code, selection.as_json(), str(tree.root)] if code and not selection.cases else []
+        common = [code, selection.model_dump(), str(tree.root)] if code and not selection.cases else []
         plans = []
         for name in sorted(groups):
             context = digest_json([*common, verdict_code(registry.file_of(name))]) if common else ""

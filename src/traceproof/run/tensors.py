@@ -3,8 +3,10 @@
 Standard library and torch only: untrusted code's process has it, too.
 """
 
+import ctypes
 import math
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -104,17 +106,21 @@ def aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def copy_bytes(room: torch.Tensor, raw: torch.Tensor) -> None:
-    """Copy bytes into host memory; those on a GPU come by way of pinned memory, which one copy fills.
+def write_bytes(raw: torch.Tensor, file: int, start: int) -> None:
+    """Write bytes into the file of shared memory: half the time of a copy to pages that are faulted in one by one.
 
-    A copy to any other memory goes by small pieces, each of which waits for its turn on the GPU.
+    Those on a GPU come by way of pinned memory, which one copy fills. A copy to any other memory goes by small
+    pieces, each of which waits for its turn on the GPU.
     """
-    if not raw.is_cuda:
-        room.copy_(raw)
+    if raw.is_cuda:
+        staged = torch.empty(min(STAGED_BYTES, len(raw)), dtype=torch.uint8, pin_memory=True)
+        for place, part in enumerate(torch.split(raw, STAGED_BYTES)):
+            write_bytes(staged[: len(part)].copy_(part), file, start + place * STAGED_BYTES)
         return
-    staged = torch.empty(min(STAGED_BYTES, len(raw)), dtype=torch.uint8, pin_memory=True)
-    for place, part in zip(torch.split(room, STAGED_BYTES), torch.split(raw, STAGED_BYTES), strict=True):
-        place.copy_(staged[: len(part)].copy_(part))
+    left = memoryview((ctypes.c_char * len(raw)).from_address(raw.data_ptr()))
+    while left:
+        done = os.pwrite(file, left, start)
+        left, start = left[done:], start + done
 
 
 def whole(held: mmap.mmap) -> torch.Tensor:

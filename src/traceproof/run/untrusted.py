@@ -28,7 +28,7 @@ from traceproof.ops.op import Op
 from traceproof.reasons import Error, Unavailable
 from traceproof.run.calls import GOLDEN, filler
 from traceproof.run.case import SolvedCase
-from traceproof.run.tensors import aligned, copy_bytes, dtype_name, raw_bytes, same_bits, whole
+from traceproof.run.tensors import aligned, dtype_name, raw_bytes, same_bits, whole, write_bytes
 from traceproof.sandbox import MIB, Limits, Pool, Reply, Status, WorkerSession, policy
 from traceproof.sandbox.model import Shared
 from traceproof.text import plain_text
@@ -233,9 +233,9 @@ class CallMemory:
         shapes = (definition.shape_of(spec, case.axes) or () for spec in definition.outputs.values())
         most = 2 * 8 * max(1, op.trials(definition, case)) * sum(map(math.prod, shapes)) + ROOM
         with Shared(place) as inputs, Shared(most) as outputs:
-            bytes_of = whole(inputs.held)
             for start, raw in raws:
-                copy_bytes(bytes_of[start : start + len(raw)], raw)
+                write_bytes(raw, inputs.fd, start)
+            bytes_of = whole(inputs.held)
             for _, start, end in gaps if layout.byte else ():
                 bytes_of[start:end] = layout.byte
             yield cls(definition, op, case, kept, specs, gaps, layout, inputs, outputs, on_gpu)
