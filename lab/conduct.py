@@ -172,13 +172,14 @@ def wrong(definition: Definition, random: Random) -> Iterator[Wrong]:
 def from_texts(path: Path, dataset: Path) -> Iterator[Wrong]:
     """Those of a file such as `lab/unusual.yaml`, the right ones among them."""
     known = read_tree(dataset).definitions
-    for kind, entries in yaml.safe_load(path.read_text(encoding="utf-8")).items():
-        for entry in entries:
-            text = entry.get("text") or known[entry["definition"]].definition.reference
-            for old, new in entry.get("replaced", ()):
-                assert old in text, f"{entry['definition']} has no {old!r}"
-                text = text.replace(old, new)
-            yield Wrong(entry["definition"], UNUSUAL if kind == "wrong" else RIGHT, entry["name"], text)
+    for kind, by_definition in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        for name, entries in by_definition.items():
+            for told, change in entries.items():
+                text = change if isinstance(change, str) else known[name].definition.reference
+                for old, new in zip(change[::2], change[1::2], strict=True) if text is not change else ():
+                    assert old in text, f"{name} has no {old!r}"
+                    text = text.replace(old, new)
+                yield Wrong(name, UNUSUAL if kind == "wrong" else RIGHT, told, text)
 
 
 def as_reference(one: Wrong, dataset: Path, engine: Engine, seed: int) -> str:

@@ -29,8 +29,8 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Value, Values
 from traceproof.ops.batch import SLOTS, batch_of, halved
-from traceproof.ops.cases import BEFALLEN, UNUSUAL
-from traceproof.ops.compare import Backward, Exact, Quantised, Samples
+from traceproof.ops.cases import BEFALLEN, UNUSUAL, Case
+from traceproof.ops.compare import ANY_CODE, Backward, Exact, Quantised, Samples
 from traceproof.ops.formula import Variant
 from traceproof.ops.op import Op
 from traceproof.reasons import Skip, Verdict
@@ -51,6 +51,7 @@ SIZE, INPUT, OUTPUT, FAR, ROUNDING, TIES, CACHE, SAMPLER = KINDS = (
     "samplers",
 )
 BLOCKS = (16, 20, 64, 100, 128, 256, 512)  # sizes from which kernels take another path
+TILES = (128, 256)  # rows that fill tiles of scales up
 LIMITS = (8.0, 127.0, 448.0, 65504.0)  # where values are cut off: exponentials', int8's, fp8's, float16's
 WIDE = frozenset({"float32", "float16", "bfloat16"})
 NARROWER = {"float32": "bfloat16", "bfloat16": "float8_e4m3fn", "float16": "float8_e4m3fn"}
@@ -69,10 +70,13 @@ class Mutant:
     kind: str
     name: str
     make: Make
+    changes: Sequence[str] = ()  # inputs or outputs that it changes
+    axis: str = ""  # along which it exchanges their entries
     caught: str = ""  # the case, output and reason that refuse it as a reference; empty: it passes
     as_kernel: str = ""  # the same as a kernel
     differs: bool = False  # whether any bit is other than the right way's
-    equal: bool = False  # whether it is the right way in other words: no input of the form tells them apart
+    counts: bool = False  # whether one is that the oracle does not leave open
+    equal: str = ""  # why it is the right way in other words, by what the form declares
     nearest: float = 0.0  # the largest ratio of a measured error to its limit, where it passes
 
 
@@ -178,6 +182,12 @@ def largest_sizes(definition: Definition) -> dict[str, int]:
     return found
 
 
+def even(definition: Definition, op: Op, axis: str) -> bool:
+    """Whether the form lets an axis have even sizes alone, as of whole tiles."""
+    sizes = (dict.fromkeys(definition.var_axes, size) for size in range(1, 65))
+    return all(op.settled(definition, Case("", "", one, 0)).axes[axis] % 2 == 0 for one in sizes)
+
+
 def from_a_size_on(definition: Definition, op: Op, random: Random) -> Iterator[Mutant]:
     """Entries past a size that are those before it, rows that are the ones before, chunks, odd numbers."""
     medium = solve(definition, next(iter(op.cases(definition, sizes=("medium",), seed=0))))
@@ -201,7 +211,10 @@ def from_a_size_on(definition: Definition, op: Op, random: Random) -> Iterator[M
                     continue
                 found[f"{axis} of a part of {ends} past {block}"] = Segmented(axis, ends, block)
         for name, make in found.items():
-            yield Mutant(SIZE, name, make)
+            specs = definition.outputs if isinstance(make, Sized) and make.outputs else definition.inputs
+            one = Mutant(SIZE, name, make, [key for key in specs if axis in (specs[key].shape or ())], axis)
+            one.equal = f"{axis} is even by the form" if " odd " in name and even(definition, op, axis) else ""
+            yield one
 
 
 # Inputs without effect, outputs that are not written
@@ -227,21 +240,22 @@ def without_effect(definition: Definition, op: Op, _: Random) -> Iterator[Mutant
     usual = solve(definition, next(iter(op.cases(definition, sizes=("small",), seed=0)))).inputs
     for name, spec in definition.inputs.items():
         if spec.shape is None:
-            yield Mutant(INPUT, f"{name} is its usual value", constant(name, usual[name]))
+            yield Mutant(INPUT, f"{name} is its usual value", constant(name, usual[name]), [name])
             if isinstance(usual[name], float):
-                yield Mutant(INPUT, f"{name} is 1", constant(name, 1.0))
+                yield Mutant(INPUT, f"{name} is 1", constant(name, 1.0), [name])
             continue
         given = usual[name]
         several = not isinstance(given, torch.Tensor) or given.numel() != 1
         changes: dict[str, Change] = {"its first for all": first_for_all} if several else {}
         if "float" in spec.dtype:
             changes |= {"zeros": torch.zeros_like, "ones": lambda value: torch.ones_like(value.float())}
-            if not any(part in name for part in NEVER_NEGATIVE):
+            if name not in op.positive and not any(part in name for part in NEVER_NEGATIVE):
                 changes["without its sign"] = lambda value: value.float().abs()
         for told, change in changes.items():
-            yield Mutant(INPUT, f"{name}: {told}", on_input(name, change))
+            axis = (*spec.shape, "")[0] if change is first_for_all else ""
+            yield Mutant(INPUT, f"{name}: {told}", on_input(name, change), [name], axis)
         if spec.optional:
-            yield Mutant(INPUT, f"{name} left out", absent(name))
+            yield Mutant(INPUT, f"{name} left out", absent(name), [name])
 
 
 def missing(name: str) -> Make:
@@ -263,7 +277,7 @@ def not_written(definition: Definition, op: Op, random: Random) -> Iterator[Muta
     place = random.random()
     for name in op.judged(definition):
         if name in definition.outputs:  # an input that is written to is always there
-            yield Mutant(OUTPUT, f"{name} missing", missing(name))
+            yield Mutant(OUTPUT, f"{name} missing", missing(name), [name])
         for told, (start, end, number) in {
             "zeros": (0.0, 1.0, 0.0),
             "rubbish": (0.0, 1.0, 7.0),
@@ -272,7 +286,7 @@ def not_written(definition: Definition, op: Op, random: Random) -> Iterator[Muta
             "one element unwritten": (place, place, 0.0),
             "its last element unwritten": (1.0, 1.0, 0.0),
         }.items():
-            yield Mutant(OUTPUT, f"{name}: {told}", on_output(name, partial(filled, start, end, number)))
+            yield Mutant(OUTPUT, f"{name}: {told}", on_output(name, partial(filled, start, end, number)), [name])
 
 
 # Far values
@@ -324,10 +338,10 @@ def far_values(definition: Definition, op: Op, _: Random) -> Iterator[Mutant]:
         if spec.shape is not None and spec.dtype in {"int32", "int64"}:
             changes |= {f"in {bits} bits": partial(wrapped, bits) for bits in (7, 8, 15) if indexed > 1 << bits}
         for told, change in changes.items():
-            yield Mutant(FAR, f"{name} {told}", on_input(name, change))
+            yield Mutant(FAR, f"{name} {told}", on_input(name, change), [name])
     for name, spec in definition.outputs.items():
         for told, change in far_changes(set(unusual)).items() if spec.dtype in WIDE else ():
-            yield Mutant(FAR, f"{name} {told}", on_output(name, change))
+            yield Mutant(FAR, f"{name} {told}", on_output(name, change), [name])
 
 
 # Relatives of the right one
@@ -380,24 +394,24 @@ def relatives(definition: Definition, op: Op, random: Random) -> Iterator[Mutant
         if spec.dtype == "float32":
             step, changes = 2.0 ** random.uniform(-9, -7), {"rounded to float16": partial(through, torch.float16)}
         elif op.lossless(definition):  # elsewhere a tie is luck: right ways come out on either side
-            yield Mutant(TIES, f"{name} with ties away from zero", exactly(name, ties_away))
+            yield Mutant(TIES, f"{name} with ties away from zero", exactly(name, ties_away), [name])
         changes[f"rounded to {narrower}"] = partial(through, TORCH_DTYPES[narrower])
         changes |= {f"times {factor:.6g}": partial(scaled, factor) for factor in (1 + step, 1 - step)}
         for told, change in changes.items():
-            yield Mutant(ROUNDING, f"{name} {told}", exactly(name, change))
+            yield Mutant(ROUNDING, f"{name} {told}", exactly(name, change), [name])
     quantised = all(isinstance(kind, Quantised) for kind in kinds.values())  # which allow 16 bits within
     rounded = {name: spec.dtype for name, spec in definition.inputs.items() if spec.shape is not None}
     for name, dtype in rounded.items():
         if dtype in NARROWER and not (quantised and dtype == "float32"):
             kind = NARROWER[dtype]
             make = on_input(name, lambda value, kind=kind: value.to(TORCH_DTYPES[kind]))  # type: ignore[misc]
-            yield Mutant(ROUNDING, f"{name} rounded to {kind}", make)
+            yield Mutant(ROUNDING, f"{name} rounded to {kind}", make, [name])
     # PyTorch sums products in float32 whatever it is given, and copies and draws are as they were.
     other = Backward | Exact | Quantised | Samples
     if isinstance(op, Op) and not any(isinstance(kind, other) for kind in kinds.values()):
         for precision in ("bfloat16", "float16"):
             variant = Variant(precision, precision=precision)
-            yield Mutant(ROUNDING, f"all in {precision}", partial(by_variant, variant))
+            yield Mutant(ROUNDING, f"all in {precision}", partial(by_variant, variant), [*kinds])
 
 
 def by_variant(variant: Variant, subject: SolvedCase, right: Right) -> Tensors:
@@ -428,10 +442,10 @@ def caches(definition: Definition, _: Op, random: Random) -> Iterator[Mutant]:
     """Each input by itself, and all together, as they were in the first call of these shapes."""
     names = [name for name, spec in definition.inputs.items() if spec.shape is not None]
     for name in names:
-        yield Mutant(CACHE, f"{name} of the first call of these shapes", Remembered([name]))
-    yield Mutant(CACHE, "all of the first call of these shapes", Remembered(names))
+        yield Mutant(CACHE, f"{name} of the first call of these shapes", Remembered([name]), [name])
+    yield Mutant(CACHE, "all of the first call of these shapes", Remembered(names), names)
     least = random.choice(BLOCKS[:2])
-    yield Mutant(CACHE, f"all of the first call of these shapes from {least} on", Remembered(names, least))
+    yield Mutant(CACHE, f"all of the first call of these shapes from {least} on", Remembered(names, least), names)
 
 
 def equal_rows(share: float, probs: torch.Tensor, samples: torch.Tensor) -> None:
@@ -513,10 +527,32 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
             for mutant in mutants:
                 if not (mutant.caught and mutant.as_kernel):
                     hold(mutant, subject, right, plain)
-    beyond(definition, op, variants[0], [one for one in mutants if one.kind == FAR and not one.differs])
+    unseen = [one for one in mutants if not one.caught]
+    for one in mutants:
+        one.equal = "" if one.caught or one.counts else one.equal or equal_by_form(definition, op, one)
+    beyond(definition, op, variants[0], [one for one in unseen if one.kind == FAR and not one.differs])
+    if any(isinstance(kind, Exact) and kind.order for kind in op.comparisons(definition).values()):
+        in_whole_tiles(definition, op, variants[0], [one for one in unseen if not (one.counts or one.equal)])
     for one in mutants:
         one.make = done  # so that it can be sent to who asked
-    return [one for one in mutants if not one.equal]
+    return mutants
+
+
+def equal_by_form(definition: Definition, op: Op, mutant: Mutant) -> str:
+    """Why the form says that what a mutant changes has no effect; empty: it does not."""
+    unread = op.unread(definition)
+    empty = {
+        name
+        for name, spec in definition.outputs.items()
+        if any(definition.const_axes.get(axis) == 0 for axis in spec.shape or ())
+    }
+    if mutant.axis in op.single(definition):
+        return f"{mutant.axis} has one entry"
+    if mutant.axis and not mutant.changes:
+        return f"nothing that is changed has the axis {mutant.axis}"
+    if not {*mutant.changes} - empty:
+        return "an output of no elements" if mutant.changes else ""
+    return "" if {*mutant.changes} - unread.keys() else "; ".join({unread[name] for name in mutant.changes})
 
 
 def done(_: SolvedCase, right: Right) -> Tensors:
@@ -601,6 +637,7 @@ def hold(mutant: Mutant, subject: SolvedCase, right: Right, plain: Tensors) -> N
     if same(outputs, plain):
         return
     mutant.differs, result = True, CaseResult(status="ok", outputs=outputs)
+    mutant.counts = mutant.counts or not left_open(subject, outputs, plain)
     if not mutant.caught and not alone:
         mutant.caught = seen_in(mutant, subject, result, reference=True)
     mutant.as_kernel = mutant.as_kernel or seen_in(mutant, subject, result, reference=False)
@@ -638,7 +675,45 @@ def beyond(definition: Definition, op: Op, variant: Variant, mutants: Sequence[M
             with suppress(*RAISED):
                 told |= {id(mutant)} if not same(mutant.make(subject, right), plain) else set()
     for mutant in mutants:
-        mutant.equal = id(mutant) not in told
+        mutant.equal = "" if id(mutant) in told else "the same bits on inputs beyond those of the cases, too"
+
+
+def in_whole_tiles(definition: Definition, op: Op, variant: Variant, mutants: Sequence[Mutant]) -> None:
+    """Tell the mutants that change only what the oracle leaves open, in sizes that fill tiles up, too."""
+    base = next(iter(op.cases(definition, sizes=("medium",), seed=1)))
+    for count in TILES if mutants else ():
+        subject = solve(definition, op.of_size(definition, base, count, long=False))
+        right: Right = partial(computed, subject, variant)
+        plain = right()
+        rubbish = {
+            name: torch.randint(256, bits(value).shape, dtype=torch.uint8).view(value.dtype).view(value.shape)
+            for name, value in plain.items()
+        }
+        for mutant in mutants:
+            given, way = (rubbish, partial(dict, rubbish)) if mutant.kind == OUTPUT else (plain, right)
+            with suppress(*RAISED):  # beside rubbish all that is written shows
+                outputs = mutant.make(subject, way)
+                mutant.differs = mutant.differs or not same(outputs, given)
+                mutant.counts = mutant.counts or not left_open(subject, outputs, given)
+    for mutant in mutants:
+        mutant.equal = "the oracle leaves open what is changed" if mutant.differs and not mutant.counts else ""
+
+
+def left_open(subject: SolvedCase, outputs: Tensors, plain: Tensors) -> bool:
+    """Whether outputs differ in codes alone that may be any, as the oracle says."""
+    kinds = subject.op.comparisons(subject.definition)
+    for name, value in plain.items():
+        kind, low = kinds.get(name), subject.oracle.get(f"{name}@low")
+        if name not in outputs or outputs[name].shape != value.shape:
+            return False
+        if torch.equal(bits(outputs[name]), bits(value)):
+            continue
+        if low is None or not isinstance(kind, Exact) or kind.order is None:
+            return False
+        whatever = (low <= -ANY_CODE) & (subject.oracle[f"{name}@high"] >= ANY_CODE)
+        if ((kind.order(outputs[name]) != kind.order(value)) & ~whatever.any(-1)).any():
+            return False
+    return outputs.keys() == plain.keys()
 
 
 def same(one: Tensors, other: Tensors) -> bool:
@@ -655,22 +730,29 @@ def bits(value: torch.Tensor) -> torch.Tensor:
 
 
 def table(found: Mapping[tuple[str, str], Sequence[Mutant]]) -> Iterator[str]:
-    """Counts per kind, then what passes, as Markdown."""
+    """Counts per kind, what passes, and equivalent ones by why they are, as Markdown."""
     every = [one for mutants in found.values() for one in mutants]
-    yield "| kind | made | caught | passed | of these, the same bits in all cases | kernels caught |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    yield "| kind | made | caught | passed | of these, the same bits in all cases | kernels caught | equivalent |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
     for kind in (*KINDS, "all"):
-        mine = [one for one in every if kind in {one.kind, "all"}]
+        mine = [one for one in every if kind in {one.kind, "all"} and not one.equal]
         passed = [one for one in mine if not one.caught]
         share = f"{len(mine) - len(passed)} ({100 * (1 - len(passed) / max(len(mine), 1)):.1f} %)"
         kernels = sum(bool(one.as_kernel) for one in mine)
         told = f"{sum(not one.differs for one in passed)} | {kernels} ({100 * kernels / max(len(mine), 1):.1f} %)"
-        yield f"| {kind} | {len(mine)} | {share} | {len(passed)} | {told} |"
+        equal = sum(bool(one.equal) for one in every if kind in {one.kind, "all"})
+        yield f"| {kind} | {len(mine)} | {share} | {len(passed)} | {told} | {equal} |"
     yield ""
+    whys: dict[str, Counter[str]] = {}
     for (op_type, name), mutants in sorted(found.items()):
         for one in (one for one in mutants if not one.caught):
             told = f"{one.nearest:.2g} of the limit" if one.differs else "the same bits"
-            yield f"- {op_type}, {name}: {one.kind}: {one.name}: {told}"
+            if one.equal:
+                whys.setdefault(one.equal, Counter()).update([op_type])
+            else:
+                yield f"- {op_type}, {name}: {one.kind}: {one.name}: {told}"
+    for why, counts in sorted(whys.items()):
+        yield f"- equivalent: {why}: {', '.join(f'{op_type} {count}' for op_type, count in counts.items())}"
 
 
 def main() -> int:
@@ -715,9 +797,11 @@ def main() -> int:
                 sys.stdout.writelines(f"{told}: {one.name}: refused: {one.caught}\n" for one in seen if one.caught)
                 continue
             found.setdefault((definition.op_type, definition.name), []).extend(seen)
-            sys.stderr.write(f"{told}: {sum(not one.caught for one in seen)} of {len(seen)} pass\n")
-            for one in seen if options.caught else ():
-                sys.stderr.write(f"  {one.kind}: {one.name}: {one.caught or f'PASSES, {one.nearest:.2g}'}\n")
+            passed = [one for one in seen if not (one.caught or one.equal)]
+            sys.stderr.write(f"{told}: {len(passed)} of {sum(not one.equal for one in seen)} pass\n")
+            for one in seen if options.caught else passed:
+                how = one.caught or one.equal or f"PASSES, {one.nearest:.2g}{'' if one.differs else ', same bits'}"
+                sys.stderr.write(f"  {one.kind}: {one.name}: {how}\n")
     sys.stderr.write(f"{spent:.0f} processor seconds\n")
     if options.right:
         sys.stdout.write(f"{sum(counts.values())} right ways, {counts[True]} refused\n")

@@ -36,21 +36,14 @@ FORMS = [*OWN, *map(planted.form, planted.FORMS + planted.BENT), planted.indexer
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = 100.0  # by how many of them the answer has to move
 HEAVY = 4 << 30  # bytes: cases that need more are looked at no more
-# Of which nothing depends, by the form.
-IDLE: Mapping[str, str] = {
-    "dt_softplus": "a flag",
-    **dict.fromkeys(("chunk_indices", "chunk_offsets"), "sequences say it"),
-    "routing_bias": "of routing by the largest logit it is no part",
-    "kv_last_page_len": "positions say it",
-    "mask": "rows behind it may hold anything",
-    **dict.fromkeys(("rowwise", "colwise"), "the outputs' shapes say it"),
-}
 
 
 def others(value: Value, drawn: Value) -> Iterator[Value]:
     """Other values of an input: of another seed, moved ends of sequences, neighbours, zeros; halves of numbers."""
     if not isinstance(value, torch.Tensor):
         yield other(value)
+        if value in (False, True):
+            yield not value
         if isinstance(value, float):
             yield 8 * value
         return
@@ -102,8 +95,9 @@ def shown(definition: Definition) -> tuple[dict[str, str], set[str]]:
 def row(definition: Definition, seen: Mapping[str, str], judged: set[str]) -> str:
     """A row of the table in docs/judging.md."""
     by_case: dict[str, list[str]] = {}
+    unread = registry.get(definition.op_type).of_form(definition).unread(definition)
     for name in definition.inputs:
-        by_case.setdefault(seen.get(name, f"never: {IDLE.get(name)}"), []).append(f"`{name}`")
+        by_case.setdefault(seen.get(name, f"never: {unread.get(name)}"), []).append(f"`{name}`")
     told = "; ".join(f"{', '.join(names)} ({case})" for case, names in by_case.items())
     outputs = ", ".join(f"`{name}`" for name in sorted(judged))
     return f"| {definition.op_type} | {definition.name} | {told} | {outputs} |"
@@ -112,8 +106,9 @@ def row(definition: Definition, seen: Mapping[str, str], judged: set[str]) -> st
 @pytest.mark.parametrize("definition", FORMS, ids=lambda definition: definition.name)
 def test_every_input_matters_and_every_output_is_judged(definition: Definition) -> None:
     seen, judged = shown(definition)
-    assert definition.inputs.keys() - seen.keys() <= IDLE.keys()
-    assert judged == registry.get(definition.op_type).of_form(definition).judged(definition).keys()
+    op = registry.get(definition.op_type).of_form(definition)
+    assert definition.inputs.keys() - seen.keys() == op.unread(definition).keys()
+    assert judged == op.judged(definition).keys()
     assert row(definition, seen, judged) in (ROOT / "docs" / "judging.md").read_text(encoding="utf-8")
 
 

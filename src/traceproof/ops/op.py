@@ -86,6 +86,7 @@ class Op:
         # changes inputs once they are drawn, as the case's params say
         adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
         requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
+        tile: int = 0,  # rows that fill a tile, which a case has; 0: there are none
         apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
         coupled: bool = False,  # a part of a batch alone need not give what it gives beside the others
         # what hidden cases put into inputs, where right kernels agree, and into which; no names: all of floating
@@ -100,6 +101,8 @@ class Op:
         # whether right kernels are as exact on a GPU, where divisions are approximate and products may be split
         exact_on_gpu: Callable[[Definition], bool] = lambda _: True,
         summed: Sequence[str] = (),  # see `summed`
+        unread: Mapping[str, str] = NOTHING,  # inputs on which no output depends, each with why
+        positive: Collection[str] = (),  # inputs that are never negative, beside scales and probabilities
         # Comparisons.
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
         gates: Mapping[str, Comparison] = NOTHING,
@@ -114,9 +117,10 @@ class Op:
         self.long, self.compiles_late, self.staged, self.without_api = long, compiles_late, staged, without_api
         self.scalars, self.sizes, self.adversarial, self.extremes = scalars, sizes, adversarial, extremes
         self.data, self.draws, self.adjust, self.requires = frozenset(data), draws, adjust, requires
-        self.apart, self.coupled, self.spread, self.far = apart, coupled, unusual, far
+        self.tile, self.apart, self.coupled, self.spread, self.far = tile, apart, coupled, unusual, far
         self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
+        self.inputs_unread, self.positive = unread, positive
         self.mutants, self.others = mutants, others
         self.truths: dict[str, list[Adapter]] = {}  # calls of packages that compute it, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
@@ -251,6 +255,8 @@ class Op:
                 turn += 1
         if rows is not None:
             yield self.settled(definition, Case("edge-empty", "edge", axes(0, 0), seed))
+        if self.tile:
+            yield self.settled(definition, Case("edge-tile", "edge", axes(self.tile, 0), seed))
         for turn, (name, params) in enumerate(self.adversarial.items(), 2):
             made = Case(f"adversarial-{name}", "adversarial", axes(5, turn), seed, dict(params))
             yield self.settled(definition, made)
@@ -569,6 +575,15 @@ class Op:
     def summed(self, definition: Definition) -> tuple[str, ...]:
         """Inputs over whose last axis the op sums, where zeros in all of them add nothing (`judge.precision`)."""
         return tuple(name for name in self.inputs_summed if name in definition.inputs)
+
+    def unread(self, definition: Definition) -> Mapping[str, str]:
+        """Inputs on which no output depends, each with why."""
+        return {name: why for name, why in self.inputs_unread.items() if name in definition.inputs}
+
+    def single(self, definition: Definition) -> frozenset[str]:
+        """Var axes that have one entry by the form. The default: none."""
+        del definition
+        return frozenset()
 
     def mutated(self, definition: Definition) -> frozenset[str]:
         """Inputs that a call may write to. The default: those that an output is written to."""

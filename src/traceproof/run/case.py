@@ -37,6 +37,7 @@ from traceproof.run.tensors import ALIGNMENT, raw_bytes
 DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input
 RANDOM = MappingProxyType({"type": "random"})
 COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the other way round in memory
+HALF = 0.5 + 2.0**-10 + 2.0**-12
 HARDLY = 0.01  # a scalar below it may be an epsilon, whose half is not seen
 # Powers of two that rows are multiplied by in turn: beyond what float16 and fp8 hold, where exponentials overflow.
 LARGE, LARGEST, SMALL = (17, 4, 9, 7, 13), 30, -18  # LARGEST in the first input alone: what is added to it is lost
@@ -99,12 +100,15 @@ def sent_together(inputs: Values, device: torch.device) -> Values:
 
 
 def other(value: Value) -> Value:
-    """Half of a scalar, or a value that counts where half of it hardly does; tensors, flags, 0 and 1 stay."""
+    """About half of a scalar, with more bits than bfloat16 has, or a value that counts where that hardly does.
+
+    Tensors, flags, 0 and 1 stay.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if isinstance(value, int):
         return value // 2 if value > 1 else value
-    return value / 2 if abs(value) > HARDLY else 0.25
+    return value * HALF if abs(value) > HARDLY else 0.25
 
 
 def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:

@@ -309,8 +309,11 @@ def between(low: float, high: float) -> Callable[[Draw, Wanted], torch.Tensor]:
 
 
 def counts(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """How many rows of each group count."""
-    return draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of("a")[1] + 1).to(wanted.dtype)
+    """How many rows of each group count; of the first all."""
+    rows = wanted.shape_of("a")[1]
+    found = draw.integers(wanted.name, wanted.shape, low=0, high=rows + 1)
+    found[:1] = rows
+    return found.to(wanted.dtype)
 
 
 def any_bytes(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -368,6 +371,8 @@ SHARED: dict[str, Any] = {
     "data": ROWS,
     "exact_on_gpu": lambda _: False,  # a quotient may be a product with a reciprocal that is a little off
     "apart": False,  # tiles hold the scales of many rows
+    "tile": 128,
+    "positive": WHOLES,
 }
 
 
@@ -537,6 +542,7 @@ QUANTIZATION = tiled_rows(
                 ),
             ),
             **SHARED | {"draws": {"mask": counts}},
+            unread={"mask": "rows behind it may hold anything"},
             sizes={"b": (1, 2, 3, 5), "r": lambda at: -(-at["m"] // 128)},
             gates={"x_q": GATES[E4M3], "sf": GATES[E8M0]},
         ),
@@ -658,6 +664,7 @@ def gated_in(rows: bool, columns: bool, **facts: Any) -> Op:  # noqa: ANN401, FB
         "activation_quantize",
         Form(f"gated_input[m w] rowwise colwise grad_output[m k]? -> {outputs}", by_rows_and_columns),
         **SHARED | {"scalars": {"rowwise": rows, "colwise": columns}, "draws": {}},
+        unread=dict.fromkeys(("rowwise", "colwise"), "the outputs' shapes say it"),
         sizes={"m": lambda at: -(-at["m"] // 128) * 128, "s": lambda at: at["m"] * at["o"] // MX_BLOCK},
         gates={
             f"{what}_{name}": GATES[form]
@@ -759,7 +766,7 @@ DEQUANTIZE_FP4 = Op(
     },
     adversarial={},
     lossless=lambda _: {
-        **dict.fromkeys(("k_scale", "v_scale"), 13 / 16),
+        **dict.fromkeys(("k_scale", "v_scale"), 257 / 256),  # of more bits than bfloat16 holds
         **dict.fromkeys(("k_scales", "v_scales"), some_scales),
         **dict.fromkeys(("output_k", "output_v"), full(0)),
     },

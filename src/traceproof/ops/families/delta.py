@@ -29,7 +29,10 @@ LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
 }
 # As for the gated delta rule (`families/gdn.py`), whose chunks these kernels share.
 CHUNKED = "chunked kernels round the operands of several products in bfloat16, the baseline those of two"
-GATES = {"output": Close(4.0, reason=CHUNKED), "final_state": Close(12.0, row_axes=2, reason=CHUNKED)}
+GATES = {
+    "output": Close(4.0, reference_factor=2.0, reason=CHUNKED),
+    "final_state": Close(12.0, row_axes=2, reference_factor=2.0, reason=CHUNKED),
+}
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:
@@ -146,11 +149,11 @@ class Delta(Op):
             for at, lengths in enumerate(LENGTHS[size]):
                 yield self._made(definition, f"{size}-{at}", lengths, seed)
         if "cu_seqlens" in definition.inputs:
-            yield self._made(definition, "edge-empty-sequence", (0, 3, 0, 1), seed)
+            yield self._made(definition, "edge-empty-sequence", (0, 3, 0, 1, 2), seed)
         if definition.inputs["initial_state"].optional:
             yield self._made(definition, "edge-no-state", (3, 7), seed, no_state=True)
-        for kind in ("slow", "repeated", "tiny", "outlier"):
-            yield self._made(definition, f"adversarial-{kind}", (9, 40), seed, kind=kind)
+        for at, kind in enumerate(("slow", "repeated", "tiny", "outlier")):
+            yield self._made(definition, f"adversarial-{kind}", ((9, 40), (40, 9))[at % 2], seed, kind=kind)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many sequences, or one of so many tokens."""
@@ -166,7 +169,7 @@ class Delta(Op):
         """A state that is stored in 16 bits has that rounding in its baseline, too."""
         found = dict(super().comparisons(definition))
         if "final_state" in found and definition.outputs["final_state"].dtype != "float32":
-            found["final_state"] = Close(6.0, row_axes=2, reason=CHUNKED)
+            found["final_state"] = Close(6.0, row_axes=2, reference_factor=2.0, reason=CHUNKED)
         return found
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
@@ -201,6 +204,7 @@ SHARED: Any = {
     "apart": False,
     "coupled": True,
     "scalars": {"scale": 0.2, "output_final_state": 1.0},
+    "positive": ("beta", "w"),
     "sizes": dict.fromkeys("bsnpite", ()),
     "draws": dict.fromkeys(("q", "k", "v", "g", "beta", "w", "initial_state"), drawn),
     "gates": GATES,
@@ -255,7 +259,9 @@ KDA = Delta(
 PACKED = "initial_state[n h v k]? cu_seqlens[i] scale? -> output[t h v] final_state[n h v k]"
 GDN2 = Delta("gdn2", Form(f"q[t g k] k[t j k] v[t h v] g[t h k] beta[t h k] w[t h v] {PACKED}", delta), **SHARED)
 GDP = Delta(
-    "gdp", Form(f"q[t g k] k[e j k] v[e h v] g[t h]? beta[e h]? num_householder? {PACKED}", delta), **SHARED
+    "gdp",
+    Form(f"q[t g k] k[e j k] v[e h v] g[t h]? beta[e h]? num_householder? {PACKED}", delta),
+    **SHARED | {"positive": ("beta", "g")},
 )
 RECURRENT, CHUNKS = "fla.ops.kda:fused_recurrent_kda", "fla.ops.kda:chunk_kda"
 SHORT = 16  # tokens up to which FLA's recurrent kernel is called, as servers decode; longer rows go in chunks

@@ -397,6 +397,11 @@ class Experts(Op):
         super().check(definition)
         mixture_of(definition)
 
+    def unread(self, definition: Definition) -> Mapping[str, str]:
+        """The bias, where the largest logit chooses."""
+        biased = "routing_bias" in definition.inputs and routing_of(definition).method is Method.LLAMA4
+        return {"routing_bias": "of routing by the largest logit it is no part"} if biased else {}
+
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's sizes, then edge and adversarial ones; few for a definition with many weights."""
         found, case = mixture_of(definition), partial(self.placed, definition, seed)

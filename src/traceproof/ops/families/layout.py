@@ -161,7 +161,8 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
     if wanted.dtype is torch.uint8:
         return draw.integers(wanted.name, wanted.shape, low=0, high=256).to(torch.uint8)
     if wanted.dtype is torch.float8_e4m3fn:
-        return draw.integers(wanted.name, wanted.shape, low=1, high=120).to(torch.uint8).view(wanted.dtype)
+        made = draw.integers(wanted.name, wanted.shape, low=0, high=256).to(torch.uint8)
+        return torch.where(made & 127 == 127, 0, made).view(wanted.dtype)
     return draw.normal(wanted.name, wanted.shape, wanted.dtype)
 
 
@@ -241,8 +242,10 @@ LATENT = (
 )
 # Bytes of codes, and scales, of a row.
 PACKED: Mapping[str, Size] = {"x": lambda at: at["d"] // 2, "g": lambda at: at["d"] // NVFP4.width}
+UNREAD = {"kv_last_page_len": "positions say it"}
 CODED_FACTS: dict[str, Any] = {
     "coupled": True,
+    "unread": UNREAD,
     "requires": const_pages,
     "sizes": {**dict.fromkeys("tpicb", ()), "o": (1,), **PACKED},
     "apart": False,
@@ -310,6 +313,7 @@ PAGE_APPEND = PageAppend(
     ),
     family="attention",
     coupled=True,
+    unread=UNREAD,
     requires=const_pages,
     sizes={"t": (), "p": (), "i": (), "c": (), "b": ()},
     gates={"k_cache_out": Exact(), "v_cache_out": Exact()},

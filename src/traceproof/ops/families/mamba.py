@@ -13,7 +13,7 @@ from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, 
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim, dtype_of
-from traceproof.ops.base import Tensors, Values
+from traceproof.ops.base import Tensors, Value, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, UNUSUAL, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Close
 from traceproof.ops.far import Far
@@ -33,6 +33,7 @@ from traceproof.ops.lossless import SURE, whole
 from traceproof.ops.op import SIZES, Op
 
 if TYPE_CHECKING:
+    from traceproof.dataset.definition import TensorSpec
     from traceproof.draw import Draw
 
 KINDS = ("tiny", "outlier", "slow", "long", "saturated")
@@ -265,16 +266,21 @@ def alone(wide: Wide, *, growth: Part | None = None) -> Tensors:
     return {"out": gated(wide, y), "state": state}
 
 
-def packed_lengths(params: Mapping[str, Any], tokens: int) -> list[int]:
-    """Tokens of packed sequences: a few, then about equal parts."""
-    cuts = sorted({0, tokens, *(cut for cut in params.get("cuts", (3, 130, 200)) if cut < tokens)})
-    return [stop - start for start, stop in pairwise(cuts)]
+def packed_lengths(params: Mapping[str, Any], tokens: int, later: Sequence[int] = ()) -> list[int]:
+    """Tokens of packed sequences: a few, then about equal parts; `later`: which of them begin one token later.
+
+    None begins with a chunk, so that there are as many pieces of chunks either way.
+    """
+    cuts = [one for one in params.get("cuts", (3, 130, 200)) if one < tokens - 1 and 0 < one % CHUNK < CHUNK - 1]
+    cuts = [cut + more for cut, more in zip(cuts, later or [0] * len(cuts), strict=False)]
+    return [stop - start for start, stop in pairwise([0, *cuts, tokens])]
 
 
 def packing(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """The sequence of each token; the chunk of each piece of a sequence, and where in it the piece begins."""
     tokens = wanted.shape_of("x")[1]
-    lengths = packed_lengths(wanted.params, tokens)
+    later = draw.integers("cuts", (tokens,), torch.int64, low=0, high=2)
+    lengths = packed_lengths(wanted.params, tokens, later.tolist())
     if wanted.name == "seq_idx":
         value = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
     else:
@@ -317,6 +323,12 @@ class Combined(Op):
         for kind in ("tiny", "outlier", "slow", "long"):
             yield self._scan(definition, f"adversarial-{kind}", 1, 2, seed, kind=kind)
         yield self._scan(definition, "edge-no-state", 1, 1, seed, no_state=True)
+        if "dt_softplus" in definition.inputs:
+            yield self._scan(definition, "edge-linear", 1, 1, seed, kind="long", linear=True)
+
+    def single(self, definition: Definition) -> frozenset[str]:
+        """Packed sequences lie in one row."""
+        return frozenset((definition.inputs["x"].shape or ())[:1] if "seq_idx" in definition.inputs else ())
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many rows, or packed sequences; or one of so many tokens, to whole chunks."""
@@ -329,7 +341,7 @@ class Combined(Op):
         """Optional storage is not given, nor states in the case without."""
         values = super().inputs(definition, case, draw)
         for name in {*values} & {"dt_softplus", "return_final_states"}:
-            values[name] = True
+            values[name] = name != "dt_softplus" or "linear" not in case.params
         if case.params.get("no_state") and definition.inputs["initial_states"].optional:
             values["initial_states"] = None
         left = ("out", "seq_chunk_cumsum", "update_seq_chunk_cumsum", *CHECKPOINTS)
@@ -381,7 +393,8 @@ MAMBA_SSD_COMBINED = Combined(
     requires=lambda definition: (
         None if (dim(definition, "x", 2) or 0) % (dim(definition, "B", 2) or 1) == 0 else "heads are not in groups"
     ),
-    sizes=dict.fromkeys("smlckj", ()),
+    sizes={**dict.fromkeys("mlckj", ()), "s": lambda at: -(-at["s"] // CHUNK) * CHUNK},
+    unread=dict.fromkeys(("chunk_indices", "chunk_offsets"), "sequences say it"),
     draws={
         **dict.fromkeys(("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"), scanned),
         **dict.fromkeys(("seq_idx", "chunk_indices", "chunk_offsets"), packing),
@@ -389,8 +402,8 @@ MAMBA_SSD_COMBINED = Combined(
     apart=False,
     coupled=True,
     gates={
-        "out_out": Close(4.0, reason=CHUNKED),
-        "final_states": Close(6.0, row_axes=2, reason=CHUNKED),
+        "out_out": Close(4.0, reference_factor=2.0, reason=CHUNKED),
+        "final_states": Close(6.0, row_axes=2, reference_factor=2.0, reason=CHUNKED),
     },
     unusual=dict.fromkeys(("nan", "large"), ("initial_states",)),
     mutants=(
@@ -442,6 +455,12 @@ class Stepped(Op):
         del definition
         return frozenset({"state"})
 
+    def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
+        """No softplus in the case without."""
+        if name == "dt_softplus" and "linear" in case.params:
+            return 0
+        return super().value(definition, name, spec, case, draw)
+
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """One channel of the state decides an output."""
         axes = dict.fromkeys(definition.var_axes, BOUNDARY_ROWS)
@@ -456,7 +475,8 @@ MAMBA = Stepped(
     family="mamba",
     draws=dict.fromkeys(("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias"), scanned),
     scalars={"dt_softplus": 1},
-    adversarial={kind: {"kind": kind} for kind in ("tiny", "outlier", "slow", "long")},
+    adversarial={kind: {"kind": kind} for kind in ("tiny", "outlier", "slow", "long")}
+    | {"linear": {"kind": "long", "linear": True}},
     gates={"state": Close(factor=2.0)},
     unusual=dict.fromkeys(("nan", "large"), ("state",)),
     mutants=(*OF_GATES, changed("state ignored", "state", lambda state: state * 0)),

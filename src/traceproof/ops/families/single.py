@@ -84,7 +84,7 @@ def patterned(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
 SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
 CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlier": 20.0}}
 # Raw products of queries and keys beyond what masks have been filled with.
-EXTREMES = {name: {"pattern": name, "amplitude": 1.0} for name in ("below", "above")}
+EXTREMES = {name: {"pattern": name, "amplitude": 1.0} for name in ("below", "deep", "above")}
 MUTANTS = (
     Mutant("scale dropped", scale=2.0),
     Mutant("scale squared", scale=0.5),

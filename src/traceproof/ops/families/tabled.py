@@ -20,7 +20,7 @@ from traceproof.ops.adapter import Api, Outputs, dim, dtype_of
 from traceproof.ops.attention import GATES, Operands, Span, Spans, attention
 from traceproof.ops.attention_inputs import NEGATIVE, POISON, PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Given, Tensors, Unsupported, Values, ordered, scalar, tensor
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import OTHER_SCALARS, Case
 from traceproof.ops.formula import Form, Mutant, Wide, altered, has
 from traceproof.ops.lossless import NEVER, full
 from traceproof.ops.op import Op
@@ -254,6 +254,12 @@ class CaseLayout:
         """Queries of each sequence."""
         return list(self.case.params["q_lens"])
 
+    @property
+    def world(self) -> int:
+        """Ranks that share the keys."""
+        ranks = int(NUMBERS["cp_world"])
+        return ranks // 2 if OTHER_SCALARS in self.case.params else ranks
+
     def coins(self, name: str, count: int) -> list[int]:
         """About half of the numbers below `count`, with 0."""
         host = HostDraw(definition=self.definition.name, case=f"{self.case.id} blocks", seed=self.case.seed)
@@ -340,9 +346,11 @@ def query_lists(of: CaseLayout) -> list[list[list[int]]]:
     found = []
     for head in range(of.shape[0]):
         lists = [
-            of.coins(f"{head} {at}", -(-of.kv_lens[row] // MSA_BLOCK))[: of.shape[2]]
+            of.coins(f"{head} {at}", -(-of.kv_lens[row] // MSA_BLOCK))[-of.shape[2] :]
             for at, row in enumerate(owner)
         ]
+        if "causal" not in of.definition.inputs:  # which hides all but the first block from the first queries
+            lists = [own[at % 2 :] or own for at, own in enumerate(lists)]
         found.append([[*own, *[-1] * (of.shape[2] - len(own))] for own in lists])
     return found
 
@@ -354,7 +362,7 @@ STRUCTURE: Mapping[str, Callable[[CaseLayout], Any]] = {
     **dict.fromkeys(ENDS, lambda of: starts(of.q_lens)),
     "actual_seq_lens_q": lambda of: of.q_lens,
     # so that the last of several speculated tokens sees all keys that this rank holds, the first one fewer
-    "causal_seqlens_kv_global": lambda of: [(length - 1) * int(NUMBERS["cp_world"]) for length in of.kv_lens],
+    "causal_seqlens_kv_global": lambda of: [(length - 1) * of.world for length in of.kv_lens],
     "block_indptr": block_ends,
     "block_indices": block_entries,
     "exact_block_bits": block_bits,
@@ -371,6 +379,7 @@ class Tabled(Op):
     ) -> None:
         super().__init__(op_type, family=family, mutants=(*MUTANTS, *masked(causal=causal)), **SHARED)
         self.sizes_in_numbers = SILENT | {"q_block_size", "kv_block_size"}
+        self.inputs_unread = dict.fromkeys(SILENT, "it says nothing of the result")
         self.reading = {"heads_last": heads_last, "causal": causal}
 
     def formula(
@@ -438,8 +447,11 @@ class Tabled(Op):
         name: str,
         lengths: Sequence[int],
         asked: int,
+        *,
+        whole: bool = False,
         **params: Any,  # noqa: ANN401
     ) -> Case:
+        """A case of sequences of so many keys, about `asked` queries each; `whole`: as many as keys."""
         letters, page = self._letters(definition), page_of(definition)
         each_long = "l" in letters
         kv_lens = [max(lengths)] * len(lengths) if each_long else list(lengths)
@@ -449,7 +461,7 @@ class Tabled(Op):
         fixed = definition.const_axes.get(letters.get("y", ""), 0)
         told = {"mask_type", "causal", "is_causal", "seqlen_q", "q_len_per_req", "causal_seqlens_kv_global"}
         told &= {*definition.inputs, *definition.axes}
-        several = bool(told) and ("y" in letters or bool(told - {"mask_type", "causal", "is_causal"}))
+        several = "a" in letters or bool(told - {"mask_type", "causal", "is_causal"}) or (told and "y" in letters)
         height, width = (
             definition.const_axes.get(one, int(NUMBERS[one])) for one in ("q_block_size", "kv_block_size")
         )
@@ -457,11 +469,10 @@ class Tabled(Op):
         q_lens = [fixed or (max(1, asked) if several else 1)] * len(kv_lens)
         kv_lens = [max(one, q_lens[0]) for one in kv_lens] if even else kv_lens
         if not even:
-            q_lens = (
-                [min(1 + (asked + at) % 7 * 2, length) for at, length in enumerate(kv_lens)]
-                if asked
-                else [1] * len(kv_lens)
-            )
+            counts = [
+                length if whole else 1 + (asked + at) % 7 * 2 * bool(asked) for at, length in enumerate(kv_lens)
+            ]
+            q_lens = [min(pair) for pair in zip(counts, kv_lens, strict=True)]
         pages = PageTable.of(kv_lens, page, shared=False)
         stored = definition.const_axes.get(letters.get("s", ""), 1)
         longest = max(kv_lens)
@@ -500,17 +511,19 @@ class Tabled(Op):
         page = page_of(definition)
         for size in sizes:
             low, high = LENGTHS[size]
-            for at, count in enumerate({"small": (1, 3), "medium": (4, 6), "large": (16, 32)}[size]):
+            for at, count in enumerate({"small": (1, 3), "medium": (4, 5), "large": (16, 32)}[size]):
                 host = HostDraw(definition=definition.name, case=f"{size}-{at}", seed=seed)
                 lengths = host.integers("kv_lens", count, low=low, high=high)
                 lengths[-1] = page * -(-low // page) + (at if size != "small" else -at)
                 yield self._case(definition, seed, f"{size}-{at}", lengths, 1 + at * 10)
         yield self._case(definition, seed, "edge-single", [1], 1)
         yield self._case(definition, seed, "adversarial-long", [640, 300], 3, amplitude=3.0)
+        if "w" in self._letters(definition):  # words of bits for many blocks
+            yield self._case(definition, seed, "adversarial-words", [int(NUMBERS["kv_block_size"]) * 133], 3)
         for pattern in PATTERNS:
             yield self._case(definition, seed, f"adversarial-{pattern}", [page + 2, 37], 9, pattern=pattern)
-        small = {"pattern": "tiny", "amplitude": tiny(definition)}
-        yield self._case(definition, seed, "adversarial-tiny", [page + 2, 37], 9, **small)
+        small = tiny(definition)
+        yield self._case(definition, seed, "adversarial-tiny", [page + 2, 37], 9, pattern="tiny", amplitude=small)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Extreme logits, and equal keys."""
@@ -523,9 +536,10 @@ class Tabled(Op):
         return ()
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many sequences; or one of so many keys."""
-        lengths = [count] if long else [1 + 5 * (at % 7) for at in range(count)]
-        return replace(self._case(definition, case.seed, case.id, lengths, 3), size=case.size)
+        """So many sequences, of lists some with several blocks; or one of so many keys and queries."""
+        far = 2 * MSA_BLOCK * ("q2k_indices" in definition.inputs)
+        lengths = [count] if long else [1 + 5 * (at % 7) + far * (at % 16 == 1) for at in range(count)]
+        return replace(self._case(definition, case.seed, case.id, lengths, 3, whole=long), size=case.size)
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
         """Sequences of powers of two of keys."""
@@ -652,7 +666,8 @@ class Tabled(Op):
     def memory(self, definition: Definition, case: Case) -> int:
         """All tensors as the default has it, and of the longest sequence the logits of all heads, four times."""
         longest, asked = (int(max(case.params.get(name, [1]))) for name in ("kv_lens", "q_lens"))
-        return super().memory(definition, case) + 32 * longest * asked * 64
+        heads = dim(definition, next(name for name in QUERIES if name in definition.inputs), -2) or 1
+        return super().memory(definition, case) + 32 * longest * asked * heads
 
 
 def known(definition: Definition) -> str | None:
