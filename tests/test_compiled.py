@@ -272,3 +272,34 @@ def test_ruled_out_inputs_are_refused_by_the_kernel_or_told(line: str, state: st
     trial = judge.trial(candidate("norm", text), "rmsnorm_h96")
     [found] = [one for one in trial.properties if one.name == "errors"]
     assert (found.state, found.bad) == (state, False), found.detail
+
+
+DECODE = """import torch
+
+
+def run(q, k, v, sm_scale):
+    assert q.shape[-1] == v.shape[-1]
+    {}
+    ratio = q.shape[0] // k.shape[1]
+    keys, values = (one.float().repeat_interleave(ratio, dim=1) for one in (k, v))
+    logits = torch.einsum("hd,lhd->hl", q.float(), keys) * sm_scale
+    return torch.einsum("hl,lhd->hd", torch.softmax(logits, dim=-1), values).to(q.dtype)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("assert q.shape[-1] == k.shape[-1] == v.shape[-1] == 64", ""),
+        ("assert q.dtype == torch.bfloat16 and q.shape[-1] == k.shape[-1] == v.shape[-1]", ""),
+        (
+            "q, k, v = (torch.nn.functional.pad(x, (0, 64 - v.shape[-1] & 8)) for x in (q, k, v))",
+            "head_dim of 56 in q, k, v, no multiple of 16: it neither raises nor is right",
+        ),
+    ],
+)
+def test_another_head_size_is_refused_computed_or_told(line: str, said: str, judge: SolutionJudge) -> None:
+    trial = judge.trial(candidate("decode", DECODE.format(line)), "single_decode_h4_kv2_d64", only=["small-0"])
+    [found] = [one for one in trial.properties if one.name == "errors"]
+    assert said in found.detail, found.detail
+    assert (found.state == "broken") == bool(said), found.detail

@@ -41,6 +41,7 @@ STAND_INS = (0.5, -1.5)  # for NaN and infinities, to tell what depends on them
 SCALED_DOWN_LEAST = 256
 BEYOND = 1 << 24  # a row, a page or a slot that no input has
 BEST = "more than there are"  # of the best
+LESS, UNEVEN = 8, ", no multiple of 16"  # elements less of a head size
 # What a definition rules out of whole numbers, by their role, and the change that makes it.
 RULED_OUT: Mapping[Role, tuple[str, Callable[[torch.Tensor], object]]] = {
     Role.OFFSETS: ("a negative length", lambda flat: flat[1:2].sub_(flat[1:2] + 1)),
@@ -103,6 +104,7 @@ class Op:
         summed: Sequence[str] = (),  # see `summed`
         unread: Mapping[str, str] = NOTHING,  # inputs on which no output depends, each with why
         positive: Collection[str] = (),  # inputs that are never negative, beside scales and probabilities
+        uneven: str = "",  # letters of axes that kernels are compiled for in multiples of 16; see `errors`
         # Comparisons.
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
         gates: Mapping[str, Comparison] = NOTHING,
@@ -121,7 +123,7 @@ class Op:
         self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
         self.inputs_unread, self.positive = unread, positive
-        self.mutants, self.others = mutants, others
+        self.mutants, self.others, self.uneven = mutants, others, uneven
         self.truths: dict[str, list[Adapter]] = {}  # calls of packages that compute it, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
 
@@ -379,7 +381,7 @@ class Op:
 
         By form: another dtype of the first tensor of 16-bit floats; a tensor whose last axis is one short; by the
         roles of whole numbers, a negative length, and a row, page or slot that is not there; more of the best than
-        there are.
+        there are. By declaration, a head size that is no multiple of 16, in all inputs that have it.
         """
         tensors = {name: one for name in definition.inputs if isinstance(one := inputs[name], torch.Tensor)}
         narrow = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
@@ -393,6 +395,14 @@ class Op:
         for name, one in tensors.items():
             if one.dim() and one.shape[-1] > 1 and one.is_floating_point():
                 yield f"the last axis of {name} one short", {**inputs, name: one[..., :-1].contiguous()}
+        letters = self.form(definition).axes(definition) if self.uneven else {}
+        for axis in dict.fromkeys(letters[one] for one in self.uneven if one in letters):
+            size = definition.const_axes.get(axis, 0) - LESS
+            shapes = {name: definition.inputs[name].shape or () for name in tensors}
+            places = {name: shape.index(axis) for name, shape in shapes.items() if axis in shape}
+            if size > 0:
+                cut = {name: tensors[name].narrow(at, 0, size).contiguous() for name, at in places.items()}
+                yield f"{axis} of {size} in {', '.join(cut)}{UNEVEN}", {**inputs, **cut}
         for name, one in tensors.items():
             ruled_out = RULED_OUT.get(role_of(name)) if one.dtype in {torch.int32, torch.int64} else None
             if name == "top_k":

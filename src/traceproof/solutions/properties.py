@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from traceproof.dataset.definition import ConstAxis
 from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
 from traceproof.judge.output import Ruling
@@ -20,7 +21,7 @@ from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
-from traceproof.ops.op import BEST
+from traceproof.ops.op import BEST, UNEVEN
 from traceproof.run.calls import BYTES, PAGES, UNFENCED, UNMAPPED
 from traceproof.run.case import SolvedCase, moved
 from traceproof.run.judging import Rulings, rulings
@@ -350,8 +351,8 @@ def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
     evaluation, subject = found.evaluation, found.subject
     count = 0
     for what, inputs in evaluation.op.errors(evaluation.definition, subject.inputs):
-        if subject.trials and BEST not in what:
-            continue  # of other inputs draws cost as much, and say less
+        if (subject.trials and BEST not in what) or (evaluation.candidate.destinations and UNEVEN in what):
+            continue  # of other inputs draws cost as much, and say less; places of outputs keep their size
         count += 1
         try:
             taken = evaluation.call(source, replace(subject, inputs=inputs))
@@ -368,11 +369,22 @@ def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
 
 
 def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult) -> bool:
-    """Whether outputs are right, in whatever dtype they are; not where nothing is right."""
+    """Whether outputs are right, of whatever dtype and sizes the inputs are; not where nothing is right."""
+    definition = evaluation.definition
+    sizes: dict[str, set[int]] = {}
+    for name, spec in definition.inputs.items():
+        for axis, size in zip(spec.shape or (), getattr(subject.inputs[name], "shape", ()), strict=False):
+            sizes.setdefault(axis, set()).add(size)
+    const = {axis: size for axis in definition.const_axes for size in sizes.get(axis, ()) if len(sizes[axis]) == 1}
+    axes = {
+        **definition.axes,
+        **{axis: ConstAxis(type="const", value=size) for axis, size in const.items() if size},
+    }
+    subject = replace(subject, definition=definition.model_copy(update={"axes": axes}))
     dtypes = {name: TORCH_DTYPES.get(spec.dtype) for name, spec in evaluation.definition.outputs.items()}
     outputs = {name: value.to(dtypes.get(name) or value.dtype) for name, value in taken.outputs.items()}
     try:
-        solved = evaluation.solved(subject)
+        solved = replace(evaluation, definition=subject.definition).solved(subject)
         return not any(row.bad for row in evaluation.rule(solved, replace(taken, outputs=outputs)))
     except ODD:
         return False

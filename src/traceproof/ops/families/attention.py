@@ -220,6 +220,7 @@ def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
 
 
 SHARED: Any = {
+    "uneven": "d",
     "staged": True,
     "requires": unknown,
     "apart": False,

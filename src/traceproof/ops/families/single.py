@@ -114,6 +114,7 @@ def decode(wide: Wide, *, mean: bool = False, **ways: Any) -> Tensors:  # noqa: 
 
 
 SHARED: Any = {
+    "uneven": "d",
     "family": "attention",
     "compiles_late": ("torch",),
     "coupled": True,

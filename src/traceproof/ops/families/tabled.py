@@ -827,6 +827,7 @@ MUTANTS = (
     swap("sinks dropped", ("sinks",), lambda sinks: sinks - 1e4),
 )
 SHARED: Any = {
+    "uneven": "d",
     "requires": known,
     "apart": False,
     "coupled": True,
