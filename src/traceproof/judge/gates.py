@@ -461,6 +461,7 @@ class ExactGate(_Gate[Exact]):
             given = actual.to(value.dtype)
             error = given != value
             if value.dtype in {torch.float64, torch.float32, torch.float16, torch.bfloat16}:
+                error |= given.signbit() != value.signbit()  # of zeros
                 error &= ~(given.isnan() & value.isnan())
             return Rows(actual, value, error, value)
         codes, low, high = self._order(actual)[..., None], entries["low"], entries["high"]

@@ -332,9 +332,13 @@ class Op:
         return self.settled(definition, replace(case, axes=axes))
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
-        """Whether references in Python compute so many rows, or one sequence, in few calls. The default: rows."""
+        """Whether references in Python compute so many rows, or one sequence, in few calls.
+
+        The default: rows, and where no output grows.
+        """
         del long
-        return self.row_axis(definition) is not None
+        axes = {axis for spec in definition.outputs.values() for axis in spec.shape or ()}
+        return self.row_axis(definition) is not None or axes.isdisjoint(definition.var_axes)
 
     def _befallen(self, name: str, shape: Sequence[object]) -> bool:
         """Whether adversarial values befall an input."""

@@ -672,7 +672,15 @@ def of_tiles(wide: Wide) -> bool:
     return any(len(wide.definition.inputs[name].shape or ()) == 1 for name in names)
 
 
-POWERS, SCALES, CODES = of_codes(121, 128), of_codes(0x28, 0x40), of_codes(0, 256)
+def powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Seven neighbouring powers of two, at a level that each case has by itself, of float16 outputs at most 1."""
+    narrow = any(spec.dtype == "float16" for spec in wanted.definition.outputs.values())
+    level = draw.integers(f"{wanted.name}.level", (1,), low=0, high=21 if narrow else 41)
+    made = (draw.integers(wanted.name, wanted.shape, low=101, high=108) + level).to(torch.uint8)
+    return made if wanted.dtype is torch.uint8 else made.view(wanted.dtype)
+
+
+SCALES, CODES = of_codes(0x28, 0x40), of_codes(0, 256)
 CODED_MUTANTS = (
     *MUTANTS[:3],
     Mutant("A shifted by a column", times=lambda a, b: a.roll(1, -1) @ b),
@@ -725,7 +733,7 @@ GEMM_MXFP8 = Op(
     exact_on_gpu=lambda _: False,
     apart=False,
     sizes={"x": tile_size("m", "k", MX_BLOCK), "y": tile_size("n", "k", MX_BLOCK)},
-    draws={"a_descale": POWERS, "b_descale": POWERS},
+    draws={"a_descale": powers, "b_descale": powers},
     adversarial=ADVERSARIAL,
     data=("A",),
     gates={"C": Backward()},
@@ -748,7 +756,7 @@ BMM_MXFP8 = Op(
         "x": tile_size("m", "k", MX_BLOCK, "b"),
         "y": tile_size("n", "k", MX_BLOCK, "b"),
     },
-    draws={"A_scale": POWERS, "B_scale": POWERS},
+    draws={"A_scale": powers, "B_scale": powers},
     adversarial=ADVERSARIAL,
     data=("A",),
     gates={"C": Backward()},
