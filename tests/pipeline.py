@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import json
 import sys
@@ -30,7 +31,9 @@ Rows = list[dict[str, Any]]
 @cache
 def _interpreter() -> Pool:
     """Workers for untrusted code, of an interpreter that lasts as long as this process."""
-    return untrusted_pool()
+    pool = untrusted_pool()
+    atexit.register(pool.close)
+    return pool
 
 
 def borrowed(*, gpu: bool = False, environment: Mapping[str, str] | None = None, **options: Any) -> Pool:  # noqa: ANN401

@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,11 @@ class Repository:
             yaml.dump(raw, file)
         return cls(root)
 
+    def again(self, root: Path) -> Repository:
+        """A copy of this one as it stands, at `root`: what is finished is finished there, too."""
+        shutil.copytree(self.root, root, symlinks=True)
+        return Repository(root)
+
     @property
     def environment(self) -> dict[str, str]:
         """The environment of its commands."""
@@ -115,6 +121,16 @@ class Repository:
         text = file.read_text()
         assert old in text, f"{path} does not hold {old!r}"
         file.write_text(text.replace(old, new))
+
+
+@contextmanager
+def changed(file: Path, old: str, new: str) -> Iterator[None]:
+    """Replace text in a file for a while; `old` must be there."""
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    yield
+    file.write_text(text)
 
 
 def own_dataset(folder: Path, *names: str) -> Path:

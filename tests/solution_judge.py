@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 from pipeline import borrowed
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_tree
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.run.schema import PlannedCase
 from traceproof.sandbox import Limits, Pool
@@ -19,6 +21,7 @@ from traceproof.solutions.records import JudgeSettings, SolutionTrial, objection
 from traceproof.solutions.trial import SolutionRun, planned, tried
 
 DATASET = Path(__file__).parent / "dataset"
+cached_tree = cache(read_tree)
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=2 << 30)
 
 
@@ -36,8 +39,9 @@ class SolutionJudge:
 
     @cache  # noqa: B019 - lives as long as the module's tests
     def planned(self, name: str) -> tuple[Definition, list[PlannedCase]]:
-        """A definition and its cases."""
-        return planned(name, self.settings)
+        """A definition and its cases; the dataset is read once."""
+        with mock.patch("traceproof.solutions.trial.read_tree", cached_tree):
+            return planned(name, self.settings)
 
     def trial(
         self, solution: Candidate, definition: str, *, whole: bool = True, only: Collection[str] = ()

@@ -180,9 +180,7 @@ def test_an_interpreter_that_lacks_a_package_is_told_what_to_install(machine: Ma
     assert " fla-core==0." in row.advice
 
 
-def test_an_interpreter_that_hangs_and_a_driver_that_gives_no_gpu_are_broken(
-    machine: Made,
-) -> None:
+def test_an_interpreter_that_hangs_and_a_driver_that_gives_no_gpu_are_broken(machine: Made) -> None:
     machine.environment("cpu")
     machine.package("torch", "import time\ntime.sleep(600)")
     assert found_of(machine.ask(seconds=1.0), "torch").problem.endswith("no answer within 1 s")

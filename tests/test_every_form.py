@@ -20,7 +20,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.hints import Role, role_of
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Value
-from traceproof.ops.cases import BEFALLEN, OTHER_SCALARS, boundaries
+from traceproof.ops.cases import BEFALLEN, OTHER_SCALARS, Case, boundaries
 from traceproof.reasons import Verdict
 from traceproof.run.case import CPU, SolvedCase, make_inputs, other, solve
 from traceproof.run.judging import rulings
@@ -214,13 +214,17 @@ WIDTH = 4096
 PLACES = (0, 15, 16, 1023, 1024, 4063, WIDTH - 1)
 
 
-def at_boundaries(definition: Definition) -> list[SolvedCase]:
+def boundary_cases(definition: Definition) -> list[Case]:
     op = registry.get(definition.op_type).of_form(definition)
-    return [solve(definition, case) for case in op.boundaries(definition, seed=0)]
+    return list(op.boundaries(definition, seed=0))
+
+
+def at_boundaries(definition: Definition) -> Iterator[SolvedCase]:
+    return (solve(definition, case) for case in boundary_cases(definition))
 
 
 def test_every_op_meant_has_such_a_case() -> None:
-    assert {one.op_type for one in OWN if at_boundaries(one)} >= MEANT
+    assert {one.op_type for one in OWN if boundary_cases(one)} >= MEANT
 
 
 @pytest.mark.parametrize("definition", OWN, ids=lambda one: one.name)
@@ -259,7 +263,7 @@ def test_no_position_at_a_border_can_be_read_beside_it(definition: Definition) -
 
 @pytest.mark.parametrize("definition", [one for one in OWN if one.op_type == "moe"], ids=lambda one: one.name)
 def test_no_channel_of_an_expert_at_an_end_can_be_left_out(definition: Definition) -> None:
-    for subject in (one for one in at_boundaries(definition) if "inner" in one.case.id):
+    for subject in (solve(definition, case) for case in boundary_cases(definition) if "inner" in case.id):
         weights = subject.tensor("gemm2_weights")
         local = subject.tensor("gemm1_weights").float().abs().sum(-1)  # [experts, 2 * channels]
         for expert, end in ((0, weights.shape[-1] - 1), (len(local) - 1, 0)):
@@ -279,7 +283,7 @@ def test_every_op_that_sums_over_an_axis_watches_its_ends(definition: Definition
         if definition.const_axes.get(axis, 0) >= 16 and axis not in kept and "float8" not in spec.dtype
         if spec.dtype not in {"uint8", "int8"}  # codes
     }
-    watched = definition.op_type in WATCHED or definition.name == TENSOR_SCALES or bool(at_boundaries(definition))
+    watched = definition.op_type in WATCHED or definition.name == TENSOR_SCALES or bool(boundary_cases(definition))
     assert watched or not summed, (definition.op_type, summed)
 
 

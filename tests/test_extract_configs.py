@@ -127,10 +127,7 @@ UNKNOWN = {"reason": "unknown architecture", "value": "LamaForCausalLM", "allowe
             {"reason": "unsupported version", "value": "0.4.9", "allowed": ["0.5.23"]},
             "SGLang 0.4.9 is not supported",
         ),
-        (
-            UNKNOWN | {"version": "1"},
-            "knows no 'LamaForCausalLM'; closest: LlamaForCausalLM",
-        ),
+        (UNKNOWN | {"version": "1"}, "knows no 'LamaForCausalLM'; closest: LlamaForCausalLM"),
         ({"reason": "no sglang", "message": "No module named 'sglang'"}, "no SGLang at"),
         ({"reason": "died", "message": "exit status -9"}, "without an answer: exit status -9"),
         ({"reason": "not accepted", "message": "ValueError: odd", "where": "llama.py:3 in f"}, "does not accept"),

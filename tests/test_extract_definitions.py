@@ -209,12 +209,7 @@ ROUTING = "routing by sigmoid, renormalised, within groups, with a bias: no op_t
 @pytest.mark.parametrize(
     ("model", "kind", "facts", "why"),
     [
-        (
-            "qwen3_30b",
-            "experts",
-            {"beside": "gemm1_alpha, bias"},
-            "more than silu: gemm1_alpha, bias, which",
-        ),
+        ("qwen3_30b", "experts", {"beside": "gemm1_alpha, bias"}, "more than silu: gemm1_alpha, bias, which"),
         ("qwen3_30b", "top_k", {"bias": "float32"}, "experts with routing by softmax and a bias: no form"),
         ("qwen3_30b", "attention", {"chunks": True}, "attention within chunks: no form"),
         ("deepseek_v3", "attention", {"window": 1024}, "latent attention with window"),

@@ -61,9 +61,7 @@ def test_a_whole_environment_lacks_nothing_and_a_package_that_is_not_installed_i
 
 @pytest.mark.slow
 @without_driver
-def test_a_missing_driver_is_no_problem_and_a_missing_package_behind_it_is(
-    tmp_path: Path,
-) -> None:
+def test_a_missing_driver_is_no_problem_and_a_missing_package_behind_it_is(tmp_path: Path) -> None:
     environment(tmp_path / "driver", OPENS_DRIVER)
     found = check("fla", root=tmp_path / "driver")
     assert found == Imports(names=found.names, behind_driver=found.names, problems={})

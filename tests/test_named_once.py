@@ -132,14 +132,16 @@ def test_a_run_that_fails_on_a_full_disk_says_so_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handler = LogHandler(cast("OutputSettingsLoggerInterface", None), None)
-    failure = {"event": LogEvent.JOB_ERROR, "jobid": 1, "rule_name": "cases", "log": [str(tmp_path / "log")]}
+    failure = {"event": LogEvent.JOB_ERROR, "log": [str(tmp_path / "log")]}
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 19))
-    handler.emit(logging.makeLogRecord(failure))
+    for number, name in enumerate(("cases", "verify", "site", "tests")):
+        handler.emit(logging.makeLogRecord(failure | {"jobid": number, "rule_name": name}))
     with pytest.raises(SystemExit) as ended:
         handler.end()
     assert ended.value.code == UNFINISHED
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"The run could not finish: cases failed; 0.5 MiB are free in {tmp_path}.")
+    named = "cases, verify, site and 1 more failed"
+    assert last.startswith(f"The run could not finish: {named}; 0.5 MiB are free in {tmp_path}.")
 
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "pages.py"

@@ -114,8 +114,9 @@ def test_inputs_fit_the_schema(definition: Definition) -> None:
         assert set(definition.var_axes) <= set(case.axes) <= set(definition.axes)
         if case.id != "edge-empty":
             assert registry.get(definition.op_type).of_form(definition).memory(definition, case) > 0
-        # Weights of experts, and long sequences, take long to draw thrice.
-        ops.assert_inputs_fit(definition, case, again=case.size == "small" or definition.op_type not in HEAVY)
+        # Experts and long sequences take long to draw thrice, and larger cases are drawn as small ones are.
+        again = case.size == "small" or not (case.size in SIZES or definition.op_type in HEAVY)
+        ops.assert_inputs_fit(definition, case, again=again)
 
 
 @each(*OWN)

@@ -138,9 +138,7 @@ def test_an_offset_that_is_added_to_the_weight_in_place_is_seen(factor: str, off
 
 
 @PAIRINGS
-def test_a_rotation_s_cache_has_every_quarter_and_positions_its_ends(
-    definition: Definition,
-) -> None:
+def test_a_rotation_s_cache_has_every_quarter_and_positions_its_ends(definition: Definition) -> None:
     for case in (one for one in ops.cases(definition, "medium", "large") if one.size in {"medium", "large"}):
         values = ops.inputs_of(definition, case)
         cos, sin = ops.tensor(values, "cos_sin_cache").double().chunk(2, -1)

@@ -1,4 +1,4 @@
-"""The rules, run for real on a small dataset of our own; each test goes on where the one before it ended."""
+"""The rules, run for real on a small dataset of our own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
-from repository import Ran, Repository, own_dataset
+from repository import Ran, Repository, changed, own_dataset
 
 pytestmark = pytest.mark.slow
 
 NORM, OTHER_NORM, GEMM = "rmsnorm/rmsnorm_h96", "rmsnorm/fused_add_rmsnorm_h96", "gemm/gemm_n96_k160"
 PLANS = "    plan = OpTypePlan.read(cases, group)"
 KILLS = f"    raise SystemExit(3)\n{PLANS}"
+WRONG = ("return (x * ", "return 1.01 * (x * ")
 AHEAD = 7 * 24 * 3600.0
-SELECTED = ("gemm_n96_k160", "--test-sizes", "small", "medium")
+SELECTED = ("gemm_n96_k160", "--test-sizes", "small")
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,16 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return copy
 
 
-def dataset_of(repository: Repository) -> Path:
-    """The dataset's folder, as planned."""
+@pytest.fixture
+def own(repository: Repository, tmp_path: Path) -> Repository:
+    """A copy of that one, which a test may change."""
+    return repository.again(tmp_path / "own")
+
+
+def definition(repository: Repository, name: str) -> Path:
+    """A definition's file, in the dataset as planned."""
     planned = json.loads((repository.root / "results" / "cases" / "rmsnorm.json").read_text())
-    return Path(planned["dataset"])
+    return Path(planned["dataset"]) / "definitions" / f"{name}.json"
 
 
 def counts(ran: Ran, job: str) -> str:
@@ -90,93 +97,78 @@ def test_a_run_gives_every_definition_a_verdict_and_a_second_one_prints_the_tabl
     assert ran.jobs == []
 
 
-def test_the_code_of_one_op_concerns_its_op_type_alone(repository: Repository) -> None:
-    repository.edit("src/traceproof/ops/families/product.py", "import math", "# A word more.\nimport math")
-    ran = repository.verify()
+def test_the_tests_of_every_op_type_are_run_and_what_is_verified_is_not_again(repository: Repository) -> None:
+    ran = repository.dry("run_tests", "verify_all")
+    assert ran.code == 0, ran.out
+    jobs = {"run_tests_of gemm torch", "run_tests_of rmsnorm torch", "tests_report", "run_tests", "verify_all"}
+    assert set(ran.jobs) == jobs
+
+
+def test_the_code_of_one_op_concerns_its_op_type_alone(own: Repository) -> None:
+    own.edit("src/traceproof/ops/families/product.py", "import math", "# A word more.\nimport math")
+    ran = own.verify()
     assert ran.code == 0, ran.out
     assert {"verify gemm", "report"} <= set(ran.jobs)
     assert not [job for job in ran.jobs if "rmsnorm" in job]
 
 
-def test_a_failed_job_never_shows_the_table_of_the_run_before(repository: Repository) -> None:
-    file = dataset_of(repository) / "definitions" / f"{NORM}.json"
-    definition = json.loads(file.read_text())
-    definition["reference"] += "\n\nright = run\n\n\ndef run(*tensors):\n    return right(*tensors) * 1.01\n"
-    file.write_text(json.dumps(definition))
-    repository.edit("scripts/stack_job.py", PLANS, KILLS)
-    ran = repository.verify()
-    assert ran.code == 2, ran.out
-    assert ran.out.splitlines()[-1].startswith("The run could not finish: verify rmsnorm failed.")
-    assert not [job for job in ran.jobs if "gemm" in job]
-    again = repository.verify()
-    assert again.code == 2, again.out
-    assert "VERIFIED:" not in again.out
-    repository.edit("scripts/stack_job.py", KILLS, PLANS)
+def test_a_failed_job_never_shows_the_table_of_the_run_before(own: Repository) -> None:
+    own.edit("scripts/stack_job.py", PLANS, KILLS)
+    with changed(definition(own, NORM), *WRONG):
+        ran = own.verify()
+        assert ran.code == 2, ran.out
+        assert ran.out.splitlines()[-1].startswith("The run could not finish: verify rmsnorm failed.")
+        assert not [job for job in ran.jobs if "gemm" in job]
+        again = own.verify()
+        assert again.code == 2, again.out
+        assert "VERIFIED:" not in again.out
 
 
-def test_a_wrong_reference_is_a_finding_of_that_definition_alone(
-    repository: Repository,
-) -> None:
-    ran = repository.verify("--json", str(repository.root / "out.json"))
-    assert ran.code == 1
-    assert "NOT VERIFIED" in ran.out
-    assert "RuleException" not in ran.out
-    assert json.loads((repository.root / "out.json").read_text())["exit_code"] == 1
-    assert repository.verdicts() == {
-        "fused_add_rmsnorm_h96": "pass",
-        "gemm_n96_k160": "pass",
-        "rmsnorm_h96": "fail",
-    }
-    assert not [job for job in ran.jobs if "gemm" in job]
-    shown = repository.run("traceproof", "show", "rmsnorm_h96", "--case", "small-0")
-    assert shown.code == 1
-    assert "FAIL" in shown.out
-    assert "max_abs" in shown.out
-    printed = next(line.partition("repeat  ")[2] for line in ran.out.splitlines() if "repeat  " in line)
-    again = repository.run(*shlex.split(printed))
-    assert again.code == 1, again.out
-    assert printed in again.out
-    accepted = repository.run(*shlex.split(printed), "--tolerance", "0.1")
-    assert accepted.code == 0, accepted.out
-    assert "VERIFIED: 1 definition, 1 accepted by your tolerance, not proved" in accepted.out
-
-
-def test_a_reference_put_right_is_verified_again_whatever_the_dates_of_files(repository: Repository) -> None:
-    ahead = time.time() + AHEAD
-    for path in (repository.root / "results").rglob("*"):
+def test_a_wrong_reference_is_a_finding_of_that_definition_alone_until_it_is_put_right(own: Repository) -> None:
+    with changed(definition(own, NORM), *WRONG):
+        ran = own.verify("--json", str(own.root / "out.json"))
+        assert ran.code == 1
+        assert "NOT VERIFIED" in ran.out
+        assert "RuleException" not in ran.out
+        assert json.loads((own.root / "out.json").read_text())["exit_code"] == 1
+        assert own.verdicts() == {"fused_add_rmsnorm_h96": "pass", "gemm_n96_k160": "pass", "rmsnorm_h96": "fail"}
+        assert not [job for job in ran.jobs if "gemm" in job]
+        shown = own.run("traceproof", "show", "rmsnorm_h96", "--case", "small-0")
+        assert shown.code == 1
+        assert "FAIL" in shown.out
+        assert "max_abs" in shown.out
+        printed = next(line.partition("repeat  ")[2] for line in ran.out.splitlines() if "repeat  " in line)
+        accepted = own.run(*shlex.split(printed), "--tolerance", "0.1")
+        assert accepted.code == 0, accepted.out
+        assert "VERIFIED: 1 definition, 1 accepted by your tolerance, not proved" in accepted.out
+    ahead = time.time() + AHEAD  # whatever the dates of files
+    for path in (own.root / "results").rglob("*"):
         if path.suffix in {".json", ".jsonl"}:
             os.utime(path, (ahead, ahead))
-    own_dataset(dataset_of(repository), NORM)
-    righted = repository.verify()
+    righted = own.verify()
     assert righted.code == 0, righted.out
     assert "VERIFIED: 3 definitions, 3 right" in righted.out
 
 
-def test_a_name_as_an_argument_has_its_own_folder_and_json_is_alone_on_stdout(repository: Repository) -> None:
+def test_a_name_as_an_argument_has_its_own_folder_and_json_is_alone_on_stdout_and_force_runs_it_again(
+    own: Repository,
+) -> None:
     command = [
         sys.executable, "-m", "traceproof", "verify", "--cores", "1", *SELECTED, "--json", "-", "--", "--quiet",
     ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=repository.root, env=repository.environment, check=False, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=own.root, env=own.environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["definitions"]) == {"gemm_n96_k160"}
     assert "VERIFIED: 1 definition, 1 right" in done.stderr
-    (folder,) = (repository.root / "results" / "selections").glob("*gemm*")
-    assert list(repository.summary(f"results/selections/{folder.name}")["definitions"]) == ["gemm_n96_k160"]
-
-
-def test_force_runs_again_what_is_finished(repository: Repository) -> None:
-    ran = repository.verify(*SELECTED, "--force")
+    (folder,) = (own.root / "results" / "selections").glob("*gemm*")
+    assert list(own.summary(f"results/selections/{folder.name}")["definitions"]) == ["gemm_n96_k160"]
+    ran = own.verify(*SELECTED, "--force")
     assert ran.code == 0, ran.out
     assert "verify gemm" in ran.jobs
     assert "kept" not in counts(ran, "gemm")
-
-
-def test_a_dry_run_with_force_shows_all_and_leaves_nothing_to_do(repository: Repository) -> None:
-    shown = repository.verify(*SELECTED, "--force", "--", "--dry-run")
+    shown = own.verify(*SELECTED, "--force", "--", "--dry-run")
     assert "verify gemm" in shown.jobs, shown.out
-    assert repository.verify(*SELECTED).jobs == []  # nor has the run that was forced
+    assert own.verify(*SELECTED).jobs == []  # nor has the run that was forced left anything to do
 
 
 @pytest.mark.parametrize(
@@ -195,23 +187,17 @@ def test_what_does_not_exist_is_bad_use(repository: Repository, options: tuple[s
 
 
 def test_a_definition_that_can_not_be_used_says_what_is_wrong_with_its_file(repository: Repository) -> None:
-    file = dataset_of(repository) / "definitions" / f"{OTHER_NORM}.json"
-    text = file.read_text()
-    file.write_text(text[:200])
-    ran = repository.verify("--definition-name", "fused_add_rmsnorm_h96")
-    file.write_text(text)
+    with changed(definition(repository, OTHER_NORM), '"axes": {', ""):
+        ran = repository.verify("--definition-name", "fused_add_rmsnorm_h96")
     assert ran.code == 2
-    assert (
-        "'fused_add_rmsnorm_h96' can not be used: definitions/rmsnorm/fused_add_rmsnorm_h96.json: not JSON"
-        in ran.out
-    )
+    said = "'fused_add_rmsnorm_h96' can not be used: definitions/rmsnorm/fused_add_rmsnorm_h96.json: not JSON"
+    assert said in ran.out
     assert "close to it" not in ran.out
 
 
-def test_a_failed_job_leaves_no_record_of_an_environment_as_it_was(repository: Repository) -> None:
+def test_a_failed_job_leaves_no_record_of_an_environment_as_it_was(own: Repository) -> None:
     records = "    from traceproof.environments.building import record_stack\n"
-    repository.edit("scripts/job.py", records, f"    raise SystemExit(2)\n{records}")
+    own.edit("scripts/job.py", records, f"    raise SystemExit(2)\n{records}")
     for options in (("--", "--forcerun", "stack"), ()):
-        ran = repository.verify(*options)
+        ran = own.verify(*options)
         assert (ran.code, ran.jobs) == (2, []), ran.out
-    repository.edit("scripts/job.py", f"    raise SystemExit(2)\n{records}", records)

@@ -86,9 +86,7 @@ def test_a_page_holds_nothing_that_the_browser_may_run_but_the_site_s_own_files(
         assert "unsafe" not in policy
 
 
-def test_a_failing_definition_s_page_has_its_finding_margins_and_command(
-    pages: dict[str, Page],
-) -> None:
+def test_a_failing_definition_s_page_has_its_finding_margins_and_command(pages: dict[str, Page]) -> None:
     page = pages["definitions/gamma.html"]
     assert "new: reference, case small-1, output" in page.text
     assert "[4, 17]" in page.text

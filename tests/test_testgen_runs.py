@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import with_torch
 from definitions import GOOD, rmsnorm, write, write_workloads
 from dialect_samples import GATED
 from testgen_support import NOTHING_KNOWN, contents, dataset, everything
@@ -29,12 +30,11 @@ def run_pytest(
     sizes: tuple[str, ...] = ("--test-sizes=small",),
 ) -> subprocess.CompletedProcess[str]:
     """The written tests, with this package on the path unless they are `alone`."""
-    start = ["-m", "pytest", str(PLACE)] if script is None else [str(script)]
+    start = ["pytest", str(PLACE)] if script is None else [str(script)]
     options = ["-q", "-rsf", "-p", "no:cacheprovider", *(["--own-cases"] if alone else ())]
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment |= {} if alone else {"PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, *start, *options, *sizes, *arguments]
-    return subprocess.run(command, cwd=dataset, env=environment, check=False, capture_output=True, text=True)
+    return with_torch.run(*start, *options, *sizes, *arguments, cwd=dataset, env=environment)
 
 
 def outcome(done: subprocess.CompletedProcess[str], test: str) -> str:
@@ -100,9 +100,7 @@ def test_with_this_package_they_use_its_cases_and_gates_and_say_so(done: subproc
     assert "torch: 3/5 passed, 1 skipped" in done.stdout
 
 
-def test_workload_lines_are_cases_and_a_missing_blob_a_skip(
-    done: subprocess.CompletedProcess[str],
-) -> None:
+def test_workload_lines_are_cases_and_a_missing_blob_a_skip(done: subprocess.CompletedProcess[str]) -> None:
     listed = run_pytest_lines(done)
     assert "test_numerical_correctness[workload-one]" in listed
     assert "workload-huge" not in done.stdout  # large

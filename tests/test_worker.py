@@ -132,12 +132,18 @@ def test_the_size_of_what_it_is_given_stays(workers: Workers, size: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("setup", "status", "said"),
-    [("fail", Status.ERROR, "setup: "), ("hang", Status.TIMEOUT, "0.5 s"), ("absent", Status.ERROR, "absent")],
+    ("setup", "seconds", "status", "said"),
+    [
+        ("fail", 60.0, Status.ERROR, "setup: "),
+        ("hang", 0.5, Status.TIMEOUT, "0.5 s"),
+        ("absent", 60.0, Status.ERROR, "absent"),
+    ],
 )
-def test_a_failing_setup_costs_all_items(workers: Workers, setup: str, status: Status, said: str) -> None:
+def test_a_failing_setup_costs_all_items(
+    workers: Workers, setup: str, seconds: float, status: Status, said: str
+) -> None:
     items = [{"do": "echo", "value": index} for index in range(3)]
-    replies = workers.run(*items, setup=setup, payload="because", limits=Limits(setup_seconds=0.5))
+    replies = workers.run(*items, setup=setup, payload="because", limits=Limits(setup_seconds=seconds))
     assert statuses(replies) == [status] * 3
     assert all(said in reply.message for reply in replies)
 
