@@ -263,8 +263,16 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
     for name in dict.fromkeys([*outputs, *result.surplus]):
         if name not in declared and name not in (numeric or {}):
             yield name, surplus(name)
-    for ruling in _conduct(result):
-        yield WHOLE, ruling
+    found = [*misconduct(**{name: getattr(result, name) for name in MISCONDUCT})]
+    if result.varying:
+        differing = f"a second run on the same inputs gave other bits in {list(result.varying)}"
+        found.append(Ruling(Verdict.FAIL, Failure.DETERMINISM, differing, {}))
+    elif result.varying is not None:
+        alike = {"gate": {"kind": "determinism"}}
+        found.append(Ruling(Verdict.PASS, None, "a second run gave the same bits", alike))
+    if result.remembered and result.varying is not None:
+        found.append(Ruling(Verdict.FAIL, Failure.CACHED, "other inputs gave the same bits in every output", {}))
+    yield from ((WHOLE, ruling) for ruling in found)
 
 
 def _unjudged(subject: SolvedCase, outputs: Tensors, numeric: Rulings | None) -> Iterator[tuple[str, str]]:
@@ -276,20 +284,6 @@ def _unjudged(subject: SolvedCase, outputs: Tensors, numeric: Rulings | None) ->
     for name in subject.definition.outputs.keys() & subject.oracle.keys() - outputs.keys():
         if subject.definition.outputs[name].optional:
             yield name, "the output is optional and was not returned, though the case has an answer for it"
-
-
-def _conduct(result: CaseResult) -> Iterator[Ruling]:
-    """What it did beside computing: changed inputs, aliased outputs, varying or remembered answers."""
-    yield from misconduct(**{name: getattr(result, name) for name in MISCONDUCT})
-    if result.varying is None:
-        return
-    if result.varying:
-        differing = f"a second run on the same inputs gave other bits in {list(result.varying)}"
-        yield Ruling(Verdict.FAIL, Failure.DETERMINISM, differing, {})
-    else:
-        yield Ruling(Verdict.PASS, None, "a second run gave the same bits", {"gate": {"kind": "determinism"}})
-    if result.remembered:
-        yield Ruling(Verdict.FAIL, Failure.CACHED, "other inputs gave the same bits in every output", {})
 
 
 # Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU. On a CPU they are 8 MiB, more of the

@@ -7,8 +7,9 @@ coordinator opens. Whether a ground truth can run at all is decided without its 
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -252,8 +253,12 @@ class Runner:
         again, reused = self._once_more(case, self._drawn(case), held)
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
         others = [(self._drawn(other_case), self.op.tells_apart)]
-        if doubted and not self.op.trials(self.definition, case):
-            others += [(one, self._far_apart) for one in self._moved(self._drawn(case))]
+        if doubted and not self.op.trials(
+            self.definition, case
+        ):  # the first that has rows: the same sums and ends
+            inner = self._drawn(case)
+            changed = ((name, value) for name, value in (moved(inner) or {}).items() if value is not inner[name])
+            others += [({**inner, name: value}, self._far_apart) for name, value in islice(changed, 1)]
         same = same_draws if self.op.trials(self.definition, case) else same_bits
         remembered = False
         for drawn, apart in others if first else ():
@@ -266,14 +271,6 @@ class Runner:
             "varying": sorted(name for name in first if not same(first[name], again.get(name))),
             "remembered": remembered,
         }
-
-    @staticmethod
-    def _moved(drawn: Values) -> Iterator[Values]:
-        """The inputs with the first that has rows moved: with the same sums and ends."""
-        changed = moved(drawn) or {}
-        first = next((name for name, value in changed.items() if value is not drawn[name]), None)
-        if first is not None:
-            yield {**drawn, first: changed[first]}
 
     def _far_apart(self, definition: Definition, one: Values, other: Values) -> bool:
         """Whether what is expected of two sets of inputs differs by more than the order of sums."""

@@ -267,13 +267,6 @@ def serve(descriptor: int, setup: str, payload: Mapping[str, Any]) -> None:
             gc.enable()
 
 
-def project_folders() -> list[Path]:
-    """Where this project's code lies, which untrusted code does not see: the package, or a clone's folders."""
-    package = Path(traceproof.__file__).resolve().parent
-    root = package.parents[1]
-    return [root / "src", root / "tests", root / "examples"] if (root / "Snakefile").is_file() else [package]
-
-
 def untrusted_pool(
     *,
     gpu: bool = False,
@@ -285,11 +278,14 @@ def untrusted_pool(
 
     The arguments are those of `Pool`.
     """
-    where = Path(traceproof.__file__).resolve().parents[1]
+    package = Path(traceproof.__file__).resolve().parent
+    where, root = package.parent, package.parents[1]
+    clone = (root / "Snakefile").is_file()
+    project = [root / name for name in ("src", "tests", "examples")] if clone else [package]
     env = {**(environment or {}), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return Pool(
         preload=PRELOAD,
-        conceal=[*project_folders(), *conceal],
+        conceal=[*project, *conceal],
         env=env,
         gpu=gpu,
         readable=[Path(env[TRITON])] if TRITON in env else [],
