@@ -16,7 +16,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from traceproof.solutions.judging import JudgeEnvironment, judge, new_hidden_seed, target_of
+from traceproof.solutions.judging import judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import JudgeSettings
 
@@ -113,13 +113,11 @@ def one(name: str, dataset: Path, out: Path) -> int:
         place = Path(folder)
         (place / file).write_text(text, encoding="utf-8")
         [candidate] = read(place / file)
-        settings = JudgeSettings(hidden_seed=new_hidden_seed(), conceal=(folder,), weak=True)
-        environment = JudgeEnvironment(
-            python=sys.executable, caches=place / "compiled", settings=settings, gpu=DRIVER.exists()
-        )
+        own = {"conceal": (folder,), "caches": f"{place}/compiled", "gpu": DRIVER.exists()}
+        settings = JudgeSettings.model_validate({"hidden_seed": new_hidden_seed(), "weak": True, **own})
         with target_of(definition, dataset) as target:
             certificate = judge(
-                candidate, target, environment, repeat="", told=lambda _: words.append(time.monotonic())
+                candidate, target, settings, repeat="", told=lambda _: words.append(time.monotonic())
             )
     found = {
         "device": certificate.device,

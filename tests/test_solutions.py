@@ -20,7 +20,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops.families import sampler
 from traceproof.run import runner
-from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, target_of
+from traceproof.solutions.judging import blocked, judge, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table
@@ -146,20 +146,18 @@ def _judged(source: str, tmp_path: Path, *, whole: bool = True) -> Certificate:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     [found] = read(tmp_path / "mine.py")
     settings = JudgeSettings(whole=whole, sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
-    environment = JudgeEnvironment(python=sys.executable, caches=tmp_path, settings=settings, gpu=False)
     with target_of(NAME, DATASET) as target:
-        return judge(found, target, environment, repeat="traceproof judge mine.py")
+        return judge(found, target, settings, repeat="traceproof judge mine.py")
 
 
 def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RETURNS, encoding="utf-8")
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
     (tmp_path / "python").chmod(0o755)
-    settings = JudgeSettings(sizes=("small",), hidden_seed=5, weak=True)
-    environment = JudgeEnvironment(python=str(tmp_path / "python"), caches=tmp_path, settings=settings, gpu=False)
+    settings = JudgeSettings(python=str(tmp_path / "python"), sizes=("small",), hidden_seed=5, weak=True)
     [found] = read(tmp_path / "mine.py")
     with target_of(NAME, DATASET) as target, pytest.raises(TraceproofError) as caught:
-        judge(found, target, environment, repeat="traceproof judge mine.py")
+        judge(found, target, settings, repeat="traceproof judge mine.py")
     assert "python can not judge" in str(caught.value)
     assert "names a Python with torch" in str(caught.value)
 

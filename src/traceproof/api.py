@@ -50,7 +50,7 @@ from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, named_outputs, notes_of
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import EngineSettings, Environment
-from traceproof.solutions.judging import JudgeEnvironment, alone, blocked, judge, new_hidden_seed, target_of
+from traceproof.solutions.judging import alone, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.suites import ATEN, operator_definition, problem_definition
@@ -382,10 +382,10 @@ def check(  # noqa: PLR0913 - all but one have defaults
         if gradients or cases:
             raise TraceproofError("what is isolated is judged in all cases, and without its gradients")
         assert candidate is not None
-        one, certificate = _certificate(
-            candidate, of, device=device, dtype=dtype, dataset=dataset, axes=axes, sizes=sizes, seed=seed,
-            tolerance=tolerance,
-        )  # fmt: skip
+        settings = JudgeSettings(
+            sizes=tuple(sizes), seed=seed, hidden_seed=new_hidden_seed(), tolerance=tolerance, gpu=_on_gpu(device)
+        )
+        one, certificate = _certificate(candidate, of, settings, dtype=dtype, dataset=dataset, axes=axes)
         return _reported(certificate, one)
     if candidate is not None:
         function = _imported(candidate)
@@ -907,50 +907,31 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     Raises:
         TraceproofError: it can not be read, called or isolated.
     """
-    candidate = _candidate_of(file)
-    _, certificate = _certificate(
-        candidate, of, dtype=dtype, dataset=dataset, axes=axes, sizes=sizes, seed=seed, hidden_seed=hidden_seed,
-        tolerance=tolerance, timed=timed, whole=whole, weak=weak,
+    settings = JudgeSettings(
+        sizes=tuple(sizes), seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
+        tolerance=tolerance, timed=timed, whole=whole, weak=weak, gpu=_on_gpu(None),
     )  # fmt: skip
-    return certificate
+    return _certificate(_candidate_of(file), of, settings, dtype=dtype, dataset=dataset, axes=axes)[1]
 
 
 def _certificate(  # noqa: PLR0913 - of two callers
     candidate: Candidate,
     of: str | Path | Definition,
+    settings: JudgeSettings,
     *,
     dtype: str | torch.dtype,
     dataset: str | Path | None,
     axes: Mapping[str, Axis],
-    sizes: Sequence[str],
-    seed: int,
-    tolerance: float | None,
-    hidden_seed: int | None = None,
-    device: str | None = None,
-    timed: bool = False,
-    whole: bool = False,
-    weak: bool = False,
 ) -> tuple[Definition, Certificate]:
     if dataset is None:
         one = definition(of, dtype=dtype, dataset=None, **axes)
         target = alone(one, one.name if isinstance(of, Definition) else str(of))
     else:
         target = target_of(str(of), Path(dataset))
+    repeat = _line(
+        "judge_file", repr(candidate.path), of, axes, sizes=settings.sizes, seed=settings.seed, dtype=str(dtype),
+        dataset=dataset and str(dataset), hidden_seed=settings.hidden_seed, tolerance=settings.tolerance,
+    )  # fmt: skip
     with own_folder() as caches, target as found:
-        settings = JudgeSettings(
-            sizes=tuple(sizes),
-            seed=seed,
-            hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
-            tolerance=tolerance,
-            timed=timed,
-            whole=whole,
-            weak=weak,
-        )
-        gpu = _on_gpu(device)
-        environment = JudgeEnvironment(python=sys.executable, caches=caches, settings=settings, gpu=gpu)
-        repeat = _line(
-            "judge_file", repr(candidate.path), of, axes, sizes=settings.sizes, seed=seed,
-            dtype=str(dtype), dataset=dataset and str(dataset), hidden_seed=settings.hidden_seed,
-            tolerance=tolerance,
-        )  # fmt: skip
-        return found.definition, judge(candidate, found, environment, repeat=repeat)
+        settings = settings.model_copy(update={"caches": str(caches)})
+        return found.definition, judge(candidate, found, settings, repeat=repeat)

@@ -20,7 +20,7 @@ from traceproof.files import write_text
 from traceproof.names import path_part
 from traceproof.programs import telling
 from traceproof.sandbox import GIB
-from traceproof.solutions.judging import JudgeEnvironment, blocked, judge, new_hidden_seed, problem, target_of
+from traceproof.solutions.judging import blocked, judge, new_hidden_seed, problem, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table, trace_lines
@@ -160,13 +160,13 @@ class Session:
         why = blocked(candidate, gpu=has_driver())
         if why is not None:  # found out before an environment is built
             raise TraceproofError(why)
-        environment = self._environment(self.stack or _stack_of(candidate))
+        settings = self._settings(self.stack or _stack_of(candidate))
         folder = None
         if not name.endswith((".json", PROBLEM)) and not name.startswith(ATEN):
             folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
-        with problem(name, environment) if name.endswith(PROBLEM) else target_of(name, folder) as target:
+        with problem(name, settings) if name.endswith(PROBLEM) else target_of(name, folder) as target:
             self.say(f"judging {candidate.name} for {target.definition.name}")
-            certificate = judge(candidate, target, environment, repeat=repeat, told=self.told)
+            certificate = judge(candidate, target, settings, repeat=repeat, told=self.told)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
             write_text(self.place(certificate).with_suffix(suffix), text)
         if self.sign is not None:
@@ -181,13 +181,17 @@ class Session:
         return self.out / f"{name}.json"
 
     @cache  # noqa: B019 - a session lives as long as its command
-    def _environment(self, stack: str) -> JudgeEnvironment:
+    def _settings(self, stack: str) -> JudgeSettings:
         if stack not in STACKS:
             raise TraceproofError(f"--stack {stack}: there is no such stack; known: {', '.join(STACKS)}")
         installation = resolve(self.config, stack)
         python = str(ready(installation, root=self.root, say=self.say))
         results, limits = self.root / self.config.results, self.config.limits
-        settings = JudgeSettings(
+        return JudgeSettings(
+            python=python,
+            cuda_home=installation.cuda_home,
+            gpu=has_driver(),
+            caches=str(results / "compiled"),
             conceal=(str(results), str(self.out)),
             sizes=self.config.test_sizes,
             seed=self.config.seed,
@@ -200,8 +204,6 @@ class Session:
             whole=self.whole,
             weak=self.config.allow_weak_isolation,
         )
-        home, caches = installation.cuda_home, results / "compiled"
-        return JudgeEnvironment(python=python, cuda_home=home, gpu=has_driver(), caches=caches, settings=settings)
 
 
 def _stack_of(candidate: Candidate) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,17 +54,6 @@ class Target:
     dataset: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeEnvironment:
-    """What judges: an interpreter with torch, and how it judges."""
-
-    python: str  # the interpreter
-    caches: Path  # folder for what is compiled on the way
-    settings: JudgeSettings  # all but the dataset, the device and variables
-    gpu: bool  # whether there may be a GPU; the judging process finds out
-    cuda_home: str = ""  # the CUDA toolkit of this machine that it compiles with; empty: its environment's
-
-
 @contextmanager
 def alone(definition: Definition, path: str) -> Iterator[Target]:
     """A definition that no dataset holds, in one of its own; `path` says where it is from."""
@@ -97,12 +86,12 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     yield Target(definition=entry.definition, path=str(tree.root / entry.path), dataset=tree.root)
 
 
-def problem(file: str, environment: JudgeEnvironment) -> AbstractContextManager[Target]:
+def problem(file: str, settings: JudgeSettings) -> AbstractContextManager[Target]:
     """The definition of a problem of KernelBench's, which a worker reads. Raises TraceproofError: it is none."""
-    here = Environment(name=MAIN, python=environment.python, record={"device_type": "cpu"})
+    here = Environment(name=MAIN, python=settings.python, record={"device_type": "cpu"})
     path = Path(file).expanduser().absolute()
     with Worker(here, "traceproof.solutions.suites:setup", {}, OVERALL) as worker:
-        outcome = worker.ask({"file": str(path), "weak": environment.settings.weak})
+        outcome = worker.ask({"file": str(path), "weak": settings.weak})
     if outcome.status is not Status.OK:
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]
         raise TraceproofError(f"{file} can not be read as a problem", problems=lines[-1:])
@@ -119,7 +108,7 @@ def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
 def judge(
     candidate: Candidate,
     target: Target,
-    environment: JudgeEnvironment,
+    settings: JudgeSettings,  # all but the dataset and variables
     *,
     repeat: str,  # what a user types to repeat it
     told: Callable[[str], object] = lambda _: None,  # gets a word on how far it is
@@ -131,83 +120,56 @@ def judge(
     settled = candidate.settled(target.definition)
     refusals = settled.refusals
     if refusals:
-        rows = tuple(_not_run(f"{path}, {refusal}") for path, refusal in refusals)
+        rows = tuple(
+            SolutionRow(
+                case="none", size="none", seed=0, axes={}, output="*", verdict=Verdict.ERROR, reason=Error.REFUSED,
+                message=f"{path}, {refusal}",
+            )
+            for path, refusal in refusals
+        )  # fmt: skip
         trial = SolutionTrial(rows=rows, properties=(), precision=())
     else:
-        trial = _tried(settled, target, environment, told)
-    against = ORACLE if target.definition.op_type in registry.known() else SHADOW
-    constants = target.definition.constants
+        trial = _tried(settled, target, settings, told)
+    definition, constants = target.definition, target.definition.constants
+    against = ORACLE if definition.op_type in registry.known() else SHADOW
     reasons = (
         *(f"{Failure.CONSTANTS}: the definition is at fault: {conflict}" for conflict in constants.conflicts),
-        *objections(trial, len([one for one in target.definition.outputs.values() if not one.optional])),
+        *objections(trial, len([one for one in definition.outputs.values() if not one.optional])),
     )
+    code = digest_json([code_digest("solutions"), verdict_code(registry.file_of(definition.op_type))])
     return Certificate(
         solution=candidate.name,
         path=candidate.path,
         language=candidate.language,
         entry=candidate.entry,
-        definition=target.definition.name,
-        op_type=target.definition.op_type,
+        definition=definition.name,
+        op_type=definition.op_type,
         definition_path=target.path,
         verdict="refused" if reasons else "accepted",
         reasons=reasons,
         against=against,
         constants="; ".join(constants.alone) if against == ORACLE else "",
-        rows=trial.rows,
-        properties=trial.properties,
-        precision=trial.precision,
-        speed=trial.speed,
-        digests=Digests(
-            definition=target.definition.digest, solution=candidate.digest, code=_code(target.definition.op_type)
-        ),
-        hidden_seed=environment.settings.hidden_seed,
-        tolerance=environment.settings.tolerance,
-        isolation=trial.isolation,
-        device=trial.device,
-        versions=trial.versions,
-        seconds=trial.seconds,
+        digests=Digests(definition=definition.digest, solution=candidate.digest, code=code),
+        hidden_seed=settings.hidden_seed,
+        tolerance=settings.tolerance,
         repeat=repeat,
         judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def _code(op_type: str) -> str:
-    """Digest of the code that a verdict depends on."""
-    return digest_json([code_digest("solutions"), verdict_code(registry.file_of(op_type))])
-
-
-def _not_run(message: str) -> SolutionRow:
-    return SolutionRow(
-        case="none",
-        size="none",
-        seed=0,
-        axes={},
-        output="*",
-        verdict=Verdict.ERROR,
-        reason=Error.REFUSED,
-        message=message,
+        **dict(trial),
     )
 
 
 def _tried(
-    candidate: Candidate, target: Target, environment: JudgeEnvironment, told: Callable[[str], object]
+    candidate: Candidate, target: Target, given: JudgeSettings, told: Callable[[str], object]
 ) -> SolutionTrial:
-    given = environment.settings
-    settings = given.model_copy(
-        update={"dataset": str(target.dataset), "conceal": (*given.conceal, str(target.dataset))}
-    )
+    dataset = str(target.dataset)
+    settings = given.model_copy(update={"dataset": dataset, "conceal": (*given.conceal, dataset)})
     order = {
         "settings": settings.model_dump(mode="json"),
         "solution": candidate.as_json(),
         "definition": target.definition.name,
-        "gpu": environment.gpu,
-        "python": environment.python,
-        "cuda_home": environment.cuda_home,
-        "caches": str(environment.caches),
         "begun": time.monotonic(),
     }
-    record = {"device_type": "cuda" if environment.gpu else "cpu"}
-    here = Environment(name=MAIN, python=environment.python, record=record)
+    here = Environment(name=MAIN, python=given.python, record={"device_type": "cuda" if given.gpu else "cpu"})
     # Our own code, which has the solution called in workers that are shut in.
     with Worker(here, SETUP, order, OVERALL, told=told) as worker:
         outcome = worker.ask(None)
@@ -215,7 +177,7 @@ def _tried(
         lines = outcome.message.strip().splitlines() or [str(outcome.status)]
         if outcome.message.startswith("setup: "):
             todo = "In config.yaml, stacks.<name>.python names a Python with torch, numpy, safetensors, pydantic."
-            raise TraceproofError(f"{environment.python} can not judge", problems=lines[-1:], todo=todo)
+            raise TraceproofError(f"{given.python} can not judge", problems=lines[-1:], todo=todo)
         raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
     if "blocked" in outcome.value:
         raise TraceproofError(outcome.value["blocked"])
@@ -234,18 +196,19 @@ def setup(order: Mapping[str, Any]) -> Callable[[object], dict[str, Any]]:
     """
     tell("starting")
     settings, candidate = JudgeSettings.model_validate(order["settings"]), Candidate(**order["solution"])
-    caches, python, home = Path(order["caches"]), order["python"], order["cuda_home"]
-    variables: Mapping[str, str] = {}
-    if order["gpu"]:  # what solutions compile lies in their own folders; nothing is in this one
-        own = {"device_type": "cuda", "digest": "judged", "cuda_home": home}
-        variables = Environment(name=MAIN, python=python, record=own).told(caches)
-    settings = settings.model_copy(update={"gpu": order["gpu"], "environment": dict(variables)})
+    caches, home = Path(settings.caches), settings.cuda_home
+    here = Environment(name=MAIN, python=settings.python, record={"digest": "judged", "cuda_home": home})
+    if settings.gpu:  # what solutions compile lies in their own folders; nothing is in this one
+        here = replace(here, record={**here.record, "device_type": "cuda"})
+        settings = settings.model_copy(update={"environment": here.told(caches)})
     pool = workers(settings)
     starting = ThreadPoolExecutor(2)
     starting.submit(pool.layers)
+    import torch
+
     from traceproof.solutions import trial
 
-    if settings.gpu and not trial.has_gpu():  # a driver alone
+    if settings.gpu and not torch.cuda.is_available():  # a driver alone
         pool.close()
         settings = settings.model_copy(update={"gpu": False, "environment": {}})
         pool = workers(settings)
@@ -254,19 +217,19 @@ def setup(order: Mapping[str, Any]) -> Callable[[object], dict[str, Any]]:
         found = inside.record(home)
         return {**found, "digest": digest_json(found), "cuda_home": home}
 
-    here = starting.submit(looked_up)
+    record = starting.submit(looked_up)
 
     def handle(_: object) -> dict[str, Any]:
         why = blocked(candidate, gpu=settings.gpu)
         if why is not None:
             return {"blocked": why}
         if settings.timed:  # a ground truth is called in this process, with what was compiled for it before
-            os.environ.update(Environment(name=MAIN, python=python, record=here.result()).told(caches))
+            os.environ.update(replace(here, record=record.result()).told(caches))
         with pool:
             found = trial.judged(order["definition"], candidate, settings, pool, begun=order["begun"], tell=tell)
-        record = here.result()
+        own = record.result()
         starting.shutdown()
-        return {**found.model_dump(mode="json"), "device": record["device"], "versions": record["versions"]}
+        return {**found.model_dump(mode="json"), "device": own["device"], "versions": own["versions"]}
 
     return handle
 

@@ -1,5 +1,6 @@
 """What came of judging a solution: rows, properties, and the certificate that holds them."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -17,6 +18,9 @@ HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
 class JudgeSettings(ClosedModel):
     """How a solution is judged, as the judging process is told."""
 
+    python: str = sys.executable  # the interpreter that judges
+    caches: str = ""  # folder for what is compiled on the way
+    cuda_home: str = ""  # the CUDA toolkit of this machine that it compiles with; empty: its environment's
     dataset: str = ""  # the folder that holds the definition, its workload lines and blobs
     conceal: tuple[str, ...] = ()  # what a solution must not see, beside this project and the dataset
     # sizes, seed, hidden_seed, memory_limit, tolerance: as in config.yaml
@@ -27,7 +31,7 @@ class JudgeSettings(ClosedModel):
     tolerance: float | None = None
     limits: dict[str, Any] = LIMITS.as_json()  # of one call
     demanded: tuple[str, ...] = DEMANDED  # names of properties without which a solution is refused
-    gpu: bool = False  # whether solutions get their inputs on a GPU
+    gpu: bool = False  # whether there may be a GPU; the judging process finds out
     timed: bool = False  # whether what passes is timed
     whole: bool = False  # whether all cases are called; if not, the first wrong answer ends it
     weak: bool = False  # whether they may run where isolation is not whole

@@ -2,59 +2,18 @@
 
 import io
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from rich.console import Console
-from rich.table import Table
 
 from traceproof.dataset.records import Trace
 from traceproof.reasons import Verdict
 from traceproof.run.report import headed
-from traceproof.solutions.records import Certificate, SolutionRow, SpeedResult, Times
+from traceproof.solutions.records import Certificate, SpeedResult, Times
 from traceproof.text import printable
 
 WIDTH = 118
 SHOWN = 6  # reasons under the table; the certificate has all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """All rows of one output in one size."""
-
-    output: str
-    size: str
-    rows: tuple[SolutionRow, ...]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many rows there are, and how many of them pass, fail, have nothing to compare, were not run."""
-        kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
-        return (len(self.rows), *(sum(row.verdict is kind for row in self.rows) for kind in kinds))
-
-    @property
-    def bad(self) -> bool:
-        """Whether any row speaks against the solution."""
-        return any(row.bad for row in self.rows)
-
-    @property
-    def shown_margin(self) -> str:
-        """The largest share of a gate's limit that was used."""
-        shares = [row.margin for row in self.rows if row.margin is not None]
-        return f"{max(shares):.3g}" if shares else ""
-
-    @property
-    def reason(self) -> str:
-        """Why the first bad or skipped row is so."""
-        first = next((row for row in self.rows if row.bad), None)
-        first = first or next((row for row in self.rows if row.verdict is Verdict.SKIP), None)
-        return str(first.reason) if first is not None else ""
-
-
-def lines(rows: Sequence[SolutionRow]) -> Iterator[Line]:
-    """The rows by output and size, in the order in which these are met."""
-    for output, size in dict.fromkeys((row.output, row.size) for row in rows):
-        yield Line(output=output, size=size, rows=tuple(r for r in rows if (r.output, r.size) == (output, size)))
 
 
 def facts(certificate: Certificate) -> list[tuple[str, str]]:
@@ -94,23 +53,31 @@ def page(certificate: Certificate) -> str:
 def _show(certificate: Certificate, console: Console, reasons: int | None = SHOWN) -> None:
     numbers = ("calls", "pass", "fail", "error", "skip", "worst margin")
     grid = headed("Outputs by size", ("output", "size"), numbers, "reason")
-    for line in lines(certificate.rows):
-        grid.add_row(printable(line.output), line.size, *map(str, line.counts), line.shown_margin, line.reason)
+    kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
+    for output, size in dict.fromkeys((row.output, row.size) for row in certificate.rows):
+        rows = [row for row in certificate.rows if (row.output, row.size) == (output, size)]
+        counts = (len(rows), *(sum(row.verdict is kind for row in rows) for kind in kinds))
+        margin = max((row.margin for row in rows if row.margin is not None), default=None)
+        odd = [row for row in rows if row.bad] or [row for row in rows if row.verdict is Verdict.SKIP]
+        reason = str(odd[0].reason) if odd else ""  # of the first one
+        worst = "" if margin is None else f"{margin:.3g}"
+        grid.add_row(printable(output), size, *map(str, counts), worst, reason)
     console.print(grid)
     if certificate.properties:
-        console.print(_properties(certificate))
+        grid = headed("Properties", ("property", "state", "counts", "seen"))
+        for one in certificate.properties:
+            counted = "demanded" if one.demanded else "reported"
+            grid.add_row(one.name, one.state, counted, printable(one.detail))
+        console.print(grid)
     if certificate.speed:
-        console.print(_speed(certificate))
+        numbers = ("calls", "first", "median", "quartiles", "wall", "times faster")
+        grid = headed("Speed, milliseconds per call with a cold cache", ("case", "kernel"), numbers)
+        for speed in certificate.speed:
+            for times in speed.times:
+                grid.add_row(printable(speed.case), *figures(speed, times))
+        console.print(grid)
     for text in _closing(certificate, reasons):
         console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def _properties(certificate: Certificate) -> Table:
-    grid = headed("Properties", ("property", "state", "counts", "seen"))
-    for one in certificate.properties:
-        counts = "demanded" if one.demanded else "reported"
-        grid.add_row(one.name, one.state, counts, printable(one.detail))
-    return grid
 
 
 def _closing(certificate: Certificate, reasons: int | None) -> Iterator[str]:
@@ -127,28 +94,11 @@ def _closing(certificate: Certificate, reasons: int | None) -> Iterator[str]:
         yield f"  ... and {len(certificate.reasons) - len(shown)} more in the certificate"
 
 
-def _speed(certificate: Certificate) -> Table:
-    numbers = ("calls", "first", "median", "quartiles", "wall", "times faster")
-    grid = headed("Speed, milliseconds per call with a cold cache", ("case", "kernel"), numbers)
-    for one in certificate.speed:
-        for times in one.times:
-            grid.add_row(printable(one.case), *figures(one, times))
-    return grid
-
-
 def figures(speed: SpeedResult, times: Times) -> tuple[str, ...]:
     """What a table shows of a kernel's times."""
-    ratio = speed.ratio(times.name)
-    shown = [f"{value:.4g}" for value in (times.first, times.median)]
-    spread = f"{times.lower:.4g} to {times.upper:.4g}"
-    return (
-        times.name,
-        str(times.calls),
-        *shown,
-        spread,
-        f"{times.wall:.4g}",
-        "" if ratio is None else f"{ratio:.3g}",
-    )
+    ratio, spread = speed.ratio(times.name), f"{times.lower:.4g} to {times.upper:.4g}"
+    shown = (f"{times.first:.4g}", f"{times.median:.4g}", spread, f"{times.wall:.4g}")
+    return (times.name, str(times.calls), *shown, "" if ratio is None else f"{ratio:.3g}")
 
 
 def trace_lines(certificate: Certificate) -> Iterator[str]:

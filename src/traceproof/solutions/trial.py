@@ -70,11 +70,6 @@ DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may dr
 SOLUTION = "solution"  # what it is called among implementations
 
 
-def has_gpu() -> bool:
-    """Whether PyTorch finds a GPU."""
-    return torch.cuda.is_available()
-
-
 def judged(  # noqa: PLR0913 - one trial, spelled out
     name: str,
     candidate: Candidate,
