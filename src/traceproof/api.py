@@ -487,37 +487,26 @@ def _imported(candidate: Candidate) -> Function:
 def _reported(certificate: Certificate, one: Definition) -> Report:
     """A certificate as a report, with a row for each property that is broken and demanded."""
 
-    def row(case: str, output: str, verdict: Verdict, **told: Any) -> VerdictRow:  # noqa: ANN401 - fields
+    def row(**told: Any) -> VerdictRow:  # noqa: ANN401 - fields
         return VerdictRow(
             definition=one.name,
             op_type=one.op_type,
-            case=case,
             implementation=certificate.solution,
             against=certificate.against,
-            output=output,
-            verdict=verdict,
             device=certificate.device,
             **told,
         )
 
     rows = [
         row(
-            given.case,
-            given.output,
-            given.verdict,
-            size=given.size,
-            seed=given.seed,
-            axes=given.axes,
-            reason=given.reason,
+            **given.model_dump(exclude={"variant", "margin", "message"}),
             message=f"{given.variant}: {given.message}" if given.variant else given.message,
-            worst=list(given.worst),
-            metrics=given.metrics,
             gate=None if given.margin is None else GateResult(kind="gate", margin=given.margin),
         )
         for given in certificate.rows
     ]
     rows += [
-        row("property", "*", Verdict.FAIL, reason=found.name, message=found.detail)
+        row(case="property", output="*", verdict=Verdict.FAIL, reason=found.name, message=found.detail)
         for found in certificate.properties
         if found.bad
     ]

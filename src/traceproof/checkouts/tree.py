@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -15,21 +14,8 @@ from traceproof.errors import TraceproofError
 IGNORED = frozenset({".git", "__pycache__", ".venv", ".venvs", ".tox", ".nox", "node_modules", ".snakemake"})
 
 
-class FileTree(ABC):
-    """Files by path, relative to the root, with `/`."""
-
-    @property
-    @abstractmethod
-    def files(self) -> frozenset[str]:
-        """All files."""
-
-    @abstractmethod
-    def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
-        """Contents of files that are there."""
-
-
-class FolderTree(FileTree):
-    """The files of a folder as they are now."""
+class FolderTree:
+    """The files of a folder as they are now, by path relative to it, with `/`."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -58,7 +44,7 @@ class FolderTree(FileTree):
         return {name: (self.root / name).read_bytes() for name in names}
 
 
-class CommitTree(FileTree):
+class CommitTree:
     """The files of a commit; nothing is checked out."""
 
     def __init__(self, root: Path, commit: str) -> None:
@@ -91,6 +77,9 @@ class CommitTree(FileTree):
         except ValueError as error:
             todo = "Check the repository: git fsck."
             raise TraceproofError(f"{self.root}: {self.commit} can not be read", todo=todo) from error
+
+
+FileTree = FolderTree | CommitTree
 
 
 def changed_between(root: Path, before: str, after: str) -> list[str]:

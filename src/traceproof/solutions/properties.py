@@ -168,18 +168,30 @@ def measure(
         watch.done("a first call of properties")
         writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
         found.same("determinism", found.call(source, "determinism", calls=1 if writes else CALLS))
-        for step in (_memory, _addresses, _contents, _batch):
-            step(found, source)
-        found.same("threads", found.call(source, "threads", threads=2))
-        found.same("strides", found.call(source, "strides", how=STRIDED))
+        layout = evaluation.layout
+        ways: dict[str, dict[str, Any]] = {
+            "memory": {
+                "fill": OTHER_FILL,
+                "layout": replace(layout, fill=OTHER_FILL),
+            },  # in new memory, places too
+            "surroundings": {"layout": replace(layout, byte=OTHER_BYTE)},
+            "addresses": {"layout": replace(layout, room=layout.room + FAR)},
+            "alignment": {"layout": replace(layout, shift=1)},
+            "threads": {"threads": 2},
+            "strides": {"how": STRIDED},
+        }
+        for name, way in ways.items():
+            found.same(name, found.call(source, name, **way))
+        _contents(found, source)
+        _batch(found, source)
         _after_others(found, source, cases)
-        ways: set[str] = set()
+        fences: set[str] = set()
         for how in (FENCED_BEFORE, FENCED_BEHIND):  # what touches a fence ends its process
             fenced = found.call(source, "bounds", how=how)
             if fenced is None:
                 break
-            ways |= {*fenced.fences}
-            between = ", ".join(text for way, text in BETWEEN.items() if way in ways)
+            fences |= {*fenced.fences}
+            between = ", ".join(text for way, text in BETWEEN.items() if way in fences)
             found.states["bounds"] = HOLDS, f"nothing beside its tensors is touched; they lie between {between}"
         # Last: CUDA's error of a call that it refuses is raised by the next one, too.
         _empty(found, source, cases)
@@ -218,21 +230,6 @@ def _result(evaluation: SolutionRun, name: str, state: tuple[str, str] | None) -
     return PropertyResult.model_validate(
         {"name": name, "question": question, "state": found, "detail": detail, "demanded": demanded}
     )
-
-
-def _memory(found: PropertyCalls, source: UntrustedSource) -> None:
-    """Other values where there should be none: in new memory, in places for outputs, around inputs."""
-    layout = replace(found.evaluation.layout, fill=OTHER_FILL)
-    found.same("memory", found.call(source, "memory", fill=OTHER_FILL, layout=layout))
-    layout = replace(found.evaluation.layout, byte=OTHER_BYTE)
-    found.same("surroundings", found.call(source, "surroundings", layout=layout))
-
-
-def _addresses(found: PropertyCalls, source: UntrustedSource) -> None:
-    layout = found.evaluation.layout
-    far = replace(layout, room=layout.room + FAR)
-    found.same("addresses", found.call(source, "addresses", layout=far))
-    found.same("alignment", found.call(source, "alignment", layout=replace(layout, shift=1)))
 
 
 def _contents(found: PropertyCalls, source: UntrustedSource) -> None:
