@@ -5,7 +5,6 @@ first, then reports, then what is judged: functions, cases, outputs, files.
 """
 
 import inspect
-import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +52,7 @@ from traceproof.run.workers import EngineSettings, Environment
 from traceproof.solutions.judging import alone, blocked, judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
-from traceproof.solutions.suites import ATEN, operator_definition, problem_definition
+from traceproof.solutions.suites import ATEN, operator_definition, problem_definition, tensors
 from traceproof.stacks import MAIN, STACKS
 
 OUTPUTS = "outputs"  # what implementations are called that gave tensors, and no function
@@ -62,7 +61,6 @@ SIZES = ("small", "medium")
 NO_REFERENCE = (
     "def run({}):\n    raise NotImplementedError('this definition was made of its form, and has no reference')\n"
 )
-TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?::(\w+))?(\?)?")
 Function = Callable[..., Any]
 Given = Mapping[str, Any] | Sequence[Any]  # tensors and numbers by name, or in the definition's order
 Axis = int | float  # a size, or a constant such as an epsilon
@@ -86,14 +84,6 @@ class NamedForm:
         texts = (self.said["name"], self.said["description"])
         return tuple(dict.fromkeys(name for text in texts for _, name, _, _ in Formatter().parse(text) if name))
 
-    def tensors(self, part: str, dtype: str) -> dict[str, dict[str, Any]]:
-        """The `inputs` or `outputs` as a definition has them."""
-        found: dict[str, dict[str, Any]] = {}
-        for name, axes, own, optional in TENSOR.findall(self.said[part]):
-            found[name] = {"shape": axes.split() or None, "dtype": own or dtype}
-            found[name] |= {"optional": True} if optional else {}
-        return found
-
     def definition(self, dtype: str, axes: Mapping[str, Axis]) -> Definition:
         """The definition with these sizes and constants. Raises TraceproofError: one lacks, or is none of it."""
         known = {**self.said.get("defaults", {}), **axes}
@@ -106,7 +96,7 @@ class NamedForm:
             )
             problems = [f"{name} is missing" for name in lacking] + [f"{name} is none of them" for name in strange]
             raise TraceproofError(f"{self.key} takes {told}, and dtype", problems=problems)
-        inputs, outputs = self.tensors("inputs", dtype), self.tensors("outputs", dtype)
+        inputs, outputs = tensors(self.said["inputs"], dtype), tensors(self.said["outputs"], dtype)
         used = dict.fromkeys(
             axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()
         )
@@ -788,7 +778,7 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     __tracebackhide__ = True
     if of_form(of, dataset):
         form = form_of(str(of))
-        specs = form.tensors("inputs", "")
+        specs = tensors(form.said["inputs"], "")
         values = _named(str(of), list(specs), inputs)
         sizes = _sizes({name: spec["shape"] for name, spec in specs.items()}, values)
         known = {name: size for name, size in sizes.items() if name in form.named}

@@ -225,8 +225,15 @@ def setup(order: Mapping[str, Any]) -> Callable[[object], dict[str, Any]]:
             return {"blocked": why}
         if settings.timed:  # a ground truth is called in this process, with what was compiled for it before
             os.environ.update(replace(here, record=record.result()).told(caches))
+        torch.set_num_threads(1)
+        watch = trial.Watch(tell, order["begun"])
+        watch.done("importing")
+        watch.say("planning")
+        definition, cases = trial.planned(order["definition"], settings)
+        watch.done("planning")
         with pool:
-            found = trial.judged(order["definition"], candidate, settings, pool, begun=order["begun"], tell=tell)
+            run = trial.SolutionRun.of(definition, candidate, settings, pool)
+            found = trial.tried(run, cases, whole=settings.whole, watch=watch)
         own = record.result()
         starting.shutdown()
         return {**found.model_dump(mode="json"), "device": own["device"], "versions": own["versions"]}

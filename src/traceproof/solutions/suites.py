@@ -84,7 +84,7 @@ SIZES: Mapping[str, int] = {
         "half 8, two 2, three 3",
     )
 }
-TENSOR = re.compile(r"(\w+)\[([^\]]*)\](?::(\w+))?")
+TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?::(\w+))?(\?)?")
 MOST_BYTES = MIB  # of a problem's file
 ENTRY = "run"
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -109,14 +109,21 @@ def called_as_operator(text: str, op: str) -> str:
     return f"{text}\n\n\ndef {ENTRY}({', '.join(inputs)}):\n    return {function}({arguments}){first}\n"
 
 
-def _parts(op: str) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]], str]:
-    """Axes and dtype of inputs and of outputs by name, and the arguments. Raises ValueError: no such operator."""
+def tensors(text: str, dtype: str) -> dict[str, dict[str, Any]]:
+    """The `inputs` or `outputs` that a text such as `x[rows columns] mask[rows]:bool scale?` states."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, axes, own, optional in TENSOR.findall(text):
+        found[name] = {"shape": axes.split() or None, "dtype": own or dtype}
+        found[name] |= {"optional": True} if optional else {}
+    return found
+
+
+def _parts(op: str, dtype: str = "") -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], str]:
+    """Inputs and outputs as a definition has them, and the arguments. Raises ValueError: no such operator."""
     if op not in OPERATORS:
         raise ValueError(f"there is no definition of {ATEN}{op}; {closest(op, OPERATORS)}")
     shapes, _, arguments = OPERATORS[op].partition(": ")
-    inputs, outputs = (
-        {name: (axes, dtype) for name, axes, dtype in TENSOR.findall(part)} for part in shapes.split("->")
-    )
+    inputs, outputs = (tensors(part, dtype) for part in shapes.split("->"))
     return inputs, outputs, arguments or ", ".join(inputs)
 
 
@@ -125,17 +132,11 @@ def operator_definition(name: str, dtype: str = "bfloat16") -> Definition:
     op, _, own = name.removeprefix(ATEN).partition("::")
     dtype = own or dtype
     try:
-        inputs, outputs, arguments = _parts(op)
+        inputs, outputs, arguments = _parts(op, dtype)
     except ValueError as error:
         raise TraceproofError(str(error), todo=f"There are: {', '.join(sorted(OPERATORS))}.") from None
-
-    def specs(part: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-        return {one: {"shape": axes.split(), "dtype": kind or dtype} for one, (axes, kind) in part.items()}
-
     called = PUBLIC.get(op) or f"torch.ops.aten.{op}({arguments}){'[0]' if op in FIRST else ''}"
-    axes = dict.fromkeys(
-        axis for part in (inputs, outputs) for named, _ in part.values() for axis in named.split()
-    )
+    axes = dict.fromkeys(axis for part in (inputs, outputs) for spec in part.values() for axis in spec["shape"])
     return Definition.model_validate(
         {
             "name": f"aten_{op.strip('_')}_{dtype}",
@@ -145,8 +146,8 @@ def operator_definition(name: str, dtype: str = "bfloat16") -> Definition:
                 axis: {"type": "const", "value": SIZES[axis]} if axis in SIZES else {"type": "var"}
                 for axis in axes
             },
-            "inputs": specs(inputs),
-            "outputs": specs(outputs),
+            "inputs": inputs,
+            "outputs": outputs,
             "reference": f"import torch\n\n\ndef {ENTRY}({', '.join(inputs)}):\n    return {called}\n",
         }
     )

@@ -17,8 +17,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
-import torch
-
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_tree
 from traceproof.digests import digest_json
@@ -68,25 +66,6 @@ UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
 ALIKE = 4  # cases cost alike whose memory has as many digits to the base of 2**ALIKE
 DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
 SOLUTION = "solution"  # what it is called among implementations
-
-
-def judged(  # noqa: PLR0913 - one trial, spelled out
-    name: str,
-    candidate: Candidate,
-    settings: JudgeSettings,
-    pool: Pool,
-    *,
-    begun: float,  # by the machine's monotonic clock: when the judging process was asked for
-    tell: Callable[[str], object],
-) -> SolutionTrial:
-    """What came of a solution to the definition of a name, in workers of a pool. Raises as `planned` does."""
-    torch.set_num_threads(1)
-    watch = Watch(tell, begun)
-    watch.done("importing")
-    watch.say("planning")
-    definition, cases = planned(name, settings)
-    watch.done("planning")
-    return tried(SolutionRun.of(definition, candidate, settings, pool), cases, whole=settings.whole, watch=watch)
 
 
 class Watch:
