@@ -133,7 +133,6 @@ DRAWING_PARALLEL = 12  # the same of samplers' references: thousands of short ca
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
 BYTE_SECONDS = 3e-10
-_Both = tuple[PlannedDefinition | None, PlannedDefinition | None]  # a definition's plan, and of it scaled down
 UNDRAWN = "none"  # the case of a definition that no inputs can be drawn for
 
 
@@ -236,12 +235,9 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     for name in sorted(names):
         entry, earlier = tree.definitions[name], before.get(name)
         if earlier is not None and _unchanged(tree, entry, earlier, selection):
-            both: _Both = (earlier, before.get(name + SCALED_DOWN))
+            definitions |= {key: before[key] for key in (name, name + SCALED_DOWN) if key in before}
         else:
-            both = _definition_plan(tree, entry, selection, broken)
-        definitions |= {
-            key: one for key, one in zip((name, name + SCALED_DOWN), both, strict=True) if one is not None
-        }
+            definitions |= _definition_plan(tree, entry, selection, broken)
     told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
     return OpTypePlan(
         op_type=op_type, dataset=str(tree.root), context=context, definitions=definitions, broken=told
@@ -261,8 +257,8 @@ def _unchanged(
 
 def _definition_plan(
     tree: DatasetTree, entry: DatasetEntry, selection: PlanSelection, broken: list[Broken]
-) -> _Both:
-    """The plans of one definition and of it scaled down; None: there is none, and `broken` says what is wrong.
+) -> dict[str, PlannedDefinition]:
+    """The plans of one definition and of it scaled down, by name; none: `broken` says what is wrong.
 
     One that does not fit is judged scaled down: its own cases are not run and say what becomes of it, edge cases
     too, which alone would prove nothing, and count.
@@ -280,12 +276,13 @@ def _definition_plan(
     except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with are this definition's error
         what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
-        return None, None
+        return {}
     wanted = [
         case.model_copy(update={"blobs": _blobs_of(tree.root, case)}) for case in _wanted(cases, selection.cases)
     ]
     whole = PlannedDefinition.alone(definition, wanted, unknown, selection.hidden_seed)
-    return whole.model_copy(update={"path": path}), smaller
+    found = {definition.name: whole.model_copy(update={"path": path})}
+    return found if smaller is None else {**found, definition.name + SCALED_DOWN: smaller}
 
 
 def planned_alone(
