@@ -222,30 +222,26 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     truths = ", ".join(named)
     where = f"on SM {summary['capability']} ({summary['device']})" if summary["capability"] else "on the CPU"
     grades = Counter(one["grade"] for one in every if not one["unconfirmed"])
-    counts = [f"{grades[Grade.PROVED]} of {total} definitions against a ground truth"]
-    words = {
-        Grade.CHECKED: "against the float64 oracle alone",
-        Grade.AGREED: "agreed without an oracle",
-        Grade.CONSISTENT: "consistent with float64 alone",
-    }
-    counts += [f"{grades[grade]} {told}" for grade, told in words.items() if grades[grade]]
     unconfirmed = {name: one["unconfirmed"] for name, one in definitions.items() if one["unconfirmed"]}
-    if unconfirmed:
-        counts.append(f"{len(unconfirmed)} but for a constant that the reference alone states")
     scaled_down = {name: one["scaled_down"] for name, one in definitions.items() if one["scaled_down"]}
-    if scaled_down:
-        counts.append(f"{len(scaled_down)} by scaled-down definitions alone")
-    wrong = sum(one["wrong"] for one in every)
     without = [one for one in every if one["grade"] is None and not one["wrong"]]
     relaxed = sum(one["unmet"] == RELAXED for one in without)
-    reasons = (
-        (wrong, "with findings"),
-        (relaxed, "accepted by your tolerance"),
-        (len(without) - relaxed, "not run"),
-    )
-    short = [f"{count} {why}" for count, why in reasons if count]
-    rest = f"; not proved: {', '.join(short)}" if short else ""
-    yield f"Proved {where}{f' with {truths}' if truths else ''}: {', '.join(counts)}{rest}."
+    proofs = {
+        "against the float64 oracle alone": grades[Grade.CHECKED],
+        "agreed without an oracle": grades[Grade.AGREED],
+        "consistent with float64 alone": grades[Grade.CONSISTENT],
+        "but for a constant that the reference alone states": len(unconfirmed),
+        "by scaled-down definitions alone": len(scaled_down),
+    }
+    lacking = {
+        "with findings": sum(one["wrong"] for one in every),
+        "accepted by your tolerance": relaxed,
+        "not run": len(without) - relaxed,
+    }
+    counts, rest = ([f"{count} {of}" for of, count in one.items() if count] for one in (proofs, lacking))
+    told = ", ".join([f"{grades[Grade.PROVED]} of {total} definitions against a ground truth", *counts])
+    unproved = f"; not proved: {', '.join(rest)}" if rest else ""
+    yield f"Proved {where}{f' with {truths}' if truths else ''}: {told}{unproved}."
     if any(one["unmet"] for one in every):
         yield f"Without a ground truth here: {'; '.join(_unreached(definitions))}."
     for name, told in scaled_down.items():

@@ -116,15 +116,9 @@ def restrict_mounts(target: str, flags: int) -> None:
 
 def _mounts_below(target: str) -> list[tuple[str, int]]:
     """Mount points at and below a folder, with the flags that a remount must repeat."""
-    names = {
-        "ro": MS_RDONLY,
-        "nosuid": MS_NOSUID,
-        "nodev": MS_NODEV,
-        "noexec": MS_NOEXEC,
-        "noatime": MS_NOATIME,
-        "nodiratime": MS_NODIRATIME,
-        "relatime": MS_RELATIME,
-    }
+    flags = (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME)
+    options = "ro nosuid nodev noexec noatime nodiratime relatime"
+    names = dict(zip(options.split(), flags, strict=True))
     found = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         fields = line.split(" ")
