@@ -18,18 +18,9 @@ if TYPE_CHECKING:
 
 # The files that take longest: several processes take a file at a time, and none is left with one of these at last.
 LONGEST = (
-    *("chain", "pipeline", "ops", "testgen_runs", "interrupts", "exploits", "solutions", "tutorial"),
-    *("other_suites", "nox", "history", "bumps", "testgen", "api", "ops_sampling", "every_form", "doctor"),
-    *(
-        "publish_push",
-        "lab",
-        "imports",
-        "scorecard",
-        "sources_checkout",
-        "extract_definitions",
-        "shadow",
-        "border",
-    ),
+    *("chain", "pipeline", "ops", "exploits", "interrupts", "testgen_runs", "solutions", "every_form", "engine"),
+    *("nox", "tutorial", "other_suites", "testgen", "history", "bumps", "doctor", "lab", "scorecard", "imports"),
+    *("api", "ops_sampling", "publish_push", "sources_checkout", "extract_definitions", "shadow", "border"),
     *("draw", "adapters_sglang", "pytest_plugin", "lossless", "precision", "hostile", "fetch", "ops_moe"),
 )
 

@@ -31,6 +31,7 @@ Outputs = Sequence[torch.Tensor] | torch.Tensor
 Kernel = Callable[[Definition, Values], Outputs]
 
 
+@cache
 def load(op_type: str, name: str) -> Definition:
     """One of our own definitions."""
     return read(json.loads((ROOT / op_type / f"{name}.json").read_text(encoding="utf-8"))).definition
