@@ -106,7 +106,7 @@ def pull_requests(source: Source, *names: str) -> list[PullRequest]:
 def run_of(folder: Path, *names: str, verified: Sequence[str] | None = None) -> Source:
     """A run over a dataset of these definitions; of the verified ones (None: all) every case passed."""
     root = dataset(folder / "dataset", *names)
-    digests = {name: entry.digest for name, entry in read_tree(root).definitions.items()}
+    digests = {name: entry.definition.digest for name, entry in read_tree(root).definitions.items()}
     rows = [
         row(name, digests[name], case, implementation)
         for name in (names if verified is None else verified)

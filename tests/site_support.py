@@ -67,7 +67,7 @@ def site_run(folder: Path) -> Finished:
     (dataset / "definitions" / "rmsnorm" / f"{BROKEN}.json").write_text("{}")
     entries = read_tree(dataset).definitions
     results = folder / "results"
-    rows = [found for name in NAMES for found in rows_of(name, entries[name].digest, "0.7")]
+    rows = [found for name in NAMES for found in rows_of(name, entries[name].definition.digest, "0.7")]
     broken = {"verdict": "error", "reason": "bad_definition", "message": HOSTILE, "path": f"x/{BROKEN}.json"}
     rows.append(
         {"definition": BROKEN, "op_type": "rmsnorm", "case": None, "implementation": "reference", "output": "*"}

@@ -219,8 +219,6 @@ def test_without_an_oracle_it_takes_two_truths(against: str, truths: tuple[str, 
     definition = read(GATED).definition
     about: dict[str, Any] = {"digest": definition.digest, "status": "passed", "reason": "", "cases": ("small-0",)}
     about |= {"compared": 1, "skipped": {}, "gates": {}, "versions": {}, "device": None, "seed": 0}
-    found = {
-        one: ImplementationVerdict(definition=definition.name, implementation=one, against=against, **about)
-        for one in ("reference", *truths)
-    }
+    names = ("reference", *truths)
+    found = {one: ImplementationVerdict(implementation=one, against=against, **about) for one in names}
     assert verification(definition, found).verified is verified

@@ -60,7 +60,7 @@ def test_a_changed_copy_of_a_definition_has_a_digest_of_its_own(tmp_path: Path) 
     put(tmp_path, definition())
     entry = read_tree(tmp_path).definitions["twice_h8"]
     first = entry.definition
-    assert (entry.path, entry.digest) == (Path("definitions/twice/twice_h8.json"), first.digest)
+    assert (entry.path, entry.definition.digest) == (Path("definitions/twice/twice_h8.json"), first.digest)
     asked = first.digest, first.const_axes
     renamed = first.model_copy(update={"name": "other"})
     assert renamed.digest != first.digest

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from traceproof.dataset import reference_text
 from traceproof.models.catalogue import entries
@@ -57,8 +57,7 @@ class Rule:
     usual: Value | None = None  # what holds where nobody states another value; it confirms as a default does
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """What one source says."""
 
     source: str  # `reference`, `description`, `name`, `axis top_k`, `model config llama-3.1-8b`, `fi_api ...`
@@ -77,11 +76,6 @@ class Constant:
     def value(self) -> Value:
         """What is judged by."""
         return self.stated[0].value
-
-    @property
-    def source(self) -> str:
-        """Where that value comes from."""
-        return self.stated[0].source
 
     @property
     def conflict(self) -> str:
@@ -119,13 +113,12 @@ class Constants:
     @property
     def alone(self) -> tuple[str, ...]:
         """`epsilon 1e-05 by the reference alone`, of each that nothing else states."""
-        return tuple(
-            f"{one.label} {shown(one.value)} by the reference alone" for one in self.entries.values() if one.alone
-        )
+        found = (f"{one.label} {shown(one.value)}" for one in self.entries.values() if one.alone)
+        return tuple(f"{one} by the reference alone" for one in found)
 
     def as_json(self) -> dict[str, list[list[Value]]]:
         """All statements by name."""
-        return {name: [[one.source, one.value] for one in item.stated] for name, item in self.entries.items()}
+        return {name: list(map(list, item.stated)) for name, item in self.entries.items()}
 
 
 def shown(value: Value) -> str:

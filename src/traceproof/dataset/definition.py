@@ -122,14 +122,9 @@ class Definition(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         problems = []
-        specs = [
-            (f"{kind}.{name}", spec)
-            for kind in ("inputs", "outputs")
-            for name, spec in getattr(self, kind).items()
-        ]
-        for where, spec in specs:
-            unknown = [axis for axis in spec.shape or () if axis not in self.axes]
-            if unknown:
+        kinds = {"inputs": self.inputs, "outputs": self.outputs}
+        for where, spec in ((f"{kind}.{name}", spec) for kind, own in kinds.items() for name, spec in own.items()):
+            if unknown := [axis for axis in spec.shape or () if axis not in self.axes]:
                 problems.append(f"{where}.shape names {unknown}, which axes does not define")
         for name, axis in self.axes.items():
             if isinstance(axis, VarAxis) and axis.parent is not None and axis.parent not in self.axes:
@@ -166,9 +161,8 @@ class Definition(BaseModel):
         except (SyntaxError, ValueError) as error:
             found.append(f"reference is not Python: {error}")
         else:
-            if self.reference and not any(
-                isinstance(node, ast.FunctionDef) and node.name == "run" for node in module.body
-            ):
+            functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+            if self.reference and "run" not in functions:
                 found.append("reference has no top-level function named run")
         for constraint in self.constraints or ():
             try:
@@ -180,9 +174,8 @@ class Definition(BaseModel):
     @cached_property
     def const_axes(self) -> Mapping[str, int]:
         """Sizes of the const axes."""
-        return MappingProxyType(
-            {name: axis.value for name, axis in self.axes.items() if isinstance(axis, ConstAxis)}
-        )
+        sizes = {name: axis.value for name, axis in self.axes.items() if isinstance(axis, ConstAxis)}
+        return MappingProxyType(sizes)
 
     @cached_property
     def var_axes(self) -> tuple[str, ...]:
@@ -224,14 +217,11 @@ class Definition(BaseModel):
     @cached_property
     def digest(self) -> str:
         """Digest of all that decides a verdict: of descriptions and tags, only the constants that they state."""
-        meaning = self.as_json()
-        for key in ("description", "tags"):
-            meaning.pop(key, None)
+        meaning = {key: value for key, value in self.as_json().items() if key not in {"description", "tags"}}
         for group in ("axes", "inputs", "outputs"):
-            entries: dict[str, dict[str, Any]] = meaning[group]
-            for entry in entries.values():
+            for entry in meaning[group].values():
                 entry.pop("description", None)
-            meaning[group] = list(entries.items())
+            meaning[group] = list(meaning[group].items())
         if self.constants.entries:
             meaning["constants"] = self.constants.as_json()
         return digest_json(meaning)

@@ -23,22 +23,16 @@ def assigned(reference: str) -> Mapping[str, int | float]:
 
     A name that is assigned two different numbers, or anything else besides, is left out: a loop's counter, say.
     """
-    tree = parsed(reference)
-    bound = Counter(
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )
+    nodes = list(ast.walk(parsed(reference)))
+    bound = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     given: dict[str, set[int | float]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            targets, value = [node.target], node.value
-        else:
+    for node in nodes:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
-        number = _literal(value)
+        number = _literal(node.value)
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
-        for target in targets:
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Name):
                 given.setdefault(target.id, set()).add(number)
                 bound[target.id] -= 1
@@ -52,11 +46,9 @@ def assigned(reference: str) -> Mapping[str, int | float]:
 @cache
 def numbers(reference: str) -> tuple[tuple[int | float, int], ...]:
     """Every number, with its line."""
-    return tuple(
-        (node.value, node.lineno)
-        for node in ast.walk(parsed(reference))
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value is not True
-    )
+    constants = (node for node in ast.walk(parsed(reference)) if isinstance(node, ast.Constant))
+    found = ((node.value, node.lineno) for node in constants if isinstance(node.value, int | float))
+    return tuple((value, line) for value, line in found if value is not True)
 
 
 def renumbered(reference: str, changes: Mapping[int, int]) -> str:
@@ -103,11 +95,9 @@ def activation(reference: str) -> str | None:
 @cache
 def experts_with_weights(reference: str) -> str:
     """`packed` if something is shifted right by 16, which tells an expert from its weight; else `plain`."""
-    packed = any(
-        isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift) and _is_number(node.right, PACKED_SHIFT)
-        for node in ast.walk(parsed(reference))
-    )
-    return "packed" if packed else "plain"
+    nodes = (node for node in ast.walk(parsed(reference)) if isinstance(node, ast.BinOp))
+    shifts = (node.right for node in nodes if isinstance(node.op, ast.RShift))
+    return "packed" if any(_is_number(by, PACKED_SHIFT) for by in shifts) else "plain"
 
 
 @cache
@@ -136,10 +126,9 @@ def pairing(reference: str) -> str | None:
     condition chooses, there is no answer.
     """
     module = parsed(reference)
-    halved = (
-        node for node in ast.walk(module) if isinstance(node, ast.Assign) and _is_half(node.value, frozenset())
-    )
-    halves = frozenset(one.id for node in halved for one in node.targets if isinstance(one, ast.Name))
+    assignments = [node for node in ast.walk(module) if isinstance(node, ast.Assign)]
+    halved = (one for node in assignments if _is_half(node.value, frozenset()) for one in node.targets)
+    halves = frozenset(one.id for one in halved if isinstance(one, ast.Name))
     cached = _names_from(module, "cos_sin_cache")
     signs, joins = set(), False
     for node, conditional in _walk(module, conditional=False):
@@ -198,16 +187,11 @@ def _cuts_in_two(node: ast.Call, cached: frozenset[str]) -> bool:
     numbers = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "chunks")]
     if _called(node) != "chunk" or not any(_is_number(argument, 2) for argument in numbers):
         return False
-    cut: ast.expr = node.func
-    if _root(cut) in MODULES and node.args:
-        cut = node.args[0]
-    return _root(cut) not in cached
+    return _root(node.args[0] if _root(node.func) in MODULES and node.args else node.func) not in cached
 
 
 def _called(node: ast.Call) -> str:
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) else ""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
 def _literal(node: ast.expr) -> object:

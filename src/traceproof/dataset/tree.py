@@ -155,11 +155,6 @@ class DatasetEntry:
     definition: Definition
     notes: tuple[str, ...] = ()
 
-    @property
-    def digest(self) -> str:
-        """The definition's digest."""
-        return self.definition.digest
-
 
 class WorkloadLine(NamedTuple):
     """A workload line: its file relative to the root, its number from 1, and the blobs it lacks here."""

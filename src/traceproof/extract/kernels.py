@@ -178,7 +178,6 @@ class Clash:
 
     name: str
     renamed: str
-    models: tuple[str, ...]
     differences: tuple[str, ...]
 
 
@@ -196,6 +195,5 @@ def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition],
                 held.uses.append(use)
                 break
             name = f"{draft.name}_v{version}"
-            models = tuple(dict.fromkeys([*(used.model for used in held.uses), use.model]))
-            clashes.setdefault(name, Clash(draft.name, name, models, tuple(differences)))
+            clashes.setdefault(name, Clash(draft.name, name, tuple(differences)))
     return list(found.values()), list(clashes.values())

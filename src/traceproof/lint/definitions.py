@@ -70,11 +70,8 @@ def stated_constraints(subject: LintedDefinition) -> Iterator[Hit]:
     const = definition.const_axes
     known = {*definition.axes, *definition.inputs, *definition.outputs} | constraints.BUILTINS
     for at, text in enumerate(definition.constraints or ()):
-        where, node, used = (
-            pointer("constraints", at),
-            constraints.with_axes(text, definition),
-            constraints.names(text),
-        )
+        where, node = pointer("constraints", at), constraints.with_axes(text, definition)
+        used = constraints.names(text)
         for name in sorted(used - known):
             yield Hit("TP201", where, f"{text!r}: {name!r} is no axis, input or output")
         value = constraints.evaluate(node, const)
@@ -146,7 +143,7 @@ INDICES = names(
 def parameters(subject: LintedDefinition) -> Iterator[Hit]:
     """Parameters that are not the inputs in order (TP301)."""
     reference, inputs = subject.reference, tuple(subject.definition.inputs)
-    if reference.variadic:
+    if reference.run.args.vararg or reference.run.args.kwarg:
         yield Hit("TP301", REFERENCE, f"run takes *args or **kwargs; inputs: {', '.join(inputs)}")
     elif reference.parameters != inputs:
         yield Hit("TP301", REFERENCE, f"run({', '.join(reference.parameters)}); inputs: {', '.join(inputs)}")
@@ -201,7 +198,10 @@ def hidden_constants(subject: LintedDefinition) -> dict[str, float]:
 
 def hidden(dataset: LintedDataset) -> Iterator[Hit]:
     """A number such as an eps that inputs, axes and the name do not tell; what others of its kind have (TP311)."""
-    for subjects in dataset.by_family.values():
+    kinds: dict[str, list[LintedDefinition]] = {}  # by name, numbers aside
+    for subject in dataset.subjects:
+        kinds.setdefault(re.sub(r"\d+", "#", subject.definition.name), []).append(subject)
+    for subjects in kinds.values():
         every = [hidden_constants(subject) for subject in subjects]
         counts = Counter(source for found in every for source in found)
         for subject, mine in zip(subjects, every, strict=True):
@@ -215,19 +215,15 @@ def nan_rows(subject: LintedDefinition) -> Iterator[Hit]:
     """A causal mask of -inf before a softmax, with nothing that keeps whole rows from being masked (TP312)."""
     if not {"qo_indptr", "kv_indptr"} <= subject.definition.inputs.keys():
         return
-    calls = [
-        node
-        for node in subject.reference.nodes
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    ]
-    called = {node.func.attr for node in calls}  # type: ignore[attr-defined]
-    for node in calls if "softmax" in called and not called & GUARDS else ():
+    called, masks = set(), []
+    for node in subject.reference.nodes:
         match node:
-            case ast.Call(func=ast.Attribute(attr="masked_fill" | "masked_fill_"), args=[_, value]):
-                if "inf" in ast.unparse(value):
-                    evidence = f"{ast.unparse(node)} before softmax: a row is all -inf where q_len > kv_len"
-                    yield Hit("TP312", REFERENCE, evidence)
-                    return
+            case ast.Call(func=ast.Attribute(attr=name), args=arguments):
+                called.add(name)
+                if name in {"masked_fill", "masked_fill_"} and len(arguments) == 2:
+                    masks += [ast.unparse(node)] * ("inf" in ast.unparse(arguments[1]))
+    if masks and "softmax" in called and not called & GUARDS:
+        yield Hit("TP312", REFERENCE, f"{masks[0]} before softmax: a row is all -inf where q_len > kv_len")
 
 
 # Tags by themselves and against the rest.

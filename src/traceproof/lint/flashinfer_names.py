@@ -51,7 +51,10 @@ class Package:
                     if (alias.asname or alias.name) == head:
                         return self._problem(source, (alias.name, *tail), depth - 1)
             if head in set(_names(statement)):
-                return _member_problem(statement, tail)
+                if not tail or not isinstance(statement, ast.ClassDef) or statement.bases:
+                    return ""  # a member may be inherited
+                members = {name for inside in statement.body for name in _names(inside)}
+                return "" if tail[0] in members else f"{head} has no {tail[0]}"
         if self._file((*module, head)) is not None:
             return self._problem((*module, head), tail, depth - 1)
         return f"{'.'.join(module)} has no {head}"
@@ -72,14 +75,6 @@ class Package:
             if file.is_file():
                 return file
         return None
-
-
-def _member_problem(statement: ast.AST, rest: tuple[str, ...]) -> str:
-    """Why a class has no member `rest[0]`; empty if it has, may inherit it, or is no class."""
-    if not rest or not isinstance(statement, ast.ClassDef) or statement.bases:
-        return ""
-    members = {name for inside in statement.body for name in _names(inside)}
-    return "" if rest[0] in members else f"{statement.name} has no {rest[0]}"
 
 
 @cache

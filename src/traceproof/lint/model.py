@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -60,11 +59,6 @@ class Reference:
         arguments = self.run.args
         return tuple(one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
 
-    @property
-    def variadic(self) -> bool:
-        """Whether run takes *args or **kwargs."""
-        return self.run.args.vararg is not None or self.run.args.kwarg is not None
-
     @cached_property
     def returns(self) -> tuple[ReturnStatement, ...]:
         """The return statements of run itself in source order, not of functions inside it."""
@@ -97,11 +91,6 @@ class LintedDefinition:
     def words(self) -> tuple[str, ...]:
         """The parts of the name between underscores."""
         return tuple(self.definition.name.split("_"))
-
-    @cached_property
-    def family(self) -> str:
-        """The name without its numbers: definitions of one kind share it."""
-        return re.sub(r"\d+", "#", self.definition.name)
 
     def tags(self, namespace: str) -> tuple[str, ...]:
         """Values of the tags `namespace:value`, without the space that definition.md allows after the colon."""
@@ -138,14 +127,6 @@ class LintedDataset:
             for entry in self.tree.definitions.values()
             if entry.definition.dialect is Dialect.PUBLISHED
         )
-
-    @cached_property
-    def by_family(self) -> Mapping[str, list[LintedDefinition]]:
-        """The definitions of each family."""
-        found: dict[str, list[LintedDefinition]] = {}
-        for subject in self.subjects:
-            found.setdefault(subject.family, []).append(subject)
-        return found
 
     @cached_property
     def workloads(self) -> Mapping[str, Workloads]:
@@ -203,11 +184,9 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """The finding as a JSON object."""
-        own = {
-            name: getattr(self, name) for name in ("line", "column", "code", "field", "evidence", "fingerprint")
-        }
-        about = {"title": self.about.title, "severity": self.about.severity, "todo": self.about.todo}
-        return {"path": self.path.as_posix(), **own, **about}
+        own = ("line", "column", "code", "field", "evidence", "fingerprint")
+        about = {name: getattr(self.about, name) for name in ("title", "severity", "todo")}
+        return {"path": self.path.as_posix(), **{name: getattr(self, name) for name in own}, **about}
 
 
 def as_text(findings: Iterable[Finding]) -> str:
@@ -243,10 +222,8 @@ def read_baseline(path: Path) -> Counter[str]:
 
 def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
     """Write all findings as known, sorted for short diffs. Raises TraceproofError: the file can not be written."""
-    stated = [finding.as_json() for finding in findings]
-    entries = [
-        {key: entry[key] for key in ("code", "path", "field", "evidence", "fingerprint")} for entry in stated
-    ]
+    kept = ("code", "path", "field", "evidence", "fingerprint")
+    entries = [{key: stated[key] for key in kept} for stated in (finding.as_json() for finding in findings)]
     entries.sort(key=lambda entry: [entry[key] for key in ("path", "code", "field", "evidence")])
     text = json.dumps({"version": VERSION, "findings": entries}, indent=1, ensure_ascii=False)
     try:
@@ -261,11 +238,9 @@ def split(findings: Iterable[Finding], known: Counter[str]) -> tuple[list[Findin
     new: list[Finding] = []
     old: list[Finding] = []
     for finding in findings:
-        if left[finding.fingerprint] > 0:
-            left[finding.fingerprint] -= 1
-            old.append(finding)
-        else:
-            new.append(finding)
+        is_known = left[finding.fingerprint] > 0
+        left[finding.fingerprint] -= is_known
+        (old if is_known else new).append(finding)
     return new, old, left.total()
 
 

@@ -87,14 +87,10 @@ def lint(
     sys.setrecursionlimit(max(before, DEEPEST))
     try:
         with paused_collection():
-            found = [
-                Finding(hit.path, hit.line, 0, hit.code, hit.field, hit.evidence)
-                for hit in hits(dataset)
-                if hit.code in rules
-            ]
+            every = (Finding(hit.path, hit.line, 0, hit.code, hit.field, hit.evidence) for hit in hits(dataset))
+            found = sorted(finding for finding in every if finding.code in rules)
     finally:
         sys.setrecursionlimit(before)
-    found.sort()
     new, old, gone = split(found, known) if known else (found, [], 0)
     return LintReport(tuple(new), tuple(old), gone, not_run, len(dataset.tree.definitions))
 
@@ -113,13 +109,13 @@ def as_json(report: LintReport) -> dict[str, Any]:
 
 def report_text(report: LintReport) -> str:
     """New findings with a table of their codes, rules that did not run, and one closing line."""
+
+    def count(number: int, what: str) -> str:
+        return f"{number} {what}{'' if number == 1 else 's'}"
+
     counts = Counter(finding.about.severity for finding in report.findings)
-    parts = [_count(counts[severity], severity.value) for severity in Severity]
-    text = f"{_count(report.definitions, 'definition')}: {', '.join(parts)}"
+    parts = [count(counts[severity], severity.value) for severity in Severity]
+    text = f"{count(report.definitions, 'definition')}: {', '.join(parts)}"
     if report.known or report.gone:
         text += f"; {len(report.known)} known by the baseline, {report.gone} of it gone"
     return as_text(report.findings) + "".join(f"{line}\n" for line in (*report.not_run, text))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

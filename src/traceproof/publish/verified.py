@@ -26,7 +26,6 @@ NEEDED = 2  # independent ground truths, where the reference's float64 shadow st
 class ImplementationVerdict:
     """What the rows of one implementation on one definition come to."""
 
-    definition: str
     implementation: str  # `reference`, or a ground truth
     digest: str | None  # of the definition that was run
     status: str  # `passed` (something was compared and nothing failed), `failed`, or `not run`
@@ -113,7 +112,6 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
             margins = [one for one in (entry["margin"], row.gate.margin) if one is not None]
             entry["margin"] = max(margins, default=None)
     return ImplementationVerdict(
-        definition=rows[0].definition,
         implementation=rows[0].implementation,
         digest=known.digests.definition,
         status=status,
