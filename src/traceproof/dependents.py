@@ -109,10 +109,9 @@ class Graph:
         self._by_name: dict[str, list[str]] = defaultdict(list)
         for path in sources:
             whole = path.removesuffix(".py").removesuffix("/__init__")
-            for folder in parents(path):
-                if not folder or folder not in self._packages:
-                    name = whole[len(folder) + 1 :] if folder else whole
-                    self._by_name[name.replace("/", ".")].append(path)
+            for folder in (one for one in parents(path) if not one or one not in self._packages):
+                name = whole[len(folder) + 1 :] if folder else whole
+                self._by_name[name.replace("/", ".")].append(path)
         self._contents = tree.read(sources)
         self._needed_by: dict[str, dict[str, Step]] = defaultdict(dict)
         self._unknown: dict[str, Step] = {}  # files that may import any other
@@ -170,12 +169,9 @@ class Graph:
             return {path for at in places for path in (f"{at}.py", f"{at}/{INIT}") if path in self._files}
         targets = {path for name in one.names for path in self._by_name.get(f"{one.module}.{name}", ())}
         module = one.module
-        while module:  # an attribute of a module may be written as if it were one
-            found = self._by_name.get(module, [])
-            if found or targets:
-                return targets.union(found)
-            module = module.rpartition(".")[0]
-        return targets
+        while module and not (targets or module in self._by_name):
+            module = module.rpartition(".")[0]  # an attribute of a module may be written as if it were one
+        return targets.union(self._by_name.get(module, ()))
 
     def reach(self, changed: Iterable[str]) -> Reached:
         """The files that need a changed one, directly or not, each with the shortest chain.
@@ -215,9 +211,8 @@ class Graph:
             return f"{name} holds settings of the whole repository"
         if name in self._broken:
             return f"{name} {self._broken[name]}"
-        if not (readers or name.endswith(".py") or PROSE.search(name)):
-            return f"nothing says who reads {name}"
-        return None
+        read = readers or name.endswith(".py") or PROSE.search(name)
+        return None if read else f"nothing says who reads {name}"
 
     def _readers(self, name: str) -> dict[str, int]:
         """Source files that mention a file's name, or the name without its suffix in quotes; with the line."""

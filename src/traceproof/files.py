@@ -156,9 +156,8 @@ class NotPlainError(ValueError):
 def read_bytes(path: Path, *, most: int) -> bytes:
     """The content of a regular file; a symbolic link is followed.
 
-    Raises:
-        OSError: it can not be read; a link that leads in a circle, for one.
-        NotPlainError: it is no regular file, or larger than `most` bytes, and then not read.
+    Raises OSError: it can not be read; a link that leads in a circle, for one. NotPlainError: it is no regular
+    file, or larger than `most` bytes, and then not read.
     """
     return read_resolved(path.resolve(), most=most)
 
@@ -194,13 +193,9 @@ def parse_quietly(source: str | bytes) -> ast.Module:
 
 def _expect_plain(found: os.stat_result, most: int) -> None:
     if not stat.S_ISREG(found.st_mode):
-        kinds = {
-            stat.S_IFDIR: "a folder",
-            stat.S_IFIFO: "a pipe",
-            stat.S_IFSOCK: "a socket",
-            stat.S_IFCHR: "a device",
-        }
-        raise NotPlainError(f"is {kinds.get(stat.S_IFMT(found.st_mode), 'something')}, not a file")
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device"}
+        kind = kinds.get(stat.S_IFMT(found.st_mode))
+        raise NotPlainError(f"is {f'a {kind}' if kind else 'something'}, not a file")
     if found.st_size > most:
         raise NotPlainError(f"is larger than {most // MIB} MiB")
 

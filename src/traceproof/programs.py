@@ -37,10 +37,7 @@ HARMLESS = re.compile(
 )
 CLEAR = "\r\x1b[K"  # of a terminal's line
 LIVE_SECONDS, LINE_SECONDS = 0.1, 5.0  # between states of a line of progress: on a terminal, and elsewhere
-FIRST_SECONDS, LONGEST_SECONDS = (
-    3.0,
-    30.0,
-)  # until a wait is told, then after twice as long each time, at most so long
+FIRST_SECONDS, LONGEST_SECONDS = 3.0, 30.0  # until a wait is told, then after twice as long, at most so long
 PAGE = resource.getpagesize()
 _TOLD: list[threading.Event] = []  # what is being told, the innermost last
 
@@ -109,19 +106,13 @@ def forget() -> None:
     for name in HUB_TOKENS:
         os.environ.pop(name, None)
     with suppress(OSError, ValueError, IndexError):  # not Linux, or no /proc
-        _overwrite()
-
-
-def _overwrite() -> None:
-    """Blank the token in what /proc/<pid>/environ shows of this process: fields 50 and 51 of proc(5)'s stat."""
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    start, end = int(fields[47]), int(fields[48])
-    place = start
-    for entry in ctypes.string_at(start, end - start).split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        if name.decode(errors="replace") in HUB_TOKENS:
-            ctypes.memset(place + len(name) + 1, ord("-"), len(value))
-        place += len(entry) + 1
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        place, end = int(fields[47]), int(fields[48])  # env_start and env_end, fields 50 and 51 of proc(5)'s stat
+        for entry in ctypes.string_at(place, end - place).split(b"\0"):
+            key, _, value = entry.partition(b"=")
+            if key.decode(errors="replace") in HUB_TOKENS:
+                ctypes.memset(place + len(key) + 1, ord("-"), len(value))
+            place += len(entry) + 1
 
 
 def without_secrets(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -200,9 +191,7 @@ def bounded(*, seconds: float, memory: int) -> Iterator[None]:
     """
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * PAGE
-    ceiling = used + memory
-    for limit in before:
-        ceiling = ceiling if limit == resource.RLIM_INFINITY else min(ceiling, limit)
+    ceiling = min([used + memory, *(limit for limit in before if limit != resource.RLIM_INFINITY)])
     resource.setrlimit(resource.RLIMIT_AS, (ceiling, before[1]))
     try:
         with _alarm(seconds):

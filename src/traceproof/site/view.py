@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,31 +17,22 @@ WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
 LARGEST = 5  # rows whose worst places are shown beside the findings
 
 
-@dataclass(slots=True)
 class Tally:
-    """Counts of verdicts."""
+    """Verdict rows counted."""
 
-    counts: Counter[str] = field(default_factory=Counter)  # rows by verdict
-    reasons: Counter[str] = field(default_factory=Counter)  # rows that did not pass, by reason
-    margin: float | None = None  # largest share of a gate's limit that was used; None: no gate has one
-
-    def add(self, verdict: str, reason: str | None, margin: float | None) -> None:
-        """Count a row."""
-        self.counts[str(verdict)] += 1
-        if reason is not None:
-            self.reasons[str(reason)] += 1
-        if margin is not None:
-            self.margin = margin if self.margin is None else max(self.margin, margin)
-
-    @property
-    def verdict(self) -> str:
-        """The worst verdict; `skip` only where nothing else is."""
-        return str(next((one for one in WORST_FIRST if self.counts[one]), Verdict.SKIP))
-
-    @property
-    def reason(self) -> str:
-        """The most frequent reason."""
-        return self.reasons.most_common(1)[0][0] if self.reasons else ""
+    def __init__(self, rows: Iterable[VerdictRow]) -> None:
+        rows = list(rows)
+        self.counts = Counter(str(row.verdict) for row in rows)  # by verdict
+        self.reasons = Counter(
+            str(row.reason) for row in rows if row.reason is not None
+        )  # of those that did not pass
+        margins = [row.gate.margin for row in rows if row.gate is not None and row.gate.margin is not None]
+        self.margin = max(
+            margins, default=None
+        )  # largest share of a gate's limit that was used; None: no gate has one
+        # The worst verdict; `skip` only where nothing else is. The most frequent reason.
+        self.verdict = str(next((one for one in WORST_FIRST if self.counts[one]), Verdict.SKIP))
+        self.reason = self.reasons.most_common(1)[0][0] if self.reasons else ""
 
 
 class RanOn(NamedTuple):
@@ -62,13 +53,12 @@ def version_of(implementation: str, versions: Mapping[str, Mapping[str, str]]) -
 
 def by_place(rows: Iterable[VerdictRow]) -> dict[RanOn, Tally]:
     """The tally of each implementation, device and version that rows have, in the order in which they come."""
-    found: dict[RanOn, Tally] = {}
+    found: dict[RanOn, list[VerdictRow]] = {}
     for row in rows:
         versions = dict.fromkeys(STACKS, row.versions or {})  # those of its own stack, whichever that is
         place = RanOn(row.implementation, row.device or "", version_of(row.implementation, versions))
-        gate = row.gate
-        found.setdefault(place, Tally()).add(row.verdict, row.reason, gate.margin if gate else None)
-    return found
+        found.setdefault(place, []).append(row)
+    return {place: Tally(own) for place, own in found.items()}
 
 
 class CaseLine(NamedTuple):
@@ -130,9 +120,7 @@ class View:
         for row in self.rows:
             if row.implementation in self.compared:
                 cells = table.setdefault((str(row.case or row.path), row.output), {})
-                if (
-                    row.implementation not in cells or row.bad
-                ):  # of several rows about a case as a whole the bad one counts
+                if row.implementation not in cells or row.bad:  # of several about a whole case the bad one counts
                     cells[row.implementation] = row
         for (case, output), cells in table.items():
             row = next(iter(cells.values()))
