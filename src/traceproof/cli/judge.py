@@ -49,8 +49,6 @@ StackName = Annotated[
 Timed = Annotated[bool, typer.Option("--time", help="Time what passes, in turns with the ground truth's kernel.")]
 Whole = Annotated[bool, typer.Option("--all", help="Go on after a wrong answer: all cases, and its precision.")]
 Demand = Annotated[list[str] | None, typer.Option(help="A property without which it is refused, beside others.")]
-
-
 Sign = Annotated[
     Path | None, typer.Option(metavar="KEY.pem", help="Sign certificates: an Ed25519 key (beside it, .json.sig).")
 ]
@@ -79,10 +77,9 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
 
     Exit codes: 0 accepted, 1 refused, 2 bad use or input, or it needs a GPU and there is none.
     """
-    given, weak = run.given(tolerance=tolerance, seed=seed), allow_weak_isolation or None
-    root, config = run.configured(
-        dataset=run.dataset_in(dataset), test_sizes=test_sizes, allow_weak_isolation=weak, **given
-    )
+    given = run.given(tolerance=tolerance, seed=seed)
+    own = {"dataset": run.dataset_in(dataset), "allow_weak_isolation": allow_weak_isolation or None}
+    root, config = run.configured(test_sizes=test_sizes, **own, **given)
     if demand:
         demanded = Solutions(demanded=(*dict.fromkeys((*config.solutions.demanded, *demand)),))
         config = config.model_copy(update={"solutions": demanded})
@@ -160,7 +157,10 @@ class Session:
         why = blocked(candidate, gpu=has_driver())
         if why is not None:  # found out before an environment is built
             raise TraceproofError(why)
-        settings = self._settings(self.stack or _stack_of(candidate))
+        # The stack whose package a solution imports, one that has a CUDA compiler if it needs that, or the main.
+        own = [name for name, package in PACKAGES.items() if package in candidate.imported]
+        compilers = [name for name, stack in STACKS.items() if stack.toolkit and candidate.is_compiled]
+        settings = self._settings(self.stack or [*own, *compilers, MAIN][0])
         folder = None
         if not name.endswith((".json", PROBLEM)) and not name.startswith(ATEN):
             folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
@@ -204,14 +204,6 @@ class Session:
             whole=self.whole,
             weak=self.config.allow_weak_isolation,
         )
-
-
-def _stack_of(candidate: Candidate) -> str:
-    """The stack whose package a solution imports, one that has a CUDA compiler if it needs that, or the main."""
-    imported = candidate.imported
-    own = [name for name, package in PACKAGES.items() if package in imported]
-    compilers = [name for name, stack in STACKS.items() if stack.toolkit and candidate.is_compiled]
-    return [*own, *compilers, MAIN][0]
 
 
 class Doing:

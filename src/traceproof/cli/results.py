@@ -161,10 +161,8 @@ def difference(found: Diff, *, limit: int = SHOWN) -> list[str]:
     lines = [f"{found.before.digest[:12]} -> {found.after.digest[:12]}", *(f"  {line}" for line in found.versions)]
     for kind, title in TITLES.items():
         pairs: Sequence[tuple[Any, Any]] = getattr(found, kind)
-        lines.append(f"{len(pairs)} {title}")
-        lines += [f"  {_pair(found, a, b)}" for a, b in pairs[:limit]]
-        if len(pairs) > limit:
-            lines.append(f"  ... and {len(pairs) - limit} more")
+        lines += [f"{len(pairs)} {title}", *(f"  {_pair(found, a, b)}" for a, b in pairs[:limit])]
+        lines += [f"  ... and {len(pairs) - limit} more"] if len(pairs) > limit else []
     return [*lines, *_apis(found, "API gone: ", "API new: ")]
 
 

@@ -196,16 +196,13 @@ def dependents(
 
 def _changed(root: Path, given: Sequence[str]) -> dict[str, Any]:
     """What files of a folder reach."""
-    names = []
-    for name in given:
-        path = Path(name)
+    for path in map(Path, given):
         if path.is_absolute() and not path.is_relative_to(root):
             todo = "Give the repository with --root."
-            raise TraceproofError(f"--changed {name} does not lie in {root}", todo=todo)
-        names.append((path.relative_to(root) if path.is_absolute() else path).as_posix())
+            raise TraceproofError(f"--changed {path} does not lie in {root}", todo=todo)
+    names = [(root / name).relative_to(root).as_posix() for name in given]
     tree = FolderTree(root)
-    absent = [name for name in names if name not in tree.files]
-    if absent:
+    if absent := [name for name in names if name not in tree.files]:
         todo = "For deleted files, compare two commits: --between A B."
         raise TraceproofError(f"not in {root}: {', '.join(absent)}", todo=todo)
     return {"changed": names, **_reached(names, tree)}
@@ -228,11 +225,8 @@ def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
         return {"stack": stack, "op_types": {}, "tests": {}, "everything": None}
     graph = Graph(tree)
     reached = graph.reach(names)
-    tests = {
-        path: [str(step) for step in reached.chains.get(path, ())]
-        for path in graph.tests
-        if reached.everything or path in reached.chains
-    }
+    affected = [path for path in graph.tests if reached.everything or path in reached.chains]
+    tests = {path: [str(step) for step in reached.chains.get(path, ())] for path in affected}
     # A row stands on all that the package of its environment holds.
     parts = [name for name in names if stack is not None and of_package(stack, name)]
     why = [f"{name}: lies in the package of {stack}" for name in parts[:1]]

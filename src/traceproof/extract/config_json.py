@@ -97,11 +97,8 @@ LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 
 def language(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that is of its language model: all of it, but for models of several modalities."""
-    for name in LANGUAGE:
-        inner = config.get(name)
-        if isinstance(inner, dict):
-            return language(inner)
-    return config
+    inner = next((config[name] for name in LANGUAGE if isinstance(config.get(name), dict)), None)
+    return config if inner is None else language(inner)
 
 
 def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
@@ -144,12 +141,10 @@ def requested(
 
     Raises TraceproofError: one is no number or does not fit.
     """
-    if ALL in tp:
-        ranks = [one for one in divisors(config) if _fits(config, Parallel(one, 1))]
-    else:
-        ranks = _numbers("tp", tp)
+    every = divisors(config)
+    ranks = [one for one in every if _fits(config, Parallel(one, 1))] if ALL in tp else _numbers("tp", tp)
     if ALL in ep:
-        spread = [Parallel(one, other) for one in ranks or [1] for other in divisors(config) if one % other == 0]
+        spread = (Parallel(one, other) for one in ranks or [1] for other in every if one % other == 0)
         found = tuple(pair for pair in spread if _fits(config, pair))
     else:
         found = pairs(ranks, _numbers("ep", ep), usual)
