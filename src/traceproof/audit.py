@@ -97,7 +97,7 @@ class TestFile:
 
         def holds_in_order(name: str) -> bool:
             rest = iter(name.split("_"))
-            return all(word in rest for word in stem.split("_"))
+            return all(word in rest for word in stem.split("_"))  # each is looked for behind the one before
 
         stem = self.path.stem.removeprefix("test_")
         if stem in definitions:

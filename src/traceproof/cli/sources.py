@@ -235,6 +235,7 @@ def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
 
 
 def _dependents_text(answer: Mapping[str, Any]) -> str:
+    """What changed files reach, as lines: op_types, definitions, then tests with the chain that leads to each."""
     lines = [f"{len(answer['changed'])} changed files"]
     if answer["stack"]:
         lines.append(f"op_types of {answer['stack']}: {', '.join(answer['op_types']) or 'none'}")

@@ -237,6 +237,7 @@ def _found(
     steps = iter(range(STEPS))
 
     def search(known: Mapping[str, int]) -> dict[str, int] | None:
+        """All sizes, from the known ones on: of the most constrained axis the nearest to the wanted one first."""
         sizes = system.completed(known, scanned=0)
         if not system.holds(sizes) or system.stuck(sizes):
             return None

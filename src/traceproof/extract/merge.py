@@ -79,7 +79,7 @@ def check(
 
 
 def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """In the worker, once."""
+    """What a worker of the torch stack does with each item: judge a reference by its definition's oracle."""
     import torch
 
     from traceproof.run.workers import untrusted_pool

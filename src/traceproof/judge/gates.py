@@ -218,7 +218,7 @@ class Slope:
         return abs(self._product / self._energy) / (self._systematic + 2 * abs(self._baseline / self._energy))
 
     def group(self, rows: Rows) -> None:
-        """One chunk by its groups, of which nothing is known before; all chunks or none."""
+        """Add one chunk to the sums over rows, slices of the first axis, columns and equal values; all or none."""
         nearest, value = self._rounded(rows)
         each = rows.error * value, value * value
         by_row = torch.stack([one.sum(-1) for one in each])

@@ -106,6 +106,7 @@ class PullRequest:
         return "\n\n".join([f"{what}: {HEAD}", *parts, self.marker]) + "\n"
 
     def _origin(self) -> Iterator[str]:
+        """A table: which models, where things come from, on what the reference and its ground truths ran."""
         items = self.verifications.items()
         used = [self.verdicts[name][one] for name, found in items for one in (REFERENCE, *found.truths)]
         listed: dict[str, Iterable[str]] = {
@@ -222,14 +223,14 @@ def _names(
 
 
 def _groups(tree: DatasetTree, names: Sequence[str], per: Per) -> Iterator[tuple[str, str, list[str]]]:
+    """Slug and title of each pull request, and the definitions that it is about."""
     if per == "all":
         yield "all", "feat: add what was verified of the dataset", list(names)
         return
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(name if per == "definition" else tree.definitions[name].definition.op_type, []).append(
-            name
-        )
+        key = name if per == "definition" else tree.definitions[name].definition.op_type
+        groups.setdefault(key, []).append(name)
     for key, group in groups.items():
         of = key if per == "definition" else f"op_type {key}"
         yield f"{per}-{key}", f"feat: add what was verified of {of}", group

@@ -137,10 +137,11 @@ def _constants(definition: Definition, drawn: "Drawing") -> list[str]:
     lines = [f"DEFINITION = {literal(definition.name)}", f"OP_TYPE = {literal(definition.op_type)}"]
     values = {**definition.const_axes, **assigned(definition.reference)}
     upper = {name: name.upper() for name in values}
-    told = [*RESERVED, *upper.values()]
-    unique = {name: text for name, text in upper.items() if text.isidentifier() and told.count(text) == 1}
-    lines += [f"{text} = {literal(values[name])}" for name, text in unique.items()]
-    pairs = [f"{literal(name)}: {unique.get(name, literal(value))}" for name, value in values.items()]
+    taken = [*RESERVED, *upper.values()]
+    # Each gets a name of its own in the file, unless that is no identifier or means something else there, too.
+    named = {name: text for name, text in upper.items() if text.isidentifier() and taken.count(text) == 1}
+    lines += [f"{text} = {literal(values[name])}" for name, text in named.items()]
+    pairs = [f"{literal(name)}: {named.get(name, literal(value))}" for name, value in values.items()]
     line = f"CONSTANTS = {{{', '.join(pairs)}}}"
     lines += [line] if len(line) <= 115 else ["CONSTANTS = {", *(f"    {pair}," for pair in pairs), "}"]
     lines.append(f"MEMORY_GB = {drawn.memory:.2g}  # that its largest ordinary case takes, about")

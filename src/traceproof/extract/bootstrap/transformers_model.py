@@ -338,6 +338,7 @@ def _projections(model: nn.Module) -> Iterator[tuple[str, str, Facts]]:
         if isinstance(module, nn.Embedding) or not isinstance(weight, torch.Tensor) or weight.dim() != 2:
             continue
         words = path.split(".")
+        # A part is what a layer holds, `model.layers.3.mlp`; elsewhere, what holds the weight.
         numbers = [index for index, word in enumerate(words) if word.isdigit()]
         depth = numbers[0] + 2 if numbers and numbers[0] + 2 < len(words) else len(words) - 1
         shape = list(weight.shape)
