@@ -62,12 +62,18 @@ class Function:
         return tuple(name for name in self.parameters if name not in self.defaulted)
 
 
+def _functions(source: object) -> dict[str, ast.FunctionDef]:
+    """The top-level functions of a source by name; none where it is no Python."""
+    try:
+        body = ast.parse(source).body if isinstance(source, str) else []
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        body = []
+    return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+
+
 def number_defaults(source: object) -> dict[str, int]:
     """The whole numbers that the last function of a text has as defaults, by parameter; {}: it is no Python."""
-    try:
-        found = {node.name: node for node in ast.parse(str(source)).body if isinstance(node, ast.FunctionDef)}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
+    found = _functions(source)
     arguments = _arguments(found[next(reversed(found))], found) if found else {}
     numbers = {name: one.value for name, one in arguments.items() if isinstance(one, ast.Constant)}
     return {name: value for name, value in numbers.items() if type(value) is int}
@@ -87,13 +93,12 @@ def _arguments(node: ast.FunctionDef, known: Mapping[str, ast.FunctionDef]) -> d
     return found
 
 
-def entry_of(source: str, names: Iterable[str] = (), *, handed_on: bool = False) -> Function | None:
+def entry_of(source: object, names: Iterable[str] = (), *, handed_on: bool = False) -> Function | None:
     """The top-level function of one of `names`, else (none given) `run`, else the last one; None: there is none.
 
     With `handed_on`, a function that does nothing with its keywords but hand them on has those of the other one.
-    Raises SyntaxError, ValueError, RecursionError, MemoryError: the source is no Python.
     """
-    found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    found = _functions(source)
     wanted = list(names) or ["run", *reversed(found)]
     node = next((found[name] for name in wanted if name in found), None)
     if node is None:
@@ -105,10 +110,7 @@ def entry_of(source: str, names: Iterable[str] = (), *, handed_on: bool = False)
 
 def required(definition: Mapping[str, Any]) -> list[str]:
     """Optional inputs that the reference has no default for."""
-    try:
-        entry = entry_of(definition["reference"])
-    except (TypeError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
+    entry = entry_of(definition["reference"])
     named = entry.required if entry is not None else ()
     inputs = definition["inputs"]
     return [name for name in named if isinstance(inputs.get(name), dict) and inputs[name].get("optional")]
@@ -117,10 +119,7 @@ def required(definition: Mapping[str, Any]) -> list[str]:
 def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # noqa: ANN401 - any JSON value
     """The reference with a function `run`; what is no text, no Python or has no function stays as it is."""
     source = definition["reference"]
-    try:
-        entry = entry_of(source)
-    except (TypeError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return source
+    entry = entry_of(source)
     if entry is None or entry.name == "run":
         return source
     inputs, given = definition["inputs"], _given(entry, definition, note)
@@ -282,7 +281,8 @@ def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
         return Dialect.PUBLISHED
     # What a published definition has is left to the API's caller: a dtype, or `run`.
     left = any(isinstance(spec.get("dtype"), str) and spec["dtype"] in OPEN_DTYPES for spec in specs)
-    incomplete = left or "reference" not in value or not _has_run(value["reference"])
+    functions = _functions(value.get("reference"))  # what is no Python at all is left to the model to refuse
+    incomplete = left or "reference" not in value or (functions and "run" not in functions)
     return Dialect.TRACE_DUMP if incomplete else Dialect.PUBLISHED
 
 
@@ -296,18 +296,6 @@ def _after(name: str, spec: Json, outputs: Json) -> str | None:
     )
     told = (DTYPES.get(dtype, dtype) for dtype in found)
     return next((dtype for dtype in told if dtype in set(DType) - {DType.STRING, DType.UNKNOWN}), None)
-
-
-def _has_run(reference: object) -> bool:
-    """Whether a reference has a function `run`; what is no Python at all is left to the model to refuse."""
-    if not isinstance(reference, str):
-        return True
-    try:
-        body = ast.parse(reference).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return True
-    functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
-    return not functions or "run" in functions
 
 
 @dataclass
