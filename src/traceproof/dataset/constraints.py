@@ -39,11 +39,8 @@ Compare: Mapping[type[ast.cmpop], Callable[[Value, Value], bool]] = {
 
 def names(expression: str) -> frozenset[str]:
     """Names that the expression reads, those it binds itself (in a comprehension) left out; none if it is none."""
-    try:
-        nodes = [node for node in ast.walk(parse(expression)) if isinstance(node, ast.Name)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return frozenset()
-    return frozenset(node.id for node in nodes) - {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    found = [node for part in _parts(expression) for node in ast.walk(part) if isinstance(node, ast.Name)]
+    return frozenset(node.id for node in found) - {node.id for node in found if isinstance(node.ctx, ast.Store)}
 
 
 def parse(expression: str) -> ast.expr:
