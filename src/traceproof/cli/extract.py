@@ -11,21 +11,8 @@ import typer
 from traceproof.cli import options, run
 from traceproof.environments.building import built, resolve
 from traceproof.errors import TraceproofError
-from traceproof.extract import config_json, hierarchy
+from traceproof.extract import config_json, hierarchy, pipeline
 from traceproof.extract.config_json import pairs, requested
-from traceproof.extract.pipeline import (
-    PAGE_SIZES,
-    AskedModel,
-    Choices,
-    ExtractionSettings,
-    as_json,
-    definitions_of,
-    extract,
-    model_of,
-    not_described,
-    publish,
-    told,
-)
 from traceproof.extract.reading import ReaderEnvironment
 from traceproof.models import catalogue
 from traceproof.models.drafts import Draft
@@ -101,25 +88,27 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         raise TraceproofError("several models but one config.json", todo="Give one --model-name with it.")
     models = []
     for name in names:
-        slug, tags, given, usual = model_of(name, config=config, repository=hf_repo_id, revision=revision)
-        models.append(AskedModel(slug, tags, given, requested(given, tp or [], ep or [], usual, dp=dp_attention)))
+        slug, tags, given, usual = pipeline.model_of(name, config=config, repository=hf_repo_id, revision=revision)
+        models.append(
+            pipeline.AskedModel(slug, tags, given, requested(given, tp or [], ep or [], usual, dp=dp_attention))
+        )
     wrong = [f"page size {size}; allowed: 1 and up" for size in page_size or [] if size < 1]
     if wrong:
         raise TraceproofError("the page sizes cannot be used", problems=wrong)
-    choices = Choices(
-        page_sizes=tuple(dict.fromkeys(page_size or PAGE_SIZES)),
+    choices = pipeline.Choices(
+        page_sizes=tuple(dict.fromkeys(page_size or pipeline.PAGE_SIZES)),
         per_rank=gemm_shapes == "rank",
         second_reading=not single_reading,
     )
-    settings = ExtractionSettings(
+    settings = pipeline.ExtractionSettings(
         environment=ReaderEnvironment(run.stack_interpreter(READER, extract_python), sglang_path),
         torch_python=run.stack_interpreter(MAIN, torch_python),
         choices=choices,
     )
     with telling("extracting"):
-        extraction = extract(models, settings, say=run.say)
+        extraction = pipeline.extract(models, settings, say=run.say)
     target, report = output_dir or OUTPUT, report_dir or REPORTS
-    publish(extraction, settings, dataset=dataset or target, out=target, report=report)
+    pipeline.publish(extraction, settings, dataset=dataset or target, out=target, report=report)
     counted = Counter(result.status for result in extraction.merged)
     for result in extraction.merged:
         if result.status == "conflict":
@@ -128,11 +117,11 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
         run.say(f"conflict between models: {clash.renamed}: {'; '.join(clash.differences)}")
     for item, finding in extraction.refused:
         run.say(f"not written: {item.name}: no oracle: {finding.no_oracle}")
-    for line in not_described(extraction):
+    for line in pipeline.not_described(extraction):
         run.say(line)
     said = ", ".join(f"{count} {status}" for status, count in sorted(counted.items()))
     text = f"{len(extraction.merged)} definitions in {target}: {said}\n"
-    run.end(json_file, as_json(extraction), text, bad="conflict" in counted or bool(extraction.clashes))
+    run.end(json_file, pipeline.as_json(extraction), text, bad="conflict" in counted or bool(extraction.clashes))
 
 
 # What can be extracted.
@@ -194,7 +183,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
     """
     bundled = catalogue.entries().get(catalogue.slug_of(model_name))
     fetched = hf_repo_id if bundled is None or revision is not None else None
-    slug, tags, given, usual = model_of(model_name, config=config, repository=fetched, revision=revision)
+    slug, tags, given, usual = pipeline.model_of(model_name, config=config, repository=fetched, revision=revision)
     parallels = pairs(tp or [], ep or [], usual)
     environment = ReaderEnvironment(run.stack_interpreter(READER, extract_python), sglang_path)
     named: dict[str, list[str]] = {}
@@ -204,9 +193,9 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
         label = f"{slug} tp{parallel.tp} ep{parallel.ep}"
         with telling(f"reading {label}"):
             reading = environment.read(given, parallel)
-        made, left, _ = definitions_of(reading, given, Choices())
+        made, left, _ = pipeline.definitions_of(reading, given, pipeline.Choices())
         _name_definitions(named, reading, made)
-        sys.stderr.write("".join(f"not described: {told(item)}\n" for item in left))
+        sys.stderr.write("".join(f"not described: {pipeline.told(item)}\n" for item in left))
         readings.append(reading)
     title = bundled.title if bundled is not None else model_name
     about = {"id": model_name, "name": title, "description": f"{title} ({', '.join(tags)})."}

@@ -9,18 +9,8 @@ from typing import Any
 
 from traceproof.dataset.tree import paused_collection, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.lint import definitions, workloads
-from traceproof.lint.model import (
-    Code,
-    Finding,
-    Hit,
-    LintedDataset,
-    Severity,
-    as_text,
-    codes,
-    read_baseline,
-    split,
-)
+from traceproof.lint import definitions, model, workloads
+from traceproof.lint.model import Code, Finding, Hit, LintedDataset, Severity
 
 NEEDS_FLASHINFER = "TP422"  # the rule that needs an unpacked FlashInfer
 DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser takes about 3,000 levels
@@ -47,7 +37,7 @@ def chosen(select: Collection[str], ignore: Collection[str]) -> Mapping[str, Cod
 
     Raises TraceproofError: an argument that is the beginning of no code.
     """
-    known = codes("TP")
+    known = model.codes("TP")
     wrong = [code for code in (*select, *ignore) if not any(one.startswith(code) and code for one in known)]
     if wrong:
         problems = [f"{code!r} is the beginning of no code" for code in wrong]
@@ -78,7 +68,7 @@ def lint(
     Raises TraceproofError: no dataset, no baseline or no FlashInfer where one was said to be; unknown codes.
     """
     rules = chosen(select, ignore)
-    known = read_baseline(baseline) if baseline is not None else Counter[str]()
+    known = model.read_baseline(baseline) if baseline is not None else Counter[str]()
     dataset = LintedDataset(read_tree(root), flashinfer)
     not_run: tuple[str, ...] = ()
     if flashinfer is None and (one := rules.get(NEEDS_FLASHINFER)) is not None:
@@ -91,7 +81,7 @@ def lint(
             found = sorted(finding for finding in every if finding.code in rules)
     finally:
         sys.setrecursionlimit(before)
-    new, old, gone = split(found, known) if known else (found, [], 0)
+    new, old, gone = model.split(found, known) if known else (found, [], 0)
     return LintReport(tuple(new), tuple(old), gone, not_run, len(dataset.tree.definitions))
 
 
@@ -118,4 +108,4 @@ def report_text(report: LintReport) -> str:
     text = f"{count(report.definitions, 'definition')}: {', '.join(parts)}"
     if report.known or report.gone:
         text += f"; {len(report.known)} known by the baseline, {report.gone} of it gone"
-    return as_text(report.findings) + "".join(f"{line}\n" for line in (*report.not_run, text))
+    return model.as_text(report.findings) + "".join(f"{line}\n" for line in (*report.not_run, text))

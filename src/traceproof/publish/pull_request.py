@@ -17,17 +17,9 @@ from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, write_json, write_text
 from traceproof.names import fresh_folder, path_part
 from traceproof.programs import without_secrets
+from traceproof.publish import verified
 from traceproof.publish.change import Base, Change, Folder, resolve, traces_path
-from traceproof.publish.verified import (
-    ModelRow,
-    Verdicts,
-    Verification,
-    implementation_verdicts,
-    model_rows,
-    model_table,
-    tag_values,
-    verification,
-)
+from traceproof.publish.verified import ModelRow, Verdicts, Verification
 from traceproof.run.schema import REFERENCE, each_row
 from traceproof.stacks import STACK_OF, distribution
 from traceproof.testgen.generate import GENERATED, PLACE, Divergences, GenerateOptions, generate, state
@@ -82,7 +74,8 @@ class PullRequest:
     @property
     def models(self) -> list[ModelRow]:
         """What it verifies of which model."""
-        rows = [row for name, one in self.definitions.items() for row in model_rows(one, self.verifications[name])]
+        own = (verified.model_rows(one, self.verifications[name]) for name, one in self.definitions.items())
+        rows = (row for of_definition in own for row in of_definition)
         return sorted(rows, key=lambda row: (row.model, row.op_type, row.definition))
 
     def describe(self, change: Change) -> str:
@@ -95,7 +88,7 @@ class PullRequest:
         sections: dict[str, Iterable[str]] = {
             "Provenance": self._origin(),
             "Verdicts": self._verdicts(),
-            "Model coverage": _short(model_table(self.models) if self.models else []),
+            "Model coverage": _short(verified.model_table(self.models) if self.models else []),
             "Changes to what is there": _indented(_short(change.differs)),
             "Left out": _short([f"- {markdown(line)}" for line in left]),
             "Output of the tests": _indented(self.tests.splitlines()),
@@ -109,8 +102,9 @@ class PullRequest:
         """A table: which models, where things come from, on what the reference and its ground truths ran."""
         items = self.verifications.items()
         used = [self.verdicts[name][one] for name, found in items for one in (REFERENCE, *found.truths)]
+        tags = [tag for one in self.definitions.values() for tag in one.tags]
         listed: dict[str, Iterable[str]] = {
-            "models": (model for item in self.definitions.values() for model in tag_values(item.tags, "model")),
+            "models": verified.tag_values(tags, "model"),
             **{what: [value] for what, value in self.provenance.items()},
             "devices": (one.device or "unknown" for one in used),
             "versions": (f"{k} {v}" for one in used for k, v in one.versions.items()),
@@ -157,7 +151,8 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
     tree = read_tree(source.dataset)
     verdicts = verdicts_of(source.run)
     found = {
-        name: verification(entry.definition, verdicts.get(name, {})) for name, entry in tree.definitions.items()
+        name: verified.verification(entry.definition, verdicts.get(name, {}))
+        for name, entry in tree.definitions.items()
     }
     names = _names(tree, found, definitions, op_types)
     _write_solutions(source, tree, {name: verdicts[name] for name in names}, found)
@@ -196,7 +191,7 @@ def verdicts_of(run: Path) -> dict[str, Verdicts]:
     paths = sorted((run / "verdicts").glob("*.jsonl"))
     if not paths:
         raise TraceproofError(f"no verdicts below {run}", todo="Verify first: `traceproof verify`.")
-    return {**implementation_verdicts(row for path in paths for row in each_row(path))}
+    return {**verified.implementation_verdicts(row for path in paths for row in each_row(path))}
 
 
 def _names(

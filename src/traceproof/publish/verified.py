@@ -83,6 +83,7 @@ def implementation_verdicts(rows: Iterable[VerdictRow]) -> dict[str, dict[str, I
 
 
 def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
+    """What the rows of one implementation on one definition come to."""
     # Others meet other hidden cases, and a scaled-down definition says nothing of the definition itself.
     fixed = [row for row in rows if not is_hidden(row.case) and not row.scaled_down]
     compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
@@ -108,7 +109,7 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
     for row in compared:
         entry = gates.setdefault(row.output, {"kinds": [], "margin": None})
         if row.gate is not None:
-            entry["kinds"] = sorted({*entry["kinds"], row.gate.kind} - {None})
+            entry["kinds"] = sorted({*entry["kinds"], row.gate.kind} - {""})
             margins = [one for one in (entry["margin"], row.gate.margin) if one is not None]
             entry["margin"] = max(margins, default=None)
     return ImplementationVerdict(

@@ -136,7 +136,7 @@ class Call:
         node = ast.parse(written).body[0]
         if not isinstance(node, ast.FunctionDef):
             raise Unemittable(f"{name} is no function that has a text of its own")
-        node.decorator_list, before = [], "\n".join(written.splitlines()[node.lineno - 1 :])  # without decorators
+        node.decorator_list, plain = [], "\n".join(written.splitlines()[node.lineno - 1 :])  # without decorators
         scope = {**vars(sys.modules[function.__module__]), **inspect.getclosurevars(function).nonlocals}
         node = _Filled(node, scope, {parameter: self.definition}).filled
         self.functions[name] = function, ""  # it may call itself
@@ -145,8 +145,8 @@ class Call:
             if isinstance(item, ast.Name) and item.id not in bound and item.id in scope:
                 self._name(item.id, scope[item.id], scope["__name__"])
         del self.functions[name]  # behind what it calls
-        unchanged = ast.dump(node) == ast.dump(ast.parse(before).body[0])
-        self.functions[name] = function, before if unchanged else folded(ast.unparse(node))
+        unchanged = ast.dump(node) == ast.dump(ast.parse(plain).body[0])  # the definition decides nothing in it
+        self.functions[name] = function, plain if unchanged else folded(ast.unparse(node))
 
     def _name(self, name: str, value: Any, module: str) -> None:  # noqa: ANN401 - any global
         """Add what a name means in a module."""

@@ -28,7 +28,6 @@ from torch import nn
 from traceproof.extract.bootstrap import SUPPORTED, base_version, sglang_model, transformers_model
 from traceproof.lazy import StandIns
 
-FORMAT = 2  # of the reading
 PACKED = ("linear", "experts")  # modules with weights that a checkpoint may have packed
 
 
@@ -89,7 +88,6 @@ def listing(version: str) -> dict[str, Any]:
     """The architectures that can be read, and the configs of those that transformers knows as language models."""
     defaults, without = transformers_model.defaults()
     return {
-        "format": FORMAT,
         "sglang": version,
         "architectures": sglang_model.architectures(),
         "defaults": defaults,
@@ -128,7 +126,6 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
         theirs = {"absent": f"transformers' model cannot be read: {type(error).__name__}: {error}"[:300]}
     versions = {name: importlib.import_module(name).__version__ for name in ("transformers", "torch")}
     return {
-        "format": FORMAT,
         "sglang": version,
         **versions,
         "architecture": architecture,
