@@ -31,8 +31,8 @@ rows beside each other: whether they are correlated.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,12 +47,8 @@ PARTS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
 NEAR_LAGS, FAR_LAGS, FIRST_DRAWS = 8, 64, 1 << 13
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
-    """Logarithm of a bound on a p-value, corrected for the family it belongs to, and what it is of."""
-
-    log_p: float
-    what: str
+# Logarithm of a bound on a p-value, one of how many tests of its family it is, and what it is of.
+Test = tuple[float, float, str]
 
 
 def judge_samples(
@@ -89,10 +85,12 @@ def judge_samples(
         fields["first_outside"] = {"trial": trial, "row": row, "token": drawn}
         detail = f"{fields['outside']} of {samples.numel()} draws lie outside the support, first token {drawn}"
         return False, {**fields, "p_bound": 0.0, "detail": f"{detail} of row {row}"}
-    worst = _worst(ranks, tokens, probs.detach().to(torch.float64), optional)
-    fields["p_bound"] = math.exp(worst.log_p)
+    every = _tests(ranks, tokens, probs.detach().to(torch.float64), optional)
+    corrected = [(min(0.0, log_p + math.log(FAMILIES * tests)), what) for log_p, tests, what in every]
+    worst, what = min(corrected, default=(0.0, "nothing but optional tokens"), key=lambda one: one[0])
+    fields["p_bound"] = math.exp(worst)
     ok = fields["p_bound"] > false_alarm
-    detail = f"{worst.what}: p <= {fields['p_bound']:.2g} (limit {false_alarm:g}), {samples.numel()} draws"
+    detail = f"{what}: p <= {fields['p_bound']:.2g} (limit {false_alarm:g}), {samples.numel()} draws"
     return ok, {**fields, "detail": detail}
 
 
@@ -122,50 +120,39 @@ def _ranks_of(samples: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return ranks
 
 
-def _counted(ranks: torch.Tensor, width: int, *, where: torch.Tensor | None = None) -> torch.Tensor:
-    """How often each rank came up, int64 [rows, width]; of the draws `where` alone."""
-    rows = ranks.shape[1]
+def _tests(
+    ranks: torch.Tensor, tokens: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor
+) -> Iterator[Test]:
+    """The tests of all families."""
+    rows, width = tokens.shape
     places = ranks + torch.arange(rows, device=ranks.device) * width
-    chosen = places.flatten() if where is None else places[where]
-    return torch.bincount(chosen, minlength=rows * width).view(rows, width)
-
-
-def _worst(ranks: torch.Tensor, tokens: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor) -> _Tail:
-    counts = _counted(ranks, tokens.shape[1])
+    counts = torch.bincount(places.flatten(), minlength=rows * width).view(rows, width)  # of each rank of each row
     certain = (probs > 0) & ~optional
     share = (probs * certain).sum(-1)
     q = torch.where(certain, probs, 0.0) / share.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
     drawn = counts * certain
     seen = drawn.sum(-1)
-    alike = _alike(drawn, q)
-    tails = [
-        *_cells(drawn, q, seen, alike),
-        *_ranks(counts, q, certain, seen),
-        *_numbers(drawn, q, seen, tokens),
-        *_kept(seen, counts.sum(-1), share),
-        *_pooled(drawn, q, certain, seen),
-        *_tempered(alike),
-        *_mixed(alike),
-        *_following(ranks, q),
-        *_beside(ranks, q, tokens),
-        *_related(scores(ranks, q, tokens)),
-    ]
-    return min(tails, key=lambda tail: tail.log_p, default=_Tail(0.0, "nothing but optional tokens"))
+    shared, group = torch.unique(q, dim=0, return_inverse=True)
+    sums = torch.zeros_like(shared, dtype=drawn.dtype).index_add_(0, group, drawn)
+    alike = Alike(shared, sums, torch.bincount(group))
+    yield from _cells(drawn, q, seen, alike)
+    yield from _ranks(counts, q, certain, seen)
+    yield from _numbers(drawn, q, seen, tokens)
+    yield from _kept(seen, counts.sum(-1), share)
+    yield from _pooled(drawn, q, certain, seen)
+    yield from _tempered(alike)
+    yield from _mixed(alike)
+    yield from _following(ranks, q)
+    yield from _beside(ranks, q, tokens)
+    yield from _related(scores(ranks, q, tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class _Alike:
+class Alike(NamedTuple):
     """Rows that share a distribution, taken together."""
 
     q: torch.Tensor  # float64 [distributions, n], each of them once
     drawn: torch.Tensor  # int64 [distributions, n], how often each token came up in all rows of one
     rows: torch.Tensor  # int64 [distributions], how many rows that are
-
-
-def _alike(drawn: torch.Tensor, q: torch.Tensor) -> _Alike:
-    shared, group = torch.unique(q, dim=0, return_inverse=True)
-    sums = torch.zeros_like(shared, dtype=drawn.dtype).index_add_(0, group, drawn)
-    return _Alike(shared, sums, torch.bincount(group))
 
 
 def log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor, *, mean: bool = False) -> torch.Tensor:
@@ -185,11 +172,7 @@ def log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor, *, mean
     return torch.where(near | (hits <= trials * chance), 0.0, bound.clamp_max(0.0))
 
 
-def _corrected(log_p: float, tests: float) -> float:
-    return min(0.0, log_p + math.log(FAMILIES * tests))
-
-
-def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: _Alike) -> list[_Tail]:
+def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: Alike) -> Iterator[Test]:
     """Each token of each row, two-sided; and of all rows that share a distribution, taken together.
 
     A token's part of the false-alarm rate is its probability, as the more probable one tells more.
@@ -202,24 +185,23 @@ def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: _Ali
     seen = torch.cat([seen, alike.drawn[several].sum(-1)])
     used = (q > 0) & (q < 1) & (seen[:, None] > 0)
     if not used.any():
-        return []
+        return
     rows, columns = used.nonzero(as_tuple=True)
     log_p = log_tail(counts[rows, columns], seen[rows], q[rows, columns]) - q[rows, columns].log()
     at = int(log_p.argmin())
     row, column = int(rows[at]), int(columns[at])
     what = f"{names[row]}, rank {column}: drawn {int(counts[row, column])} of {int(seen[row])}"
     what += f", expected {float(q[row, column] * seen[row]):.1f}"
-    return [_Tail(_corrected(float(log_p[at]), 2 * len(names)), what)]
+    yield float(log_p[at]), 2 * len(names), what
 
 
-def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
+def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> Iterator[Test]:
     """Tokens of like rank pooled over the rows, two-sided: rank 0, 1, 2-3, 4-7, ..., and the last few."""
     rank = certain.cumsum(-1) - 1
     level = torch.where(certain, (rank + 1).to(torch.float64).clamp_min(1).log2().floor().to(torch.int64), -1)
     from_end = certain.sum(-1, keepdim=True) - 1 - rank
     pools = [(f"rank 2^{value} on", level == value) for value in range(int(level.max()) + 1)]
     pools += [(f"{value + 1} from the end", certain & (from_end == value)) for value in range(RANKS_FROM_END)]
-    tails = []
     for what, pool in pools:
         involved = pool.any(-1)
         trials = seen[involved].sum()
@@ -230,11 +212,10 @@ def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: t
         drawn = (counts * pool).sum()
         text = f"{what}, pooled: drawn {int(drawn)} of {int(trials)}, expected {float(expected):.1f}"
         log_p = float(log_tail(drawn, trials, mean, mean=True))
-        tails.append(_Tail(_corrected(log_p, 2 * len(pools)), text))
-    return tails
+        yield log_p, 2 * len(pools), text
 
 
-def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: torch.Tensor) -> list[_Tail]:
+def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: torch.Tensor) -> Iterator[Test]:
     """Tokens of one number pooled over the rows that may yield it, two-sided; by their probability."""
     rows, columns = ((q > 0) & (q < 1) & (seen[:, None] > 0)).nonzero(as_tuple=True)
     numbers, place = torch.unique(tokens[rows, columns], return_inverse=True)
@@ -244,19 +225,19 @@ def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: t
     pooled.index_add_(1, place, each)
     several = torch.bincount(place, minlength=len(numbers)) > 1
     if not several.any():
-        return []
+        return
     counts, trials, expected = pooled[:, several]
     log_p = log_tail(counts, trials, expected / trials, mean=True) - (expected / expected.sum()).log()
     at = int(log_p.argmin())
     what = f"token {int(numbers[several][at])} of all rows: drawn {int(counts[at])} of {int(trials[at])}"
-    return [_Tail(_corrected(float(log_p[at]), 2), f"{what}, expected {float(expected[at]):.1f}")]
+    yield float(log_p[at]), 2, f"{what}, expected {float(expected[at]):.1f}"
 
 
-def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> list[_Tail]:
+def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> Iterator[Test]:
     """Tokens that must be kept come up at least with the share they have when all optional ones take part."""
     partial = (share > 0) & (share < 1 - 1e-12)  # float64 sums of a distribution stray from 1 by less
     if not partial.any():
-        return []
+        return
     some, of, mean = seen[partial], trials[partial], share[partial]
     log_p = torch.where(some < of * mean, log_tail(some, of, mean), 0.0)
     expected, total = (of * mean).sum(), of.sum()
@@ -265,23 +246,23 @@ def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> list
         pooled = float(log_tail(some.sum(), total, expected / total, mean=True))
     low = min(float(log_p.min()), pooled)
     what = f"tokens that must be kept: drawn {int(some.sum())} of {int(total)}, expected at least"
-    return [_Tail(_corrected(low, len(log_p) + 1), f"{what} {float(expected):.1f}")]
+    yield low, len(log_p) + 1, f"{what} {float(expected):.1f}"
 
 
-def _pooled(drawn: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> list[_Tail]:
+def _pooled(drawn: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> Iterator[Test]:
     """The sum over rows of n KL(frequencies || distribution)."""
     drawn = drawn.to(torch.float64)
     terms = torch.special.xlogy(drawn, drawn / (seen[:, None] * q)).nan_to_num(nan=0.0, posinf=math.inf)
     statistic = float(terms.sum())
     freedom = int((certain.sum(-1) - 1)[seen > 0].sum())
     if not freedom or statistic <= freedom:
-        return []
+        return
     log_p = freedom - statistic + freedom * math.log(statistic / freedom)
     what = f"all rows pooled: G = {2 * statistic:.1f} with {freedom} degrees of freedom"
-    return [_Tail(_corrected(log_p, 1), what)]
+    yield log_p, 1, what
 
 
-def _tempered(alike: _Alike) -> list[_Tail]:
+def _tempered(alike: Alike) -> Iterator[Test]:
     """The sum of log q over all draws, two-sided: what a sampler at another temperature gets wrong."""
     used = alike.drawn.sum(-1) > 0
     shared, drawn = alike.q[used], alike.drawn[used].to(torch.float64)
@@ -303,10 +284,10 @@ def _tempered(alike: _Alike) -> list[_Tail]:
     power = (low + high) / 2
     ratio = tilted(power)[1] if len(shared) else 0.0
     what = f"all rows pooled: drawn as if from the distribution to the power of {power:.3f}"
-    return [_Tail(_corrected(-max(ratio, 0.0), 2), what)]
+    yield -max(ratio, 0.0), 2, what
 
 
-def _mixed(alike: _Alike) -> list[_Tail]:
+def _mixed(alike: Alike) -> Iterator[Test]:
     """Draws of which a part is the most probable token, or any token of the support alike.
 
     Half of the alternatives' weight is on all distributions together, half on one of them alone.
@@ -314,30 +295,27 @@ def _mixed(alike: _Alike) -> list[_Tail]:
     used = alike.drawn.sum(-1) > 0
     q, drawn = alike.q[used], alike.drawn[used].to(torch.float64)
     if not len(q):
-        return []
+        return
     support = q > 0
     first = torch.zeros_like(q).scatter_(-1, q.argmax(-1, keepdim=True), 1.0)
     even = support / support.sum(-1, keepdim=True)
     weights = torch.full((1 + len(q), 1), 0.5 / len(q), dtype=q.dtype, device=q.device)
     weights[0] = 0.5
-    found = []
     for what, other in (("the most probable token", first), ("any token alike", even)):
         against = torch.where(support, other / torch.where(support, q, 1.0), 1.0)
         single = torch.stack([(drawn * (1 + part * (against - 1)).log()).sum(-1) for part in PARTS], -1)
         every = torch.cat([single.sum(0, keepdim=True), single]) + (weights / len(PARTS)).log()
         best = PARTS[int(every.max(0).values.argmax())]
         text = f"drawn as if {what} were taken in {100 * best:g} % of the draws"
-        found.append(_Tail(_corrected(-float(torch.logsumexp(every.flatten(), 0)), 2), text))
-    return found
+        yield -float(torch.logsumexp(every.flatten(), 0)), 2, text
 
 
-def _following(ranks: torch.Tensor, q: torch.Tensor) -> list[_Tail]:
+def _following(ranks: torch.Tensor, q: torch.Tensor) -> Iterator[Test]:
     """Draws of a row that repeat the one made some draws before: in the same call, or in another."""
-    tails, lags = [], _lags(len(ranks))
+    lags = _lags(len(ranks))
     for lag, count in lags:
         gain, what = repeated(ranks[: count - lag], ranks[lag:count], q, q)
-        tails.append(_Tail(_corrected(-gain, len(lags)), f"{what} repeat the one {lag} before"))
-    return tails
+        yield -gain, len(lags), f"{what} repeat the one {lag} before"
 
 
 def _lags(trials: int) -> list[tuple[int, int]]:
@@ -347,7 +325,7 @@ def _lags(trials: int) -> list[tuple[int, int]]:
     return [(lag, count) for lag, count in (*((lag, trials) for lag in every), *some) if lag < count]
 
 
-def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> list[_Tail]:
+def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> Iterator[Test]:
     """Draws that are the same in equal rows of one call."""
     whole = torch.cat([tokens.to(torch.float64), q], -1)
     _, group = torch.unique(whole, dim=0, return_inverse=True)
@@ -355,9 +333,9 @@ def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> list[
     same = group[order[1:]] == group[order[:-1]]
     one, next_one = order[:-1][same], order[1:][same]
     if not len(one):
-        return []
+        return
     gain, what = repeated(ranks[:, one], ranks[:, next_one], q[one], q[next_one])
-    return [_Tail(_corrected(-gain, 1), f"{what} are those of an equal row beside")]
+    yield -gain, 1, f"{what} are those of an equal row beside"
 
 
 def repeated(
@@ -387,17 +365,15 @@ def scores(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.
     return torch.where(q[columns, ranks] > 0, middle[columns, ranks], 0.0).clamp(-0.5, 0.5)
 
 
-def _related(found: torch.Tensor) -> list[_Tail]:
+def _related(found: torch.Tensor) -> Iterator[Test]:
     """Draws that lie on the same side as those some draws before or in the row beside, or on the other one."""
     lags = _lags(len(found))
     pairs = [(found[: count - lag] * found[lag:count], f"the one {lag} before", len(lags)) for lag, count in lags]
     if found.shape[1] > 1:
         pairs.append((found[:, :-1] * found[:, 1:], "the row beside", 1))
-    tails = []
     for products, what, tests in pairs:
         kind = "on the same side as" if float(products.sum()) > 0 else "on the other side of"
-        tails.append(_Tail(_corrected(-correlated(products), 2 * tests), f"draws lie too often {kind} {what}"))
-    return tails
+        yield -correlated(products), 2 * tests, f"draws lie too often {kind} {what}"
 
 
 def correlated(products: torch.Tensor) -> float:
