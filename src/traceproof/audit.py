@@ -354,20 +354,18 @@ def _difference(one: Function, other: Function) -> str:
     return ""
 
 
-def _statements(function: Function) -> list[str]:
+def _statements(function: Function) -> Iterator[str]:
     """What a function does, a text per statement: asserting, a docstring and `pass` compute nothing."""
-    found = []
     for node in ast.walk(function):
         match node:
             case ast.Assert() | ast.Pass() | ast.Expr(value=ast.Constant()):
                 pass
             case ast.If(test=test) | ast.While(test=test):
-                found.append(f"if {ast.unparse(test)}")
+                yield f"if {ast.unparse(test)}"
             case ast.For(target=target, iter=iterable):
-                found.append(f"for {ast.unparse(target)} in {ast.unparse(iterable)}")
+                yield f"for {ast.unparse(target)} in {ast.unparse(iterable)}"
             case ast.stmt() if not hasattr(node, "body"):
-                found.append(ast.unparse(node))
-    return found
+                yield ast.unparse(node)
 
 
 # All of it.

@@ -147,15 +147,6 @@ def _number(parameters: Parameters, *names: str) -> float | None:
     return next((parameters[name] for name in names if isinstance(parameters.get(name), int | float)), None)
 
 
-def _layout(test: str, parameters: Parameters) -> str:
-    named = "varlen" in test or "cu_seqlens" in parameters
-    return "variable" if named or parameters.get("varlen") else "dense"
-
-
-def _direction(test: str, _: Parameters) -> str:
-    return "backward" if "bwd" in test or "backward" in test else "forward"
-
-
 def _yes(parameters: Parameters, *names: str) -> str:
     return "yes" if any(bool(parameters.get(name)) for name in names) else "no"
 
@@ -192,8 +183,8 @@ def _verifier(parameters: Parameters, names: Collection[str]) -> str:
 
 
 READERS: Mapping[str, Callable[[str, Parameters], str]] = {
-    "layout": _layout,
-    "direction": _direction,
+    "layout": lambda test, p: "variable" if "varlen" in test or "cu_seqlens" in p or p.get("varlen") else "dense",
+    "direction": lambda test, _: "backward" if "bwd" in test or "backward" in test else "forward",
     "length": _length,
     "initial_state": lambda _, p: _yes(p, "initial_state", "use_initial_state", "h0", "has_state"),
     "final_state": lambda _, p: _yes(p, "final_state", "output_final_state", "ht"),

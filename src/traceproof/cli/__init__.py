@@ -104,12 +104,9 @@ def spread(arguments: Sequence[str]) -> list[str]:
             return [*result, *arguments[index:]]
         if argument.startswith("-"):
             flag, first = (argument, True) if argument in MANY else ("", False)
-        elif flag and not first:
-            if re.fullmatch(MANY[flag], argument):
-                result.append(flag)
-            else:
-                flag = ""
+        elif flag and not first and re.fullmatch(MANY[flag], argument):
+            result.append(flag)
         else:
-            first = False
+            flag, first = flag if first else "", False
         result.append(argument)
     return result

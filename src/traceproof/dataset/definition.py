@@ -7,7 +7,7 @@ an error, so that nothing is lost silently on a round trip. Definitions of other
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
@@ -122,8 +122,9 @@ class Definition(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         problems = []
-        kinds = {"inputs": self.inputs, "outputs": self.outputs}
-        for where, spec in ((f"{kind}.{name}", spec) for kind, own in kinds.items() for name, spec in own.items()):
+        specs = {f"inputs.{name}": spec for name, spec in self.inputs.items()}
+        specs |= {f"outputs.{name}": spec for name, spec in self.outputs.items()}
+        for where, spec in specs.items():
             if unknown := [axis for axis in spec.shape or () if axis not in self.axes]:
                 problems.append(f"{where}.shape names {unknown}, which axes does not define")
         for name, axis in self.axes.items():
@@ -134,42 +135,39 @@ class Definition(BaseModel):
         if shared:
             problems.append(f"inputs and outputs share the names {shared}")
         if self.dialect is Dialect.PUBLISHED:
-            problems += self._beyond_schema()
+            problems += self._beyond_schema(specs)
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
-    def _beyond_schema(self) -> list[str]:
-        """What the published schema does not have."""
-        found = [] if self.outputs else ["outputs is empty"]
-        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
-            for name, spec in specs.items():
-                if spec.dtype not in PUBLISHED_DTYPES:
-                    found.append(f"{kind}.{name}.dtype is {str(spec.dtype)!r}, which the schema does not have")
-                if spec.param is not None:
-                    found.append(f"{kind}.{name}.param is no key of the schema")
+    def _beyond_schema(self, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
+        """What the published schema does not have; `specs` are all inputs and outputs."""
+        if not self.outputs:
+            yield "outputs is empty"
+        for where, spec in specs.items():
+            if spec.dtype not in PUBLISHED_DTYPES:
+                yield f"{where}.dtype is {str(spec.dtype)!r}, which the schema does not have"
+            if spec.param is not None:
+                yield f"{where}.param is no key of the schema"
         if not self.reference:
-            found.append("reference is empty")
+            yield "reference is empty"
         if self.init is not None or self.init_entry is not None:
-            found.append("init and init_entry are no keys of the schema")
-        return found
+            yield "init and init_entry are no keys of the schema"
 
-    def _bad_code(self) -> list[str]:
-        found = []
+    def _bad_code(self) -> Iterator[str]:
+        """What of the reference and the constraints is no Python."""
         try:
             module = parse_quietly(self.reference)
-        except (SyntaxError, ValueError) as error:
-            found.append(f"reference is not Python: {error}")
-        else:
             functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
             if self.reference and "run" not in functions:
-                found.append("reference has no top-level function named run")
+                yield "reference has no top-level function named run"
+        except (SyntaxError, ValueError) as error:
+            yield f"reference is not Python: {error}"
         for constraint in self.constraints or ():
             try:
                 ast.parse(constraint, mode="eval")
             except (SyntaxError, ValueError) as error:
-                found.append(f"constraint {constraint!r} is not an expression: {error}")
-        return found
+                yield f"constraint {constraint!r} is not an expression: {error}"
 
     @cached_property
     def const_axes(self) -> Mapping[str, int]:
