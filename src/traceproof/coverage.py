@@ -143,31 +143,39 @@ Parameters = Mapping[str, Any]
 VERIFIERS = ("reference", "gradcheck", "sanity")
 
 
-def _number(parameters: Parameters, *names: str) -> float | None:
-    return next((parameters[name] for name in names if isinstance(parameters.get(name), int | float)), None)
+def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Values:
+    """Values of one parametrised test: its name, its parameters, and the names that its code uses."""
 
+    def yes(*named: str) -> str:
+        return "yes" if any(bool(parameters.get(name)) for name in named) else "no"
 
-def _yes(parameters: Parameters, *names: str) -> str:
-    return "yes" if any(bool(parameters.get(name)) for name in names) else "no"
+    def number(*named: str) -> float | None:
+        return next((parameters[name] for name in named if isinstance(parameters.get(name), int | float)), None)
 
-
-def _heads(_: str, parameters: Parameters) -> str:
-    keys, values = _number(parameters, "H", "num_heads"), _number(parameters, "HV", "num_v_heads")
-    return "grouped" if keys is not None and values is not None and values > keys else "equal"
-
-
-def _dims(_: str, parameters: Parameters) -> str:
-    key, value = _number(parameters, "K", "D", "head_dim"), _number(parameters, "V", "Dv", "head_v_dim")
-    factor = _number(parameters, "expand_v")
-    different = value is not None and key is not None and value != key
-    return "different" if different or (factor is not None and factor != 1) else "equal"
-
-
-def _length(_: str, parameters: Parameters) -> str:
+    variable = "varlen" in test or "cu_seqlens" in parameters or parameters.get("varlen")
     length = parameters.get("T", parameters.get("seq_len", parameters.get("cu_seqlens")))
     ends = length if isinstance(length, list | tuple) else [0, length or 0]
-    lengths = [b - a for a, b in pairwise(ends)]
-    return "whole chunks" if all(one % 64 == 0 for one in lengths) else "part of a chunk"
+    key_heads, value_heads = number("H", "num_heads"), number("HV", "num_v_heads")
+    grouped = key_heads is not None and value_heads is not None and value_heads > key_heads
+    keys, values = number("K", "D", "head_dim"), number("V", "Dv", "head_v_dim")
+    different = (keys is not None and values not in {None, keys}) or number("expand_v") not in {None, 1}
+    found = {
+        "layout": "variable" if variable else "dense",
+        "direction": "backward" if "bwd" in test or "backward" in test else "forward",
+        "length": "whole chunks" if all((b - a) % 64 == 0 for a, b in pairwise(ends)) else "part of a chunk",
+        "initial_state": yes("initial_state", "use_initial_state", "h0", "has_state"),
+        "final_state": yes("final_state", "output_final_state", "ht"),
+        "gate": yes("use_gate_in_kernel", "gate_in_kernel", "gate"),
+        "beta": str(parameters.get("beta", "head")),
+        "beta_sigmoid": "raw" if yes("use_beta_sigmoid", "use_beta_sigmoid_in_kernel") == "no" else "in kernel",
+        "safe_gate": yes("safe_gate", "use_safe_gate"),
+        "qk_norm": yes("use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
+        "value_heads": "grouped" if grouped else "equal",
+        "head_dims": "different" if different else "equal",
+        "dtype": str(parameters.get("dtype", "unknown")).removeprefix("torch."),
+        "verifier": _verifier(parameters, names),
+    }
+    return {name: frozenset({value}) for name, value in found.items()}
 
 
 def _verifier(parameters: Parameters, names: Collection[str]) -> str:
@@ -180,31 +188,6 @@ def _verifier(parameters: Parameters, names: Collection[str]) -> str:
         return "gradcheck"
     compares = any(word in words for word in ("naive", "reference", "assert_close", "allclose", "ref"))
     return "reference" if compares or not names else "sanity"
-
-
-READERS: Mapping[str, Callable[[str, Parameters], str]] = {
-    "layout": lambda test, p: "variable" if "varlen" in test or "cu_seqlens" in p or p.get("varlen") else "dense",
-    "direction": lambda test, _: "backward" if "bwd" in test or "backward" in test else "forward",
-    "length": _length,
-    "initial_state": lambda _, p: _yes(p, "initial_state", "use_initial_state", "h0", "has_state"),
-    "final_state": lambda _, p: _yes(p, "final_state", "output_final_state", "ht"),
-    "gate": lambda _, p: _yes(p, "use_gate_in_kernel", "gate_in_kernel", "gate"),
-    "beta": lambda _, p: str(p.get("beta", "head")),
-    "beta_sigmoid": lambda _, p: (
-        "in kernel" if _yes(p, "use_beta_sigmoid", "use_beta_sigmoid_in_kernel") == "yes" else "raw"
-    ),
-    "safe_gate": lambda _, p: _yes(p, "safe_gate", "use_safe_gate"),
-    "qk_norm": lambda _, p: _yes(p, "use_qk_l2norm_in_kernel", "qk_norm", "qk_l2norm"),
-    "value_heads": _heads,
-    "head_dims": _dims,
-    "dtype": lambda _, p: str(p.get("dtype", "unknown")).removeprefix("torch."),
-}
-
-
-def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Values:
-    """Values of one parametrised test: its name, its parameters, and the names that its code uses."""
-    found = {name: frozenset({reader(test, parameters)}) for name, reader in READERS.items()}
-    return found | {"verifier": frozenset({_verifier(parameters, names)})}
 
 
 def _reachable(chosen: Chosen) -> bool:
