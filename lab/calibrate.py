@@ -134,7 +134,7 @@ def is_refused(subject: SolvedCase, outputs: Tensors) -> bool:
     """Whether the judge refuses an output of a case."""
     return any(
         judge_output(outputs[name], subject.expected(name), tolerance=None).verdict != Verdict.PASS
-        for name in subject.definition.outputs
+        for name in subject.op.judged(subject.definition)
     )
 
 

@@ -14,9 +14,10 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,10 @@ kv_planes:2 kv_cache_dim:2 head_dim:128 kv_storage_head_dim:128 dstate:128 chunk
 page_size:16 q_block_size:16 storage_page_size:16 kv_block_size:16 hc:4 mhc_mix:24 scale_size:3
 kv_lora_rank:512 qk_rope_head_dim:64 head_dim_qk:576 head_dim_ckv:512 head_dim_kpe:64 projection_groups:3
 conv_width:4 conv_history:3 singleton:1 one:1 num_tokens:1 hidden_dim:512 hidden_size:512 hidden:512
-hidden_padded:512 hidden_size_padded:512 shard_hidden:128 beam_width:1 num_householder:2 seq_len_q:1
+hidden_padded:512 hidden_size_padded:512 shard_hidden:512 beam_width:1 num_householder:2 seq_len_q:1
 kv_pad_dim:1 K:256 N:128 block_size:16 K_packed:128 rank:32 intermediate_size:256 activation_type:3
 packed_head_dim:64 scale_dim:8 scale_head_dim:8 packed_head_dim_ckv:256 scale_dim_ckv:32
-page_bytes:3168 B_scale_size:1024
+page_bytes:3168 B_scale_size:1024 SF_dim_1:16
 """
 AXES = dict(pair.split(":") for pair in SMALL.split())
 WHOLE = """
@@ -50,11 +51,27 @@ state_indices block_tables seq_lens seq_lens_kv qo_indptr cu_seqlens seq_idx ini
 ssm_state_indices checkpoint_cu_starts query_start_loc num_accepted_tokens t1_state_indices adaln_index
 """
 # Dtypes of codes, by words of descriptions; the first counts.
-WORDS = {"as uint8": "uint8", "e8m0 scale": "uint8", "float8_e4m3fn": "float8_e4m3fn", "device scalar": "float32"}
+WORDS = {
+    "as uint8": "uint8",
+    "as int32": "int32",
+    "e8m0 scale": "uint8",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "device scalar": "float32",
+}
 DTYPES = {
     **dict.fromkeys(("A_log", "A", "dt_bias", "norm_weight"), "float32"),
     **dict.fromkeys(WHOLE.split(), "int32"),
 }
+# Dtypes of inputs whose descriptions say none, by op_type.
+OF_OP = {
+    "bmm_mxfp8": {"A": "float8_e4m3fn", "B": "float8_e4m3fn"},
+    "gemm_bf16_fp4": {"A": "bfloat16", "B": "uint8", "b_descale": "uint8", "alpha": "float32"},
+}
+# Sizes that follow from others: scales in tiles, all in one axis or in two.
+FOLLOWING: dict[str, Callable[[dict[str, int]], int]] = {
+    "SF_dim_0": lambda at: 128 if "SF_dim_1" in at else 128 * at["K"] // 16
+}
+STATED = re.compile(r"\b(\w+)=(\d+)\b")  # sizes in a template's description
 LONGEST = 120  # characters of a name, which may have 128
 ROUNDS = 4  # of settling sizes by constraints that name each other
 REST = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -121,9 +138,11 @@ def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
     """Arguments of a call that fits what a template declares: sizes, and tensors without memory."""
     import torch
 
+    stated = AXES | dict(STATED.findall(template.description or ""))
     sizes = {
-        name: getattr(axis, "value", None) or int(AXES.get(name, OTHER)) for name, axis in template.axes.items()
+        name: getattr(axis, "value", None) or int(stated.get(name, OTHER)) for name, axis in template.axes.items()
     }
+    sizes |= {name: size(sizes) for name, size in FOLLOWING.items() if name in sizes}
     for _ in range(ROUNDS):
         for text in template.constraints or ():
             parts = text.split(" or ")[0].split(" == ")
@@ -141,7 +160,8 @@ def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
                 given[parameter] = sizes[name]
             continue
         said = (one.description or "").lower()
-        told = next((kind for word, kind in WORDS.items() if word in said), DTYPES.get(name, "bfloat16"))
+        kinds = DTYPES | OF_OP.get(template.op_type, {})
+        told = next((kind for word, kind in WORDS.items() if word in said), kinds.get(name, "bfloat16"))
         dtype = getattr(torch, str(one.dtype or told).removeprefix("torch."))
         made = torch.empty(
             [sizes.get(axis, OTHER) if axis != "1" else 1 for axis in one.dim_names], dtype=dtype, device="meta"

@@ -74,6 +74,21 @@ def rounded_before_the_weight(wide: Wide) -> Tensors:
     return {"output": y * (wide["weight"] + wide.number("weight_offset")), "residual_out": x}
 
 
+def is_bare_norm(wide: Wide) -> bool:
+    """Whether nothing follows the weight."""
+    return wide.values.keys() <= {"hidden_states", "residual", "weight"}
+
+
+def is_drawn(wide: Wide) -> bool:
+    """Whether tokens are drawn."""
+    return not {"output", "masked_logits", "renormalized", "indices"} & wide.definition.outputs.keys()
+
+
+def of_codes(wide: Wide) -> bool:
+    """Whether rows end as fp4 codes."""
+    return "y_fp4" in wide.definition.outputs
+
+
 def by_pytorch(x: torch.Tensor, eps: float) -> torch.Tensor:
     """The root mean square norm by PyTorch's function."""
     return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)
@@ -298,8 +313,9 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
     **dict.fromkeys(("quantization", "quantize_fp4", "quantize_nvfp4_smooth", "activation_quantize"), CODED),
     "rmsnorm": (
         PLAIN,
-        Variant("chunked, in the opposite order", square=in_chunks),
-        Variant("rounded before the weight", formula=rounded_before_the_weight),
+        Variant("chunked, in the opposite order", applies=lambda wide: not of_codes(wide), square=in_chunks),
+        Variant("rounded before the weight", applies=is_bare_norm, formula=rounded_before_the_weight),
+        Variant("times a reciprocal", applies=of_codes, over=CODED[1].changes["over"]),
     ),
     "layernorm": (PLAIN, FLOAT64, Variant("variance by squares", norm=by_squares)),
     "gated_residual_rmsnorm": (
@@ -317,6 +333,7 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
         Variant("the newest product first", formula=partial(convolved, backwards=True)),
     ),
     **dict.fromkeys(("gemm", "gemm_bf16", "bmm_bf16", "gemm_mxfp8", "bmm_mxfp8", "gemm_bf16_fp4"), PRODUCTS),
+    "linear_nvfp4_svdquant": (PLAIN, FLOAT64, Variant("smoothed in bfloat16", kept=to_bf16)),
     "bmm_fp8": (*PRODUCTS, Variant("scaled after the product", after=True)),
     "gemm_fp8": (*PRODUCTS, Variant("scaled after each block", after=True)),  # as kernels do
     **{
@@ -344,7 +361,7 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
         # The same where weights sum to 1.
         Variant("softmax over the chosen", applies=renormalised, score=same, after=softmax),
     ),
-    "sampling": (Variant("multinomial"), Variant("inverse transform", by=inverse_transform)),
+    "sampling": (Variant("multinomial"), Variant("inverse transform", applies=is_drawn, by=inverse_transform)),
     "gdn": (
         PLAIN,
         FLOAT64,

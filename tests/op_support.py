@@ -115,7 +115,7 @@ def assert_inputs_fit(definition: Definition, case: Case, *, again: bool = True)
         value = values[name]
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
-            assert isinstance(value, float | int), name
+            assert isinstance(value, float | int | str), name
         elif value is None:
             assert spec.optional, name
         else:

@@ -38,7 +38,12 @@ from traceproof.run.case import SolvedCase, solve
 from traceproof.run.untrusted import loaded
 from traceproof.sandbox import Limits, Pool
 
-OWN = [ops.definitions(op_type)[0] for op_type in registry.known() if ops.definitions(op_type)]
+# One of each op_type, of its main form where there is one.
+OWN = [
+    min(own, key=lambda one: not registry.get(one.op_type).of_form(one).family)
+    for op_type in registry.known()
+    if (own := ops.definitions(op_type))
+]
 DECODE = ops.load("gqa_paged", "gqa_paged_decode_h40_kv8_d128_ps16")
 PREFILL = ops.load("gdn", "gdn_prefill_qk2_v4_d32_k_last")
 POOL: list[Pool] = []

@@ -22,7 +22,10 @@ FORMS = [
     planted.indexer(),
 ]
 DEFINITIONS = {definition.name: definition for definition in FORMS}
-COPIED = {("causal_conv1d", "new_state")}  # the last elements, which are not rounded
+COPIED = {  # what is not rounded: the last elements; a sum with a residual of 0
+    ("causal_conv1d", "new_state"),
+    ("rmsnorm", "residual_out"),
+}
 WITHOUT = {
     "block_sparse",
     "gdn2",
@@ -36,6 +39,14 @@ WITHOUT = {
     "rmsnorm_sigmoid_gate",
     "sampling",
     "softcap",
+    *(
+        "comm",
+        "all_gather_gated_residual_next_rmsnorm",
+        "all_gather_rmsnorm_fp4_quantize",
+        "linear_nvfp4_svdquant",
+    ),
+    *("mhc_pre_big_fuse", "fused_rmsnorm_silu_h96", "add_rmsnorm_fp4quant_h96"),
+    *("mla_rope_quantize_fp8_h4_rope32", "rope_quantize_fp8_append_h4_kv2_rope32_ps4"),
 }  # `ops.lossless` says why; copies are exact
 
 
@@ -64,7 +75,11 @@ def away(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def test_the_exact_value_alone_passes(name: str) -> None:
     definition = DEFINITIONS[name]
     subject = lossless(name)
-    if definition.op_type in WITHOUT or "topk_indices" in definition.outputs or "rope_theta" in definition.inputs:
+    if (
+        {definition.op_type, name} & WITHOUT
+        or "topk_indices" in definition.outputs
+        or "rope_theta" in definition.inputs
+    ):
         assert subject is None
         return
     assert subject is not None

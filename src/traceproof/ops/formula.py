@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,37 +32,44 @@ class Wide:
     definition: Definition
     values: Values
     dtype: torch.dtype
+    names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the definition's names for those of the formula, where they are others
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A tensor; one of floating point in the precision of the formula."""
-        value = self.values[name]
-        assert isinstance(value, torch.Tensor), name
+        value = self.given(name)
         return value.to(self.dtype) if value.dtype.is_floating_point else value
 
     def __contains__(self, name: str) -> bool:
         """Whether an input is given."""
-        return self.values.get(name) is not None
+        return self.value(name) is not None
+
+    def value(self, name: str) -> Value:
+        """An input as it is; None: it is not given."""
+        return self.values.get(self.names.get(name, name))
 
     def given(self, name: str) -> torch.Tensor:
         """A tensor in its own dtype."""
-        value = self.values[name]
+        value = self.value(name)
         assert isinstance(value, torch.Tensor), name
         return value
 
     def changed(self, **values: Value) -> Wide:
         """The same with some inputs replaced."""
-        return Wide(self.definition, {**self.values, **values}, self.dtype)
+        own = {self.names.get(name, name): value for name, value in values.items()}
+        return replace(self, values={**self.values, **own})
 
     def maybe(self, name: str) -> torch.Tensor | None:
         """That tensor, if it is given."""
-        return None if self.values.get(name) is None else self[name]
+        return None if self.value(name) is None else self[name]
 
     def number(self, name: str, default: float | None = None) -> float:
         """A scalar input, else the constant of that name, else the default.
 
         Raises Unsupported: there is none of them.
         """
-        value = self.values.get(name)
+        value = self.value(name)
         if value is not None:
             return float(value)
         found = self.definition.constants.get(name)
@@ -84,6 +92,7 @@ class Wanted:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    names: Mapping[str, str] = field(default_factory=dict)  # the definition's names for the op's
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -92,7 +101,7 @@ class Wanted:
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of another input."""
-        return self.definition.shape_of(self.definition.inputs[name], self.case.axes) or ()
+        return self.definition.shape_of(self.definition.inputs[self.names.get(name, name)], self.case.axes) or ()
 
 
 DrawInput = Callable[["Draw", Wanted], "torch.Tensor | None"]  # None: normal values, as without it
@@ -141,7 +150,7 @@ def altered(name: str, *names: str, change: Callable[[Any], Value]) -> Mutant:
     return Mutant(
         name,
         applies=lambda wide: any(one in wide for one in names),
-        inputs=lambda wide: {one: change(wide.values[one]) for one in names if one in wide},
+        inputs=lambda wide: {one: change(wide.value(one)) for one in names if one in wide},
     )
 
 
@@ -157,6 +166,14 @@ class Form:
         self.inputs, self.outputs = _parsed(inputs), _parsed(outputs)
         self.formula = formula
         self.constants = tuple(constants)
+
+    def named(self, names: Mapping[str, str]) -> Form:
+        """The form with other names for some of its own."""
+        found = copy(self)
+        found.inputs, found.outputs = (
+            {names.get(name, name): one for name, one in part.items()} for part in (self.inputs, self.outputs)
+        )
+        return found
 
     @property
     def names(self) -> str:
@@ -177,7 +194,8 @@ class Form:
         for name, (letters, _) in {**self.inputs, **self.outputs}.items():
             if name in specs and (problem := _unlike(specs[name].shape, letters, axes)):
                 return f"{name} has the shape {specs[name].shape}{problem}".rstrip()
-        unstated = next((name for name in self.constants if definition.constants.get(name) is None), None)
+        stated = definition.constants
+        unstated = next((name for name in self.constants if name not in specs and stated.get(name) is None), None)
         return (
             f"nobody states {unstated[0]}, nor does the reference assign it a single number" if unstated else None
         )

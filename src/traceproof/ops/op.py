@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -59,6 +60,7 @@ class Op:
     """
 
     sizes_in_numbers: Collection[str] = ()  # scalars that tensors go with: no hidden case has another one
+    names: Mapping[str, str] = NOTHING  # the definition's names for the declaration's, where they are others
 
     def __init__(  # noqa: PLR0913 - one op, spelled out
         self,
@@ -75,8 +77,10 @@ class Op:
         # whether FlashInfer has no call for a definition, although it has some for the op_type
         without_api: Callable[[Definition], bool] = lambda _: False,
         rules: Sequence[Rule] = (),  # where each constant is stated that is no input
+        synonyms: Mapping[str, str] = NOTHING,  # other names, in one text, that definitions have for those here
         # Inputs and cases.
-        scalars: Mapping[str, float | None] = NOTHING,  # what scalar inputs get
+        scalars: Mapping[str, float | str | None] = NOTHING,  # what scalar inputs get
+        sizes_in_numbers: Collection[str] = (),  # see there
         # of further var axes by letter: sizes that are taken in turn, or what follows from those of other letters
         sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
@@ -123,7 +127,8 @@ class Op:
         self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
         self.inputs_unread, self.positive = unread, positive
-        self.mutants, self.others, self.uneven = mutants, others, uneven
+        self.mutants, self.others, self.uneven, self.synonyms = mutants, others, uneven, synonyms
+        self.sizes_in_numbers = sizes_in_numbers or self.sizes_in_numbers
         self.truths: dict[str, list[Adapter]] = {}  # calls of packages that compute it, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
 
@@ -153,14 +158,44 @@ class Op:
         return added
 
     def of_form(self, definition: Definition) -> Op:
-        """The op of the form that a definition has, where an op_type has several that share nothing."""
-        for op in self.others:
+        """The op of the form that a definition has, of several that share nothing, in the definition's names."""
+        for one in self.others:
+            op = one.named(definition)
             try:
                 op.form(definition)
             except Unsupported:
                 continue
             return op
-        return self
+        return self.named(definition)
+
+    def named(self, definition: Definition) -> Op:
+        """The op with the definition's names, where `synonyms` have them, in forms and tables."""
+        given = definition.inputs.keys() | definition.outputs.keys()
+        names = {
+            own: name
+            for own, others in self.synonyms.items()
+            for name in others.split()
+            if name in given and own not in given
+        }
+        if not names:
+            return self
+        found = copy(self)
+        found.names, found.forms = names, tuple(form.named(names) for form in self.forms)
+        found.data = frozenset(names.get(name, name) for name in self.data)
+        found.lossless = lambda one: {names.get(name, name): value for name, value in self.lossless(one).items()}
+        if self.spread is not None:
+            found.spread = {
+                kind: [names.get(one, one) for one in befallen] for kind, befallen in self.spread.items()
+            }
+        found.inputs_summed = tuple(names.get(name, name) for name in self.inputs_summed)
+        for table in ("scalars", "draws", "gates", "roundings", "inputs_unread"):
+            setattr(found, table, {names.get(name, name): one for name, one in getattr(self, table).items()})
+        return found
+
+    def _renamed(self, found: Tensors) -> Tensors:
+        """What a formula gives, by the definition's names."""
+        parts = {key: key.partition("@") for key in found}
+        return {"".join((self.names.get(name, name), *what)): found[key] for key, (name, *what) in parts.items()}
 
     def check(self, definition: Definition) -> None:
         """Say whether `oracle` knows this form of the op: one of `forms`, with sizes for its var axes.
@@ -325,7 +360,10 @@ class Op:
         """
         if any(isinstance(value, list | tuple) for value in case.params.values()):
             return case
-        rows = self.row_axis(definition) if long and len(case.axes) > 1 else None
+        letters = self.form(definition).axes(definition) if self.forms else {}
+        rows = self.row_axis(definition)
+        follow = {letters[one] for one, size in self.sizes.items() if callable(size) and one in letters} - {rows}
+        rows = rows if long and len(case.axes.keys() - follow) > 1 else None
         grown = {name: size for name, size in case.axes.items() if name != rows}
         more = max(0, count - min(grown.values(), default=0))
         axes = {**case.axes, **{name: size + more for name, size in grown.items()}}
@@ -354,9 +392,9 @@ class Op:
         wide = wide_of(definition)
         declared = usual if self.spread is None else self.spread
         return {
-            value: [name for name in wide if name in (names or wide)]
+            value: found
             for value, names in declared.items()
-            if value != SEEN
+            if value != SEEN and (found := [name for name in wide if name in (names or wide)])
         }
 
     def seen(self, definition: Definition) -> Sequence[str]:
@@ -425,17 +463,22 @@ class Op:
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """The definition's inputs in its order: tensors on `draw.device`, Python scalars, or None if optional."""
         values = {name: self.value(definition, name, spec, case, draw) for name, spec in definition.inputs.items()}
-        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        own = {name: role for role, name in self.names.items()}
+        tensors = {own.get(name, name): one for name, one in values.items() if isinstance(one, torch.Tensor)}
         self.adjust(tensors, case.params)
-        return ordered(definition, {**values, **tensors})
+        return ordered(definition, values | self._renamed(tensors))
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
-            return None if spec.dtype == "string" else self.scalars.get(name, 1.0)
+            sizes = {**definition.const_axes, **case.axes}  # a number may be an axis' size
+            scalars: Mapping[str, Any] = self.scalars  # a text is a mode of the call, passed as it is
+            found: Value = scalars.get(name, None if spec.dtype == "string" else 1.0)
+            return sizes.get(name, found)
         own = self.draws.get(name)
-        drawn = None if own is None else own(draw, Wanted(definition, case, name, shape, dtype_of(spec)))
+        wanted = Wanted(definition, case, name, shape, dtype_of(spec), self.names)
+        drawn = None if own is None else own(draw, wanted)
         if drawn is not None:
             return drawn
         dtype = dtype_of(spec)
@@ -479,7 +522,7 @@ class Op:
         }
 
     def _computed(self, definition: Definition, inputs: Values, dtype: torch.dtype, *, extras: bool) -> Tensors:
-        found = self.form(definition).formula(Wide(definition, inputs, dtype))
+        found = self._renamed(self.form(definition).formula(Wide(definition, inputs, dtype, self.names)))
         return {
             name: value
             for name, value in found.items()
@@ -519,12 +562,12 @@ class Op:
     def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
         """The formula with the variant's parameters, rounded once."""
         definition = subject.definition
-        wide = Wide(definition, subject.inputs, getattr(torch, variant.precision))
+        wide = Wide(definition, subject.inputs, getattr(torch, variant.precision), self.names)
         if not variant.applies(wide):
             return None
         formula = variant.formula or self.form(definition).formula
         found = formula(wide.changed(**variant.inputs(wide)), **variant.changes)
-        found |= variant.outputs(wide, found)
+        found = self._renamed(found | variant.outputs(wide, found))
         return {
             name: to_dtype(found[name], dtype_of(spec))
             for name, spec in self.judged(definition).items()

@@ -100,12 +100,13 @@ def mutants_of(definition: Definition) -> Sequence[Mutant]:
     return op.of_form(definition).mutants or op.mutants
 
 
-def _check_whole(definition: Definition) -> None:
-    """Check what every op relies on. Raises Unsupported: a dtype is open, or an input must be a text."""
+def _check_whole(definition: Definition, op: Op) -> None:
+    """Check what every op relies on. Raises Unsupported: a dtype is open, or an input is an unknown text."""
     from traceproof.ops.base import TORCH_DTYPES, Unsupported
 
     for name, spec in {**definition.inputs, **definition.outputs}.items():
-        if spec.dtype not in TORCH_DTYPES and not (name in definition.inputs and spec.optional):
+        known = name in definition.inputs and (spec.optional or isinstance(op.scalars.get(name), str))
+        if spec.dtype not in TORCH_DTYPES and not known:
             raise Unsupported(f"the dtype of {name} is {spec.dtype}")
 
 
@@ -117,7 +118,7 @@ def for_definition(definition: Definition) -> tuple[Op, str | None]:
     op = get(definition.op_type).of_form(definition)
     try:
         if definition.dialect is not Dialect.PUBLISHED:
-            _check_whole(definition)
+            _check_whole(definition, op)
         op.check(definition)
     except Unsupported as unknown:
         return GenericOp(definition.op_type), str(unknown)

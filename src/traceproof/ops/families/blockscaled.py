@@ -143,6 +143,13 @@ class Coder:
         return (low, high), (least, greatest)
 
 
+def around(x: torch.Tensor, slack: torch.Tensor, form: Format = E4M3) -> Bounds:
+    """What the codes of values may be that are known up to a slack; either zero is right."""
+    low, high = (form.order(form.encode(end)) for end in (x - slack, x + slack))
+    ends = (end.masked_fill((end == 0) | (end == -1), zero)[..., None] for end, zero in ((low, -1), (high, 0)))
+    return next(ends), next(ends)
+
+
 def laid(
     wide: Wide,
     name: str,

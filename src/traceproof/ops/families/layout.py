@@ -14,9 +14,10 @@ from traceproof.ops.cases import SEEN, Case
 from traceproof.ops.compare import Close, Exact
 from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
-from traceproof.ops.families.blockscaled import NEAR, NVFP4, Bounds, Coder
+from traceproof.ops.families.blockscaled import NEAR, NVFP4, Bounds, Coder, around, between
 from traceproof.ops.formats import E2M1, E4M3, Format, pack, unpack
 from traceproof.ops.formula import Form, Mutant, Part, Size, Wanted, Wide, altered, has, same
+from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 
@@ -31,7 +32,8 @@ Places = tuple["torch.Tensor", "torch.Tensor"]  # the page of each token and its
 # Sequences, tokens appended to each, pages of each beside those that these fill.
 SIZES = {"small": ((1, 1, 1), (2, 3, 2)), "medium": ((3, 5, 2), (4, 16, 3)), "large": ((16, 8, 4), (8, 64, 6))}
 GAPS = 3  # pages that no sequence has
-CACHES = {"k_cache": "append_key", "v_cache": "append_value"}
+PAGE = 4  # rows of a page, where a definition leaves them open
+CACHES = {"k_cache": "append_key", "v_cache": "append_value", "ckv_cache": "append_ckv", "kpe_cache": "append_kpe"}
 PAGES = ("k_cache", "paged_k_cache", "ckv_cache")
 Write = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"], None]
 
@@ -68,9 +70,10 @@ def append(
 ) -> Tensors:
     """Both caches with the tokens written; nothing is computed, so precision is none."""
     pages, rows = where(wide)
-    found = {f"{name}_out": wide[name].clone() for name in CACHES}
+    found = {f"{name}_out": wide[name].clone() for name in CACHES if name in wide}
     for name, new in CACHES.items():
-        write(found[f"{name}_out"], pages, rows, wide[new])
+        if name in wide:
+            write(found[f"{name}_out"], pages, rows, wide[new])
     return found
 
 
@@ -136,21 +139,13 @@ def append_coded(
             put(scales, layout(of_blocks), E4M3, ends)
     if "kpe_cache" in wide:
         x = wide["append_kpe"][kept] * _factor(wide, "kpe_scale") ** wholes
-        both = [E4M3.order(E4M3.encode(x + side * x.abs()))[..., None] for side in (-NEARLY, NEARLY)]
-        zeros = [end.masked_fill((end == 0) | (end == -1), zero) for end, zero in zip(both, (-1, 0), strict=True)]
-        put("kpe_cache", E4M3.encode(x), E4M3, (zeros[0], zeros[1]) if exact else None)
+        put("kpe_cache", E4M3.encode(x), E4M3, around(x, NEARLY * x.abs()) if exact else None)
     return found
 
 
 def _factor(wide: Wide, name: str) -> torch.Tensor | float:
     value = wide.values[name]
     return wide[name] if isinstance(value, torch.Tensor) else wide.number(name)
-
-
-def const_pages(definition: Definition) -> str | None:
-    """Why pages have no size that is known."""
-    size = next(spec.shape or ("", "") for name, spec in definition.inputs.items() if name in PAGES)[1]
-    return None if size in definition.const_axes else "the page's size is no const axis"
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
@@ -196,10 +191,11 @@ class PageAppend(Op):
     ) -> Case:
         """A case of so many sequences, of their tokens, and of their pages beside those that these fill."""
         batch, tokens, more = counts
-        pages = more + tokens // definition.const_axes[self.form(definition).axes(definition)["s"]]
+        size = definition.const_axes.get(self.form(definition).axes(definition)["s"], PAGE)
+        pages = more + tokens // size
         axes = {"t": batch * tokens, "p": batch * pages + GAPS, "i": batch * pages, "c": batch + 1, "b": batch}
         said = {"batch": batch, "tokens": tokens, "pages": pages, **params}
-        return self.case(definition, name, axes, seed, said)
+        return self.settled(definition, self.case(definition, name, axes | {"s": size}, seed, said))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Normal keys, values and caches; the layout as the case says."""
@@ -226,8 +222,10 @@ class PageAppend(Op):
         values: Values = {
             name: layout[name].to(dtypes[name])
             if name in layout
+            else self.value(definition, name, spec, case, draw)
+            if name in self.draws or name in self.scalars
             else drawn(draw, Wanted(definition, case, name, shapes[name], dtypes[name]))
-            for name in definition.inputs
+            for name, spec in definition.inputs.items()
         }
         return ordered(definition, values)
 
@@ -248,8 +246,7 @@ UNREAD = {"kv_last_page_len": "positions say it"}
 CODED_FACTS: dict[str, Any] = {
     "coupled": True,
     "unread": UNREAD,
-    "requires": const_pages,
-    "sizes": {**dict.fromkeys("tpicb", ()), "o": (1,), **PACKED},
+    "sizes": {**dict.fromkeys("tpicbs", ()), "o": (1,), **PACKED},
     "apart": False,
     "gates": {
         **dict.fromkeys(("paged_k_cache_out", "paged_v_cache_out", "ckv_cache_out"), CODES[E2M1]),
@@ -313,12 +310,16 @@ PAGE_APPEND = PageAppend(
         " kv_indices[i] kv_indptr[c] kv_last_page_len[b]? -> k_cache_out[p s h d] v_cache_out[p s h d]",
         append,
     ),
+    Form(
+        f"append_ckv[t d] append_kpe[t e] {TABLE} ckv_cache[p s d] kpe_cache[p s e] {INDEX}"
+        " -> ckv_cache_out[p s d] kpe_cache_out[p s e]",
+        append,
+    ),
     family="attention",
     coupled=True,
     unread=UNREAD,
-    requires=const_pages,
-    sizes={"t": (), "p": (), "i": (), "c": (), "b": ()},
-    gates={"k_cache_out": Exact(), "v_cache_out": Exact()},
+    sizes=dict.fromkeys("tpicbs", ()),
+    gates={f"{name}_out": Exact() for name in CACHES},
     apart=False,
     others=(CODED_PAGES, CODED_LATENT, CODED_SLOTS),
     mutants=(
@@ -331,16 +332,15 @@ PAGE_APPEND = PageAppend(
             inputs=lambda wide: {"batch_indices": torch.zeros_like(wide["batch_indices"])},
         ),
         Mutant("always the first page of a sequence", inputs=lambda wide: within(wide, 0)),
-        Mutant("keys for values", inputs=lambda wide: {"append_value": wide["append_key"]}),
-        Mutant("values of the next token", inputs=lambda wide: {"append_value": wide["append_value"].roll(1, 0)}),
         Mutant(
-            "tokens in the opposite order",
-            inputs=lambda wide: {name: wide[name].flip(0) for name in CACHES.values()},
+            "keys for values",
+            applies=has("append_key"),
+            inputs=lambda wide: {"append_value": wide["append_key"]},
         ),
+        altered("values of the next token", "append_value", "append_kpe", change=lambda new: new.roll(1, 0)),
+        altered("tokens in the opposite order", *CACHES.values(), change=lambda new: new.flip(0)),
         Mutant("nothing appended", write=lambda *_: None),
-        Mutant(
-            "the rest set to zero", inputs=lambda wide: {name: torch.zeros_like(wide[name]) for name in CACHES}
-        ),
+        altered("the rest set to zero", *CACHES, change=lambda cache: torch.zeros_like(cache)),
         Mutant("page and row exchanged", where=exchanged),
     ),
 )
@@ -630,6 +630,93 @@ MHC_POST = Op(
         altered("streams one further", "residual", change=lambda x: x.roll(1, 1)),
         altered("weights of the next stream", "post_layer_mix", change=lambda x: x.roll(1, 1)),
         altered("the layer's output for all streams alike", "post_layer_mix", change=lambda x: x * 0 + 1),
+    ),
+)
+# mhc_pre_big_fuse: the weights of these mixtures out of a projection, and the layer's input.
+
+
+def doubly_stochastic(logits: torch.Tensor, eps: float, repeats: int) -> torch.Tensor:
+    """Softmax over rows [n c c], then columns and rows in turn divided by their sums, columns last."""
+    found = torch.softmax(logits, -1) + eps
+    for turn in range(2 * repeats - 1):
+        found = found / (found.sum(-2 + turn % 2, keepdim=True) + eps)
+    return found
+
+
+def premixed(
+    wide: Wide,
+    *,
+    square: Part = same,
+    order: str = "pre post comb",
+    mixed_by: Callable[..., torch.Tensor] = doubly_stochastic,
+    post: Part = same,
+) -> Tensors:
+    """`mix = dot_mix / sqrt(sqrsum / k + eps) * scale + base`, cut into pre, post and comb.
+
+    `pre = sigmoid + eps` weighs the streams of the layer's input, `post = sigmoid * factor` its output's, and comb
+    is made doubly stochastic (Sinkhorn). Without sqrsum it is the residual's.
+    """
+    residual = wide["residual"]
+    rows, streams, hidden = residual.shape
+    total = wide["sqrsum"] if "sqrsum" in wide else square(residual * residual).sum((1, 2))
+    root = torch.sqrt(total / wide.number("k", streams * hidden) + wide.number("rms_eps"))
+    widths = {"pre": streams, "post": streams, "comb": streams * streams}
+    scale = wide["mhc_scale"].repeat_interleave(torch.tensor([*widths.values()], device=residual.device))
+    mix = wide["dot_mix"] / root[:, None] * scale + wide["mhc_base"]
+    parts = dict(zip(order.split(), torch.split(mix, [widths[one] for one in order.split()], -1), strict=True))
+    weights = sigmoid(parts["pre"]) + wide.number("mhc_pre_eps")
+    comb = parts["comb"].reshape(rows, streams, streams)
+    return {
+        "post_mix": (post(sigmoid(parts["post"])) * wide.number("mhc_post_mult_value"))[..., None],
+        "comb_mix": mixed_by(comb, wide.number("mhc_sinkhorn_eps"), int(wide.number("sinkhorn_repeat"))),
+        "layer_input": (weights[..., None] * residual).sum(1),
+    }
+
+
+MHC = (
+    "residual[n c h] mhc_scale[s] mhc_base[m]{} rms_eps? mhc_pre_eps? mhc_sinkhorn_eps? mhc_post_mult_value?"
+    " sinkhorn_repeat? block_size? num_splits? -> post_mix[n c o] comb_mix[n c c] layer_input[n h]"
+)
+MHC_PRE = Op(
+    "mhc_pre_big_fuse",
+    Form("dot_mix[n m] sqrsum[n] " + MHC.format(" k"), premixed),
+    Form("dot_mix[n m] " + MHC.format(""), premixed),
+    family="layout",
+    sizes={"o": lambda _: 1},
+    scalars={
+        "k": 1024,
+        "rms_eps": 1e-2,
+        "mhc_pre_eps": 0.0625,
+        "mhc_sinkhorn_eps": 2e-2,
+        "mhc_post_mult_value": 2.0,
+        "sinkhorn_repeat": 3,
+        "block_size": 0,
+        "num_splits": 1,
+    },
+    unread={"block_size": "how it is launched", "num_splits": "the shapes say it"},
+    draws={"sqrsum": between(512.0, 2048.0)},
+    adversarial={"tiny": {"scale": 2.0**-5}, "offset": {"offset": 2.0}},
+    unusual={},  # a NaN is in all of a token
+    data=("residual", "dot_mix"),
+    mutants=(
+        altered("rms eps x 10", "rms_eps", change=lambda eps: eps * 10),
+        altered("pre eps dropped", "mhc_pre_eps", change=lambda _: 0.0),
+        altered("Sinkhorn's eps dropped", "mhc_sinkhorn_eps", change=lambda _: 0.0),
+        altered("factor of post dropped", "mhc_post_mult_value", change=lambda _: 1.0),
+        altered("a round more", "sinkhorn_repeat", change=lambda repeats: repeats + 1),
+        altered("a round less", "sinkhorn_repeat", change=lambda repeats: repeats - 1),
+        altered("scales exchanged", "mhc_scale", change=lambda scale: scale.flip(0)),
+        altered("base dropped", "mhc_base", change=lambda base: base * 0),
+        altered("the next token's squares", "sqrsum", change=lambda total: total.roll(1, 0)),
+        altered("k ignored", "k", change=lambda _: 1.0),
+        Mutant(
+            "squares of the first stream", applies=lambda wide: "sqrsum" not in wide, square=lambda x: x[:, :1]
+        ),
+        Mutant("pre and post exchanged", order="post pre comb"),
+        Mutant("comb first", order="comb pre post"),
+        Mutant("no softmax", mixed_by=lambda x, eps, repeats: doubly_stochastic(sigmoid(x).log(), eps, repeats)),
+        Mutant("rows last", mixed_by=lambda x, eps, repeats: doubly_stochastic(x.mT, eps, repeats).mT),
+        Mutant("sigmoid of post dropped", post=lambda share: torch.logit(share)),
     ),
 )
 BY_EINSUM = "torch:einsum"

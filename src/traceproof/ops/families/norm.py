@@ -15,9 +15,12 @@ from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim, dtype_of, scalar
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
+from traceproof.ops.families.blockscaled import GATES as CODES
+from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
+from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, quantiser, silu
 from traceproof.ops.far import Far
-from traceproof.ops.formats import FP8_MAX
-from traceproof.ops.formula import Form, Mutant, Part, Wide, same
+from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, FP8_MAX
+from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, has, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import BALANCED, Exactly, balanced, full
 from traceproof.ops.op import ADVERSARIAL, Op
@@ -84,20 +87,81 @@ def rmsnorm(
     eps_by: float = 1.0,
     weight: Part = same,
     residual: bool = True,
+    over: Callable[[torch.Tensor, float], torch.Tensor] = lambda y, scale: y / scale,
+    act: Part = silu,
 ) -> Tensors:
-    """`x / sqrt(mean(x^2) + eps) * weight`, x = hidden_states (+ residual). Gemma's weight lacks an offset."""
+    """`x / sqrt(mean(x^2) + eps) * weight`, x = hidden_states (+ residual). Gemma's weight lacks an offset.
+
+    Then over a scale, for fp8, or through an activation, where a definition says so.
+    """
     x = wide["hidden_states"]
     if residual and "residual" in wide:
         x = x + wide["residual"]
     y = x / torch.sqrt(square(x) + wide.number("eps") * eps_by)
-    return {"output": y * weight(wide["weight"] + wide.number("weight_offset")), "residual_out": x}
+    y = y * weight(wide["weight"] + wide.number("weight_offset"))
+    if "scale" in wide:
+        y = over(y, wide.number("scale")).clamp(-FP8_MAX, FP8_MAX)
+    return {"output": act(y) if activated(wide) else y, "residual_out": x}
 
 
+def activated(wide: Wide) -> bool:
+    """Whether silu follows."""
+    return wide.definition.constants.get("follows") == "silu"
+
+
+def normed(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
+    """Rows to be quantised, and one over the number that they are multiplied by when they are decoded."""
+    return rmsnorm(wide)["output"], 1 / wide["global_scale"] if "global_scale" in wide else 1.0, None
+
+
+def normed_codes(wide: Wide, **changes: Any) -> Tensors:  # noqa: ANN401 - a quantiser's
+    """The norm as codes, and the sum that is written to the residual."""
+    codes = quantiser(NVFP4, normed, "y_fp4", "block_scale", near=ROUNDED)(wide, **changes)
+    return codes | {"residual": rmsnorm(wide)["residual_out"]}
+
+
+class NormedCodes(Op):
+    """A residual becomes the sum."""
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """The residual."""
+        return definition.in_place | ({"residual"} & definition.inputs.keys())
+
+
+NORMED_CODES = NormedCodes(
+    "rmsnorm",
+    Form(
+        "hidden_states[n h] residual[n h]? weight[h] global_scale[o]? eps? block_size?"
+        " -> y_fp4[n p] block_scale[n g]",
+        normed_codes,
+    ),
+    synonyms={"hidden_states": "input"},
+    scalars={"eps": 1e-5, "block_size": FP4_BLOCK},
+    sizes_in_numbers=("block_size",),
+    unread={"block_size": "the scales' shape says it"},
+    sizes={"o": lambda _: 1, "g": lambda at: at["h"] // FP4_BLOCK},
+    draws={"global_scale": between(1 / 400, 1 / 200)},
+    unusual={},  # a NaN has no code
+    exact_on_gpu=lambda _: False,
+    gates={"y_fp4": CODES[E2M1], "block_scale": CODES[E4M3]},
+    mutants=(
+        *CODER_MUTANTS,
+        *OF_TENSORS,
+        altered("weight dropped", "weight", change=lambda weight: torch.ones_like(weight)),
+        altered("residual dropped", "residual", change=lambda residual: residual * 0),
+        altered("eps x 1000", "eps", change=lambda eps: eps * 1000),
+    ),
+)
 RMSNORM = Op(
     "rmsnorm",
     Form(
-        "hidden_states[n h] residual[n h]? weight[h] -> output[n h] residual_out[n h]", rmsnorm, constants=("eps",)
+        "hidden_states[n h] residual[n h]? weight[h] eps? scale? -> output[n h] residual_out[n h]",
+        rmsnorm,
+        constants=("eps",),
     ),
+    others=(NORMED_CODES,),
+    synonyms={"hidden_states": "input", "output": "out"},
+    scalars={"eps": 1e-5, "scale": 0.75},
     family="rmsnorm",
     long=True,
     rules=(
@@ -125,12 +189,23 @@ RMSNORM = Op(
             },
             usual=0.0,
         ),
+        Rule(
+            name="follows",
+            label="what follows the norm",
+            read="nothing: FlashInfer's function says it",
+            functions={"norm.fused_rmsnorm_silu": "silu"},
+            usual="nothing",
+        ),
     ),
     # Of a norm in float32 the last rounding is one among several. By Higham's probabilistic bound n additions lose
     # sqrt(n) roundings, of which the root leaves half; root and products add three.
     gates={"output": Close(), "residual_out": Close()},
     roundings={"output": lambda width: width**0.5 / 2 + 3},
-    lossless=lambda definition: exact_norm(definition, "hidden_states", residual=0.0, weight=full(0)),
+    lossless=lambda definition: (
+        {}
+        if definition.constants.get("follows") == "silu"
+        else exact_norm(definition, next(iter(definition.inputs)), residual=0.0, weight=full(0), scale=1.0)
+    ),
     exact_on_gpu=power_of_two,
     summed=("hidden_states", "residual"),
     # Past 32 bits without a sign: of block numbers, compilers know that none is negative. A residual's norm holds
@@ -144,6 +219,10 @@ RMSNORM = Op(
         Mutant("weight plus one", weight=lambda weight: weight + 1),
         Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
         Mutant("residual dropped", applies=lambda wide: "residual" in wide, residual=False),
+        Mutant("scale dropped", applies=has("scale"), over=lambda y, _: y),
+        Mutant("times the scale", applies=has("scale"), over=lambda y, scale: y * scale),
+        Mutant("activation dropped", applies=activated, act=same),
+        Mutant("sigmoid alone", applies=activated, act=sigmoid),
     ),
 )
 PLAIN = "hidden_states weight -> output"
@@ -600,27 +679,29 @@ def gated_residual_next(
     branch = wide["branch"]
     if "post_weight" in wide:
         branch = branch * (wide["post_weight"] + wide.number("post_gain_center", 0.0))
-    first, second = gains.split()
-    total = wide[first] * wide["residual"] + wide[second] * post(branch, wide.number("post_eps"))
+    first, second = (
+        wide[one] if isinstance(wide.value(one), torch.Tensor) else wide.number(one) for one in gains.split()
+    )
+    total = first * wide["residual"] + second * post(branch, wide.number("post_eps"))
     gain = wide["next_weight"] + (wide.number(centre) if centre else 0.0)
     return {"residual_out": total, "ffn_input": after(total, wide.number("next_eps")) * gain}
 
 
 def faint(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
     """Gains so small that the second eps shows."""
-    for name in ("alpha", "beta"):
+    for name in ("beta", "alpha" if "alpha" in tensors else "residual"):
         tensors[name] = tensors[name] * float(params.get("faint", 1.0))
 
 
+NEXT = (
+    "branch[n h] residual[n h] next_weight[h] post_weight[h]? alpha{} beta[h] post_eps next_eps"
+    " next_gain_center post_gain_center? -> residual_out[n h] ffn_input[n h]"
+)
 GATED_RESIDUAL_NEXT = Op(
     "gated_residual_next_rmsnorm",
-    Form(
-        "branch[n h] residual[n h] next_weight[h] post_weight[h]? alpha[h] beta[h] post_eps next_eps"
-        " next_gain_center post_gain_center? -> residual_out[n h] ffn_input[n h]",
-        gated_residual_next,
-    ),
+    *(Form(NEXT.format(alpha), gated_residual_next) for alpha in ("[h]", "")),
     family="norm",
-    scalars={"post_eps": 1e-6, "next_eps": 1e-5, "next_gain_center": 1.0, "post_gain_center": 0.5},
+    scalars={"alpha": 0.7, "post_eps": 1e-6, "next_eps": 1e-5, "next_gain_center": 1.0, "post_gain_center": 0.5},
     lossless=lambda definition: exact_norm(
         definition, "branch", residual=0.0, next_weight=full(0), post_weight=0.0, alpha=0.0, beta=2.0**20
     ),

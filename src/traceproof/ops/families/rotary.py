@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
@@ -13,8 +14,12 @@ from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors
 from traceproof.ops.cases import BOUNDARIES, BOUNDARY_ROWS, Case, boundaries
-from traceproof.ops.compare import Close
-from traceproof.ops.formula import Form, Mutant, Wanted, Wide, altered
+from traceproof.ops.compare import Close, Exact
+from traceproof.ops.families.blockscaled import EITHER, NEAR, ROUNDED, Bounds, around, laid
+from traceproof.ops.families.layout import PageAppend, within
+from traceproof.ops.families.layout import places as placed_in_pages
+from traceproof.ops.formats import DOWN, E4M3, NEAREST
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 from traceproof.stacks.sglang import KERNELS
@@ -42,6 +47,7 @@ def rotate(
     places: Places = lambda positions, _: positions,
     paired: bool = True,
     keys: bool = True,
+    turned_at: str = "positions",
 ) -> Tensors:
     """Each pair of channels turned; a row of the cache holds the cosines in its first half, then the sines.
 
@@ -49,21 +55,24 @@ def rotate(
     """
     cache = wide["cos_sin_cache"]
     half = cache.shape[-1] // 2
-    positions = places(wide["positions"].to(torch.int64), len(cache))
+    positions = places(wide[turned_at].to(torch.int64), len(cache))
     rows = cache[positions].unsqueeze(1)  # one row per token, the same for all heads
     cos, sin = turn(rows[..., :half], rows[..., half:])
     channel = torch.arange(half, device=cache.device)
-    if pairs_halves(wide.definition) == paired:
+    if (bool(wide.number("is_neox")) if "is_neox" in wide else pairs_halves(wide.definition)) == paired:
         first, second = channel, channel + half
     else:
         first, second = 2 * channel, 2 * channel + 1
     outputs = {}
-    for name, source in (("q_out", wide["q"]), ("k_out", wide["k"])):
+    for name, given in (("q_out", wide["q"]), ("k_out", wide["k"])):
+        shape = given.shape  # all heads of a token side by side, or the only one
+        heads = (shape[-1] // int(wide.number("head_size", shape[-1])),) if len(shape) == 2 else shape[1:-1]
+        source = given.reshape(shape[0], *heads, shape[-1] // (heads[0] if len(shape) == 2 else 1))
         out = source.clone()
         if keys or name == "q_out":
             out[..., first] = source[..., first] * cos - source[..., second] * sin
             out[..., second] = source[..., second] * cos + source[..., first] * sin
-        outputs[name] = out
+        outputs[name] = out.reshape(shape)
     return outputs
 
 
@@ -140,12 +149,12 @@ class Rope(Op):
             ("adversarial-outlier", 8, (4, 4), 32, {"outlier": 300.0}),
         ]
         for name, tokens, (queries, keys), positions, params in planned:
-            letters = {"n": tokens, "a": queries, "b": keys, "p": positions}
+            letters = {"n": tokens, "a": queries, "b": keys, "p": positions, "e": 24}
             yield self.case(definition, name, letters, seed, params)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Tokens at the first and the last position of a cache, and on both sides of tiles' borders."""
-        letters = {"n": BOUNDARY_ROWS, "a": 6, "b": 1, "p": 4097}
+        letters = {"n": BOUNDARY_ROWS, "a": 6, "b": 1, "p": 4097, "e": 24}
         yield self.case(definition, f"adversarial-{BOUNDARIES}", letters, seed, {"positions": BOUNDARIES})
 
 
@@ -230,6 +239,128 @@ ANGLED = Op(
     adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     unusual={"nan": ("q", "k"), "large": ("q", "k"), "small": ("q", "k")},
 )
+# Rotated, multiplied by a number and kept in e4m3 beside the channels that are not rotated; or written to pages.
+
+SLACK = 2.0**-22  # of what a pair of channels adds up from, as float32 products lose
+
+
+def turned_codes(
+    wide: Wide,
+    *,
+    scaled: Callable[[float], float] = lambda scale: scale,
+    toward: str = NEAREST,
+    plain: Part = same,
+    ends: str = "nope rope",
+    where: Callable[[Wide], tuple[torch.Tensor, torch.Tensor]] = placed_in_pages,
+    **changes: Any,  # noqa: ANN401 - of a rotation
+) -> Tensors:
+    """Codes of `x * scale`, x rotated or plain; with pages, those of keys (plain channels first) and of values."""
+    turned = rotate(wide, **changes)
+    values = {
+        "q_rope": turned["q_out"],
+        "k_rope": turned["k_out"],
+        **{name: plain(wide[name]) for name in ("q_nope", "k_nope", "v") if name in wide},
+    }
+    found: Tensors = {}
+    kept: dict[str, tuple[torch.Tensor, Bounds | None]] = {}
+    for name, value in values.items():
+        scale = scaled(wide.number("quant_scale_q" if name[0] == "q" else "quant_scale_kv", 1.0))
+        codes = E4M3.encode(value * scale, rounding=toward)
+        bounds = None
+        if wide.dtype == torch.float64:
+            slack = torch.zeros_like(value)
+            if name.endswith("rope"):
+                source = wide[name[0]].abs()
+                slack = value.abs() * ROUNDED + source.amax(-1, keepdim=True).reshape_as(value[..., :1]) * SLACK
+            bounds = around(value * scale, (slack + value.abs() * NEAR) * abs(scale))
+        kept[name] = codes, bounds
+        if f"{name}_out" in wide.definition.outputs:
+            found |= laid(wide, f"{name}_out", codes, form=E4M3, bounds=bounds, lay=same)
+    if "k_cache" in wide:
+        pages, rows = where(wide)
+        first, second = (kept[f"k_{end}"] for end in ends.split())
+        both = zip(first[1], second[1], strict=True) if first[1] and second[1] else ()
+        ends_of = [torch.cat(pair, -2) for pair in both]
+        keys = torch.cat([first[0], second[0]], -1), (ends_of[0], ends_of[1]) if ends_of else None
+        for name, (codes, bounds) in (("k_cache", keys), ("v_cache", kept["v"])):
+            cache = wide.given(name).view(torch.uint8)
+            found[name] = E4M3.decode(cache.index_put((pages, rows), codes)).to(wide.dtype)
+            for what, end in zip(("low", "high"), bounds or (), strict=False):
+                found[f"{name}@{what}"] = E4M3.order(cache)[..., None].index_put((pages, rows), end)
+    return found
+
+
+QUANTISED: dict[str, Any] = {
+    "synonyms": {"q": "q_rope", "k": "k_rope", "positions": "pos_ids"},
+    "scalars": {"is_neox": 1, "quant_scale_q": 0.75, "quant_scale_kv": 1.5},
+    "draws": {"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn},
+    "unusual": {},  # a NaN has a code of its own, which bounds do not say
+    "exact_on_gpu": lambda _: False,
+    "apart": False,
+    "gates": dict.fromkeys(
+        ("q_rope_out", "k_rope_out", "q_nope_out", "k_nope_out", "k_cache", "v_cache"),
+        Exact(EITHER, order=E4M3.order),
+    ),
+}
+CONTROLS = "is_neox? quant_scale_q? quant_scale_kv?"
+ROPE_CODES = Rope(
+    "rope",
+    *(
+        Form(
+            f"q[n a d] k[n {b}d] q_nope[n a e] k_nope[n {b}e] cos_sin_cache[p r] positions[n] {CONTROLS}"
+            f" -> q_rope_out[n a d] k_rope_out[n {b}d] q_nope_out[n a e] k_nope_out[n {b}e]",
+            turned_codes,
+        )
+        for b in ("b ", "")
+    ),
+    sizes=dict.fromkeys("abpe", ()),
+    **QUANTISED,
+)
+
+
+class RopeToPages(PageAppend):
+    """The caches of keys and values are written to."""
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """Both."""
+        del definition
+        return frozenset({"k_cache", "v_cache"})
+
+
+ROPE_PAGES = RopeToPages(
+    "rope",
+    Form(
+        "q[t a d] k[t h d] q_nope[t a e] k_nope[t h e] v[t h f] cos_sin_cache[m r] pos_ids[t] k_cache[p s h f]"
+        f" v_cache[p s h f] kv_indices[i] kv_indptr[c] batch_indices[t] positions[t] {CONTROLS}"
+        " -> q_rope_out[t a d] q_nope_out[t a e]",
+        partial(turned_codes, turned_at="pos_ids"),
+    ),
+    sizes={
+        **dict.fromkeys("tpicbs", ()),
+        "e": lambda at: at["e"] if at["e"] > 1 else 24,
+        "m": lambda at: max(at["m"], 40),
+        "f": lambda at: at["d"] + at["e"],
+    },
+    coupled=True,
+    **QUANTISED
+    | {
+        "synonyms": {"q": "q_rope", "k": "k_rope"},
+        "draws": QUANTISED["draws"] | {"pos_ids": positions_drawn},
+    },
+)
+ROPE_FLAT = Rope(
+    "rope",
+    Form(
+        "positions[n] q[n w] k[n x] head_size cos_sin_cache[p r] is_neox? -> q_out[n w] k_out[n x]",
+        rotate,
+    ),
+    synonyms={"q": "query", "k": "key", "q_out": "query_out", "k_out": "key_out"},
+    sizes={"p": lambda at: at["p"]},  # as cases have it
+    scalars={"is_neox": 1},
+    draws=QUANTISED["draws"],
+    lossless=lambda _: dict.fromkeys(("q", "k", "cos_sin_cache"), full(0)),
+    gates={"q_out": Close(), "k_out": Close()},
+)
 ROPE = Rope(
     "rope",
     Form("q[n a d] k[n b e] cos_sin_cache[p r] positions[n] -> q_out[n a d] k_out[n b e]", rotate),
@@ -264,11 +395,20 @@ ROPE = Rope(
         Mutant("keys not rotated", keys=False),
         altered("angles not scaled", "rope_scale", change=lambda _: 1.0),
         altered("another theta", "rope_theta", change=lambda theta: theta * 1.1),
+        Mutant("scale of codes dropped", applies=has("quant_scale_q"), scaled=lambda _: 1.0),
+        Mutant("over the scale of codes", applies=has("quant_scale_q"), scaled=lambda scale: 1 / scale),
+        altered("one scale for both", "quant_scale_kv", change=lambda _: 0.75),
+        Mutant("codes cut off", applies=has("quant_scale_q"), toward=DOWN),
+        Mutant("plain channels left out", applies=has("quant_scale_q"), plain=lambda x: x * 0),
+        Mutant("rotated channels first", applies=has("k_cache"), ends="rope nope"),
+        altered("always the first sequence's pages", "batch_indices", change=lambda owner: owner * 0),
+        Mutant("one row further", applies=has("k_cache"), inputs=lambda wide: within(wide, 1)),
+        altered("values of the next token", "v", change=lambda v: v.roll(1, 0)),
         altered(
             "all frequencies scaled", "low_freq_factor", "high_freq_factor", change=lambda factor: factor + 1e6
         ),
     ),
-    others=(ANGLED,),
+    others=(ANGLED, ROPE_FLAT, ROPE_CODES, ROPE_PAGES),
 )
 
 

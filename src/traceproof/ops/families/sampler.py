@@ -7,7 +7,7 @@ the rows are made to tell samplers apart with few draws: a CPU reference pays fo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,10 @@ from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors, Value, Values, dtype_of, ordered, rounded, specified
 from traceproof.ops.cases import STRESS, Case, Further
-from traceproof.ops.compare import Comparison, Samples
+from traceproof.ops.compare import Comparison, Exact, IndexSet, Samples
+from traceproof.ops.families.sparse import OF_LARGEST, best, largest
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form, Mutant, Variant, Wide, altered, has
+from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, altered, has
 from traceproof.ops.op import SIZES, Op, Subject
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ CLOSE_TO_P = Pattern("p-just-above", (8, 7, 1), 2, 0.52, 0.55)
 # No mass at all is wanted: the most probable token, by a branch of its own in references
 NOTHING = Pattern("p-zero", (7, 5, 4), 3, 0.0, 0.0)
 PACKS = {
+    "clear": (PLAIN[0], PLAIN[2], PLAIN[3]),  # no tie, and no sum near 0.66 or half of it
     "nothing": (NOTHING,),
     "single": PLAIN[:1],
     "plain": PLAIN,
@@ -353,6 +355,8 @@ class Filtered(Sampler):
 
     def of_form(self, definition: Definition) -> Op:
         """Chain speculative sampling is told by its drafts, filters of the whole call by their shapes."""
+        if (found := super().of_form(definition)) is not self:
+            return found
         if DRAFT in definition.inputs:
             return SPECULATIVE
         shapes = [definition.inputs[name].shape for name in ("top_k", "top_p") if name in definition.inputs]
@@ -654,9 +658,153 @@ MUTANTS = (
     ),
     Mutant("rows shifted", outputs=lambda _, found: {"samples": found["samples"].roll(1, -1)}),
 )
+# What samplers begin with: a softmax, and rows of which filters leave a part. Nothing is drawn.
+
+
+def left(wide: Wide, *, power: float = 1.0, more: int = 0, whole: bool = True) -> Tensors:
+    """The softmax at a temperature; logits but the best k as minus infinity; probabilities that stay, anew."""
+    if "temperature" in wide:
+        return {"output": torch.softmax(wide["logits"] / wide.number("temperature") ** power, -1)}
+    k = int(wide.number("top_k")) + more if "top_k" in wide else None
+    if "logits" in wide:
+        logits = wide["logits"]
+        bound = logits.topk(max(k or 0, 1)).values[:, -1:]
+        return {"masked_logits": torch.where(logits >= bound, logits, -math.inf)}
+    found = torch.zeros_like(wide["probs"])
+    p = wide.number("top_p") if "top_p" in wide else None
+    for out, row in zip(found, wide["probs"], strict=True):
+        kept = support(row, k, p)
+        out[kept.tokens] = kept.probs.to(out.dtype) if whole else row[kept.tokens]
+    return {"renormalized": found}
+
+
+def distinct(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Logits of which no two in a row are alike."""
+    rank = draw.uniform(wanted.name, wanted.shape).argsort(-1).argsort(-1)
+    return ((rank - wanted.shape[1] // 2) / 64).to(wanted.dtype)
+
+
+def clear(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Rows without ties, whose sums are far from the filters."""
+    probs = torch.zeros(wanted.shape, device=draw.device)
+    placed(draw, "clear", probs)
+    return probs.to(wanted.dtype)
+
+
+LEFT = Op(
+    "sampling",
+    Form("logits[n v] temperature? -> output[n v]", left),
+    Form("logits[n v] top_k -> masked_logits[n v]", left),
+    Form("probs[n v] top_k -> renormalized[n v]", left),
+    Form("probs[n v] top_p -> renormalized[n v]", left),
+    scalars={"temperature": 0.75, "top_k": 3, "top_p": 0.66},
+    draws={
+        "logits": lambda draw, wanted: None if "output" in wanted.definition.outputs else distinct(draw, wanted),
+        "probs": clear,
+    },
+    adversarial={"tiny": {"scale": 1e-3}, "outlier": {"outlier": 30.0}},
+    unusual={},  # which of several NaN is the best nobody says
+    gates={"masked_logits": Exact()},
+    mutants=(
+        altered("k plus one", "top_k", change=lambda k: k + 1),
+        altered("k minus one", "top_k", change=lambda k: k - 1),
+        altered("p x 0.5", "top_p", change=lambda p: p * 0.5),
+        altered("top-p ignored", "top_p", change=lambda _: 1.0),
+        altered("rows shifted", "logits", "probs", change=lambda rows: rows.roll(1, 0)),
+        altered("tokens shifted", "logits", "probs", change=lambda rows: rows.roll(1, 1)),
+        Mutant("times the temperature", applies=has("temperature"), power=-1.0),
+        Mutant("temperature dropped", applies=has("temperature"), power=0.0),
+        Mutant("not made anew", applies=has("probs"), whole=False),
+        altered("smallest in place of largest", "logits", change=lambda logits: -logits),
+    ),
+)
+
+
+# Places of the best scores in a window of each row, as rows of what they stand for.
+
+
+def chosen_places(
+    wide: Wide,
+    *,
+    chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,
+    more: int = 0,
+    sign: float = 1.0,
+    shifted: bool = True,
+) -> Tensors:
+    """The k best of `length` scores from a row's start: their places plus an offset, or by a table of pages."""
+    scores, width = wide["input"], wide.given("input").shape[1]
+    place = torch.arange(width, device=scores.device)
+    start = wide["row_starts"].long() if "row_starts" in wide and shifted else scores.new_zeros(len(scores)).long()
+    window = scores.gather(1, (place + start[:, None]).clamp_max(max(width - 1, 0)))
+    if "offsets" in wide:
+        stands = place + wide["offsets"].long()[:, None] * shifted
+    else:
+        size, table = int(wide.number("page_size", 1)), wide["src_page_table"].long()
+        owner = wide["row_to_batch"].long() if "row_to_batch" in wide else torch.arange(len(scores))
+        first = wide["page_table_row_starts"].long() if "page_table_row_starts" in wide else start
+        pages = (first[:, None] + place // size).clamp_max(table.shape[1] - 1)
+        stands = table[owner[:, None], pages] * size + place % size
+    found = largest(
+        wide.changed(input=sign * window), scores="input", lengths="lengths", count="k", chosen=chosen, more=more
+    )
+    own = found["indices"].long()
+    found["indices"] = torch.where(own < 0, -1, stands.gather(1, own.clamp_min(0))).to(torch.int32)
+    found["indices@scores"] = found["indices@scores"] * sign
+    found["indices@candidates"] = torch.where(found["indices@candidates"] < 0, -1, stands)
+    return found
+
+
+def windows(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
+    """Starts in the first quarter of a row, lengths that end within it; pages in any order."""
+    name, width = wanted.name, wanted.shape_of("input")[1]
+    if name == "src_page_table":
+        return draw.uniform(name, wanted.shape).argsort(-1).to(wanted.dtype)
+    lows = {
+        "lengths": (0, width - width // 4 + 1),
+        "row_starts": (0, width // 4 + 1),
+        "page_table_row_starts": (0, 3),
+    }
+    low, high = lows.get(name, (0, wanted.shape_of("src_page_table")[0] if name == "row_to_batch" else 1 << 20))
+    return draw.integers(name, wanted.shape, low=low, high=max(high, 1)).to(wanted.dtype)
+
+
+FLAGS = ("deterministic", "tie_break", "dsa_graph_safe")
+PLACES = Op(
+    "sampling",
+    Form(
+        "input[n m] offsets[n] lengths[n] k deterministic? tie_break? dsa_graph_safe? -> indices[n k]",
+        chosen_places,
+    ),
+    Form(
+        "input[n m] src_page_table[b w] lengths[n] k row_to_batch[n]? row_starts[n]? page_table_row_starts[n]?"
+        " page_size? -> indices[n k]",
+        chosen_places,
+    ),
+    sizes={"m": (40, 9, 65, 17), "b": (3, 1, 5), "w": lambda at: at["m"] + 3},
+    scalars={**dict.fromkeys(FLAGS, 0), "page_size": 4, "k": 8},
+    unread=dict.fromkeys(FLAGS, "of equal scores either is right"),
+    sizes_in_numbers=("k", "page_size"),
+    draws={"input": distinct}
+    | dict.fromkeys(
+        ("offsets", "lengths", "src_page_table", "row_to_batch", "row_starts", "page_table_row_starts"), windows
+    ),
+    adversarial={"again": {}, "more": {}},
+    unusual={},
+    apart=False,
+    gates={"indices": IndexSet()},
+    mutants=(
+        *OF_LARGEST,
+        Mutant("starts or offsets not looked at", shifted=False),
+        altered("the next row's table", "src_page_table", change=lambda table: table.roll(1, 0)),
+        altered("pages shifted", "src_page_table", change=lambda table: table.roll(1, 1)),
+        altered("one page further", "page_table_row_starts", change=lambda first: first + 1),
+        altered("always the first table", "row_to_batch", change=lambda owner: owner * 0),
+    ),
+)
 SAMPLING = Filtered(
     "sampling",
     Form("probs[n v] top_k[n]? top_p[n]? -> samples[n]", filtered),
+    others=(LEFT, PLACES),
     family="sampling",
     long=True,
     coupled=True,

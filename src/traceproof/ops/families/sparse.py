@@ -531,17 +531,24 @@ DSA_PAGED.extraction = Extraction(
 
 
 def largest(
-    wide: Wide, *, chosen: Callable[[torch.Tensor, int], torch.Tensor] = best, more: int = 0, sign: float = 1.0
+    wide: Wide,
+    *,
+    chosen: Callable[[torch.Tensor, int], torch.Tensor] = best,
+    more: int = 0,
+    sign: float = 1.0,
+    scores: str = "logits",
+    lengths: str = "seq_lens",
+    count: str = "top_k",
 ) -> Tensors:
-    """Places of the `top_k` largest of the first `seq_lens` logits of a row, then -1."""
-    logits, topk = wide["logits"], int(wide.number("top_k"))
+    """Places of the `top_k` largest of the first `seq_lens` logits of a row, then -1; inputs by their names."""
+    logits, topk = wide[scores], int(wide.number(count))
     place = torch.arange(logits.shape[1], device=logits.device)
     found = torch.full((len(logits), topk), -1, dtype=torch.int32, device=logits.device)
-    lengths = (wide["seq_lens"].long() + more).clamp(0, logits.shape[1])
-    for row, length in enumerate(lengths.tolist()):
+    ends = (wide[lengths].long() + more).clamp(0, logits.shape[1])
+    for row, length in enumerate(ends.tolist()):
         own = chosen(sign * logits[row, :length], topk)[:topk]
         found[row, : len(own)] = own.to(torch.int32)
-    beyond = place >= lengths[:, None]
+    beyond = place >= ends[:, None]
     return {
         "indices": found,
         "indices@scores": logits.masked_fill(beyond, -math.inf),
@@ -574,6 +581,16 @@ class Largest(Op):
         return super().inputs(definition, case, draw) | {"top_k": count}
 
 
+OF_LARGEST = (
+    Mutant("one beyond the length", more=1),
+    Mutant("one short of the length", more=-1),
+    Mutant("lengths not looked at", more=1 << 30),
+    Mutant("smallest in place of largest", sign=-1.0),
+    Mutant("k-th replaced by the one after it", chosen=without_kth),
+    Mutant("the first one twice", chosen=first_twice),
+    Mutant("first of the row", chosen=lambda scores, topk: torch.arange(min(topk, len(scores)))),
+    Mutant("padded with 0", outputs=lambda _, found: {"indices": found["indices"].clamp_min(0)}),
+)
 TOPK = Largest(
     "topk",
     Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest),
@@ -582,16 +599,7 @@ TOPK = Largest(
     apart=False,
     gates={"indices": IndexSet()},
     unusual={},
-    mutants=(
-        Mutant("one beyond the length", more=1),
-        Mutant("one short of the length", more=-1),
-        Mutant("lengths not looked at", more=1 << 30),
-        Mutant("smallest in place of largest", sign=-1.0),
-        Mutant("k-th replaced by the one after it", chosen=without_kth),
-        Mutant("the first one twice", chosen=first_twice),
-        Mutant("first of the row", chosen=lambda scores, topk: torch.arange(min(topk, len(scores)))),
-        Mutant("padded with 0", outputs=lambda _, found: {"indices": found["indices"].clamp_min(0)}),
-    ),
+    mutants=OF_LARGEST,
 )
 VARLEN = "flashinfer.topk_varlen:top_k_varlen"
 

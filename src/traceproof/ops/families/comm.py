@@ -1,0 +1,189 @@
+"""Collectives on one rank: what each gives whose other ranks are none, and what is fused behind them.
+
+A definition of several ranks asks for rows that no input holds: it has no oracle.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from traceproof.lazy import torch
+from traceproof.ops.adapter import Definition
+from traceproof.ops.base import Tensors
+from traceproof.ops.compare import Exact
+from traceproof.ops.families import norm
+from traceproof.ops.families.blockscaled import GATES as CODES
+from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
+from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, quantiser
+from traceproof.ops.families.layout import Merge, levels, merged
+from traceproof.ops.families.norm import NEXT, Norm, gated_residual_next, rms_norm
+from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK
+from traceproof.ops.formula import Form, Part, Wide, altered, same
+from traceproof.ops.op import Op
+
+# comm
+
+
+def alone(wide: Wide, *, change: Part = same) -> Tensors:
+    """What the only rank has."""
+    given = {"output": "inp", "partial_o_out": "partial_o", "softmax_stats_out": "softmax_stats"}
+    return {name: change(wide[source]) for name, source in given.items() if source in wide}
+
+
+def fused(wide: Wide, *, normed: Norm = rms_norm) -> Tensors:
+    """Pattern 1 of an all-reduce: `norm(input + residual) * (gamma + bias)`."""
+    x = wide["input"] + wide["residual_in"]
+    gain = wide["rms_gamma"] + wide.number("weight_bias", 0.0)
+    return {"output": normed(x, wide.number("rms_eps", 1e-6)) * gain}
+
+
+def reduced(wide: Wide, *, merge: Merge = merged) -> Tensors:
+    """Partial results [n c d] of as many ranks as one, by base-2 logarithms [n c]."""
+    values, _ = merge(wide["partial_o"][:, :, None], wide["partial_lse"][..., None])
+    return {"output": values[:, 0]}
+
+
+def of_one_rank(definition: Definition) -> str | None:
+    """Why what other ranks have decides; None: nothing does."""
+    rows = [(spec.shape or ("",))[0] for spec in (*definition.inputs.values(), *definition.outputs.values())]
+    return f"rows of other ranks are no input: {rows[0]} and {rows[-1]}" if rows[0] != rows[-1] else None
+
+
+WORKSPACE: dict[str, Any] = {
+    "scalars": {
+        "workspace": 0,
+        "pattern": 1,
+        "cp_rank": 0,
+        "rms_eps": 1e-5,
+        "weight_bias": 0.5,
+        "lse_mode": "base2",
+    },
+    "sizes_in_numbers": ("workspace", "pattern", "cp_rank", "cp_size"),
+    "unread": {
+        "workspace": "a buffer",
+        "pattern": "one of them is known",
+        "lse_mode": "one of them is known",
+        "cp_rank": "of one rank",
+        "cp_size": "the shapes say it",
+    },
+    "draws": {"workspace": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device)},
+}
+OF_COPIES = (
+    altered("rows shifted", "inp", "partial_o", "softmax_stats", change=lambda x: x.roll(1, 0)),
+    altered("channels shifted", "inp", "partial_o", "softmax_stats", change=lambda x: x.roll(1, -1)),
+    altered("twice", "inp", "partial_o", "softmax_stats", change=lambda x: x * 2),
+    altered("half of the channels", "inp", "partial_o", "softmax_stats", change=lambda x: x * (x.roll(1, -1) > 0)),
+)
+COMM = Op(
+    "comm",
+    Form("inp[n h] -> output[n h]", alone),
+    Form("inp[n h] -> output[m h]", alone),
+    family="comm",
+    requires=of_one_rank,
+    sizes={"n": ()},
+    gates={"output": Exact()},
+    unusual={},
+    mutants=(
+        *OF_COPIES,
+        altered("residual dropped", "residual_in", change=lambda residual: residual * 0),
+        altered("residual subtracted", "residual_in", change=lambda residual: -residual),
+        altered("bias of the weight dropped", "weight_bias", change=lambda _: 0.0),
+        altered("eps x 1000", "rms_eps", change=lambda eps: eps * 1000),
+        altered("weight of the next channel", "rms_gamma", change=lambda gamma: gamma.roll(1, 0)),
+        altered("natural logarithms", "partial_lse", change=lambda lse: lse * math.log2(math.e)),
+        altered("the next rank's weight", "partial_lse", change=lambda lse: lse.roll(1, 1)),
+        altered("equal weights", "partial_lse", change=lambda lse: lse * 0),
+        altered("the first rank alone", "partial_o", change=lambda x: x[:, :1].expand(x.shape)),
+    ),
+    others=(
+        Op(
+            "comm",
+            Form(
+                "input[n h] workspace pattern residual_in[n h]? rms_gamma[h]? rms_eps? weight_bias?"
+                " -> output[n h]",
+                fused,
+            ),
+            **WORKSPACE,
+        ),
+        Op(
+            "comm",
+            Form(
+                "partial_o[n c d] softmax_stats[n c s] workspace[c w] cp_rank cp_size"
+                " -> partial_o_out[n c d] softmax_stats_out[n c s]",
+                alone,
+            ),
+            **WORKSPACE,
+            sizes={"c": lambda _: 1, "w": (8,)},
+            gates=dict.fromkeys(("partial_o_out", "softmax_stats_out"), Exact()),
+            unusual={},
+            mutants=OF_COPIES,
+        ),
+        Op(
+            "comm",
+            Form(
+                "partial_o[n c d] partial_lse[n c] workspace[w] cp_rank cp_size lse_mode -> output[n d]", reduced
+            ),
+            **WORKSPACE | {"draws": WORKSPACE["draws"] | {"partial_lse": levels}},
+            sizes={"c": (3, 1, 8, 2), "w": (8,)},
+            adversarial={"near": {"spread": 0.05}, "far": {"spread": 60.0}, "high": {"level": 300.0}},
+            unusual={},
+        ),
+    ),
+)
+
+
+# all_gather_gated_residual_next_rmsnorm, all_gather_rmsnorm_fp4_quantize
+
+
+def whole_rows(definition: Definition) -> str | None:
+    """Why rows are shared with other ranks; None: they are not."""
+    shapes = [spec.shape or () for spec in definition.inputs.values()]
+    share, hidden = shapes[0][-1], next(shape[0] for shape in shapes if len(shape) == 1)
+    sizes = [definition.const_axes.get(axis) for axis in (share, hidden)]
+    return None if sizes[0] == sizes[1] else f"columns of other ranks are no input: {share} and {hidden}"
+
+
+def gathered(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """The norm of whole rows, and what it is multiplied by."""
+    del act
+    gain = wide["weight"] + wide.number("gain_center")
+    return rms_norm(wide["shard"], wide.number("eps")) * gain, wide["global_scale"], None
+
+
+ALL_GATHER_NEXT = Op(
+    "all_gather_gated_residual_next_rmsnorm",
+    Form(f"workspace {NEXT.format('[h]').replace('[n h]', '[n s]', 1)}", gated_residual_next),
+    family="comm",
+    synonyms={"branch": "branch_shard"},
+    requires=whole_rows,
+    scalars={**norm.GATED_RESIDUAL_NEXT.scalars, "workspace": 0},
+    unread={"workspace": "a buffer"},
+    adversarial=norm.GATED_RESIDUAL_NEXT.adversarial,
+    data=("branch",),
+    adjust=norm.GATED_RESIDUAL_NEXT.adjust,
+    mutants=norm.GATED_RESIDUAL_NEXT.mutants,
+)
+ALL_GATHER_CODES = Op(
+    "all_gather_rmsnorm_fp4_quantize",
+    Form(
+        "shard[n s] weight[h] global_scale[o] eps gain_center workspace -> packed[n p] scales[n g]",
+        quantiser(NVFP4, gathered, "packed", "scales", near=ROUNDED),
+    ),
+    family="comm",
+    requires=whole_rows,
+    scalars={"eps": 1e-5, "gain_center": 0.5, "workspace": 0},
+    unread={"workspace": "a buffer"},
+    sizes={"p": lambda at: at["h"] // 2, "g": lambda at: at["h"] // FP4_BLOCK},
+    draws={"global_scale": between(200.0, 400.0)},
+    unusual={},  # a NaN has no code
+    exact_on_gpu=lambda _: False,
+    gates={"packed": CODES[E2M1], "scales": CODES[E4M3]},
+    mutants=(
+        *CODER_MUTANTS,
+        *OF_TENSORS,
+        altered("weight dropped", "weight", change=lambda weight: weight * 0),
+        altered("centre of the gain dropped", "gain_center", change=lambda _: 0.0),
+        altered("eps x 1000", "eps", change=lambda eps: eps * 1000),
+    ),
+)
