@@ -7,7 +7,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,10 +55,15 @@ def samples() -> DatasetTree:
 NAMES = sorted(path.stem for path in (SAMPLES / "definitions").rglob("*.json"))
 
 
+@cache
+def conftest_code() -> CodeType:
+    return compile(CONFTEST.read_text(), "conftest.py", "exec")
+
+
 def loaded(definition: Definition) -> dict[str, Any]:
     """The names of a definition's test file, and of the conftest."""
     conftest: dict[str, Any] = {"__name__": "conftest", "__file__": str(SAMPLES / PLACE / "conftest.py")}
-    exec(compile(CONFTEST.read_text(), "conftest.py", "exec"), conftest)  # noqa: S102 - ours
+    exec(conftest_code(), conftest)  # noqa: S102 - ours
     text = render(definition)
     body = "\n".join(line for line in text.splitlines() if not line.startswith("from conftest import"))
     found = conftest | {"__name__": "test_x"}

@@ -27,7 +27,7 @@ from traceproof.sandbox.pool import Conversation
 
 HASTE = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 LIMITS = Limits(message_bytes=1 << 16, output_bytes=1 << 12)
-WAIT = 0.3  # seconds that an answer is waited for
+WAIT = 0.1  # seconds that an answer is waited for
 LONGEST = 30.0  # seconds; a hang is longer on any machine
 ODD = (
     st.none()
