@@ -259,9 +259,10 @@ JIT = names("triton.jit jit triton.experimental.gluon.jit gluon.jit")
 def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
     """Functions that Triton compiles."""
     for node in ast.walk(tree):
-        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-        if JIT & {dotted(one.func if isinstance(one, ast.Call) else one) for one in decorators}:
-            yield node  # type: ignore[misc] # only functions have decorators here
+        if isinstance(node, ast.FunctionDef):
+            decorators = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
+            if JIT & set(map(dotted, decorators)):
+                yield node
 
 
 def _is_constexpr(argument: ast.arg) -> bool:

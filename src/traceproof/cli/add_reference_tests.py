@@ -58,6 +58,8 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
     """
     if everything and (op_type or definition_name):
         raise TraceproofError("--all selects everything: give it, or --op-type and --definition-name, not both")
+    if unknown := sorted(set(test_sizes or ()) - set(SIZES)):
+        raise TraceproofError(f"--test-sizes {' '.join(unknown)}: expected out of {', '.join(SIZES)}")
     paths = _paths(repos_config) | run.given(**{name: checkouts.get(f"{name}_path") for name in PACKAGES})
     root, out = _places(definitions_dir, output_dir)
     order = GenerateOptions(
@@ -66,7 +68,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
         op_types=tuple(op_type or ()),
         definitions=tuple(definition_name or ()),
         everything=everything,
-        sizes=_sizes(test_sizes),
+        sizes=tuple(size for size in SIZES if size in test_sizes) if test_sizes else None,
         tolerance=tolerance,
         checkouts={name: _checkout(paths[name], name) for name in PACKAGES if name in paths},
         force=force,
@@ -91,13 +93,6 @@ def _places(definitions: Path | None, output: Path | None) -> tuple[Path, Path]:
     root = repository / Pipeline(config, repository).dataset
     own = root if config.dataset.path is not None else repository / config.results / config.run / GENERATED
     return root, out or own
-
-
-def _sizes(given: list[str] | None) -> tuple[str, ...] | None:
-    unknown = sorted(set(given or ()) - set(SIZES))
-    if unknown:
-        raise TraceproofError(f"--test-sizes {' '.join(unknown)}: expected out of {', '.join(SIZES)}")
-    return tuple(size for size in SIZES if size in given) if given else None
 
 
 def _paths(config: Path | None) -> dict[str, Path]:
