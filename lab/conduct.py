@@ -150,7 +150,8 @@ def around(definition: Definition, kind: str, name: str, before: str = "", after
 
 def wrong(definition: Definition, random: Random) -> Iterator[Wrong]:
     """All of a definition."""
-    tensors = [name for name, spec in definition.inputs.items() if spec.shape is not None]
+    unread = registry.get(definition.op_type).of_form(definition).unread(definition)
+    tensors = [name for name, spec in definition.inputs.items() if spec.shape is not None and name not in unread]
     for name in tensors:
         place = list(definition.inputs).index(name)
         for told, key in (

@@ -77,7 +77,7 @@ def patterned(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     """Queries and keys in the case's pattern, if it has one."""
     if "pattern" not in wanted.params:
         return None
-    style = Style.of(wanted.case, width=wanted.shape[-1], scale=1.0)
+    style = Style.of(wanted.case, width=wanted.shape[-1], scale=wanted.shape[-1] ** -0.5)
     return style.tensor(draw, wanted.name, wanted.shape, wanted.dtype, keys=wanted.name == "k")
 
 
