@@ -105,11 +105,6 @@ def fill(folder: Path, wanted: WantedCheckout, git: Git) -> None:
     _finish(folder, wanted, git)
 
 
-def tree_digest(folder: Path) -> str:
-    """Git's own digest of the files of the commit that is checked out."""
-    return Git(folder).local("rev-parse", "HEAD^{tree}").strip()
-
-
 def _finish(folder: Path, wanted: WantedCheckout, git: Git) -> None:
     """Submodules, LFS, the check that all is there, and the note that says which commit was put there."""
     # Those of the wanted submodules that the commit has: older and newer ones may have others.
@@ -238,7 +233,10 @@ def clone_all(
             if from_git:
                 try:
                     pin, status = by_git(name, target, pin)
-                    taken, about = pin, {"status": status, "digest": tree_digest(target)}
+                    taken, about = (
+                        pin,
+                        {"status": status, "digest": Git(target).local("rev-parse", "HEAD^{tree}").strip()},
+                    )
                 except TraceproofError as error:
                     if pin.package is None or target.exists():
                         raise

@@ -17,9 +17,9 @@ from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
 from traceproof.judge.output import Ruling
 from traceproof.judge.precision import examine
-from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
+from traceproof.ops.base import TORCH_DTYPES, Tensors
 from traceproof.ops.batch import halved
-from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
+from traceproof.ops.cases import UNUSUAL, WORKLOADS
 from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.ops.op import BEST, UNEVEN
 from traceproof.run.calls import BYTES, PAGES, UNFENCED, UNMAPPED
@@ -135,18 +135,12 @@ def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
     names = sorted(name for name in first.keys() | other.keys() if not same_bits(first.get(name), other.get(name)))
     if not names:
         return HOLDS, "the same bits"
-    return BROKEN, f"other bits in {', '.join(names)}{_distance(first, other, names[0])}"
-
-
-def _distance(first: Tensors, other: Tensors, name: str) -> str:
-    """How far one output lies from the other, in words; nothing where they can not be held against each other."""
-    one, two = first.get(name), other.get(name)
-    if one is None or two is None or one.shape != two.shape or not one.numel():
-        return ""
-    apart = (one.double() - two.double()).abs().nan_to_num(float("inf"))
-    place = index_of(int(apart.argmax()), apart.shape)
-    count = int((apart > 0).sum())
-    return f": {count} of {one.numel()} elements, most at {place}: {float(apart.max()):.3g} apart"
+    one, two, apart = first.get(names[0]), other.get(names[0]), ""
+    if one is not None and two is not None and one.shape == two.shape and one.numel():
+        far = (one.double() - two.double()).abs().nan_to_num(float("inf"))
+        place, count = index_of(int(far.argmax()), far.shape), int((far > 0).sum())
+        apart = f": {count} of {one.numel()} elements, most at {place}: {float(far.max()):.3g} apart"
+    return BROKEN, f"other bits in {', '.join(names)}{apart}"
 
 
 def measure(
@@ -194,7 +188,11 @@ def measure(
             between = ", ".join(text for way, text in BETWEEN.items() if way in fences)
             found.states["bounds"] = HOLDS, f"nothing beside its tensors is touched; they lie between {between}"
         # Last: CUDA's error of a call that it refuses is raised by the next one, too.
-        _empty(found, source, cases)
+        empty = [case.case for case in cases if case.skip is None and evaluation.is_empty(case.case)]
+        if not empty:
+            found.states["empty"] = UNMEASURED, "no case of the definition is empty"
+        elif found.call(source, "empty", evaluation.subject(empty[0])) is not None:
+            found.states["empty"] = HOLDS, "empty outputs"
         if found.states["bounds"][0] == HOLDS:
             _errors(found, source)
     with evaluation.source(channels=CHANNELS) as another:
@@ -300,23 +298,17 @@ def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
         return
     outputs: list[Tensors] = []
     for values in halves.inputs:
-        part = replace(subject, inputs=values, case=_case_of(evaluation, subject.case, values))
+        axes = dict(subject.case.axes)  # with the sizes that this part has
+        for name, spec in evaluation.definition.inputs.items():
+            sizes = zip(spec.shape or (), getattr(values[name], "shape", ()), strict=False)
+            axes |= {axis: size for axis, size in sizes if axis in axes}
+        part = replace(subject, inputs=values, case=replace(subject.case, axes=axes))
         try:
             outputs.append(evaluation.call(source, part).outputs)
         except CallError as error:
             found.states["batch"] = BROKEN, f"a part of the batch alone: {error.told}"
             return
     found.states["batch"] = _same(halves.whole(found.first.outputs), halves.joined(outputs))
-
-
-def _case_of(evaluation: SolutionRun, case: Case, values: Values) -> Case:
-    """The case with the sizes that some inputs have."""
-    axes = dict(case.axes)
-    for name, spec in evaluation.definition.inputs.items():
-        value = values[name]
-        if isinstance(value, torch.Tensor):
-            axes |= {axis: size for axis, size in zip(spec.shape or (), value.shape, strict=False) if axis in axes}
-    return replace(case, axes=axes)
 
 
 def _after_others(found: PropertyCalls, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
@@ -331,16 +323,6 @@ def _after_others(found: PropertyCalls, source: UntrustedSource, cases: Sequence
         if found.call(source, "order", found.evaluation.subject(case.case)) is None:
             return
     found.same("order", found.call(source, "order"))
-
-
-def _empty(found: PropertyCalls, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
-    """Calls that have nothing to compute: many kernels can not be launched on none."""
-    empty = [case.case for case in cases if case.skip is None and found.evaluation.is_empty(case.case)]
-    if not empty:
-        found.states["empty"] = UNMEASURED, "no case of the definition is empty"
-        return
-    if found.call(source, "empty", found.evaluation.subject(empty[0])) is not None:
-        found.states["empty"] = HOLDS, "empty outputs"
 
 
 def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
