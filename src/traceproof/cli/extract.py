@@ -146,7 +146,7 @@ def listing(python: Path | None, sglang_path: Path | None) -> dict[str, Any]:
 
 
 def told_listing(listed: Mapping[str, Any]) -> str:
-    """The same for people: first the architectures that have a second reading as language models."""
+    """What `listing` gives, for people: first the architectures that have a second reading as language models."""
     text = ""
     for entry in listed["bundled"]:
         usual = ", ".join(f"tp {at['tp']} ep {at['ep']}" for at in entry["parallel"])

@@ -357,11 +357,11 @@ class CloseGate(_Gate[Close]):
             total, error = (math.sqrt(sum_ / self._elements) for sum_ in (self._energy, self._error_energy))
             ratios["RMS"] = error / (self._kind.rms * total + TINY)
         slope = None if self._slope is None else self._slope.found()
-        if slope is not None:
-            ratios["slope"] = abs(slope[0]) / slope[1]
+        off, allowed = slope or (0.0, 1.0)
+        ratios["slope"] = abs(off) / allowed
         which = max(ratios, key=lambda name: ratios[name])
-        if slope is not None and which == "slope":
-            return Gate("baseline", ratios[which], f"slope {1 + slope[0]:.5f} (limit 1 +- {slope[1]:.2g})")
+        if which == "slope" and off:
+            return Gate("baseline", ratios[which], f"slope {1 + off:.5f} (limit 1 +- {allowed:.2g})")
         detail = f"{which} {ratios[which] * factor:.3g}x the low-precision baseline (limit {factor:g}x)"
         return Gate("baseline", ratios[which], detail)
 

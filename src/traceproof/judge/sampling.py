@@ -365,12 +365,17 @@ def scores(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.
     return torch.where(q[columns, ranks] > 0, middle[columns, ranks], 0.0).clamp(-0.5, 0.5)
 
 
-def _related(found: torch.Tensor) -> Iterator[Test]:
-    """Draws that lie on the same side as those some draws before or in the row beside, or on the other one."""
-    lags = _lags(len(found))
-    pairs = [(found[: count - lag] * found[lag:count], f"the one {lag} before", len(lags)) for lag, count in lags]
-    if found.shape[1] > 1:
-        pairs.append((found[:, :-1] * found[:, 1:], "the row beside", 1))
+def _related(places: torch.Tensor) -> Iterator[Test]:
+    """Draws that lie on the same side as those some draws before or in the row beside, or on the other one.
+
+    `places` are the draws' `scores`, float64 [trials, rows]: products of two are positive on the same side.
+    """
+    lags = _lags(len(places))
+    pairs = [
+        (places[: count - lag] * places[lag:count], f"the one {lag} before", len(lags)) for lag, count in lags
+    ]
+    if places.shape[1] > 1:
+        pairs.append((places[:, :-1] * places[:, 1:], "the row beside", 1))
     for products, what, tests in pairs:
         kind = "on the same side as" if float(products.sum()) > 0 else "on the other side of"
         yield -correlated(products), 2 * tests, f"draws lie too often {kind} {what}"
