@@ -1,6 +1,6 @@
 """Judges exploits, honest solutions and known bugs by the command and by the library; prints where these differ.
 
-    PYTHONPATH=src:lab:tests python lab/library.py [--only exploits mutants] [--first 20]
+    PYTHONPATH=src:lab:tests python lab/library.py [--only exploits mutants] [--every 4]
 
 Exploits and honest solutions of tests/exploits that a CPU runs: `traceproof judge`, and a pytest file whose tests
 have the plugin's mark with `isolated=True`. Known bugs of every op, on one small case of each definition of
@@ -32,6 +32,7 @@ from traceproof.run.case import CPU, SolvedCase, make_inputs
 from traceproof.run.judging import rulings
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.untrusted import CaseResult
+from traceproof.solutions.reading import Candidate
 
 SEED = 0
 TEST = """
@@ -47,18 +48,27 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def solutions(first: int | None) -> bool:
+def solutions(every: int) -> bool:
     """Verdicts of the command and of the plugin; gives whether all are as expected."""
-    known: list[Exploit | Honest] = [*EXPLOITS[:first], *WRITTEN[:first]]
+    known: list[Exploit | Honest] = [*EXPLOITS[::every], *WRITTEN[::every]]
     expected = {one.name: isinstance(one, Honest) for one in known}
     with tempfile.TemporaryDirectory() as scratch:
         root, folder = dataset(Path(scratch, "dataset")), Path(scratch, "solutions")
         folder.mkdir()
+        tree = read_tree(root)
         tests = ["import pytest\n"]
         for one in known:
-            spec = {"language": "python", "target_hardware": ["cpu"], "entry_point": "main.py::run"}
-            given = getattr(one, "destinations", None)
-            spec |= {} if given is None else {"destination_passing_style": given}
+            definition = tree.definitions[one.definition].definition
+            found = Candidate(
+                name=one.name, path=one.name, files={"main.py": one.source},
+                destinations=getattr(one, "destinations", None),
+            ).settled(definition)  # fmt: skip
+            spec: dict[str, object] = {
+                "language": "python",
+                "target_hardware": ["cpu"],
+                "entry_point": "main.py::run",
+            }
+            spec |= {"destination_passing_style": found.destinations}
             record = {"name": one.name, "definition": one.definition, "author": "lab", "spec": spec}
             file = folder / f"{one.name}.json"
             file.write_text(json.dumps(record | {"sources": [{"path": "main.py", "content": one.source}]}))
@@ -77,10 +87,10 @@ def solutions(first: int | None) -> bool:
         by_command = {one["solution"]: one["verdict"] for one in json.loads(out.read_text())["certificates"]}
         by_plugin = {}
         for line in done.stdout.splitlines():
-            found = re.match(r"(PASSED|FAILED|ERROR) \S+::test_(\w+)\S*(?: - (.*))?", line)
-            if found:
-                told = (found[3] or "accepted").removeprefix("AssertionError: ")
-                by_plugin[found[2]] = "refused" if told.startswith("WRONG") else told
+            ended = re.match(r"(PASSED|FAILED|ERROR) \S+::test_(\w+)\S*(?: - (.*))?", line)
+            if ended:
+                told = (ended[3] or "accepted").removeprefix("AssertionError: ")
+                by_plugin[ended[2]] = "refused" if told.startswith("WRONG") else told
     wrong = 0
     for name, right in expected.items():
         wanted, both = "accepted" if right else "refused", (by_command.get(name), by_plugin.get(name))
@@ -99,11 +109,11 @@ def _installed() -> bool:
     return any(one.value == "traceproof.pytest_plugin" for one in entry_points(group="pytest11"))
 
 
-def mutants(first: int | None) -> bool:
+def mutants(every: int) -> bool:
     """Rulings on known bugs' outputs, and what `assert_right` says; gives whether these agree."""
     counts: Counter[str] = Counter()
     tree = read_tree(TESTS)
-    for name in sorted(tree.definitions)[:first]:
+    for name in sorted(tree.definitions)[::every]:
         definition = tree.definitions[name].definition
         op, unknown = registry.for_definition(definition)
         selection = PlanSelection(sizes=("small",), seed=SEED, cases=("small-0",))
@@ -145,9 +155,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = {"exploits": solutions, "mutants": mutants}
     parser.add_argument("--only", nargs="+", choices=parts, default=[*parts])
-    parser.add_argument("--first", type=int, help="so many of each alone")
+    parser.add_argument("--every", type=int, default=1, help="one of so many alone")
     options = parser.parse_args()
-    found = [parts[name](options.first) for name in options.only]
+    found = [parts[name](options.every) for name in options.only]
     return 0 if all(found) else 1
 
 
