@@ -572,8 +572,10 @@ def some_groups(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def some_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """How many rows of each matrix count: none up to all."""
-    return draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of("a")[1] + 1).to(wanted.dtype)
+    """How many rows of each matrix count: of the first all, of the others none up to all."""
+    found = draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of("a")[1] + 1)
+    found[:1] = wanted.shape_of("a")[1]
+    return found.to(wanted.dtype)
 
 
 def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
