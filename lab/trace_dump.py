@@ -72,6 +72,65 @@ FOLLOWING: dict[str, Callable[[dict[str, int]], int]] = {
     "SF_dim_0": lambda at: 128 if "SF_dim_1" in at else 128 * at["K"] // 16
 }
 STATED = re.compile(r"\b(\w+)=(\d+)\b")  # sizes in a template's description
+# Of experts, by how names of templates begin: sizes, which may follow from others, and dtypes; later ones count.
+EXPERTS = r"""
+moe_fp|trtllm_.*moe|cutlass_|b12x_|cute_dsl_.*moe|prims_ts_ top_k=4 gemm1_out_size=2*intermediate_size
+moe_fp|trtllm_.*moe num_experts=16 n_group=4 topk_group=2 num_fused_shared_experts=1
+moe_fp num_weight_rows=num_experts+num_fused_shared_experts
+moe_fp._block_scale_llama4 top_k=1
+moe_fp|trtllm_|cute_dsl_|b12x_ num_packed_hidden=hidden_size//2 num_packed_intermediate=intermediate_size//2
+moe_fp|trtllm_|cute_dsl_|b12x_ num_fp4_hidden_blocks=hidden_size//16
+moe_fp|trtllm_|cute_dsl_|b12x_ num_fp4_intermediate_blocks=intermediate_size//16
+moe_fp|trtllm_ gemm1_bias:float32 gemm2_bias:float32
+moe_fp|trtllm_ gemm1_alpha:float32 gemm1_beta:float32 gemm1_clamp_limit:float32
+moe_fp|trtllm_|prims_ output1_scale_scalar:float32 output1_scale_gate_scalar:float32 output2_scale_scalar:float32
+prims_ output1_scales_scalar:float32 output1_scales_gate_scalar:float32 output2_scales_scalar:float32
+moe_fp4|trtllm_fp4 hidden_states:uint8 hidden_states_scale:float8_e4m3fn gemm1_weights:uint8 gemm2_weights:uint8
+moe_fp4|trtllm_fp4 gemm1_weights_scale:float8_e4m3fn gemm2_weights_scale:float8_e4m3fn
+moe_fp8|trtllm_fp8 hidden_states:float8_e4m3fn gemm1_weights:float8_e4m3fn gemm2_weights:float8_e4m3fn
+trtllm_fp8 hidden_states_scale:float32 gemm1_weights_scale:float32 gemm2_weights_scale:float32
+trtllm_fp8 num_hidden_blocks=hidden_size//128 num_intermediate_blocks=intermediate_size//128
+trtllm_fp8 num_gemm1_out_blocks=gemm1_out_size//128
+.*swiglu_step hidden_states_scale:uint8 gemm1_weights_scale:uint8 gemm2_weights_scale:uint8
+.*swiglu_step num_hidden_blocks=hidden_size//32 num_intermediate_blocks=intermediate_size//32
+trtllm_mxint4 gemm1_weights:uint8 gemm2_weights:uint8
+trtllm_mxint4 num_mxint4_hidden_blocks=hidden_size//32 num_mxint4_intermediate_blocks=intermediate_size//32
+trtllm_bf16 block_k=64 num_hidden_blocks=hidden_size//64 num_intermediate_blocks=intermediate_size//64
+b12x_|cute_dsl_(fused_moe|moe_wrapper)$ w1_weight:uint8 w2_weight:uint8
+b12x_|cute_dsl_(fused_moe|moe_wrapper)$ w1_weight_sf:float8_e4m3fn w2_weight_sf:float8_e4m3fn
+b12x_|cute_dsl_ one=1 input_global_scale_size=1
+cute_dsl_(fused_moe|moe_wrapper)$ x:uint8 x_sf:float8_e4m3fn input_width=hidden_size//2
+cute_dsl_ num_mx_hidden_blocks=hidden_size//32 w1_sf_m_tiles=gemm1_out_size//128 w2_sf_m_tiles=hidden_size//128
+cute_dsl_ w1_sf_k_tiles=hidden_size//64 w2_sf_k_tiles=intermediate_size//64 w1_sf_dim0=32 w1_sf_dim1=4 w1_sf_dim3=4
+cute_dsl_ w1_sf_dim2=gemm1_out_size//128 w1_sf_dim4=hidden_size//128 w2_sf_dim2=hidden_size//128
+cute_dsl_ w2_sf_dim4=intermediate_size//128
+alphamoe_ hidden_size=512 hidden_blocks=4 gated_size=512 gated_blocks=4 intermediate_size=256 intermediate_blocks=2
+alphamoe_ gemm1_out_size=512 num_packed_hidden=256 num_hidden_scale_blocks=32 top_k=4
+alphamoe_ num_packed_intermediate=128 num_intermediate_scale_blocks=16
+alphamoe_fp8|alphamoe_inter hidden_states:float8_e4m3fn gemm1_weights:float8_e4m3fn gemm2_weights:float8_e4m3fn
+alphamoe_fp8|alphamoe_inter hidden_states_scale:float32 gemm1_weights_scale:float32 gemm2_weights_scale:float32
+alphamoe_fp8 sorted_token_ids:int32 expert_ids:int32 num_tokens_post_padded:int32 topk_weights:float32
+sm90_mixed weight:uint8 raw_scale:uint8 scales:uint8
+prims_ts_fp8 hidden_states:float8_e4m3fn
+prims_ts_fp8 gemm1_weights_0:float8_e4m3fn gemm1_weights_1:float8_e4m3fn
+prims_ts_fp8 gemm2_weights_0:float8_e4m3fn gemm2_weights_1:float8_e4m3fn
+prims_ts_fp4 gemm1_weights_0:uint8 gemm1_weights_1:uint8 gemm2_weights_0:uint8 gemm2_weights_1:uint8
+prims_ts_fp4.*partitioned(_tp|_block|_major|$) hidden_states:uint8 hidden_states_scale:float8_e4m3fn
+prims_ts_fp4.*mxfp8 hidden_states:float8_e4m3fn
+prims_ts_ hidden_size=512 packing=1 scale_block=32
+prims_ts_fp4 packing=2
+prims_ts_fp4.*partitioned(_tp|_block|_major|$) scale_block=16
+prims_ts_ hidden_storage_k=hidden_size//2 fc1_shard_rows=intermediate_size fc1_storage_k=hidden_size//packing
+prims_ts_ fc2_shard_rows=hidden_size fc2_storage_k=intermediate_size//2//packing
+prims_ts_.*tp_n_tp_n fc2_shard_rows=hidden_size//2 fc2_storage_k=intermediate_size//packing
+prims_ts_ fc1_block_elements=128 fc2_block_elements=128
+prims_ts_bf16 fc1_block_elements=64 fc2_block_elements=64
+prims_ts_fp4.*tp_n_tp_k fc2_block_elements=64
+prims_ts_ fc1_k_blocks=fc1_storage_k//fc1_block_elements fc2_k_blocks=fc2_storage_k//fc2_block_elements
+prims_ts_ fc1_scale_storage=num_local_experts*fc1_shard_rows*hidden_size//scale_block
+prims_ts_ fc2_scale_storage=num_local_experts*hidden_size*intermediate_size//2//scale_block
+prims_ts_ hidden_scale_storage=16*hidden_size//scale_block
+"""
 LONGEST = 120  # characters of a name, which may have 128
 ROUNDS = 4  # of settling sizes by constraints that name each other
 REST = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -134,6 +193,22 @@ def arguments(template: Any, init: Any, text: str) -> dict[str, Any]:  # noqa: A
     return {}
 
 
+def of_experts(template: Any, sizes: dict[str, int]) -> dict[str, str]:  # noqa: ANN401 - a template
+    """Dtypes that EXPERTS has for a template's inputs; its sizes take the place of those given."""
+    dtypes: dict[str, str] = {}
+    for line in EXPERTS.strip().splitlines():
+        names, *entries = line.split()
+        for one in entries if re.match(f"({names})", template.name_prefix) else ():
+            name, equals, text = one.partition("=")
+            if not equals:
+                name, _, text = one.partition(":")
+                dtypes[name] = text
+            elif getattr(template.axes.get(name), "value", None) is None:
+                with suppress(NameError):  # an axis that this template does not have
+                    sizes[name] = int(eval(text, {}, dict(sizes)))  # noqa: S307 - of the table above
+    return dtypes
+
+
 def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
     """Arguments of a call that fits what a template declares: sizes, and tensors without memory."""
     import torch
@@ -143,6 +218,7 @@ def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
         name: getattr(axis, "value", None) or int(stated.get(name, OTHER)) for name, axis in template.axes.items()
     }
     sizes |= {name: size(sizes) for name, size in FOLLOWING.items() if name in sizes}
+    dtypes = of_experts(template, sizes)
     for _ in range(ROUNDS):
         for text in template.constraints or ():
             parts = text.split(" or ")[0].split(" == ")
@@ -162,6 +238,7 @@ def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
         said = (one.description or "").lower()
         kinds = DTYPES | OF_OP.get(template.op_type, {})
         told = next((kind for word, kind in WORDS.items() if word in said), kinds.get(name, "bfloat16"))
+        told = dtypes.get(name, told)
         dtype = getattr(torch, str(one.dtype or told).removeprefix("torch."))
         made = torch.empty(
             [sizes.get(axis, OTHER) if axis != "1" else 1 for axis in one.dim_names], dtype=dtype, device="meta"
@@ -170,7 +247,7 @@ def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
             given[parameter] = made
         else:
             given[parameter] = (*given.get(parameter, ()), made)
-    return given
+    return {name: sizes[name] for name in template.axes} | given
 
 
 def wide(text: str) -> dict[str, int]:

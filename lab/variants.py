@@ -15,7 +15,7 @@ import torch
 
 from traceproof.ops.attention import each, layout_of
 from traceproof.ops.base import Tensors, dtype_of
-from traceproof.ops.families.expert import Scaling, stored
+from traceproof.ops.families.expert import Scaling, mixture_of, stored
 from traceproof.ops.families.gdn import CHUNK
 from traceproof.ops.families.layout import States
 from traceproof.ops.families.norm import by_reciprocal_root, mean_square
@@ -38,6 +38,11 @@ in_mxfp8 = partial(requantise_fp8, block=32)  # as activations are kept beside f
 def of_16_bits(wide: Wide) -> bool:
     """Whether the queries are float16 or bfloat16."""
     return wide.given(layout_of(wide.values).queries[0]).dtype.itemsize == 2
+
+
+def of_softmax(wide: Wide) -> bool:
+    """Whether experts are chosen by a softmax of their logits."""
+    return wide.values.keys() == {"router_logits"}
 
 
 def is_bare(wide: Wide) -> bool:
@@ -296,6 +301,19 @@ MIXTURES = (
     ),
     Variant("activations in fp8, one scale", applies=stored(Scaling.FP8_TENSOR), active=to_fp8, result=to_bf16),
     Variant("activations in mxfp8", applies=stored(Scaling.FP4), token=in_mxfp8, active=in_mxfp8, result=to_bf16),
+    Variant(
+        "the activated product in mxfp8",
+        applies=stored(Scaling.MXFP8, Scaling.MXFP4),
+        first=to_bf16,
+        active=in_mxfp8,
+        result=to_bf16,
+    ),
+    Variant(
+        "the activated product in nvfp4",
+        applies=lambda wide: mixture_of(wide.definition).tokens is Scaling.NVFP4,
+        active=requantise_fp4,
+        result=to_bf16,
+    ),
     FLOAT64,
 )
 TABLED = (
@@ -356,10 +374,22 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
     ),
     "moe": MIXTURES,
     "moe_routing": (
-        Variant("by PyTorch", score=lambda logits: torch.softmax(logits, -1)),
-        Variant("powers of two", score=lambda logits: torch.softmax(logits.double(), -1).float()),
+        PLAIN,
+        FLOAT64,
+        *(
+            Variant(name, applies=of_softmax, score=score)
+            for name, score in (
+                ("by PyTorch", lambda logits: torch.softmax(logits, -1)),
+                ("powers of two", lambda logits: torch.softmax(logits.double(), -1).float()),
+            )
+        ),
         # The same where weights sum to 1.
-        Variant("softmax over the chosen", applies=renormalised, score=same, after=softmax),
+        Variant(
+            "softmax over the chosen",
+            applies=lambda wide: of_softmax(wide) and renormalised(wide),
+            score=same,
+            after=softmax,
+        ),
     ),
     "sampling": (Variant("multinomial"), Variant("inverse transform", applies=is_drawn, by=inverse_transform)),
     "gdn": (

@@ -114,10 +114,10 @@ def assert_inputs_fit(definition: Definition, case: Case, *, again: bool = True)
     for name, spec in definition.inputs.items():
         value = values[name]
         shape = definition.shape_of(spec, case.axes)
-        if shape is None:
-            assert isinstance(value, float | int | str), name
-        elif value is None:
+        if value is None:
             assert spec.optional, name
+        elif shape is None:
+            assert isinstance(value, str if spec.dtype == "string" else float | int), name
         else:
             assert isinstance(value, torch.Tensor)
             assert tuple(value.shape) == shape, name

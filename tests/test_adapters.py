@@ -30,7 +30,15 @@ ROOT = Path(__file__).parent
 FILES = sorted([*(ROOT / "dataset").rglob("definitions/*/*.json"), *(ROOT / "gpu").rglob("definitions/*/*.json")])
 
 
-METHODS = {"pcie_ipc_all_reduce_h64"}  # of objects that several processes make together
+# Of objects that several processes make together, or two streams; or of another layout.
+METHODS = {
+    *(
+        "pcie_ipc_all_reduce_h64",
+        "moe_finalize_rmsnorm_allreduce_k2_h64_hp64",
+        "tp_moe_finalize_rmsnorm_k4_h96_hp112",
+    ),
+    *("moe_mxfp4_partitioned_tp_n_tp_k_topk2_e4_h128_i128", "silu_and_mul_scaled_nvfp4_experts_quantize_k64"),
+}
 
 
 def read(path: Path) -> Definition:

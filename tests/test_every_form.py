@@ -213,6 +213,9 @@ WATCHED = {
 WATCHED_FORMS = {  # likewise
     "add_rmsnorm_fp4quant_h96",
     "rope_quantize_fp8_append_h4_kv2_rope32_ps4",
+    # Rows that are copied, and whose norm ordinary cases watch; a plan's output is added to what there is.
+    *("interleave_gated_weights_e3_h128_m512", "moe_finalize_rmsnorm_allreduce_k2_h64_hp64"),
+    *("tp_moe_finalize_rmsnorm_k4_h96_hp112", "moe_fp8_block_scale_planned_topk2_e4_h256_i256"),
 }
 TENSOR_SCALES = "trtllm_fp8_per_tensor_scale_moe_topk1_e16_h512_i512"  # rounds away what is left alone
 WIDTH = 4096

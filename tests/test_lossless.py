@@ -47,6 +47,11 @@ WITHOUT = {
     ),
     *("mhc_pre_big_fuse", "fused_rmsnorm_silu_h96", "add_rmsnorm_fp4quant_h96"),
     *("mla_rope_quantize_fp8_h4_rope32", "rope_quantize_fp8_append_h4_kv2_rope32_ps4"),
+    *("moe_preprocess", "moe_finalize_rmsnorm_allreduce", "tp_moe_finalize_rmsnorm", "hash_topk_e48_k4_v64"),
+    *("fused_topk_deepseek_e64_k4", "moe_bf16_swiglu_oai_topk2_e8_h96_i64"),
+    "moe_fp8_block_scale_planned_topk2_e4_h256_i256",
+    "moe_mxfp4_partitioned_tp_n_tp_k_topk2_e4_h128_i128",
+    "moe_mxfp8_shared_swiglu_step_topk2_ng2_kg1_e8_s1_h96_i64",
 }  # `ops.lossless` says why; copies are exact
 
 

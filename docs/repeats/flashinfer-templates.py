@@ -1,4 +1,4 @@
-"""Findings 1 to 27 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
+"""Findings 1 to 33 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
 
 What is wrong in FlashInfer's trace templates: their references, definitions and `init`s. Needs torch and FlashInfer 0.7.2.post1, and no
 GPU. Each prints what it got and what is right.
@@ -253,11 +253,53 @@ def n21():
     return f"functions that take a generator: {asked}; references that draw: {draws}, that take argmax: {likeliest} (right: all draw)"
 
 
+def n29():
+    one, code = torch.float8_e4m3fn, torch.full((1, 32, 16), 0x22, dtype=torch.uint8)  # all weights and values are 1
+    scale = torch.ones(1, 32, 2).to(one)
+    given = {"hidden_states": code[0, :1], "hidden_states_scale": scale[0, :1], "gemm1_weights": code, "gemm1_weights_scale": scale}
+    given |= {"gemm2_weights": code[..., :8], "gemm2_weights_scale": scale[..., :1], "gemm1_bias": None, "gemm2_bias": None}
+    given |= {"routing_logits": torch.zeros(1, 1), "routing_bias": None, "top_k": 1, "local_expert_offset": 0, "routed_scaling_factor": None}
+    call = template("moe_fp4_block_scale_default_routing").reference
+    found = [float(call(**given, gemm1_clamp_limit=limit)[0, 0]) for limit in (None, torch.tensor([1.0]))]
+    return f"without a limit {found[0]:.4g}, with gemm1_clamp_limit 1 {found[1]:.4g} (right: 1.638e+04, 11.7)"
+
+
+def n30():
+    halves = torch.cat([torch.ones(1, 1, 2), -torch.ones(1, 1, 2)], 1)  # up, then gate
+    scales = {f"output{name}": torch.ones(1) for name in ("1_scales_scalar", "1_scales_gate_scalar", "2_scales_scalar")}
+    given = {"hidden_states": torch.ones(1, 2), "gemm1_weights": halves, "gemm2_weights": torch.ones(1, 2, 1), **scales}
+    given |= {"topk_ids": torch.tensor([[0x3F80]], dtype=torch.int32), "num_experts": 1, "local_expert_offset": 0}
+    found = float(template("trtllm_fp8_per_tensor_scale_routed_moe").reference(**given)[0, 0])
+    return f"up is 2, the gate -2: {found:.4f} (right: 2 * silu(-2), -0.4768)"
+
+
+def n31():
+    weights = {"gemm1_weights": torch.ones(2, 2, 2), "gemm2_weights": torch.ones(2, 2, 1)}
+    packed = torch.tensor([[1 << 16 | 0x3F80]], dtype=torch.int32)  # expert 1 with weight 1
+    given = {"hidden_states": torch.ones(1, 2), "num_experts": 2, "top_k": 1, "local_expert_offset": 0}
+    found = float(template("trtllm_bf16_routed_moe").reference(topk_ids=packed, **given, **weights)[0, 0])
+    return f"expert 1 with weight 1, packed: {found:.4f} (right: 2 * silu(2), 3.523)"
+
+
+def n32():
+    said = template("mono_moe").inputs["expert_weights_up"].description
+    source = inspect.getsource(inspect.getmodule(template("mono_moe").reference))
+    line = next(one.strip() for one in source.splitlines() if "silu_X2 = X2 * torch.sigmoid" in one)
+    return f"the definition says {said!r}, the reference's helper, of halves X1 and X2: {line} (right: silu of the first half)"
+
+
+def n33():
+    table = vars(inspect.getmodule(template("mono_moe").reference))["_PRIMS_TS_FP8_BLOCK_PARTITION_TRACES"]
+    found = next(iter(table.values())).axes
+    kinds = {name: type(found[name]).__name__ for name in ("seq_len", "hidden_scale_storage")}
+    return f"axes are {kinds} (right: both Var, as scales are of every token)"
+
+
 def f4():
     got, scale = template("mxfp8_quantize").reference(torch.ones(1, 32))
     back = float(got[0, 0].float() * 2.0 ** (int(scale.flatten()[0]) - 127))
     return f"1.0 comes back from mxfp8 as {back} (right: 1.0)"
 
 
-for name in sys.argv[1:] or (*map(str, range(1, 29)), "F4"):
+for name in sys.argv[1:] or (*map(str, range(1, 34)), "F4"):
     print(f"{name}: {globals()['n' + name if name.isdigit() else name.lower()]()}")

@@ -95,9 +95,15 @@ def activation(reference: str) -> str | None:
 @cache
 def experts_with_weights(reference: str) -> str:
     """`packed` if something is shifted right by 16, which tells an expert from its weight; else `plain`."""
-    nodes = (node for node in ast.walk(parsed(reference)) if isinstance(node, ast.BinOp))
-    shifts = (node.right for node in nodes if isinstance(node.op, ast.RShift))
-    return "packed" if any(_is_number(by, PACKED_SHIFT) for by in shifts) else "plain"
+    for node in ast.walk(parsed(reference)):
+        match node:
+            case ast.BinOp(op=ast.RShift(), right=by) if _is_number(by, PACKED_SHIFT):
+                return "packed"
+            case ast.Call(func=ast.Attribute(attr="bitwise_right_shift"), args=[_, by]) if _is_number(
+                by, PACKED_SHIFT
+            ):
+                return "packed"
+    return "plain"
 
 
 @cache

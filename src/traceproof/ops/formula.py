@@ -158,7 +158,7 @@ class Form:
     """Inputs and outputs of one form of an op, and its formula.
 
     The text names each tensor with its axes, in any letters, `?` after what may be left out, and scalars bare:
-    `"x[n h] weight[h]? eps -> y[n h]"`. A number stands for itself.
+    `"x[n h] weight[h]? eps -> y[n h]"`. A number stands for itself, `*` for any further axes.
     """
 
     def __init__(self, text: str, formula: Formula, *, constants: Iterable[str] = ()) -> None:
@@ -207,7 +207,8 @@ class Form:
             letter: axis
             for name, (letters, _) in {**self.inputs, **self.outputs}.items()
             if name in specs
-            for letter, axis in zip(letters or (), specs[name].shape or (), strict=True)
+            for letter, axis in zip(letters or (), specs[name].shape or (), strict=False)
+            if letter != "*"
         }
 
 
@@ -215,6 +216,8 @@ def _unlike(shape: Sequence[str] | None, letters: Sequence[str] | None, axes: di
     """A text where a shape is not what letters say, with the axes that they stand for so far; else empty."""
     if shape is None or letters is None:
         return "" if shape is letters else " "
+    if letters[-1:] == ("*",):
+        letters, shape = letters[:-1], shape[: len(letters) - 1]
     if len(shape) != len(letters):
         return " "
     if any(axes.setdefault(one, axis) != axis for one, axis in zip(letters, shape, strict=True)):

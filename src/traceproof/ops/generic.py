@@ -5,7 +5,6 @@ Inputs are values that an input's role allows, in bounds that its axes give.
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from traceproof.dataset.constraints import System, evaluate, last_of, parse
 from traceproof.dataset.definition import Definition, DType, TensorSpec
 from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
-from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Value, Values
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Value, Values, allowed, text_of
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.op import Op
@@ -180,26 +179,6 @@ def _scalar(definition: Definition, spec: TensorSpec, name: str, case: Case) -> 
     if role_of(name) is Role.SCALE and "head_dim" in sizes:
         return 2.0 ** -(max(sizes["head_dim"], 1).bit_length() // 2)
     return known
-
-
-def text_of(definition: Definition, name: str) -> str | None:
-    """A text that a constraint allows an input to be, or None."""
-    found = allowed(definition, name)
-    return found if isinstance(found, str) else None
-
-
-def allowed(definition: Definition, name: str) -> str | int | None:
-    """What a constraint allows an input to be (`layout == 'HND'`, `mode in ('a', 'b')`, `kind == 2`), or None."""
-    for constraint in definition.constraints or ():
-        for node in ast.walk(ast.parse(constraint.strip(), mode="eval")):
-            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == name:
-                if not isinstance(node.ops[0], ast.Eq | ast.In):
-                    continue
-                given = node.comparators[0]
-                for one in given.elts if isinstance(given, ast.Tuple | ast.List | ast.Set) else [given]:
-                    if isinstance(one, ast.Constant) and isinstance(one.value, str | int):
-                        return one.value
-    return None
 
 
 @dataclass(frozen=True, slots=True)

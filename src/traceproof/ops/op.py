@@ -13,7 +13,7 @@ from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
 from traceproof.ops import far
 from traceproof.ops.adapter import Adapter, Call, Conditions, signature
-from traceproof.ops.base import Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
+from traceproof.ops.base import Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor, text_of
 from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, SEEN, STRESS, Case, Further, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet
 from traceproof.ops.far import Far
@@ -88,6 +88,7 @@ class Op:
         extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
         data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
         draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
+        absent: Collection[str] = (),  # optional inputs that no case gives
         # changes inputs once they are drawn, as the case's params say
         adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
         requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
@@ -122,6 +123,7 @@ class Op:
         self.op_type, self.forms, self.family, self.rules = op_type, forms, family, rules
         self.long, self.compiles_late, self.staged, self.without_api = long, compiles_late, staged, without_api
         self.scalars, self.sizes, self.adversarial, self.extremes = scalars, sizes, adversarial, extremes
+        self.absent = absent
         self.data, self.draws, self.adjust, self.requires = frozenset(data), draws, adjust, requires
         self.tile, self.apart, self.coupled, self.spread, self.far = tile, apart, coupled, unusual, far
         self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
@@ -470,11 +472,14 @@ class Op:
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
+        if spec.optional and name in self.absent:
+            return None
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
             sizes = {**definition.const_axes, **case.axes}  # a number may be an axis' size
             scalars: Mapping[str, Any] = self.scalars  # a text is a mode of the call, passed as it is
-            found: Value = scalars.get(name, None if spec.dtype == "string" else 1.0)
+            stated: Any = text_of(definition, name) if spec.dtype == "string" else 1.0
+            found: Value = scalars.get(name, stated)
             return sizes.get(name, found)
         own = self.draws.get(name)
         wanted = Wanted(definition, case, name, shape, dtype_of(spec), self.names)

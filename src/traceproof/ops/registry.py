@@ -102,10 +102,11 @@ def mutants_of(definition: Definition) -> Sequence[Mutant]:
 
 def _check_whole(definition: Definition, op: Op) -> None:
     """Check what every op relies on. Raises Unsupported: a dtype is open, or an input is an unknown text."""
-    from traceproof.ops.base import TORCH_DTYPES, Unsupported
+    from traceproof.ops.base import TORCH_DTYPES, Unsupported, text_of
 
     for name, spec in {**definition.inputs, **definition.outputs}.items():
-        known = name in definition.inputs and (spec.optional or isinstance(op.scalars.get(name), str))
+        stated = op.scalars.get(name, text_of(definition, name))
+        known = name in definition.inputs and (spec.optional or isinstance(stated, str))
         if spec.dtype not in TORCH_DTYPES and not known:
             raise Unsupported(f"the dtype of {name} is {spec.dtype}")
 

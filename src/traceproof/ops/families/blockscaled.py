@@ -356,12 +356,16 @@ def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Gates of 64, which are their own activation, beside such rows."""
     value = exact_rows(draw, wanted)
     half = value.shape[-1] // 2
-    return torch.cat([torch.full_like(value[:, :half], 64.0), value[:, half:] / 64], -1)
+    return torch.cat([torch.full_like(value[..., :half], 64.0), value[..., half:] / 64], -1)
 
 
 def lossless(definition: Definition) -> Mapping[str, Exactly]:
     """Rows of which scales are exact and codes lie on the middle of two, and powers of two that scale tensors."""
-    halves = {"input"} if "x_q" in definition.outputs else {"gated_input"}
+    halves = (
+        {"input"}
+        if "x_q" in definition.outputs
+        else {"gated_input", *({"a"} if "a_fp4" in definition.outputs else ())}
+    )
     found: dict[str, Exactly] = {}
     for name, spec in definition.inputs.items():
         if spec.shape is not None and spec.dtype in {"float32", "bfloat16", "float16"}:
@@ -692,12 +696,33 @@ ACTIVATION_QUANTIZE = gated_in(
         Mutant("activation dropped", act=same),
         Mutant(
             "memory read by columns",
-            applies=lambda wide: bool(wide.values["colwise"]),
+            applies=lambda wide: bool(wide.values.get("colwise")),
             columns=lambda x: x.reshape(x.mT.shape),
         ),
         Mutant("slope of the sigmoid forgotten", applies=has("grad_output"), slope=False),
     ),
-    others=(gated_in(rows=True, columns=False), gated_in(rows=False, columns=True)),
+    others=(
+        gated_in(rows=True, columns=False),
+        gated_in(rows=False, columns=True),
+        Op(  # rows of several experts, all of which count
+            "activation_quantize",
+            Form(
+                "a[b m w] mask[*]? a_global_sf[o] -> a_fp4[b m p] a_sf[b m g]",
+                quantiser(NVFP4, of_halves("a", "a_global_sf"), "a_fp4", "a_sf", near=ROUNDED),
+            ),
+            **SHARED,
+            absent=("mask",),
+            unread={"mask": "all rows count"},
+            sizes={
+                "m": (5, 3, 2),
+                "w": (128, 64, 96),
+                "p": lambda at: at["w"] // 4,
+                "g": lambda at: at["w"] // 2 // FP4_BLOCK,
+                "o": (1,),
+            },
+            gates={"a_fp4": GATES[E2M1], "a_sf": GATES[E4M3]},
+        ),
+    ),
 )
 
 

@@ -16,8 +16,9 @@ Readings where the schema leaves room, all FlashInfer 0.6.13's:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,39 +27,60 @@ from traceproof.lazy import torch
 from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, scalar
-from traceproof.ops.base import Tensors, Unsupported, Values
+from traceproof.ops.base import Tensors, Unsupported, Value, Values, text_of
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, boundaries
-from traceproof.ops.compare import Comparison, Quantised
+from traceproof.ops.compare import Comparison, Exact, Quantised
 from traceproof.ops.families import routing
-from traceproof.ops.families.routing import PACKED_SHIFT, Method, Routing, choice_of, routing_of
+from traceproof.ops.families.blockscaled import between
+from traceproof.ops.families.routing import PACKED_SHIFT, ROLES, Method, Routing, choice_of, named, routing_of
 from traceproof.ops.formats import (
     BLOCK,
+    E2M1,
+    E4M3,
+    E8M0,
     FP4_BLOCK,
     FP4_VALUES,
     FP8_BITS_RMS,
+    MX_BLOCK,
     Rounding,
     exact,
     scale_blocks,
+    swizzled_size,
+    unpack,
+    unswizzle,
 )
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.lossless import SURE, Exactly, whole
-from traceproof.ops.op import SIZES, Op
+from traceproof.ops.op import ADVERSARIAL, SIZES, Op
 from traceproof.stacks.sglang import publish
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
 
-# The forms. t: tokens, h: hidden, l: local experts, e: experts, k: of a token, m: rows of gemm1, i: intermediate
-# columns; a, b, c: blocks along h, m, i.
+# What calls take, in shapes that `shapes` tells. t: tokens, l: local experts. What comes with `?` may be left out.
 
-WEIGHTS = "hidden_states[t h] gemm1_weights[l m h] gemm2_weights[l h i]"
-ROUTED = "routing_bias[e]? routed_scaling_factor? local_expert_offset?"
-CHOOSERS = (f"routing_logits[t e] {ROUTED}", f"topk_ids[t k] {ROUTED}")
-BLOCK_SCALES = "hidden_states_scale[a t] gemm1_weights_scale[l b a] gemm2_weights_scale[l a c]"
 UP_SCALE, GATE_SCALE, DOWN_SCALE = "output1_scales_scalar", "output1_scales_gate_scalar", "output2_scales_scalar"
-SCALES = ("", BLOCK_SCALES, f"{UP_SCALE}[l] {GATE_SCALE}[l] {DOWN_SCALE}[l]")
 GEMM1, GEMM2 = ("gemm1_weights", "gemm1_weights_scale"), ("gemm2_weights", "gemm2_weights_scale")
-OF_EXPERTS = (*GEMM1, *GEMM2, UP_SCALE, GATE_SCALE, DOWN_SCALE)  # inputs whose first axis is the local experts
+OF_ACTIVATION = ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit")
+BIASES = ("gemm1_bias", "gemm2_bias")
+# inputs whose first axis is the local experts
+OF_EXPERTS = (*GEMM1, *GEMM2, UP_SCALE, GATE_SCALE, DOWN_SCALE, *OF_ACTIVATION, *BIASES)
+TENSORS = f"""
+{UP_SCALE}[l] {GATE_SCALE}[l] {DOWN_SCALE}[l] gemm1_alpha[l] gemm1_beta[l] gemm1_clamp_limit[l] gemm1_bias[l *]
+gemm2_bias[l *] hidden_states_scale[*] gemm1_weights_scale[*] gemm2_weights_scale[*] gemm1_weights_1[l *]
+gemm2_weights_1[l *] gemm1_weights_scale_1[*] gemm2_weights_scale_1[*] routing_logits[t *] routing_bias[*]
+topk_ids[t *] topk_weights[t *] sorted_token_ids[*] expert_ids[*] num_tokens_post_padded[*] out[t h]
+fc2_input_scale[*] per_token_scale[*] input_global_scale[*] expert_map[*] w1_scale_prepared[*]
+w2_scale_prepared[*]
+"""
+NUMBERS = """
+routed_scaling_factor local_expert_offset top_k num_experts n_group topk_group routing_method_type
+activation_type fp8_quantization_type intermediate_size local_num_experts num_local_experts
+num_fused_shared_experts use_shuffled_weight weight_layout do_finalize enable_pdl quant_mode
+activation_precision source_format partition_strategy block_m swiglu_alpha swiglu_beta swiglu_limit situ_beta
+situ_linear_beta
+"""
+OPTIONAL = re.sub(r"(\w+(\[[^]]*\])?)", r"\1?", f"{TENSORS} {NUMBERS}")
 
 
 class Scaling(StrEnum):
@@ -68,22 +90,106 @@ class Scaling(StrEnum):
     FP8_TENSOR: float8, one scale per expert for up, gate and down.
     FP4: float32 that holds already dequantised fp4 values; activations come unquantised.
     PLAIN: 16-bit floats.
+    MXFP8, NVFP4, MXFP4, MXINT4: codes with scales of blocks of a row: 32 of e8m0, 16 of e4m3, 32 of e8m0, 32 of
+        bfloat16; two codes of four bits to a byte, the first in its low half.
     """
 
     FP8_BLOCK = "fp8_block"
     FP8_TENSOR = "fp8_tensor"
     FP4 = "fp4"
     PLAIN = "plain"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
+    MXINT4 = "mxint4"
 
 
-# By the dtype of weights and what scales them.
+# By the dtypes of weights and of what scales their blocks; "": nothing does, "tensor": one number per expert.
 STORED: Mapping[tuple[str, str], Scaling] = {
-    ("float8_e4m3fn", "gemm1_weights_scale"): Scaling.FP8_BLOCK,
-    ("float8_e4m3fn", UP_SCALE): Scaling.FP8_TENSOR,
+    ("float8_e4m3fn", "float32"): Scaling.FP8_BLOCK,
+    ("float8_e4m3fn", "tensor"): Scaling.FP8_TENSOR,
     ("float32", ""): Scaling.FP4,
     ("bfloat16", ""): Scaling.PLAIN,
     ("float16", ""): Scaling.PLAIN,
+    **dict.fromkeys((("float8_e4m3fn", kind) for kind in ("uint8", "float8_e8m0fnu")), Scaling.MXFP8),
+    ("uint8", "float8_e4m3fn"): Scaling.NVFP4,
+    **dict.fromkeys((("uint8", kind) for kind in ("uint8", "float8_e8m0fnu")), Scaling.MXFP4),
+    ("uint8", "bfloat16"): Scaling.MXINT4,
 }
+
+
+def two_codes(packed: torch.Tensor) -> torch.Tensor:
+    """What pairs of e2m1 codes stand for."""
+    return E2M1.decode(unpack(packed))
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Codes of a format: what they and the scales of their blocks stand for, the block, the RMS of any."""
+
+    values: Part
+    scales: Part
+    block: int
+    rms: float
+
+
+E4M3_CODES = Codes(same, same, BLOCK, FP8_BITS_RMS)
+CODES: Mapping[Scaling, Codes] = {
+    Scaling.FP8_BLOCK: E4M3_CODES,
+    Scaling.MXFP8: Codes(same, E8M0.decode, MX_BLOCK, FP8_BITS_RMS),
+    Scaling.NVFP4: Codes(two_codes, E4M3.decode, FP4_BLOCK, 2.93),
+    Scaling.MXFP4: Codes(two_codes, E8M0.decode, MX_BLOCK, 2.93),
+    Scaling.MXINT4: Codes(lambda packed: (unpack(packed).to(torch.int8) ^ 8) - 8, same, MX_BLOCK, 4.64),  # -8 to 7
+}
+FOUR = (Scaling.NVFP4, Scaling.MXFP4, Scaling.MXINT4)  # two codes to a byte
+SHUFFLED = (Scaling.FP8_TENSOR, Scaling.NVFP4)  # rows are, where silu has a limit
+# Of activations by their dtype, and whether weights have e8m0 scales.
+TOKENS: Mapping[tuple[str, bool], Scaling] = {
+    ("float8_e4m3fn", False): Scaling.FP8_BLOCK,
+    ("float8_e4m3fn", True): Scaling.MXFP8,
+    ("uint8", False): Scaling.NVFP4,
+    ("uint8", True): Scaling.MXFP4,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a kernel wants the rows of gemm1: those of up, then those of gate, unless told otherwise.
+
+    Attributes:
+        turns: so many rows of up, as many of gate, and so on; 0: all of each.
+        gate_first: gate comes before up.
+        shuffled: rows of up and gate take turns, and within 32 rows each fourth one follows; of gemm2, too.
+        tiled: scales are in tiles of 128 rows and 4 columns.
+        parts: in so many tensors.
+    """
+
+    turns: int = 0
+    gate_first: bool = False
+    shuffled: bool = False
+    tiled: bool = False
+    parts: int = 1
+
+    def order(self, rows: int, *, gated: bool, blocks: bool = False) -> torch.Tensor:
+        """Where each row of up, then of gate, is stored; with `blocks`, each row of their scales."""
+        place = torch.arange(rows)
+        turns = 1 if self.shuffled or (blocks and self.turns) else self.turns or rows // 2
+        if gated:
+            first, second = place.view(rows // (2 * turns), 2, turns).unbind(1)
+            place = torch.cat((second, first) if self.gate_first else (first, second)).flatten()
+        return place // 32 * 32 + place % 4 * 8 + place % 32 // 4 if self.shuffled else place
+
+
+# By inputs that only one kernel's call has; the first counts.
+LAYOUTS: Sequence[tuple[Collection[str], Layout]] = (
+    (("sorted_token_ids", "output1_scale_scalar"), Layout(gate_first=True)),
+    (("sorted_token_ids",), Layout(turns=8, gate_first=True)),
+    (("expert_weights_up",), Layout(gate_first=True)),
+    (("gemm1_weights_0",), Layout(shuffled=True, tiled=True, parts=2)),
+    (("w1_weight", "w1_alpha"), Layout()),
+    (("w1_weight",), Layout(turns=32)),
+)
+SWIGLU, GEGLU, RELU2, SWIGLU_STEP, GEGLU_TANH = 3, 4, 6, 7, 8  # FlashInfer's ActivationType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +197,28 @@ class Mixture:
     """What a definition's experts are. Experts `offset .. offset + local` are here."""
 
     scaling: Scaling
+    tokens: Scaling | None  # how activations are stored; None: as they are
     routing: Routing
     hidden: int
     intermediate: int
+    activation: int = SWIGLU
+    layout: Layout = Layout()
+    by_columns: bool = False  # whether gemm2 is cut along its columns, where there are two parts
 
     @property
     def weight_count(self) -> int:
         """Elements of both weight tensors."""
-        return 3 * self.routing.local * self.hidden * self.intermediate
+        return 3 * (self.routing.local + self.routing.shared) * self.hidden * self.intermediate
+
+    @property
+    def gated(self) -> bool:
+        """Whether gemm1 gives a gate beside what it acts on."""
+        return self.activation != RELU2
+
+    @property
+    def usual(self) -> bool:
+        """Whether rows of up come before those of gate, silu acts, and each expert's weights lie together."""
+        return self.layout == Layout() and self.activation == SWIGLU and not self.routing.shared
 
     @property
     def weight_on_input(self) -> bool:
@@ -107,23 +227,106 @@ class Mixture:
 
 
 def mixture_of(definition: Definition) -> Mixture:
-    """Read off inputs, axes and constants of a definition of one of the forms. Raises Unsupported: it is none."""
-    first, second = (
-        [definition.const_axes.get(axis, -1) for axis in definition.inputs[name].shape or ()]
-        for name in ("gemm1_weights", "gemm2_weights")
-    )
-    local, rows, hidden = first
-    intermediate = second[2]
-    if second != [local, hidden, rows // 2] or rows % 2:
-        raise Unsupported(f"gemm1_weights is {first}, gemm2_weights {second}: not gated")
-    kind = definition.inputs["gemm1_weights"].dtype
-    scale = next((name for name in (GEMM1[1], UP_SCALE) if name in definition.inputs), "")
-    scaling = STORED.get((kind, scale))
+    """Read off inputs, axes and constants of a definition. Raises Unsupported: it is of no kind that is known."""
+    inputs, const = named(definition), definition.const_axes
+    first, scale, hidden = inputs[GEMM1[0]], inputs.get(GEMM1[1]), inputs["hidden_states"].dtype.value
+    coded, tensor = hidden in {"float8_e4m3fn", "uint8"}, {UP_SCALE, GATE_SCALE, DOWN_SCALE} <= inputs.keys()
+    kind = scale.dtype.value if scale is not None else "tensor" if tensor else ""
+    scaling = STORED.get((first.dtype.value, kind))
     if scaling is None:
-        raise Unsupported(f"weights are {kind} with the inputs {list(definition.inputs)}")
-    if scaling == Scaling.FP8_BLOCK and (hidden % BLOCK or intermediate % BLOCK):
-        raise Unsupported(f"hidden size {hidden} or intermediate size {intermediate} is no multiple of {BLOCK}")
-    return Mixture(scaling=scaling, routing=routing_of(definition), hidden=hidden, intermediate=intermediate)
+        raise Unsupported(f"weights are {first.dtype.value} with the inputs {list(definition.inputs)}")
+    beside = {GEMM2[1], *(["hidden_states_scale"] * coded)} if scaling in CODES else set()
+    if lacking := beside - inputs.keys():
+        raise Unsupported(f"inputs lack {sorted(lacking)}")
+    activation = const.get("activation_type", SWIGLU)
+    if activation not in ACTIVATIONS:
+        raise Unsupported(f"activation {activation} is none of {sorted(ACTIVATIONS)}")
+    layout = next((one for names, one in LAYOUTS if set(names) <= definition.inputs.keys()), Layout())
+    if activation == SWIGLU_STEP and (scaling in SHUFFLED or len(first.shape or ()) == 4):
+        layout = Layout(shuffled=True, tiled=True)
+    rows = const.get((first.shape or ())[-2], 2 * INTERMEDIATE // layout.parts) * layout.parts
+    width = const.get((next(iter(definition.outputs.values())).shape or ())[-1], -1)
+    if layout.parts > 1 and scaling is Scaling.NVFP4 and scale is not None:  # e4m3 may be any byte there
+        local, size = (const.get(spec.shape[0], 0) for spec in (first, scale) if spec.shape)
+        scaling = Scaling.MXFP4 if size * MX_BLOCK * layout.parts <= local * rows * width else scaling
+    tokens = TOKENS.get((hidden, scaling in {Scaling.MXFP8, Scaling.MXFP4})) if beside else None
+    found = Mixture(
+        scaling=scaling,
+        tokens=tokens if coded else None,
+        routing=routing_of(definition),
+        hidden=width,
+        intermediate=rows // 2 if activation != RELU2 else rows,
+        activation=activation,
+        layout=layout,
+        by_columns=text_of(definition, "partition_strategy") == "tp_n_tp_k",
+    )
+    if scaling == Scaling.FP8_BLOCK and (width % BLOCK or found.intermediate % BLOCK):
+        sizes = f"hidden size {width} or intermediate size {found.intermediate}"
+        raise Unsupported(f"{sizes} is no multiple of {BLOCK}")
+    for axis, count in sizes_by(definition, found, fixed_tokens(definition, found) or 1).items():
+        if const.get(axis, count) != count:
+            other = f"{axis} is {const[axis]}, and {count} by other axes"
+            raise Unsupported(f"{other}: experts are not gated, or stored in another way")
+    return found
+
+
+def fixed_tokens(definition: Definition, found: Mixture) -> int | None:
+    """How many tokens there are where the size of their scales in one axis is const; None: any number."""
+    scale = named(definition).get("hidden_states_scale")
+    shape = () if scale is None or found.tokens is None else scale.shape or ()
+    size = definition.const_axes.get(shape[0]) if len(shape) == 1 else None
+    return None if size is None else size * CODES[found.tokens or found.scaling].block // found.hidden
+
+
+def by_blocks_first(definition: Definition, found: Mixture) -> bool:
+    """Whether scales of activations have tokens as their second axis."""
+    return found.tokens is Scaling.FP8_BLOCK and "sorted_token_ids" not in definition.inputs
+
+
+def shapes(definition: Definition, found: Mixture, tokens: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The shapes of tensors, by their names here."""
+    inputs, routing, cut, width = named(definition), found.routing, found.layout.parts, found.hidden
+    rank = {name: len(spec.shape or ()) for name, spec in inputs.items()}
+    local, rows = routing.local + routing.shared, found.intermediate * (2 if found.gated else 1)
+    down = (width, found.intermediate // cut) if found.by_columns else (width // cut, found.intermediate)
+    for name, high, wide in ((GEMM1[0], rows // cut, width), (GEMM2[0], *down)):
+        stored = wide // (2 if found.scaling in FOUR else 1)
+        by = definition.const_axes.get((inputs[name].shape or ("",))[-1], 1)
+        scale: tuple[int, ...] = ()
+        if found.scaling in CODES:
+            block = CODES[found.scaling].block
+            grid = (-(-high // block) if found.scaling is Scaling.FP8_BLOCK else high, wide // block)
+            tiles = (32, 4, -(-high // 128), 4, -(-grid[1] // 4), local)
+            scale = {1: (local * swizzled_size(*grid),), 6: tiles}.get(rank[f"{name}_scale"], (local, *grid))
+        for part in ("", "_1")[:cut]:
+            yield f"{name}{part}", (local, high, stored) if rank[name] == 3 else (local, stored // by, high, by)
+            yield f"{name}_scale{part}", scale
+    yield from dict.fromkeys((UP_SCALE, GATE_SCALE, DOWN_SCALE, *OF_ACTIVATION), (local,)).items()
+    yield from ((BIASES[0], (local, rows)), (BIASES[1], (local, width)))
+    yield from ((name, (tokens, width)) for name in definition.outputs)
+    yield from (("routing_bias", (routing.experts,)), ("routing_logits", (tokens, routing.experts)))
+    yield from ((name, (tokens, routing.top_k)) for name in ("topk_ids", "topk_weights"))
+    yield "hidden_states", (tokens, width // 2 if found.tokens in FOUR else width)
+    if found.tokens is not None:
+        grid = (tokens, width // CODES[found.tokens].block)
+        turned = by_blocks_first(definition, found)
+        flat = rank["hidden_states_scale"] == 1
+        yield "hidden_states_scale", (math.prod(grid),) if flat else grid[::-1] if turned else grid
+    if routing.method is Method.PLANNED:
+        pairs, high = tokens * routing.top_k, definition.const_axes.get("block_m", 8)
+        blocks = min(routing.local, pairs) + pairs // high + 1
+        yield from (("expert_ids", (blocks,)), ("sorted_token_ids", (blocks * high,)))
+
+
+def sizes_by(definition: Definition, found: Mixture, tokens: int = 1) -> dict[str, int]:
+    """Sizes of axes that follow from what experts are. Raises Unsupported: a tensor has other axes."""
+    specs, sizes = {**named(definition), **definition.outputs}, {"num_experts": found.routing.experts}
+    for name, shape in shapes(definition, found, tokens):
+        axes = (specs[name].shape or ()) if name in specs and shape else ()
+        if axes and len(axes) != len(shape):
+            raise Unsupported(f"{name} has the shape {axes}")
+        sizes |= dict(zip(axes, shape, strict=False))
+    return {axis: size for axis, size in sizes.items() if axis in definition.axes}
 
 
 # The formula.
@@ -134,6 +337,36 @@ SLICE = 1 << 22  # weight elements widened at a time: 32 MiB in float64, and a m
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Times its own sigmoid."""
     return torch.nn.functional.silu(x)
+
+
+# Of one expert: what curves the gate, then alpha, beta and the limit if they are given, and the gate's scale.
+Told = tuple[Part, "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor"]
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor, told: Told) -> torch.Tensor:
+    """`gate * sigmoid(alpha * gate) * (up + beta)`, where the gate is at most, and up within, the limit."""
+    curve, alpha, beta, limit, _ = told
+    if limit is not None:
+        gate, up = torch.minimum(gate, limit), torch.clamp(up, -limit, limit)
+    return (curve(gate) if alpha is None else curve(alpha * gate) / alpha) * (up if beta is None else up + beta)
+
+
+def swiglu_step(gate: torch.Tensor, up: torch.Tensor, told: Told) -> torch.Tensor:
+    """`silu(gate) * up`, where the former is at most, and up within, the limit: 7 unless told otherwise."""
+    curve, _, _, limit, scale = told
+    limit = 7.0 / scale if limit is None else limit
+    return torch.minimum(curve(gate), limit * scale) * torch.clamp(up, -limit, limit)
+
+
+Activation = Callable[["torch.Tensor", "torch.Tensor", Told], "torch.Tensor"]  # gate, up -> what gemm2 takes
+ACTIVATIONS: Mapping[int, Activation] = {
+    SWIGLU: swiglu,
+    GEGLU: lambda gate, up, _: torch.nn.functional.gelu(gate) * up,
+    RELU2: lambda gate, _, __: gate.relu() ** 2,
+    SWIGLU_STEP: swiglu_step,
+    GEGLU_TANH: lambda gate, up, _: torch.nn.functional.gelu(gate, approximate="tanh") * up,
+}
+TAKEN = {SWIGLU: OF_ACTIVATION, SWIGLU_STEP: OF_ACTIVATION[2:]}  # numbers of an expert
 
 
 def mixture(
@@ -147,23 +380,23 @@ def mixture(
     backwards: bool = False,
     other_end: bool = False,
     idle: bool = False,
+    acts: int | None = None,
+    onto: bool = True,
     **ways: Any,  # noqa: ANN401 - those of `choice_of`
 ) -> Tensors:
     """`out = sum over chosen experts of weight * (silu(x @ gate.T) * (x @ up.T)) @ down.T`, expert by expert.
 
     A kernel rounds the token, the first product, the activated product and an expert's result; it may take experts
-    and K `backwards`. Of a mutant: another `activation`, the routing weight at the `other_end`, the local expert
-    with the most tokens `idle`; `ways` to route.
+    and K `backwards`. Of a mutant: another curve as `activation`, another activation (`acts`), the routing weight
+    at the `other_end`, the local expert with the most tokens `idle`, nothing added `onto` what there is; `ways` to
+    route.
     """
     found, choice = mixture_of(wide.definition), choice_of(wide, **ways)
     on_input = found.weight_on_input != other_end
-    hidden = wide["hidden_states"]
-    if found.scaling == Scaling.FP8_BLOCK:
-        hidden = scale_blocks(hidden, wide["hidden_states_scale"].t(), height=1)
-    hidden = token(hidden)
+    hidden = token(tokens_of(wide, found))
     output = torch.zeros_like(hidden)
     local = choice.experts - int(wide.number("local_expert_offset", 0))
-    here = local[(local >= 0) & (local < found.routing.local)]
+    here = local[(local >= 0) & (local < found.routing.local + found.routing.shared)]
     experts: list[int] = torch.unique(here).tolist()
     if idle and experts:
         experts.remove(int(here.mode().values))
@@ -172,54 +405,131 @@ def mixture(
         tokens, slots = torch.nonzero(local == expert, as_tuple=True)
         weights = choice.weights[tokens, slots][:, None]
         inner, outer = (weights, torch.ones_like(weights)) if on_input else (torch.ones_like(weights), weights)
-        both = first(_product(wide, GEMM1[0], expert, hidden[tokens] * inner, backwards=backwards))
-        up, gate = both.chunk(2, -1)
-        if found.scaling == Scaling.FP8_TENSOR:
-            up, gate = up * wide[UP_SCALE][expert], gate * wide[GATE_SCALE][expert]
-            outer = outer * wide[DOWN_SCALE][expert]
-        x = active(activation(gate) * up)
-        y = result(_product(wide, GEMM2[0], expert, x, backwards=backwards))
+
+        def of(name: str, expert: int = expert) -> torch.Tensor | None:
+            return wide[name][expert] if name in wide else None
+
+        down = Matrix.of(wide, found, GEMM2[0], expert)
+        both = first(Matrix.of(wide, found, GEMM1[0], expert).product(hidden[tokens] * inner, backwards=backwards))
+        if (bias := of(BIASES[0])) is not None:
+            both = both + bias
+        up, gate = both.chunk(2, -1) if found.gated else (both, both)
+        up_scale, down_scale = of(UP_SCALE), of(DOWN_SCALE)
+        gate_scale = of(GATE_SCALE) if GATE_SCALE in wide else up_scale
+        gate_scale = torch.ones_like(both[0, 0]) if gate_scale is None else gate_scale
+        alpha, beta, limit = map(of, OF_ACTIVATION)
+        told = (activation, alpha, beta, limit, gate_scale)
+        x = ACTIVATIONS[found.activation if acts is None else acts](gate * gate_scale, up, told)
+        x = active(x if up_scale is None or not found.gated else x * up_scale)
+        y = result(down.product(x, backwards=backwards))
+        if (bias := of(BIASES[1])) is not None:
+            y = y + bias
+        outer = outer if down_scale is None else outer * down_scale
         output.index_add_(0, tokens, y * outer)
-        steps.append((expert, tokens, x * outer))
+        steps.append((down, tokens, x * outer))
+    name = next(iter(wide.definition.outputs))
+    together = output + wide["out"] if "out" in wide and onto else output
     if wide.dtype != torch.float64:
-        return {"output": output}
-    return {"output": output, "output@roundings": equal_roundings(wide, steps, output)}
+        return {name: together}
+    return {name: together, f"{name}@roundings": equal_roundings(steps, output)}
 
 
-def _product(wide: Wide, name: str, expert: int, rows: torch.Tensor, *, backwards: bool) -> torch.Tensor:
-    """Rows by an expert's weights."""
-    if backwards:
-        return torch.cat([rows.flip(1) @ part.flip(1).t() for part in _slices(wide, name, expert)], -1)
-    return torch.cat([rows @ part.t() for part in _slices(wide, name, expert)], -1)
+def tokens_of(wide: Wide, found: Mixture) -> torch.Tensor:
+    """What activations stand for."""
+    stored = wide.given("hidden_states")
+    if found.tokens is None:
+        return stored.to(wide.dtype)
+    codes = CODES[found.tokens]
+    values = codes.values(stored).to(wide.dtype)
+    scales = codes.scales(wide.given("hidden_states_scale")).to(wide.dtype)
+    grid = (len(stored), found.hidden // codes.block)
+    scales = scales.t() if scales.dim() == 2 and by_blocks_first(wide.definition, found) else scales.reshape(grid)
+    return scale_blocks(values, scales, height=1, width=codes.block)
 
 
-def _slices(wide: Wide, name: str, expert: int) -> Iterator[torch.Tensor]:
-    """Rows of an expert's weights, widened, with their block scales if there are any, a slice at a time."""
-    weights = wide.given(name)[expert]
-    scales = wide.given(f"{name}_scale")[expert] if f"{name}_scale" in wide else None
-    rows = max(SLICE // weights.shape[1] // BLOCK, 1) * BLOCK
-    for start in range(0, weights.shape[0], rows):
-        part = weights[start : start + rows].to(wide.dtype)
-        if scales is not None:
-            part = scale_blocks(part, scales[start // BLOCK : (start + rows) // BLOCK], height=BLOCK)
-        yield part
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An expert's weights: as they are stored, but with rows of up before those of gate, and in one piece."""
+
+    codes: Codes | None
+    high: int  # rows that share a scale
+    stored: torch.Tensor
+    scales: torch.Tensor | None
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(wide: Wide, found: Mixture, name: str, expert: int) -> Matrix:
+        """The weights of that name."""
+        codes, layout = CODES.get(found.scaling), found.layout
+        parts = ("", "_1")[: layout.parts]
+        join = int(found.by_columns and name == GEMM2[0])
+        pieces, grids = [], []
+        for part in parts:
+            piece = wide.given(f"{name}{part}")[expert]
+            piece = piece if piece.dim() == 2 else piece.transpose(0, 1).flatten(1)
+            pieces.append(piece.view(torch.uint8) if piece.dtype.itemsize == 1 else piece)
+            if codes is not None:
+                columns = piece.shape[1] * (2 if wide.given(name).dtype is torch.uint8 else 1) // codes.block
+                grids.append(_grid(wide.given(f"{name}_scale{part}"), layout, expert, len(piece), columns))
+        stored = pieces[0] if len(pieces) == 1 else torch.cat(pieces, join)
+        scales = None if not grids else grids[0] if len(grids) == 1 else torch.cat(grids, join)
+        gated = found.gated and name == GEMM1[0]
+        if layout.shuffled or (gated and layout != Layout()):
+            stored = stored[layout.order(len(stored), gated=gated).to(stored.device)]
+            if scales is not None:
+                order = layout.order(len(scales), gated=gated, blocks=len(scales) != len(stored))
+                scales = scales[order.to(scales.device)]
+        high = BLOCK if found.scaling is Scaling.FP8_BLOCK else 1
+        kind = wide.given(name).dtype
+        return Matrix(codes, high, stored.view(kind) if kind.itemsize == 1 else stored, scales, wide.dtype)
+
+    def slices(self) -> Iterator[torch.Tensor]:
+        """Its rows, widened, a slice at a time."""
+        rows = max(SLICE // self.stored.shape[1] // BLOCK, 1) * BLOCK
+        for start in range(0, len(self.stored), rows):
+            part = self.stored[start : start + rows]
+            if self.codes is None or self.scales is None:
+                yield part.to(self.dtype)
+                continue
+            scales = self.codes.scales(self.scales[start // self.high : (start + rows) // self.high])
+            values = self.codes.values(part).to(self.dtype)
+            yield scale_blocks(values, scales.to(self.dtype), height=self.high, width=self.codes.block)
+
+    def product(self, rows: torch.Tensor, *, backwards: bool = False) -> torch.Tensor:
+        """Rows by these weights."""
+        if backwards:
+            return torch.cat([rows.flip(1) @ part.flip(1).t() for part in self.slices()], -1)
+        return torch.cat([rows @ part.t() for part in self.slices()], -1)
+
+
+def _grid(scales: torch.Tensor, layout: Layout, expert: int, rows: int, columns: int) -> torch.Tensor:
+    """The scales of an expert's blocks by rows and columns, as bytes if they are of one."""
+    scales = scales.view(torch.uint8) if scales.dtype.itemsize == 1 else scales
+    if scales.dim() == 6:  # tensor cores' order: 32 rows, four such, tiles of them, four columns, tiles of them
+        local = scales.shape[-1]
+        own = scales.permute(5, 2, 1, 0, 4, 3).reshape(local, scales.shape[2] * 128, scales.shape[4] * 4)
+        return own[expert, :rows, :columns]
+    if layout.tiled:
+        size = swizzled_size(rows, columns)
+        return unswizzle(scales.reshape(scales.numel() // size, size)[expert], rows, columns)
+    return scales[expert]
 
 
 def equal_roundings(
-    wide: Wide, steps: Iterable[tuple[int, torch.Tensor, torch.Tensor]], output: torch.Tensor
+    steps: Iterable[tuple[Matrix, torch.Tensor, torch.Tensor]], output: torch.Tensor
 ) -> torch.Tensor:
     """How many equal roundings of what enters gemm2 the output's slope averages over: float64 [1].
 
-    `steps` are an expert, its tokens and what enters, times its weight. Rounding element i of it moves the output
+    `steps` are gemm2's weights, tokens and what enters, times its weight. Rounding its element i moves the output
     by a vector d_i. An error sum(r_i d_i), the r_i independent, has a part along the output whose deviation,
     against the size of the whole error, is sqrt(sum (d_i . output)^2 / (|output|^2 sum |d_i|^2)). Were it n equal
     orthogonal vectors that add up to the output, this would be 1 / sqrt(n): n is what this gives. It is far below
     the number of elements, since silu(gate) * up has heavy tails.
     """
     along = across = 0.0
-    for expert, tokens, step in steps:
+    for weights, tokens, step in steps:
         pulled, norms, start = torch.zeros_like(step), torch.zeros_like(step[:1]), 0
-        for part in _slices(wide, GEMM2[0], expert):
+        for part in weights.slices():
             pulled += output[tokens, start : start + len(part)] @ part
             norms += (part * part).sum(0, keepdim=True)
             start += len(part)
@@ -233,18 +543,22 @@ def equal_roundings(
 
 SPREAD = (0.25, 0.5, 1.0, 2.0, 4.0)  # of activation scales; the powers of two that a scale is multiplied with
 WEIGHT_SPREAD = (0.5, 1.0, 2.0)
+MX_SPREAD = (0.125, *SPREAD, 8.0)
 MANTISSA = 1.53  # RMS of a number uniform in [1, 2)
 SPREAD_RMS = (sum(x * x for x in SPREAD) / len(SPREAD)) ** 0.5
+MX_SPREAD_RMS = (sum(x * x for x in MX_SPREAD) / len(MX_SPREAD)) ** 0.5
 WEIGHT_SPREAD_RMS = (sum(x * x for x in WEIGHT_SPREAD) / len(WEIGHT_SPREAD)) ** 0.5
-ONE = 1 / FP8_BITS_RMS / MANTISSA  # a scale of this size gives RMS 1
 FP4_RMS = 3.2  # of uniform e2m1 codes with one 6 among 16
 GATE_RMS = 1.5  # of silu's argument: far enough from 0 and from its straight part
 ACTIVE_RMS = 1.2  # of silu(gate) * up where both have GATE_RMS
 INNER = "inner-boundaries"  # a drawing instruction: one channel of each expert is not zero, at an end of loops
+QUANT_MODES = {None: "w4a16", Scaling.NVFP4: "w4a4", Scaling.MXFP8: "w4a8"}
+FP8_TYPES = {Scaling.FP8_BLOCK: 1, Scaling.MXFP8: 2}  # FlashInfer's Fp8QuantizationType
+BIASED, LIMITED = "biased", "limited"  # the drawing instruction `extreme`: large biases, or low limits
 BOUNDARY = 300.0  # the one channel of a token that is not zero
 FACTOR = 2.5  # routed_scaling_factor, as DeepSeek-V3 has it
 
-# RMS of data that are not float8, whose bits are drawn.
+# RMS of data that are not codes, whose bits are drawn.
 RMS: Mapping[str, Callable[[Mixture], float]] = {
     "hidden_states": lambda _: 1.0,
     "gemm1_weights": lambda found: GATE_RMS / found.hidden**0.5,
@@ -254,39 +568,78 @@ RMS: Mapping[str, Callable[[Mixture], float]] = {
 # expert a kernel stores silu(gate) * up in fp8 without a further scale (that of up is in it), so that product must
 # lie between 1/64, where its precision ends, and 448: up has RMS 2..16, gate 3/4..3.
 SPREADS: Mapping[str, tuple[Sequence[float], Callable[[Mixture], float]]] = {
-    "hidden_states_scale": (SPREAD, lambda _: ONE / SPREAD_RMS),
+    "hidden_states_scale": (SPREAD, lambda found: one_of(found.tokens) / SPREAD_RMS),
     "gemm1_weights_scale": (
         WEIGHT_SPREAD,
-        lambda found: GATE_RMS * ONE / WEIGHT_SPREAD_RMS / found.hidden**0.5,
+        lambda found: GATE_RMS * one_of(found.scaling) / WEIGHT_SPREAD_RMS / found.hidden**0.5,
     ),
     "gemm2_weights_scale": (
         WEIGHT_SPREAD,
-        lambda found: ONE / WEIGHT_SPREAD_RMS / ACTIVE_RMS / found.intermediate**0.5,
+        lambda found: one_of(found.scaling) / WEIGHT_SPREAD_RMS / ACTIVE_RMS / found.intermediate**0.5,
     ),
-    UP_SCALE: (WEIGHT_SPREAD, lambda found: 4 / (found.hidden**0.5 * FP8_BITS_RMS**2)),
-    GATE_SCALE: ((0.5, 1.0), lambda found: 1.5 / (found.hidden**0.5 * FP8_BITS_RMS**2)),
-    DOWN_SCALE: (WEIGHT_SPREAD, lambda found: 0.1 / found.intermediate**0.5 / FP8_BITS_RMS),
+    UP_SCALE: (WEIGHT_SPREAD, lambda found: _by_tensor(found, 4 / found.hidden**0.5, FP8_BITS_RMS**2)),
+    GATE_SCALE: ((0.5, 1.0), lambda found: _by_tensor(found, 1.5 / found.hidden**0.5, FP8_BITS_RMS**2)),
+    DOWN_SCALE: (WEIGHT_SPREAD, lambda found: _by_tensor(found, 0.1 / found.intermediate**0.5, FP8_BITS_RMS)),
 }
 
 
+def role_of(wanted: Wanted) -> str:
+    """The name by which SPREADS and RMS have an input."""
+    return ROLES.get(wanted.name, wanted.name).removesuffix("_1")
+
+
+def one_of(form: Scaling | None) -> float:
+    """A scale of this size gives codes RMS 1."""
+    return 1 / CODES[form or Scaling.FP8_BLOCK].rms / MANTISSA
+
+
+def _by_tensor(found: Mixture, size: float, codes: float) -> float:
+    """A scale per expert: of float8 without any other, or beside those of blocks."""
+    return size / codes if found.scaling is Scaling.FP8_TENSOR else 0.75
+
+
 def drawn_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Any bits of float8, weights that fp4 holds exactly, or normal values."""
-    found = mixture_of(wanted.definition)
-    rms = RMS[wanted.name](found)
+    """Any bits of float8 and of two codes in a byte, weights that fp4 holds exactly, or normal values."""
+    found, role = mixture_of(wanted.definition), role_of(wanted)
+    rms = RMS[role](found)
     if wanted.dtype == torch.float8_e4m3fn:
         return draw.bits(wanted.name, wanted.shape, wanted.dtype)
-    if found.scaling == Scaling.FP4 and wanted.name != "hidden_states":
+    if wanted.dtype == torch.uint8:
+        return draw.bits(wanted.name, wanted.shape, torch.int8).view(torch.uint8)
+    if found.scaling == Scaling.FP4 and role != "hidden_states":
         return _fp4_weights(draw, wanted, rms)
     return draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=rms)
 
 
 def drawn_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """float32 scales as SPREADS has them."""
-    powers, base = SPREADS[wanted.name]
-    low = base(mixture_of(wanted.definition))
+    """Scales as SPREADS has them, in float32 or as codes."""
+    found, role = mixture_of(wanted.definition), role_of(wanted)
+    powers, base = SPREADS[role]
+    low = base(found)
+    if role in {GEMM1[1], GEMM2[1]} and found.scaling in {Scaling.MXFP8, Scaling.MXFP4}:
+        powers, low = MX_SPREAD, low * WEIGHT_SPREAD_RMS / MX_SPREAD_RMS
     table = torch.tensor(powers, dtype=torch.float32, device=draw.device)
     power = table[draw.integers(wanted.name, wanted.shape, torch.int64, low=0, high=len(powers))]
-    return draw.uniform(f"{wanted.name}-mantissa", wanted.shape, low=low, high=2 * low) * power
+    made = draw.uniform(f"{wanted.name}-mantissa", wanted.shape, low=low, high=2 * low) * power
+    form = found.tokens if role == "hidden_states_scale" else found.scaling
+    if wanted.dtype.itemsize == 1:
+        made = (E4M3 if form is Scaling.NVFP4 else E8M0).encode(made).view(wanted.dtype)
+    return made.to(wanted.dtype)
+
+
+def drawn_limit(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Limits that a part of gates and ups is beyond; of sums before they are scaled where experts have scales."""
+    found = mixture_of(wanted.definition)
+    whole = 1.0 / SPREADS[GATE_SCALE][1](found) if found.scaling is Scaling.FP8_TENSOR else 1.0
+    whole *= {BIASED: 8.0, LIMITED: 0.25}.get(wanted.params.get("extreme", ""), 1.0)
+    return draw.uniform(wanted.name, wanted.shape, low=whole, high=2 * whole).to(wanted.dtype)
+
+
+def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Small beside what they are added to, or large."""
+    return draw.normal(
+        wanted.name, wanted.shape, wanted.dtype, scale=4.0 if wanted.params.get("extreme") == BIASED else 0.25
+    )
 
 
 def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
@@ -336,8 +689,10 @@ def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
 def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
     """One expert with all the weight. A reference is exact then; kernels requantise."""
     found = mixture_of(definition)
-    method = found.routing.method
-    if found.weight_count >= HEAVY or method is Method.UNIFORM:  # results of several experts may be rounded each
+    # Results of several experts may be rounded each.
+    single = found.routing.method in {Method.DEEPSEEK, Method.RENORMALISE, Method.LLAMA4, Method.PACKED}
+    usual = found.usual and found.scaling in REFERENCE_BYTES and ROLES.keys().isdisjoint(definition.inputs)
+    if found.weight_count >= HEAVY or not single or not usual:
         return {}
     return {
         **dict.fromkeys(("hidden_states", GEMM1[0], GEMM2[0]), exact_data),
@@ -358,6 +713,21 @@ def tie(tensors: dict[str, torch.Tensor], params: Mapping[str, Any]) -> None:
         tensors[name][1::2] = tensors[name][0::2]
 
 
+def extremes_of(definition: Definition, found: Mixture) -> Iterator[str]:
+    """Which of BIASED and LIMITED say something."""
+    for one, names in ((BIASED, BIASES), (LIMITED, TAKEN.get(found.activation, ()))):
+        if named(definition).keys() & {*names}:
+            yield one
+
+
+def can_tie(definition: Definition) -> bool:
+    """Whether experts have doubles: an even number of them, in inputs whose first axis they are."""
+    inputs, routed = named(definition), routing_of(definition)
+    apart = {(inputs[name].shape or ("",))[0] for name in inputs.keys() & {*OF_EXPERTS}}
+    even = routed.experts % 2 == 0 and routed.local % 2 == 0 and not routed.shared
+    return even and not routed.given and len(apart) == 1
+
+
 # The op.
 
 HEAVY = 1 << 28  # weight elements; from here a reference takes seconds a case, so there are few cases
@@ -367,7 +737,7 @@ START = 3  # the position at which local experts lie at the start
 # Bytes a weight element takes at the reference's peak, beside the element itself. References of the dataset widen
 # the values of a weight tensor to float32, widen its scales to the same shape, and multiply into a third tensor.
 REFERENCE_BYTES = {Scaling.FP8_BLOCK: 12, Scaling.FP8_TENSOR: 4, Scaling.FP4: 0, Scaling.PLAIN: 4}
-STORED_BYTES = {Scaling.FP8_BLOCK: 1, Scaling.FP8_TENSOR: 1, Scaling.FP4: 4, Scaling.PLAIN: 2}
+STORED_BYTES = {Scaling.FP4: 4, Scaling.PLAIN: 2}  # others 1
 ORACLE_BYTES = 1 << 28  # a few slices of weights in float64
 PROCESS_BYTES = 400 << 20  # an interpreter with torch loaded
 # Of a scaled-down definition: several blocks of each size, and not the same number of them.
@@ -387,6 +757,7 @@ REQUANTISED = Quantised(
 )
 # 16-bit intermediates lose 0.5 % of a row's RMS.
 UNQUANTISED = Quantised(rms=0.02, slope=0.01, reason="16-bit intermediates cost 0.5 % of a row's RMS")
+FOUR_BITS = Quantised(rms=0.15, slope=0.02, reason="the activated product in nvfp4 costs 9 to 11 % of a row's RMS")
 
 
 class Experts(Op):
@@ -398,9 +769,16 @@ class Experts(Op):
         mixture_of(definition)
 
     def unread(self, definition: Definition) -> Mapping[str, str]:
-        """The bias, where the largest logit chooses."""
-        biased = "routing_bias" in definition.inputs and routing_of(definition).method is Method.LLAMA4
-        return {"routing_bias": "of routing by the largest logit it is no part"} if biased else {}
+        """A bias where Llama 4's method chooses, modes that axes tell, and what is left out."""
+        routed, inputs = routing_of(definition), definition.inputs
+        found = dict.fromkeys(NUMBERS.split(), "axes and constants say it")
+        for name in ("routed_scaling_factor", "local_expert_offset"):
+            del found[name]
+        if routed.method is Method.LLAMA4 and not routed.biased:
+            found["routing_bias"] = "of routing by the largest logit it is no part"
+        given = {"routing_logits", *TAKEN.get(mixture_of(definition).activation, ())}
+        left = [name for name, spec in inputs.items() if spec.optional and ROLES.get(name, name) not in given]
+        return {name: why for name, why in (found | dict.fromkeys(left, "left out")).items() if name in inputs}
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's sizes, then edge and adversarial ones; few for a definition with many weights."""
@@ -416,14 +794,17 @@ class Experts(Op):
         yield case("edge-ends", 2, START, rows=["first", "last"])
         if heavy:
             return
-        yield case("edge-empty", 0, 0)
+        if fixed_tokens(definition, found) is None:
+            yield case("edge-empty", 0, 0)
         if routed.local < routed.experts and not routed.given:
             yield case("edge-remote", 3, rows=["remote"])
         yield case("adversarial-hot", 8, rows=["hot"])
+        for one in extremes_of(definition, found):
+            yield case(f"adversarial-{one}", 2, extreme=one)
         if routed.method == Method.DEEPSEEK:
             # One sigmoid next to 1, the others small: a wrong constant in it shows in the weights.
             yield case("adversarial-steep", 8, rows=["steep"])
-        if routed.experts % 2 == 0 and routed.local % 2 == 0 and not routed.given:
+        if can_tie(definition):
             yield case("adversarial-ties", 6, ties=True)
 
     def placed(
@@ -444,20 +825,31 @@ class Experts(Op):
             min(37, room),
             0,
         )  # at the end, in the middle, uneven, at the start
-        if "local_expert_offset" in definition.inputs:
+        if "local_expert_offset" in definition.inputs and not definition.inputs["local_expert_offset"].optional:
             params["offset"] = places[position % len(places)]
-        return self.case(definition, name, {"t": tokens}, seed, params)
+        tokens = fixed_tokens(definition, mixture_of(definition)) or tokens
+        return self.settled(definition, self.case(definition, name, {"t": tokens}, seed, params))
+
+    def settled(self, definition: Definition, case: Case) -> Case:
+        """The case with the sizes that its number of tokens decides, and with that where another size does."""
+        found, rows = mixture_of(definition), self._rows(definition) or ""
+        sizes = sizes_by(definition, found, fixed_tokens(definition, found) or case.axes[rows])
+        return replace(case, axes={**case.axes, **{axis: sizes[axis] for axis in case.axes if axis in sizes}})
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """One channel of a token decides what it gives, then one channel of an expert does.
 
         Where kernels round to fp4, or to fp8 by one scale per expert, what is left alone may be rounded away.
         """
-        plain, scaling = self.placed(definition, seed, "", BOUNDARY_ROWS), mixture_of(definition).scaling
-        if scaling is not Scaling.FP8_TENSOR:
-            alone = {"hidden_states": BOUNDARY}
-            yield at_boundaries(plain.axes, ["hidden_states"], seed, alone=alone, **plain.params)
-        if scaling in {Scaling.FP8_BLOCK, Scaling.PLAIN}:
+        plain, found = self.placed(definition, seed, "", BOUNDARY_ROWS), mixture_of(definition)
+        hidden = self.names.get("hidden_states", "hidden_states")
+        bare = found.tokens is None or found.tokens is Scaling.FP8_BLOCK
+        bare = bare and "out" not in definition.inputs and fixed_tokens(definition, found) is None
+        if found.scaling is not Scaling.FP8_TENSOR and bare:
+            alone = {hidden: BOUNDARY}
+            yield at_boundaries(plain.axes, [hidden], seed, alone=alone, **plain.params)
+        usual = found.usual and "gemm1_weights" in definition.inputs
+        if found.scaling in {Scaling.FP8_BLOCK, Scaling.PLAIN} and usual:
             rows: dict[str, Any] = {INNER: True, "rows": ["first", "last"]}
             yield self.placed(definition, seed, f"adversarial-{INNER}", BOUNDARY_ROWS, **rows)
 
@@ -468,8 +860,8 @@ class Experts(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Routing without luck, quantised data over their whole range."""
-        values = super().inputs(definition, case, draw)
-        first = values["gemm1_weights"]
+        values, found = super().inputs(definition, case, draw), mixture_of(definition)
+        first = values.get("gemm1_weights")
         if INNER in case.params and isinstance(first, torch.Tensor):
             ends = boundaries(first.shape[1] // 2)
             for expert, rows in enumerate(first.view(torch.uint8) if first.dtype.itemsize == 1 else first):
@@ -478,24 +870,49 @@ class Experts(Op):
                 kept = torch.tensor([place, place + len(rows) // 2], device=draw.device)
                 one = rows[kept].clone()
                 rows.zero_()[kept] = one
-        own = {"local_expert_offset": routing.offset_of(case.params), "routed_scaling_factor": FACTOR}
-        return {name: own.get(name, value) for name, value in values.items()}
+        routed, fully = found.routing, case.axes[self._rows(definition) or ""] % 4 == 2
+        own: dict[str, Value] = {
+            "local_expert_offset": routing.offset_of(case.params),
+            "routed_scaling_factor": FACTOR,
+            "top_k": routed.top_k,
+            "num_experts": routed.experts,
+            "n_group": routed.groups,
+            "topk_group": routed.top_groups,
+            "intermediate_size": found.intermediate,
+            "local_num_experts": routed.local,
+            "num_fused_shared_experts": routed.shared,
+            "activation_type": found.activation,
+            "fp8_quantization_type": FP8_TYPES.get(found.scaling, 0),
+            "block_m": definition.const_axes.get("block_m", 8),
+        }
+        # Left out where a definition allows it: but numbers of activations, with 2, 6, ... tokens, and logits.
+        wanted = {"routing_logits"} | (set(TAKEN.get(found.activation, ())) if fully else set())
+        wanted |= set() if found.tokens is None else {"hidden_states_scale"}
+        for name, spec in definition.inputs.items():
+            if spec.shape is None:
+                values[name] = own.get(name, values[name])
+            if spec.optional and ROLES.get(name, name) not in wanted:
+                values[name] = None
+        if "quant_mode" in values:  # whose default is not what all dtypes are for
+            values["quant_mode"] = QUANT_MODES[found.tokens]  # type: ignore[assignment]
+        return values
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """Relative RMS error by row and slope."""
-        plain = mixture_of(definition).scaling is Scaling.PLAIN
-        return {"output": UNQUANTISED if plain else REQUANTISED}
+        found = mixture_of(definition)
+        coarse = FOUR_BITS if found.tokens is Scaling.NVFP4 else REQUANTISED
+        return {next(iter(definition.outputs)): UNQUANTISED if found.scaling is Scaling.PLAIN else coarse}
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Peak bytes of the larger of the reference, which widens all weights, and the oracle."""
         found = mixture_of(definition)
-        widened = found.weight_count * REFERENCE_BYTES[found.scaling]
+        widened = found.weight_count * REFERENCE_BYTES.get(found.scaling, 12)
         return self.oracle_memory(definition, case) + max(0, widened - ORACLE_BYTES)
 
     def oracle_memory(self, definition: Definition, case: Case) -> int:
         """Peak bytes of the oracle, which widens a few slices of weights at a time, and of the interpreter."""
-        found, tokens = mixture_of(definition), case.axes[definition.var_axes[0]]
-        weights = found.weight_count * STORED_BYTES[found.scaling]
+        found, tokens = mixture_of(definition), case.axes[self._rows(definition) or ""]
+        weights = found.weight_count * STORED_BYTES.get(found.scaling, 1)
         # a token in float64: hidden and output, and for every chosen expert gemm1's and gemm2's rows
         row = 4 * found.hidden + found.routing.top_k * (4 * found.intermediate + found.hidden)
         return PROCESS_BYTES + weights + ORACLE_BYTES + tokens * row * 8
@@ -506,19 +923,19 @@ class Experts(Op):
         Groups, experts per token and the share of the experts that is local stay. What one size decides (blocks
         along it, twice the intermediate size) shrinks with it or, where one of these axes is fixed, not at all.
         """
-        found, axes = mixture_of(definition), self.form(definition).axes(definition)
+        found, const, smaller = mixture_of(definition), definition.const_axes, dict[str, int]()
         experts = self._fewer(found.routing)
         local = found.routing.local * experts // found.routing.experts
-        wide, both = INTERMEDIATE, 2 * INTERMEDIATE
-        groups = (
-            {"h": HIDDEN, "a": HIDDEN // BLOCK} if found.hidden > HIDDEN else {},
-            {"i": wide, "m": both, "c": wide // BLOCK, "b": both // BLOCK} if found.intermediate > wide else {},
-            {"l": local, "e": experts},
-        )
-        smaller = [{axes[one]: size for one, size in group.items() if one in axes} for group in groups]
-        if definition.const_axes.get("num_experts") == found.routing.experts:
-            smaller[-1]["num_experts"] = experts  # where tokens come with their experts, no shape has it
-        return {axis: size for group in smaller if group.keys().isdisjoint(fixed) for axis, size in group.items()}
+        for change in (
+            {"hidden": min(found.hidden, HIDDEN)},
+            {"intermediate": min(found.intermediate, INTERMEDIATE)},
+            {"routing": replace(found.routing, experts=experts, local=local)},
+        ):
+            less = replace(found, **change)
+            sizes = {axis: size for axis, size in sizes_by(definition, less).items() if size < const.get(axis, 0)}
+            if sizes.keys().isdisjoint(fixed):
+                found, smaller = less, smaller | sizes
+        return smaller
 
     @staticmethod
     def _fewer(found: Routing) -> int:
@@ -539,8 +956,30 @@ def stored(*scalings: Scaling) -> Callable[[Wide], bool]:
     return lambda wide: mixture_of(wide.definition).scaling in scalings
 
 
+def acting(activation: int) -> Callable[[Wide], bool]:
+    """Whether that is the activation."""
+    return lambda wide: mixture_of(wide.definition).activation == activation
+
+
+def given_limit(wide: Wide) -> bool:
+    """Whether a limit is given where it is for the gate."""
+    return OF_ACTIVATION[2] in wide and acting(SWIGLU)(wide)
+
+
+def neighbours(wide: Wide) -> Mapping[str, Value]:
+    """The two codes of each byte in each other's place."""
+    packed = wide.given(GEMM1[0])
+    return {GEMM1[0]: packed << 4 | packed >> 4}
+
+
+def halves_swapped(value: torch.Tensor) -> torch.Tensor:
+    """Rows of gate in place of those of up."""
+    return roll(value, -2, value.shape[-2] // 2) if 1 < value.dim() < 6 else roll(value, -1)
+
+
 def roll(value: torch.Tensor, axis: int, shift: int = 1) -> torch.Tensor:
     """`torch.roll`, which knows no float8."""
+    axis = max(axis, -value.dim())
     narrow = value.dtype.itemsize == 1
     bits = value.view(torch.uint8) if narrow else value
     return bits.roll(shift, axis).view(value.dtype) if narrow else bits.roll(shift, axis)
@@ -548,7 +987,7 @@ def roll(value: torch.Tensor, axis: int, shift: int = 1) -> torch.Tensor:
 
 def transposed(value: torch.Tensor) -> torch.Tensor:
     """The numbers read in the order of the transposed matrix."""
-    return value.transpose(-1, -2).reshape(value.shape)
+    return value.transpose(-1, -2).reshape(value.shape) if value.dim() > 1 else roll(value, -1)
 
 
 def last_columns_dropped(value: torch.Tensor) -> torch.Tensor:
@@ -563,13 +1002,22 @@ def ones(value: torch.Tensor) -> torch.Tensor:
 
 MOE = Experts(
     "moe",
-    *(Form(f"{WEIGHTS} {scales} {chooser} -> output[t h]", mixture) for scales in SCALES for chooser in CHOOSERS),
+    Form(
+        f"hidden_states[t *] gemm1_weights[l *] gemm2_weights[l *] {OPTIONAL} -> output[t h] out_out[t h]", mixture
+    ),
     family="moe",
+    synonyms=routing.SYNONYMS,
     long=True,
     rules=routing.COUNTS,
     draws={
-        **dict.fromkeys(RMS, drawn_data),
-        **dict.fromkeys(SPREADS, drawn_scale),
+        **dict.fromkeys((*RMS, "gemm1_weights_1", "gemm2_weights_1"), drawn_data),
+        **dict.fromkeys((*SPREADS, "gemm1_weights_scale_1", "gemm2_weights_scale_1"), drawn_scale),
+        **dict.fromkeys(("gemm1_alpha", "gemm1_beta"), between(0.25, 3.0)),
+        "gemm1_clamp_limit": drawn_limit,
+        **dict.fromkeys(BIASES, drawn_bias),
+        "fc2_input_scale": between(1.0, 1.0),  # what the scale of the result makes good where it is another
+        "topk_weights": routing.drawn_weights,
+        **dict.fromkeys(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), routing.drawn_plan),
         "routing_logits": routing.drawn_logits,
         "routing_bias": routing.drawn_bias,
         "topk_ids": routing.drawn_ids,
@@ -578,7 +1026,7 @@ MOE = Experts(
     lossless=exact_mixture,
     apart=False,
     mutants=(
-        altered("gate and up swapped", *GEMM1, change=lambda value: roll(value, 1, value.shape[1] // 2)),
+        altered("gate and up swapped", *GEMM1, change=halves_swapped),
         altered("gemm1's scales transposed", GEMM1[1], change=transposed),
         altered("gemm2's scales transposed", GEMM2[1], change=transposed),
         altered("token scales read as [tokens, blocks]", "hidden_states_scale", change=transposed),
@@ -601,8 +1049,19 @@ MOE = Experts(
         Mutant("gelu for silu", activation=lambda gate: torch.nn.functional.gelu(gate)),
         Mutant("sigmoid for silu", activation=lambda gate: torch.sigmoid(gate)),
         Mutant("routing weight at the other end", other_end=True),
+        *(altered(f"{name} ignored", name, change=lambda _: None) for name in (*OF_ACTIVATION, *BIASES)),
+        *(altered(f"{name} of the next expert", name, change=partial(roll, axis=0)) for name in OF_ACTIVATION),
+        Mutant("limit before silu", applies=acting(SWIGLU_STEP), acts=SWIGLU),
+        Mutant("limit behind silu", applies=given_limit, acts=SWIGLU_STEP),
+        Mutant("tanh's gelu for silu", applies=acting(SWIGLU), acts=GEGLU_TANH),
+        Mutant("codes' neighbours exchanged", applies=stored(*FOUR), inputs=neighbours),
+        Mutant("what the output holds dropped", applies=has("out"), onto=False),
         altered("local expert offset plus one", "local_expert_offset", change=lambda offset: offset + 1),
-        altered("local expert offset ignored", "local_expert_offset", change=lambda _: 0),
+        Mutant(
+            "local expert offset ignored",
+            applies=lambda wide: wide.number("local_expert_offset", 0) != 0,
+            inputs=lambda _: {"local_expert_offset": 0},
+        ),
         altered("scaling factor dropped", "routed_scaling_factor", change=lambda _: 1.0),
         Mutant("one local expert idle", idle=True),
         *routing.MISROUTED,
@@ -611,7 +1070,8 @@ MOE = Experts(
 
 # FlashInfer's TensorRT-LLM mixtures: kernels of SM 10.x, fetched as binaries.
 
-ROUTING_METHOD_TYPE = {Method.DEEPSEEK: 2, Method.RENORMALISE: 1, Method.LLAMA4: 3}
+METHODS = (Method.DEFAULT, Method.RENORMALISE, Method.DEEPSEEK, Method.LLAMA4)
+ROUTING_METHOD_TYPE = {**{method: at for at, method in enumerate(METHODS)}, Method.EVEN: 5}
 ROUTER = "routing_logits hidden_states gemm1_weights gemm2_weights [routing_bias]"
 PER_BLOCK = f"{ROUTER} hidden_states_scale {GEMM1[1]} {GEMM2[1]} [local_expert_offset] [routed_scaling_factor]"
 PER_TENSOR = f"{ROUTER} {UP_SCALE} {GATE_SCALE} {DOWN_SCALE}"
@@ -632,9 +1092,14 @@ def sizes_of(found: Mixture) -> dict[str, Any]:
     }
 
 
-@in_flashinfer("trtllm_fp8_block_scale_moe", "moe_fp8_block", serves=f"{PER_BLOCK} -> output")
+MORE = "[num_fused_shared_experts] [top_k] [n_group] [topk_group] [activation_type] [fp8_quantization_type]"
+MORE += " [use_shuffled_weight] [gemm1_alpha] [gemm1_beta] [gemm1_clamp_limit]"
+
+
+@in_flashinfer("trtllm_fp8_block_scale_moe", "moe_fp8_block", serves=f"{PER_BLOCK} {MORE} -> output")
 def _flashinfer_per_block(api: Api, definition: Definition, inputs: Given) -> Outputs:
     found = mixture_of(definition)
+    told = ("activation_type", "fp8_quantization_type", "num_fused_shared_experts", *OF_ACTIVATION)
     grouped = found.routing.method is Method.DEEPSEEK
     names = ("hidden_states", "hidden_states_scale", *GEMM1, *GEMM2)
     output = api["moe_fp8_block"](
@@ -645,6 +1110,7 @@ def _flashinfer_per_block(api: Api, definition: Definition, inputs: Given) -> Ou
         local_expert_offset=int(scalar(inputs, "local_expert_offset")) if "local_expert_offset" in inputs else 0,
         routed_scaling_factor=scalar(inputs, "routed_scaling_factor") if grouped else None,
         use_shuffled_weight=False,
+        **{name: inputs[name] for name in told if inputs.get(name) is not None},
     )
     return {"output": output}
 
@@ -664,6 +1130,45 @@ def _flashinfer_per_tensor(api: Api, definition: Definition, inputs: Given) -> O
         use_routing_scales_on_input=llama,
     )
     return {"output": output}
+
+
+CUTLASS, ALPHA = "flashinfer.fused_moe:cutlass_fused_moe", "flashinfer.fused_moe.alphamoe_sm100:{}"
+ALIGNED, IN_TURNS = (
+    ALPHA.format(f"alphamoe_{what}") for what in ("fp8_block_scale_aligned_moe", "interleave_gated_weights")
+)
+IN_CUTLASS = "{} {} {} {} {} [gemm1_bias] [gemm2_bias] [gemm1_alpha] [gemm1_beta] [gemm1_clamp_limit] -> output"
+
+
+def _cutlass(api: Api, _: Definition, inputs: Given) -> Outputs:
+    own = {ROLES.get(name, name): value for name, value in inputs.items()}
+    names = ("hidden_states", "topk_ids", "topk_weights", GEMM1[0], GEMM2[0])
+    told = ("fc1_expert_biases", "fc2_expert_biases", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
+    more = dict(zip(told, map(own.get, (*BIASES, *OF_ACTIVATION)), strict=True))
+    made = api[CUTLASS](*(own[name] for name in names), own["hidden_states"].dtype, quant_scales=[], **more)
+    return {"output": made[0] if isinstance(made, list | tuple) else made}
+
+
+for _names in (
+    ("hidden_states", "topk_ids", "topk_weights", *GEMM1[:1], *GEMM2[:1]),
+    ("input", "token_selected_experts", "token_final_scales", "fc1_expert_weights", "fc2_expert_weights"),
+):
+    MOE.truth("flashinfer", "cutlass_fused_moe", CUTLASS, serves=IN_CUTLASS.format(*_names), sm=((9, 0), (12, 1)))(
+        _cutlass
+    )
+PLANNED = "sorted_token_ids expert_ids num_tokens_post_padded topk_weights top_k block_m routed_scaling_factor out"
+
+
+@MOE.truth(
+    "flashinfer",
+    "alphamoe_fp8_block_scale_aligned_moe",
+    ALIGNED,
+    serves=f"hidden_states hidden_states_scale {' '.join((*GEMM1, *GEMM2))} {PLANNED} -> out_out",
+    sm=((10, 0), (10, 3)),
+)
+def _flashinfer_planned(api: Api, _: Definition, inputs: Given) -> Outputs:
+    out = inputs["out"].clone()
+    api[ALIGNED](**{**inputs, "out": out})
+    return {"out_out": out}
 
 
 # SGLang's router and experts, both Triton. Groups of experts are chosen in native form: where the two best of a
@@ -756,6 +1261,126 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
         **options,
     )
     return {"output": output}
+
+
+# Around experts: rows of gate and up for a kernel, and what comes behind gemm2, on one rank.
+
+
+def taking_turns(wide: Wide, *, layout: Layout = Layout(turns=8, gate_first=True), scaled: bool = True) -> Tensors:
+    """Eight rows of gate, eight of up, and so on; rows of their scales take turns singly."""
+    found = {}
+    for name, out, blocks in ((GEMM1[0], "interleaved_weights", False), (GEMM1[1], "interleaved_scales", True)):
+        value = wide.given(name)
+        bits = value.view(torch.uint8) if value.dtype.itemsize == 1 else value
+        made = bits.clone()
+        if scaled or not blocks:
+            order = layout.order(value.shape[1], gated=True, blocks=blocks).to(value.device)
+            made[:, order] = bits.roll(bits.shape[1] // 2, 1)  # up first, as the order has it
+        found[out] = made.view(value.dtype)
+    return found
+
+
+COPIED = Exact("rows are copied")
+MOE_PREPROCESS = Op(
+    "moe_preprocess",
+    Form(
+        "gemm1_weights[l m h] gemm1_weights_scale[l b a] -> interleaved_weights[l m h] interleaved_scales[l b a]",
+        taking_turns,
+    ),
+    family="moe",
+    apart=False,
+    adversarial={},
+    unusual={},
+    requires=lambda definition: (
+        None if {size % 16 for size in map(definition.const_axes.get, ("gated_size",)) if size} <= {0} else "rows"
+    ),
+    gates=dict.fromkeys(("interleaved_weights", "interleaved_scales"), COPIED),
+    mutants=(
+        Mutant("up first", layout=Layout(turns=8)),
+        Mutant("turns of four rows", layout=Layout(turns=4, gate_first=True)),
+        Mutant("turns of one row", layout=Layout(turns=1, gate_first=True)),
+        Mutant("scales of half after half", scaled=False),
+        altered("rows as they were", *GEMM1, change=lambda value: roll(value, 1)),
+    ),
+)
+
+
+@MOE_PREPROCESS.truth("flashinfer", "alphamoe_interleave_gated_weights", IN_TURNS, sm=SM89)
+def _flashinfer_in_turns(api: Api, _: Definition, inputs: Given) -> Outputs:
+    weights, scales = api[IN_TURNS](*inputs.values())
+    return {"interleaved_weights": weights, "interleaved_scales": scales}
+
+
+ONE_RANK = Form(
+    "routed_rows[r p] route_weights[t k] permuted_idx[t k] norm_weight[h] eps gain_center weight_before_norm"
+    " workspace? -> output[t h]",
+    lambda wide, **ways: finalised(wide, **ways),
+)
+
+
+def finalised(
+    wide: Wide,
+    *,
+    square: Part = lambda row: row.square(),
+    skipped: bool = True,
+    flipped: bool = False,
+    weigh: Part = same,
+    eps_by: float = 1.0,
+) -> Tensors:
+    """`sum over slots of weight * norm(row) * (gain + centre)`; rows that are not there add nothing.
+
+    The gain may multiply what is normed, or what comes of it. Of a mutant: at the other end (`flipped`).
+    """
+    gain, rows = wide["norm_weight"] + wide.number("gain_center"), wide["routed_rows"]
+    index, count = wide["permuted_idx"].long(), len(rows)
+    picked = rows[:, : len(gain)][index.clamp(0, count - 1)]
+    if skipped:
+        picked = torch.where(((index >= 0) & (index < count))[..., None], picked, 0.0)
+    before = bool(wide.number("weight_before_norm")) != flipped
+    scaled = picked * gain if before else picked
+    root = torch.rsqrt(square(scaled).mean(-1, keepdim=True) + wide.number("eps") * eps_by)
+    normed = scaled * root * (1.0 if before else gain)
+    return {"output": (normed * weigh(wide["route_weights"])[..., None]).sum(-2)}
+
+
+def some_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Rows in any order, some that are not there."""
+    return draw.integers(wanted.name, wanted.shape, low=-2, high=wanted.shape_of("routed_rows")[0] + 2).to(
+        wanted.dtype
+    )
+
+
+FINALISED: dict[str, Any] = {
+    "family": "moe",
+    "synonyms": {
+        "routed_rows": "gemm2_permuted",
+        "route_weights": "expert_weights",
+        "permuted_idx": "expanded_idx_to_permuted_idx",
+    },
+    "scalars": {"eps": 1e-5, "gain_center": 1.0, "weight_before_norm": 1, "workspace": 0},
+    "sizes": {"r": (24, 9, 17)},
+    "data": ("routed_rows",),
+    "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},
+    "draws": {"permuted_idx": some_rows, "route_weights": between(0.05, 0.55)},
+    "unusual": {},
+    "mutants": (
+        Mutant("eps x 10", eps_by=10.0),
+        Mutant("gain at the other end", flipped=True),
+        altered("centre dropped", "gain_center", change=lambda _: 0.0),
+        Mutant("weights dropped", weigh=lambda weights: torch.ones_like(weights)),
+        Mutant("weights of the next slot", weigh=lambda weights: weights.roll(1, -1)),
+        Mutant("the nearest row for one that is not there", skipped=False),
+        Mutant("half a row under the root", square=lambda x: x[..., : x.shape[-1] // 2].square()),
+        altered("rows one off", "permuted_idx", change=lambda index: torch.where(index > 0, index - 1, index)),
+    ),
+}
+TP_MOE_FINALIZE_RMSNORM = Op("tp_moe_finalize_rmsnorm", ONE_RANK, **FINALISED)
+MOE_FINALIZE_RMSNORM_ALLREDUCE = Op(
+    "moe_finalize_rmsnorm_allreduce",
+    ONE_RANK,
+    **FINALISED | {"scalars": {**FINALISED["scalars"], "weight_before_norm": 0}},
+    unread={"weight_before_norm": "0 has no half", "workspace": "of one rank nothing"},
+)
 
 
 # Mixtures in models, and which of them the dataset has a form for.

@@ -14,16 +14,19 @@ from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
 from traceproof.models.drafts import Facts, dtype_name
 from traceproof.models.reading import ModelModule, Reading
-from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dtype_of
+from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact
-from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, same
+from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, altered, has, same
+from traceproof.ops.gates import softplus
 from traceproof.ops.lossless import SURE
-from traceproof.ops.op import Op
+from traceproof.ops.op import ADVERSARIAL, Op
 
 if TYPE_CHECKING:
+    from traceproof.dataset.definition import TensorSpec
     from traceproof.draw import Draw
 
+FEW = 2  # experts of a token where a definition leaves it open
 PACKED_SHIFT = 16  # of topk_ids: expert << 16 | bits of the bfloat16 weight
 
 
@@ -34,15 +37,48 @@ class Method(StrEnum):
         are the chosen sigmoids without bias, normalised, times the scaling factor.
     RENORMALISE: choose the largest logits, softmax over the chosen. The same as softmax, choose, renormalise.
     LLAMA4: the largest logit alone, weight sigmoid(logit); a routing bias is not read.
+    DEFAULT: choose the largest logits; weights are the softmax over all.
+    EVEN: choose the largest logits; every one weighs 1 / top_k.
     PACKED: given; FlashInfer's packing of expert and weight in one int32.
     UNIFORM: given as plain expert indices; every one weighs 1 / top_k.
+    WEIGHTED: given as expert indices and weights.
+    PLANNED: given as blocks of places (token x top_k + slot), the expert of each block, and weights by slot.
+
+    Where documents state the method, a bias beside any but DEEPSEEK is added to the logits.
     """
 
     DEEPSEEK = "deepseek"
     RENORMALISE = "renormalise"
     LLAMA4 = "llama4"
+    DEFAULT = "default"
+    EVEN = "even"
     PACKED = "packed"
     UNIFORM = "uniform"
+    WEIGHTED = "weighted"
+    PLANNED = "planned"
+
+
+# What FlashInfer's functions call the inputs of experts.
+SYNONYMS = {
+    "hidden_states": "x input activations_in",
+    "hidden_states_scale": "x_sf",
+    "gemm1_weights": "w1_weight fc1_expert_weights expert_weights_up gemm1_weights_0",
+    "gemm1_weights_scale": "w1_weight_sf expert_scales_up gemm1_weights_scale_0",
+    "gemm2_weights": "w2_weight fc2_expert_weights expert_weights_down gemm2_weights_0",
+    "gemm2_weights_scale": "w2_weight_sf expert_scales_down gemm2_weights_scale_0",
+    "routing_logits": "router_logits",
+    "topk_ids": "token_selected_experts",
+    "topk_weights": "token_final_scales expert_weights",
+    "output1_scales_scalar": "output1_scale_scalar w1_alpha",
+    "output1_scales_gate_scalar": "output1_scale_gate_scalar",
+    "output2_scales_scalar": "output2_scale_scalar w2_alpha",
+}
+ROLES = {name: own for own, names in SYNONYMS.items() for name in names.split()}
+
+
+def named(definition: Definition) -> dict[str, TensorSpec]:
+    """A definition's inputs by the names that are known here."""
+    return {ROLES.get(name, name): spec for name, spec in definition.inputs.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +91,13 @@ class Routing:
     local: int  # experts that are here; the others' share is left out
     groups: int = 1
     top_groups: int = 1
+    shared: int = 0  # experts behind the local ones, that every token goes to with weight 1
+    biased: bool = False  # whether a bias is added to the logits
 
     @property
     def given(self) -> bool:
-        """Whether the choice comes in as `topk_ids`."""
-        return self.method in {Method.PACKED, Method.UNIFORM}
+        """Whether the choice comes in."""
+        return self.method in {Method.PACKED, Method.UNIFORM, Method.WEIGHTED, Method.PLANNED}
 
     @property
     def misfit(self) -> str | None:
@@ -83,36 +121,53 @@ class ChosenExperts:
 
 def routing_of(definition: Definition) -> Routing:
     """How a mixture routes, told by its inputs and constants. Raises Unsupported: in no known way."""
-    inputs, shapes = definition.inputs, {name: spec.shape or () for name, spec in definition.inputs.items()}
-    const, numbers = definition.const_axes, dict[str, int | None]()
+    inputs, const, numbers = named(definition), definition.const_axes, dict[str, int | None]()
+    shapes = {name: spec.shape or () for name, spec in inputs.items()}
     for name in ("top_k", "n_group", "topk_group"):
         found = definition.constants.get(name)
         numbers[name] = found if isinstance(found, int) else None
-    local = const.get(shapes["gemm1_weights"][0], -1)
+    shared = const.get("num_fused_shared_experts", 0) if "num_fused_shared_experts" in inputs else 0
+    local = const.get(shapes["gemm1_weights"][0], -1) - shared
     groups: dict[str, int] = {}
-    if "topk_ids" in inputs:
-        method = Method.PACKED if definition.constants.get("topk_ids") == "packed" else Method.UNIFORM
-        experts, top_k = const.get("num_experts", local), const.get(shapes["topk_ids"][1], -1)
+    stated, biased = definition.constants.get("routing_method"), False
+    if "sorted_token_ids" in inputs:
+        method, experts, top_k = Method.PLANNED, local, const.get(shapes["topk_weights"][1], -1)
+    elif "topk_ids" in inputs and not ("routing_logits" in inputs and inputs["topk_ids"].optional):
+        packed = definition.constants.get("topk_ids") == "packed"
+        method = Method.WEIGHTED if "topk_weights" in inputs else Method.PACKED if packed else Method.UNIFORM
+        experts, top_k = const.get("num_experts", local), const.get(shapes["topk_ids"][1], FEW)
+    elif "routing_logits" not in inputs:
+        raise Unsupported("inputs lack ['routing_logits'], or ['topk_ids']")
+    elif numbers["top_k"] is None:
+        raise Unsupported("nobody gives top_k a number, nor does the reference")
     else:
-        experts = const.get(shapes["routing_logits"][1], -1)
-        if numbers["top_k"] is None:
-            raise Unsupported("nobody gives top_k a number, nor does the reference")
-        top_k = numbers["top_k"]
-        if {"routing_bias", "routed_scaling_factor"} <= inputs.keys():
-            method = Method.DEEPSEEK
-            if (numbers["n_group"] is None) != (numbers["topk_group"] is None):
-                raise Unsupported("of n_group and topk_group only one is given")
-            groups = {"groups": numbers["n_group"] or 1, "top_groups": numbers["topk_group"] or 1}
-        elif top_k == 1 and ("routing_bias" in inputs or "output1_scales_scalar" in inputs):
-            method = Method.LLAMA4
-        elif "routing_bias" in inputs:
-            raise Unsupported("a routing_bias without routed_scaling_factor is known for top_k 1 only")
-        else:
-            method = Method.RENORMALISE
-    routing = Routing(method=method, top_k=top_k, experts=experts, local=local, **groups)
+        experts, method = const.get(shapes["routing_logits"][1], -1), _method(inputs, stated, numbers["top_k"])
+        known = stated is not None or "routing_method_type" in inputs
+        biased = known and "routing_bias" in inputs and method is not Method.DEEPSEEK
+        top_k = 1 if known and method is Method.LLAMA4 else numbers["top_k"]
+    if method is Method.DEEPSEEK:
+        if (numbers["n_group"] is None) != (numbers["topk_group"] is None):
+            raise Unsupported("of n_group and topk_group only one is given")
+        groups = {"groups": numbers["n_group"] or 1, "top_groups": numbers["topk_group"] or 1}
+    routing = Routing(
+        method=method, top_k=top_k, experts=experts, local=local, shared=shared, biased=biased, **groups
+    )
     if routing.misfit is not None:
         raise Unsupported(routing.misfit)
     return routing
+
+
+def _method(inputs: Mapping[str, TensorSpec], stated: object, top_k: int) -> Method:
+    """How logits choose: as it is stated, by default where a call may tell it, or by the inputs that there are."""
+    if stated is not None or "routing_method_type" in inputs:
+        return Method.DEFAULT if stated is None else Method(str(stated))
+    if {"routing_bias", "routed_scaling_factor"} <= inputs.keys():
+        return Method.DEEPSEEK
+    if top_k == 1 and ("routing_bias" in inputs or "output1_scales_scalar" in inputs):
+        return Method.LLAMA4
+    if "routing_bias" in inputs:
+        raise Unsupported("a routing_bias without routed_scaling_factor is known for top_k 1 only")
+    return Method.RENORMALISE
 
 
 def _count(name: str, letters: str, *others: str, config: tuple[str, ...]) -> Rule:
@@ -129,6 +184,18 @@ def _count(name: str, letters: str, *others: str, config: tuple[str, ...]) -> Ru
 
 
 COUNTS = (
+    Rule(
+        name="routing_method",
+        label="routing method",
+        read="nothing",
+        described=(
+            (r"softmax → topk(?! →)", Method.DEFAULT.value),
+            (r"softmax → topk → renormali[sz]e|topk → softmax", Method.RENORMALISE.value),
+            (r"top1 → sigmoid", Method.LLAMA4.value),
+            (r"topk-only routing", Method.EVEN.value),
+            (r"with deepseek-?v3 routing", Method.DEEPSEEK.value),
+        ),
+    ),
     _count("top_k", "topk", "topk", "num_experts_per_tok", config=("num_experts_per_tok",)),
     _count("n_group", "ng", "num_groups", "num_expert_group", config=("n_group",)),
     _count("topk_group", "kg", "top_k_group", config=("topk_group",)),
@@ -166,6 +233,10 @@ WEIGHTS: Mapping[Method, Weigh] = {
     Method.DEEPSEEK: lambda logits, experts, _: sum_one(torch.sigmoid(logits.gather(-1, experts))),
     Method.RENORMALISE: lambda logits, experts, _: torch.softmax(logits.gather(-1, experts), -1),
     Method.LLAMA4: lambda logits, experts, _: torch.sigmoid(logits.gather(-1, experts)),
+    Method.DEFAULT: lambda logits, experts, _: torch.softmax(logits, -1).gather(-1, experts),
+    Method.EVEN: lambda logits, experts, _: torch.full_like(
+        logits[..., : experts.shape[-1]], 1 / experts.shape[-1]
+    ),
 }
 
 
@@ -184,18 +255,34 @@ def choose(
     Of a mutant: `weigh` takes the place of WEIGHTS, a group counts its `counted` best, and without the `kth` the
     expert after it is chosen in its place.
     """
+    if routing.biased and bias is not None:
+        logits, bias = logits + bias.to(logits.dtype), None
     experts = best(_scores(routing, logits, bias, counted), routing.top_k + (not kth))
     if not kth:
         experts = torch.cat([experts[..., :-2], experts[..., -1:]], -1)
     return ChosenExperts(experts, {**WEIGHTS, **weigh}[routing.method](logits, experts, bias) * factor)
 
 
-def read(routing: Routing, topk_ids: torch.Tensor, dtype: torch.dtype) -> ChosenExperts:
-    """The choice that `topk_ids` (int32 [tokens, top_k]) states."""
+def read(routing: Routing, wide: Wide, *, extent: bool = True) -> ChosenExperts:
+    """The choice that comes in; of a plan without its `extent` what lies behind it counts, too."""
+    if routing.method == Method.PLANNED:
+        weights, sorted_ids = (
+            wide["topk_weights"] * wide.number("routed_scaling_factor", 1.0),
+            wide["sorted_token_ids"],
+        )
+        places, owners = sorted_ids.long(), wide["expert_ids"].long()
+        rows = len(places) // max(len(owners), 1)
+        valid = int(wide["num_tokens_post_padded"]) if extent else len(places)
+        experts = torch.full((weights.numel() + 1,), -1, dtype=torch.int64, device=places.device)
+        experts[places[:valid].clamp(max=weights.numel())] = owners.repeat_interleave(rows)[:valid]
+        return ChosenExperts(experts[:-1].view(weights.shape), weights)
+    topk_ids = wide.given("topk_ids")
+    if routing.method == Method.WEIGHTED:
+        return ChosenExperts(topk_ids.to(torch.int64), wide["topk_weights"])
     if routing.method == Method.UNIFORM:
-        weights = torch.full(topk_ids.shape, 1 / routing.top_k, dtype=dtype, device=topk_ids.device)
+        weights = torch.full(topk_ids.shape, 1 / routing.top_k, dtype=wide.dtype, device=topk_ids.device)
         return ChosenExperts(topk_ids.to(torch.int64), weights)
-    weights = (topk_ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).to(dtype)
+    weights = (topk_ids & 0xFFFF).to(torch.int16).view(torch.bfloat16).to(wide.dtype)
     return ChosenExperts((topk_ids >> PACKED_SHIFT).to(torch.int64), weights)
 
 
@@ -210,14 +297,24 @@ def choice_of(
     *,
     routed: Callable[[Routing], Routing] = lambda routing: routing,
     chosen: Callable[[ChosenExperts], ChosenExperts] = lambda choice: choice,
+    sharing: float = 1.0,
+    extent: bool = True,
     **ways: Any,  # noqa: ANN401 - those of `choose`
 ) -> ChosenExperts:
     """Where every token of a mixture goes. Of a mutant: by a changed routing, or with a changed choice."""
     routing = routed(routing_of(wide.definition))
     if routing.given:
-        return chosen(read(routing, wide.given("topk_ids"), wide.dtype))
+        return chosen(read(routing, wide, extent=extent))
     factor = wide.number("routed_scaling_factor", 1.0)
-    return chosen(choose(routing, wide["routing_logits"], wide.maybe("routing_bias"), factor, **ways))
+    choice = chosen(choose(routing, wide["routing_logits"], wide.maybe("routing_bias"), factor, **ways))
+    behind = choice.experts.new_tensor(range(routing.local, routing.local + routing.shared)) + int(
+        wide.number("local_expert_offset", 0)
+    )
+    together = (*choice.experts.shape[:-1], routing.shared)
+    return ChosenExperts(
+        torch.cat([choice.experts, behind.expand(together)], -1),
+        torch.cat([choice.weights, choice.weights.new_full(together, sharing)], -1),
+    )
 
 
 def _biased(logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -233,7 +330,7 @@ def _group_scores(routing: Routing, scores: torch.Tensor, counted: int = 2) -> t
 def _scores(routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None, counted: int = 2) -> torch.Tensor:
     """What experts are chosen by; -inf for experts of groups that are out."""
     if routing.method != Method.DEEPSEEK:
-        return logits
+        return logits + bias.to(logits.dtype) if routing.biased and bias is not None else logits
     scores = _biased(logits, bias)
     kept = best(_group_scores(routing, scores, counted), routing.top_groups)
     mask = torch.zeros((*scores.shape[:-1], routing.groups), dtype=torch.bool, device=scores.device)
@@ -317,13 +414,17 @@ def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
     return torch.where(gap > 0, gap, torch.minimum(gaps[..., here - 1], gaps[..., here + 1]))
 
 
+def _has_bias(definition: Definition) -> bool:
+    return "routing_bias" in definition.inputs and not definition.inputs["routing_bias"].optional
+
+
 def drawn_logits(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Rows in the case's patterns; of several the one with a clear choice, and with work here unless it is remote.
 
     On the CPU, as margins decide which rows are taken; they are small.
     """
     routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
-    bias = drawn_bias(draw, wanted).cpu() if "routing_bias" in wanted.definition.inputs else None
+    bias = drawn_bias(draw, wanted).cpu() if _has_bias(wanted.definition) else None
     pairs = bool(params.get("ties"))
     drawn = draw.normal("routing_logits", (TRIALS, tokens, routing.experts), scale=2.0).cpu()
     if routing.method == Method.LLAMA4:
@@ -355,7 +456,7 @@ def _patterned(routing: Routing, params: Mapping[str, Any], drawn: torch.Tensor)
         if pattern == "equal" and routing.method == Method.DEEPSEEK:  # a bias decides
             row.zero_()
         elif pattern == "equal":  # only the chosen ones are equal, as which are chosen must not be luck
-            row.copy_(row.clamp(max=1.0).scatter(-1, best(row, routing.top_k), 2.0))
+            row.copy_(row.clamp(max=0.0 if routing.biased else 1.0).scatter(-1, best(row, routing.top_k), 2.0))
         if pattern == "remote" and routing.local < routing.experts:
             row[:, here] -= REMOTE
         if pattern in FAVOURED:
@@ -374,7 +475,7 @@ def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     Of several orders the one is taken that tells experts apart best where all logits are equal.
     """
     routing, params = routing_of(wanted.definition), wanted.params
-    dtype = dtype_of(wanted.definition.inputs["routing_bias"])
+    dtype = dtype_of(named(wanted.definition)["routing_bias"])
     orders = [draw.permutation(f"routing_bias-{trial}", routing.experts).cpu() for trial in range(TRIALS)]
     step = 2.0 ** -(routing.experts - 1).bit_length()
     biases = ((torch.stack(orders) - routing.experts // 2).to(torch.float32) * step).to(dtype)
@@ -404,9 +505,37 @@ def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
             favoured, row = _favoured(routing, params, pattern), experts[token]
             experts[token] = torch.where(row == favoured, row[0], row)
             experts[token, 0] = favoured
-    if routing.method == Method.UNIFORM:
-        return experts.to(torch.int32)
+    if routing.method is not Method.PACKED:
+        return experts.to(wanted.dtype)
     return pack(experts, draw.uniform("topk_weights", experts.shape, torch.bfloat16, low=0.05, high=0.55))
+
+
+def drawn_weights(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """In [0.05, 0.55)."""
+    return draw.uniform(wanted.name, wanted.shape, low=0.05, high=0.55).to(wanted.dtype)
+
+
+def drawn_plan(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Part of a plan: places by expert, each filled up to whole blocks, and behind them what does not count."""
+    tokens, top_k = wanted.shape_of("topk_weights")
+    blocks, [capacity] = wanted.shape_of("expert_ids")[0], wanted.shape_of("sorted_token_ids")
+    rows, chosen = capacity // blocks, replace(wanted, name="topk_ids", shape=(tokens, top_k), dtype=torch.int64)
+    flat = drawn_ids(draw, chosen).flatten().cpu()
+    places = torch.zeros(capacity, dtype=torch.int64)
+    owners, block = torch.zeros(blocks, dtype=torch.int64), 0
+    for expert in sorted(set(flat.tolist())):
+        own = (flat == expert).nonzero().flatten()
+        more = -(-len(own) // rows)
+        places[block * rows : (block + more) * rows] = flat.numel()
+        places[block * rows : block * rows + len(own)] = own
+        owners[block : block + more] = expert
+        block += more
+    made = {
+        "sorted_token_ids": places,
+        "expert_ids": owners,
+        "num_tokens_post_padded": torch.tensor([block * rows]),
+    }
+    return made[wanted.name].to(wanted.dtype).to(draw.device)
 
 
 def one_chosen(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -430,6 +559,11 @@ def first_alone(draw: Draw, wanted: Wanted) -> torch.Tensor:
 def _several(wide: Wide) -> bool:
     """Whether a token goes to several experts."""
     return routing_of(wide.definition).top_k > 1
+
+
+def _unlike(wide: Wide) -> bool:
+    """Whether they weigh unlike there."""
+    return _several(wide) and routing_of(wide.definition).method not in {Method.EVEN, Method.UNIFORM}
 
 
 def _by(*methods: Method) -> Callable[[Wide], bool]:
@@ -460,7 +594,9 @@ def _weighed(name: str, weigh: Mapping[Method, Weigh]) -> Mutant:
 MISROUTED = (
     Mutant(
         "routing bias dropped",
-        applies=_by(Method.DEEPSEEK),
+        applies=lambda wide: (
+            _by(Method.DEEPSEEK)(wide) or (routing_of(wide.definition).biased and "routing_bias" in wide)
+        ),
         inputs=lambda wide: {"routing_bias": torch.zeros_like(wide["routing_bias"])},
     ),
     _weighed(
@@ -474,12 +610,15 @@ MISROUTED = (
             Method.RENORMALISE: lambda logits, experts, _: torch.softmax(logits, -1).gather(-1, experts),
         },
     ),
+    _weighed("weights of sum 1", {Method.DEFAULT: WEIGHTS[Method.RENORMALISE]}),
     _weighed(
         "another score than the method's",
         {
             Method.DEEPSEEK: WEIGHTS[Method.RENORMALISE],
             Method.RENORMALISE: WEIGHTS[Method.DEEPSEEK],
             Method.LLAMA4: lambda logits, experts, _: torch.ones_like(logits.gather(-1, experts)),
+            Method.DEFAULT: WEIGHTS[Method.DEEPSEEK],
+            Method.EVEN: WEIGHTS[Method.RENORMALISE],
         },
     ),
     _rerouted("group limit ignored", groups=lambda _: 1, top_groups=lambda _: 1),
@@ -502,16 +641,21 @@ MISROUTED = (
     ),
     Mutant(
         "experts weigh alike",
-        applies=_several,
+        applies=_unlike,
         chosen=lambda choice: replace(
             choice, weights=choice.weights.mean(-1, keepdim=True).expand_as(choice.weights)
         ),
     ),
     Mutant(
         "weights in another order",
-        applies=_several,
+        applies=_unlike,
         chosen=lambda choice: replace(choice, weights=choice.weights.flip(-1)),
     ),
+    *(
+        Mutant(name, applies=lambda wide: routing_of(wide.definition).shared > 0, sharing=weight)
+        for name, weight in (("shared experts left out", 0.0), ("shared experts at half their weight", 0.5))
+    ),
+    Mutant("blocks beyond the plan's extent", applies=has("sorted_token_ids"), extent=False),
 )
 
 
@@ -633,6 +777,131 @@ def fine_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return (ranks(draw, wanted).float() + apart).to(wanted.dtype)
 
 
+def hashed(
+    wide: Wide, *, curve: Part = lambda logits: softplus(logits).sqrt(), sums: bool = True, tokens: Part = same
+) -> Tensors:
+    """Experts by a table from tokens; the roots of their logits' softplus, brought to sum 1."""
+    experts = wide["tid2eid"].long()[tokens(wide["input_ids"])]
+    scores = curve(wide["router_logits"]).gather(-1, experts)
+    return {"topk_weights": sum_one(scores) if sums else scores, "topk_ids": experts}
+
+
+def table_of_experts(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Different experts in each row."""
+    experts = wanted.shape_of("router_logits")[1]
+    keys = draw.words(wanted.name, wanted.shape[0] * experts).view(wanted.shape[0], experts)
+    return keys.argsort(dim=-1, stable=True)[:, : wanted.shape[1]].to(wanted.dtype)
+
+
+def grouped(wide: Wide, *, counted: int = 2, weigh: Weigh | None = None, limited: bool = True) -> Tensors:
+    """DeepSeek's choice: of a mutant, groups that count their `counted` best, and are not limited."""
+    groups, kept = (int(wide.number(name)) if limited else 1 for name in ("n_group", "topk_group"))
+    routing = replace(_routing_alone(wide.definition), groups=groups, top_groups=kept)
+    factor, logits, bias = wide.number("routed_scaling_factor"), wide["scores"], wide["bias"]
+    weighs = NOTHING if weigh is None else {Method.DEEPSEEK: weigh}
+    choice = choose(routing, logits, bias, factor, weigh=weighs, counted=counted)
+    return {"topk_values_out": choice.weights, "topk_indices_out": choice.experts}
+
+
+def _routing_alone(definition: Definition) -> Routing:
+    [experts, top_k] = (
+        definition.const_axes[(spec.shape or ("", ""))[1]]
+        for spec in (definition.inputs["scores"], definition.inputs["topk_values"])
+    )
+    return Routing(
+        method=Method.DEEPSEEK, top_k=top_k, experts=experts, local=experts, groups=GROUPS, top_groups=KEPT_GROUPS
+    )
+
+
+def clear_scores(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Of several rows the one whose choice is the clearest; the scores chosen by differ by what float32 holds."""
+    routing, [tokens, _] = _routing_alone(wanted.definition), wanted.shape
+    drawn = draw.normal(wanted.name, (TRIALS, *wanted.shape), wanted.dtype, scale=2.0).cpu()
+    bias = steps_of_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
+    margin = (margins(routing, drawn, bias) * DIGITS).round()
+    return drawn[margin.argmax(0), torch.arange(tokens)].to(draw.device)
+
+
+def steps_of_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Distinct multiples of a power of two within +-1/2, in any order."""
+    experts = wanted.shape[0]
+    order = draw.permutation(wanted.name, experts) - experts // 2
+    return (order * 2.0 ** -(experts - 1).bit_length()).to(wanted.dtype)
+
+
+GROUPS, KEPT_GROUPS = 8, 4
+HASHED = Op(
+    "moe_routing",
+    Form(
+        "router_logits[n e] input_ids[n] tid2eid[v k] num_fused_shared_experts routed_scaling_factor"
+        " -> topk_weights[n k] topk_ids[n k]",
+        hashed,
+    ),
+    scalars={"num_fused_shared_experts": 0, "routed_scaling_factor": 2.5},
+    draws={
+        "input_ids": lambda draw, wanted: draw.integers(
+            wanted.name, wanted.shape, torch.int64, low=0, high=wanted.shape_of("tid2eid")[0]
+        ),
+        "tid2eid": table_of_experts,
+    },
+    adversarial={name: ADVERSARIAL[name] for name in ("tiny", "offset")},
+    data=("router_logits",),
+    unread=dict.fromkeys(("num_fused_shared_experts", "routed_scaling_factor"), "of shared experts alone"),
+    unusual={},
+    gates={"topk_ids": Exact("a table says which")},
+    roundings={"topk_weights": 16.0},
+    mutants=(
+        Mutant("softmax", curve=softmax),
+        Mutant("sigmoid", curve=lambda logits: torch.sigmoid(logits)),
+        Mutant("softplus without its root", curve=softplus),
+        Mutant("root of the logit", curve=lambda logits: logits.clamp_min(0).sqrt() + 1e-6),
+        Mutant("sums not brought to 1", sums=False),
+        Mutant("experts of the next token", tokens=lambda ids: ids.roll(1)),
+        Mutant(
+            "weights of the next slot",
+            outputs=lambda _, found: {"topk_weights": found["topk_weights"].roll(1, -1)},
+        ),
+        Mutant(
+            "weights in bfloat16",
+            outputs=lambda _, found: {"topk_weights": found["topk_weights"].bfloat16().float()},
+        ),
+    ),
+)
+GROUPED = Op(
+    "moe_routing",
+    Form(
+        "scores[n e] bias[e] n_group topk_group topk routed_scaling_factor topk_values[n k] topk_indices[n k]"
+        " -> topk_values_out[n k] topk_indices_out[n k]",
+        grouped,
+    ),
+    scalars={"n_group": GROUPS, "topk_group": KEPT_GROUPS, "routed_scaling_factor": 2.5},
+    requires=lambda definition: _routing_alone(definition).misfit,
+    draws={
+        "scores": clear_scores,
+        "bias": steps_of_bias,
+        "topk_indices": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device),
+    },
+    unread=dict.fromkeys(("topk", "topk_values", "topk_indices"), "it is written over, or its size"),
+    adversarial={},
+    unusual={},
+    gates={"topk_indices_out": Exact("no two experts are equally good")},
+    mutants=(
+        Mutant("a group counts its best expert", counted=1),
+        Mutant("a group counts three", counted=3),
+        Mutant("groups not limited", limited=False),
+        Mutant(
+            "weights with the bias", weigh=lambda logits, ids, bias: sum_one(_biased(logits, bias).gather(-1, ids))
+        ),
+        Mutant("sums not brought to 1", weigh=lambda logits, ids, _: torch.sigmoid(logits.gather(-1, ids))),
+        Mutant("softmax of the chosen", weigh=WEIGHTS[Method.RENORMALISE]),
+        altered("bias dropped", "bias", change=lambda bias: torch.zeros_like(bias)),
+        altered("factor dropped", "routed_scaling_factor", change=lambda _: 1.0),
+        Mutant(
+            "weights of the next slot",
+            outputs=lambda _, found: {"topk_values_out": found["topk_values_out"].roll(1, -1)},
+        ),
+    ),
+)
 MOE_ROUTING = Op(
     "moe_routing",
     Form("router_logits[n e] -> topk_weights[n k] topk_ids[n k]", route, constants=("renormalize",)),
@@ -672,7 +941,25 @@ MOE_ROUTING = Op(
         Mutant("the best expert left out", first=1, sums=True),
         Mutant("halves of the logits", score=lambda logits: softmax(logits / 2)),
     ),
+    others=(HASHED, GROUPED),
 )
+HASH_TOPK = "flashinfer.fused_moe.hash_topk:hash_topk"
+FUSED_TOPK = "flashinfer.fused_moe.fused_routing_dsv3:fused_topk_deepseek"
+
+
+@MOE_ROUTING.truth("flashinfer", "hash_topk", HASH_TOPK, serves=HASHED.forms[0].names, sm=SM80)
+def _flashinfer_hashed(api: Api, _: Definition, inputs: Given) -> Outputs:
+    weights, experts = api[HASH_TOPK](*inputs.values())
+    return {"topk_weights": weights, "topk_ids": experts}
+
+
+@MOE_ROUTING.truth("flashinfer", "fused_topk_deepseek", FUSED_TOPK, serves=GROUPED.forms[0].names, sm=SM89)
+def _flashinfer_grouped(api: Api, _: Definition, inputs: Given) -> Outputs:
+    values, indices = inputs["topk_values"].clone(), inputs["topk_indices"].clone()
+    api[FUSED_TOPK](*list(inputs.values())[:6], values, indices)
+    return {"topk_values_out": values, "topk_indices_out": indices}
+
+
 TOPK_SOFTMAX = "sgl_kernel:topk_softmax"
 SOFTMAX, LARGEST = "torch:softmax", "torch:topk"
 
