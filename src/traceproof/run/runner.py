@@ -25,32 +25,7 @@ from typing import Any
 
 import torch
 
-from traceproof.run import shadow
-from traceproof.run.calls import (
-    FENCES,
-    GOLDEN,
-    Fences,
-    GpuPages,
-    Stopwatch,
-    ending_if_lost,
-    part_of,
-    poisoned,
-    set_seed,
-    stacked_draws,
-    timed,
-    under_load,
-    wait_asleep,
-)
-from traceproof.run.tensors import (
-    ALIGNMENT,
-    address_of,
-    aligned,
-    dtype_name,
-    plain_tensors,
-    raw_bytes,
-    values_in,
-    whole,
-)
+from traceproof.run import calls, shadow, tensors
 from traceproof.sandbox.model import CONNECTIONS, FILES, TRITON
 
 PACKAGE = __name__.partition(".")[0]
@@ -103,10 +78,10 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     if channels is not None:
         os.environ[CONNECTIONS] = str(channels)  # read when the GPU is opened
     if payload["solution"] is None:  # nobody times it
-        wait_asleep(device)
+        calls.wait_asleep(device)
     if device.type == "cuda":
         torch.zeros(1, device=device)  # opens it, in no call's time
-    with poisoned(payload["fill"]):  # names taken out of torch here are called later
+    with calls.poisoned(payload["fill"]):  # names taken out of torch here are called later
         if payload["solution"] is None:
             run = load_module(payload["source"], payload["name"]).run
         else:
@@ -144,7 +119,7 @@ class _Caller:
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
         """Make one call: a `traceproof.run.untrusted.CallRequest`, and descriptors of shared memory as FILES."""
-        with ending_if_lost(self._device):
+        with calls.ending_if_lost(self._device):
             return self._answer(item)
 
     def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
@@ -152,13 +127,13 @@ class _Caller:
         given, out = (mmap.mmap(descriptor, 0) for descriptor in item[FILES])
         for descriptor in item[FILES]:
             os.close(descriptor)
-        mapped = values_in(given, item["inputs"])
-        FENCES[:] = [Fences(at_end=item["how"] == FENCED_BEHIND)] if item["how"] in FENCED else []
+        mapped = tensors.values_in(given, item["inputs"])
+        calls.FENCES[:] = [calls.Fences(at_end=item["how"] == FENCED_BEHIND)] if item["how"] in FENCED else []
         inputs, before = self._placed(item, given, mapped)
         if item["timing"] is not None:
             return self._timed(item, inputs, out)
         side = torch.cuda.Stream(priority=FIRST) if item["how"] == STREAM else None  # type: ignore[no-untyped-call]
-        with poisoned(item["fill"]):
+        with calls.poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
         taken = returned
         if self._in_order:  # copies of plain tensors, made by the call's stream
@@ -188,32 +163,32 @@ class _Caller:
             # A GPU's buffer of inputs, with what is around them.
             buffer = torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage())
             for start, end in between(item["inputs"], len(given)):
-                whole(given)[start:end] = buffer[start:end].cpu()
-        if not item["mode"] and not FENCES:  # what lies between fences goes with them
+                tensors.whole(given)[start:end] = buffer[start:end].cpu()
+        if not item["mode"] and not calls.FENCES:  # what lies between fences goes with them
             self._held, self._inputs = values, inputs
             if not item["destinations"]:
                 small = (
                     (place, value)
                     for place, value in enumerate(values)
-                    if address_of(value) is not None and place not in conduct["aliased"]
+                    if tensors.address_of(value) is not None and place not in conduct["aliased"]
                 )
                 self._kept.append(
                     [(place, value, value.clone()) for place, value in small if value.nbytes <= KEPT_BYTES]
                 )
-        crossed = any(fences.crossed for fences in FENCES)
-        ways = sorted({way for fences in FENCES for way in fences.ways})
-        FENCES.clear()
-        if self._gpu and GpuPages.dead:
+        crossed = any(fences.crossed for fences in calls.FENCES)
+        ways = sorted({way for fences in calls.FENCES for way in fences.ways})
+        calls.FENCES.clear()
+        if self._gpu and calls.GpuPages.dead:
             self._synchronise()
-            GpuPages.sweep()
+            calls.GpuPages.sweep()
         return {"outputs": outputs, "crossed": crossed, "fences": ways, **conduct}
 
     def _timed(self, item: dict[str, Any], inputs: Sequence[Any], out: mmap.mmap) -> dict[str, Any]:
         """Repetitions of a call with their times, and the outputs of the last one."""
         destinations = item["destinations"]
-        set_seed(item["seeds"][0], self._device)
-        watch = Stopwatch(inputs, destinations, self._device, item["seeds"][0])
-        times, returned, given = timed(lambda values: self._run(*values), watch, item["timing"])
+        calls.set_seed(item["seeds"][0], self._device)
+        watch = calls.Stopwatch(inputs, destinations, self._device, item["seeds"][0])
+        times, returned, given = calls.timed(lambda values: self._run(*values), watch, item["timing"])
         entries: list[tuple[str | None, Any]] = []
         if item["timing"]["call"]:
             places = [(None, value) for value in given[len(given) - destinations :]]
@@ -222,10 +197,10 @@ class _Caller:
 
     def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
         """Which of the values share memory with an input, a value before, or one of the call before."""
-        taken = {address_of(value) for value in (*inputs, *self._held)} - {None}
+        taken = {tensors.address_of(value) for value in (*inputs, *self._held)} - {None}
         aliased = []
         for index, value in enumerate(values):
-            address = address_of(value)
+            address = tensors.address_of(value)
             if address in taken:
                 aliased.append(index)
             taken |= {address} - {None}
@@ -247,14 +222,14 @@ class _Caller:
 
         if item["how"] == SAME_MEMORY:
             return each(lambda index, value: self._inputs[index].copy_(value)), None
-        if FENCES:
-            return each(lambda _, value: FENCES[0].around(value.to(self._device))), None
+        if calls.FENCES:
+            return each(lambda _, value: calls.FENCES[0].around(value.to(self._device))), None
         if item["how"] == STRIDED:
             count = len(mapped) - item["destinations"]
             return each(lambda index, value: strided(value.to(self._device), room=index < count)), None
         if not self._gpu:
             return list(mapped), None
-        before = values_in(whole(given).to(self._device), item["inputs"])
+        before = tensors.values_in(tensors.whole(given).to(self._device), item["inputs"])
         if item["timing"] is not None or len(given) > COPIED_BYTES:
             return before, None
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in before]
@@ -266,7 +241,7 @@ class _Caller:
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
         """What a call returns, in the form of `_returned`, made as the order says."""
         if item["mode"]:  # one draw
-            set_seed(item["seeds"][0], self._device)
+            calls.set_seed(item["seeds"][0], self._device)
             return shadow.run(item["mode"], self._run, inputs, entries_of), set()
         if side is not None:
             side.wait_stream(torch.cuda.current_stream())
@@ -274,10 +249,10 @@ class _Caller:
                 arrive_late(inputs)
                 return self._returned(item, inputs)
         if item["how"] in {LOAD, LOAD_ON_PART}:
-            set_seed(item["seeds"][0], self._device)
+            calls.set_seed(item["seeds"][0], self._device)
             call = partial(self._entries_of, inputs, item["destinations"])
-            with part_of(self._device) if item["how"] == LOAD_ON_PART else nullcontext():
-                return under_load(call, inputs, LOADED, self._device), set()
+            with calls.part_of(self._device) if item["how"] == LOAD_ON_PART else nullcontext():
+                return calls.under_load(call, inputs, LOADED, self._device), set()
         if item["how"] != GRAPH:
             return self._returned(item, inputs)
         # What a CUDA graph gives that was captured on other contents: a replay must compute, not repeat.
@@ -329,11 +304,11 @@ class _Caller:
             if time.monotonic() < until:
                 self._keep(self._entries_of(inputs, destinations), destinations)
         if not item["trials"]:
-            set_seed(item["seeds"][0], self._device)
+            calls.set_seed(item["seeds"][0], self._device)
             return call(inputs), odd
-        last = item["seeds"][0] + len(item["seeds"]) * GOLDEN
+        last = item["seeds"][0] + len(item["seeds"]) * calls.GOLDEN
         given = {"seed": last, "device": self._device, "destinations": destinations}
-        return [*stacked_draws(call, inputs, item["seeds"], further=item["further"], **given)], odd
+        return [*calls.stacked_draws(call, inputs, item["seeds"], further=item["further"], **given)], odd
 
     def _keep(self, entries: Sequence[tuple[str | None, Any]], destinations: int) -> None:
         """Copy what a call gave, to look whether it changes later."""
@@ -371,7 +346,7 @@ def arrive_late(inputs: Sequence[Any]) -> None:
     floats = [value for value in inputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
     kept = [value.clone() for value in floats]
     for value in floats:
-        raw_bytes(value).fill_(0xFF)
+        tensors.raw_bytes(value).fill_(0xFF)
     torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]  # noqa: SLF001 - nothing public waits on a stream
     for value, right in zip(floats, kept, strict=True):
         value.copy_(right)
@@ -381,7 +356,7 @@ def changed_since(taken: Any, value: Any) -> bool:  # noqa: ANN401 - what untrus
     """Whether a tensor has changed since its copy was taken."""
     if taken is value or taken.is_meta:
         return False
-    return not torch.equal(raw_bytes(taken), raw_bytes(value))
+    return not torch.equal(tensors.raw_bytes(taken), tensors.raw_bytes(value))
 
 
 def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
@@ -389,8 +364,8 @@ def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
     if not room or value.dim() < 2 or not value.numel():
         return value.clone()
     columns = value.shape[-1]
-    wide = value.new_empty((*value.shape[:-1], columns + ALIGNMENT // value.element_size()))
-    raw_bytes(wide).fill_(0xFF)
+    wide = value.new_empty((*value.shape[:-1], columns + tensors.ALIGNMENT // value.element_size()))
+    tensors.raw_bytes(wide).fill_(0xFF)
     wide[..., :columns] = value
     return wide[..., :columns]
 
@@ -402,16 +377,16 @@ def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -
     """
     described: list[dict[str, Any]] = []
     given = [(index, name, value) for index, (name, value) in enumerate(returned) if value is not None]
-    plains = plain_tensors([value for _, _, value in given])
+    plains = tensors.plain_tensors([value for _, _, value in given])
     start = 0
     for (index, name, _), plain in zip(given, plains, strict=True):
         described.append(
-            {"index": index, "name": name, "dtype": dtype_name(plain.dtype), "shape": list(plain.shape)}
+            {"index": index, "name": name, "dtype": tensors.dtype_name(plain.dtype), "shape": list(plain.shape)}
         )
         size = plain.numel() * plain.element_size()
         if 0 < size <= len(room) - start:
-            whole(room)[start : start + size] = plain.reshape(-1).view(torch.uint8)
-        start += aligned(size)
+            tensors.whole(room)[start : start + size] = plain.reshape(-1).view(torch.uint8)
+        start += tensors.aligned(size)
     return described
 
 
@@ -441,7 +416,7 @@ def between(specs: Sequence[Mapping[str, Any]], size: int) -> list[tuple[int, in
 
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """Whether the bits of each pair differ; a GPU that holds them is waited for once."""
-    found = [_differs(raw_bytes(one), raw_bytes(other)) for one, other in pairs]
+    found = [_differs(tensors.raw_bytes(one), tensors.raw_bytes(other)) for one, other in pairs]
     flags = [flag for flag in found if isinstance(flag, torch.Tensor)]
     told = iter(torch.stack(flags).tolist() if flags else ())
     return [next(told) if isinstance(flag, torch.Tensor) else flag for flag in found]

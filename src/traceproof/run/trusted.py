@@ -24,17 +24,7 @@ from traceproof.ops.base import Tensors, Unsupported, Values
 from traceproof.ops.cases import AFTER, SIZES, Case
 from traceproof.ops.op import Op
 from traceproof.reasons import Skip, Unavailable, UnavailableError
-from traceproof.run.calls import (
-    BETWEEN_BYTES,
-    GOLDEN,
-    KEPT_BYTES,
-    ending_if_lost,
-    giving_back,
-    keep_memory,
-    set_seed,
-    stacked_draws,
-    wait_asleep,
-)
+from traceproof.run import calls
 from traceproof.run.case import drawing_device, fingerprints, make_inputs, moved, place
 from traceproof.run.tensors import address_of, plain_tensors, same_bits, same_draws
 from traceproof.run.workers import OUTPUTS
@@ -155,11 +145,11 @@ def call(  # noqa: PLR0913 - one call, spelled out
         values = dict(zip(inputs, given, strict=True))
         return [*named_outputs(definition, implementation.run(definition, values)).items()]
 
-    seeds = [(case.seed * GOLDEN + trial * OTHER_SEED) % (1 << 63) for trial in range(trials)]
+    seeds = [(case.seed * calls.GOLDEN + trial * OTHER_SEED) % (1 << 63) for trial in range(trials)]
     order = op.further(definition, case) if further else None
     more = None if order is None else asdict(order)
     device = torch.device(implementation.device)
-    draws = stacked_draws(again, list(inputs.values()), seeds, further=more, seed=seeds[-1], device=device)
+    draws = calls.stacked_draws(again, list(inputs.values()), seeds, further=more, seed=seeds[-1], device=device)
     return {str(name): value for name, value in draws}
 
 
@@ -178,8 +168,8 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     dataset = Path(payload["dataset"]) if payload["dataset"] else None
     device = torch.device(payload["device"])
     loaded: dict[tuple[str, str], Runner | Unavailable] = {}
-    keep_memory()
-    wait_asleep(device)  # before a package opens the GPU
+    calls.keep_memory()
+    calls.wait_asleep(device)  # before a package opens the GPU
     given = contextlib.ExitStack()  # the outputs that were answered last
 
     def load(item: Mapping[str, Any]) -> "Runner | Unavailable":
@@ -197,14 +187,14 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
             if len(loaded) >= MOST_LOADED:
                 loaded.clear()
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                    with giving_back(KEPT_BYTES):  # on a GPU others wait for that memory
+                    with calls.giving_back(calls.KEPT_BYTES):  # on a GPU others wait for that memory
                         gc.collect()
             loaded[key] = load(item)
         found = loaded[key]
         if isinstance(found, Unavailable):
             return {"skip": asdict(found)}
         try:
-            with giving_back(BETWEEN_BYTES), ending_if_lost(device):
+            with calls.giving_back(calls.BETWEEN_BYTES), calls.ending_if_lost(device):
                 answer = found.run(item)
         except UnavailableError as error:
             return {"skip": asdict(error.unavailable)}
@@ -300,7 +290,7 @@ class Runner:
 
     def _called(self, case: Case, inputs: Values, *, further: bool = False) -> tuple[Tensors, Mapping[str, Any]]:
         """What is judged of a call's outputs, on the CPU, and all that it returned."""
-        set_seed(case.seed, self.device)
+        calls.set_seed(case.seed, self.device)
         earlier = case.params.get(AFTER)
         if earlier is not None:
             cases = self.op.cases(self.definition, sizes=SIZES, seed=case.seed)
