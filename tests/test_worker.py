@@ -91,7 +91,7 @@ def test_a_failure_costs_its_own_item(
 @pytest.mark.parametrize(
     ("limits", "deed", "statuses", "said"),
     [
-        ({"seconds": 1}, {"do": "loop"}, {Status.TIMEOUT}, "1 s"),
+        ({"seconds": 2}, {"do": "loop"}, {Status.TIMEOUT}, "2 s"),
         ({"memory_bytes": 128 * MIB}, {"do": "allocate_slowly"}, {Status.MEMORY}, ""),
         ({}, {"do": "allocate", "count": 100 << 40}, {Status.MEMORY}, ""),  # as much as no machine has
         ({"processes": 8}, {"do": "fork", "limit": 200}, {Status.PROCESSES}, "8 processes"),
