@@ -305,12 +305,12 @@ def main() -> int:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[Definition]:
-    """Up to --per-kind definitions for each op_type and set of input names, those of the first dataset first."""
+    """Up to --per-kind definitions for each op_type and set of names, those of the first dataset first."""
     kinds: dict[tuple[str, ...], int] = {}
     for dataset in options.dataset:
         for entry in read_tree(dataset).definitions.values():
             definition = entry.definition
-            kind = (definition.op_type, *definition.inputs)
+            kind = (definition.op_type, *definition.inputs, *definition.outputs)
             if definition.op_type not in options.op_type or kinds.get(kind, 0) >= options.per_kind:
                 continue
             if memory(definition, SIZES) <= options.memory_gib * GIB:

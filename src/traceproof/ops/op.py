@@ -643,9 +643,9 @@ class Op:
         return {name: why for name, why in self.inputs_unread.items() if name in definition.inputs}
 
     def single(self, definition: Definition) -> frozenset[str]:
-        """Var axes that have one entry by the form. The default: none."""
-        del definition
-        return frozenset()
+        """Var axes that have one entry by the form. The default: those whose only size in `sizes` is 1."""
+        letters = self.form(definition).axes(definition)
+        return frozenset(letters[one] for one, size in self.sizes.items() if size == (1,) and one in letters)
 
     def mutated(self, definition: Definition) -> frozenset[str]:
         """Inputs that a call may write to. The default: those that an output is written to."""

@@ -353,9 +353,10 @@ class Combined(Op):
         yield self._scan(definition, "stress-long-slow", 1, 16, seed, kind="slow")
 
     def memory(self, definition: Definition, case: Case) -> int:
-        """All tensors, and the states of a token, in float64 six times more."""
-        cells = math.prod(definition.shape_of(definition.inputs["x"], case.axes) or ())
-        return super().memory(definition, case) + 48 * cells
+        """All tensors, what each token adds twice more in float64, and the states of a token six times."""
+        rows, tokens, *cells = definition.shape_of(definition.inputs["x"], case.axes) or ()
+        each = rows * math.prod(cells)
+        return super().memory(definition, case) + 16 * each * tokens + 48 * each * (dim(definition, "B", 3) or 1)
 
 
 CHECKPOINTS = ("checkpoint_token_indices", "checkpoint_state_slots", "checkpoint_states")

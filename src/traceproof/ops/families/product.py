@@ -749,7 +749,7 @@ def coded_product(
         found = bounded(c, left, right.mT, times)
         if factor is None:
             return found
-        return {name: value * factor.abs() ** alphas for name, value in found.items()}
+        return {name: value * (factor.abs() if "@" in name else factor) ** alphas for name, value in found.items()}
 
     return formula
 
