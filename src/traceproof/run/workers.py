@@ -72,7 +72,8 @@ class Environment:
             compiled = jit.environment(caches, self.record, python=self.python)
         own = Path(traceproof.__file__).resolve().parents[1]
         places = os.pathsep.join([*self.path, str(own)])
-        return {**dict.fromkeys(THREADS, "1"), **compiled, "PYTHONPATH": places, **self.variables}
+        own_files = {"PYTHONDONTWRITEBYTECODE": "1"} if self.path else {}  # somebody's checkout stays as it is
+        return {**dict.fromkeys(THREADS, "1"), **compiled, "PYTHONPATH": places, **own_files, **self.variables}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
