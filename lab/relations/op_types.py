@@ -25,6 +25,7 @@ from relations.building import (
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.batch import batch_of, taken
+from traceproof.ops.families.expert import OF_EXPERTS
 from traceproof.ops.families.product import roles
 from traceproof.ops.families.routing import PACKED_SHIFT, Method, routing_of
 from traceproof.ops.gates import state_names
@@ -282,10 +283,6 @@ MAMBA_SSU = (
 
 # Experts
 
-OF_EXPERTS = (  # inputs whose first axis is the local experts
-    *("gemm1_weights", "gemm1_weights_scale", "gemm2_weights", "gemm2_weights_scale"),
-    *("output1_scales_scalar", "output1_scales_gate_scalar", "output2_scales_scalar"),
-)
 DOWN = (
     "output2_scales_scalar",
     "gemm2_weights_scale",
@@ -320,9 +317,13 @@ def _renamed(ids: torch.Tensor, names: torch.Tensor, method: Method) -> torch.Te
     return names[ids.long()].to(ids.dtype)
 
 
+def _down(subject: Subject) -> list[str]:
+    """What scales an expert's result, and what is added to it."""
+    return [next(name for name in DOWN if name in subject.inputs), *subject.inputs.keys() & {"gemm2_bias"}]
+
+
 def _down_doubled(subject: Subject) -> Experiment:
-    name = next(name for name in DOWN if name in subject.inputs)
-    values = subject.with_inputs(**{name: subject.tensor(name) * 2})
+    values = subject.with_inputs(**{name: subject.tensor(name) * 2 for name in _down(subject)})
     return other_inputs(values, times(0.5, "output"))
 
 
@@ -336,16 +337,19 @@ def _factor_doubled(subject: Subject) -> Experiment | None:
 
 def _experts_split(subject: Subject) -> Experiment | None:
     """Half of the experts give nothing, then the other half: the two add up, as shards of experts do."""
-    name = next(name for name in DOWN if name in subject.inputs)
-    scale = subject.tensor(name)
-    if len(scale) < 2:
-        return None
-    first = (torch.arange(len(scale)) < len(scale) // 2).view(-1, *(1,) * (scale.dim() - 1))
+    tensors = {name: subject.tensor(name) for name in _down(subject)}
+    count = len(next(iter(tensors.values())))
+    first = torch.arange(count) < count // 2
     calls = tuple(
-        subject.with_inputs(**{name: torch.where(mask, scale, torch.zeros_like(scale))})
+        subject.with_inputs(
+            **{
+                name: torch.where(mask.view(-1, *(1,) * (one.dim() - 1)), one, torch.zeros_like(one))
+                for name, one in tensors.items()
+            }
+        )
         for mask in (first, ~first)
     )
-    return Experiment(calls, added)
+    return Experiment(calls, added) if count > 1 else None
 
 
 MOE = (
