@@ -1024,6 +1024,7 @@ MOE = Experts(
     },
     adjust=tie,
     lossless=exact_mixture,
+    positive=("topk_weights", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
     apart=False,
     mutants=(
         altered("gate and up swapped", *GEMM1, change=halves_swapped),

@@ -695,6 +695,7 @@ MHC_PRE = Op(
     },
     unread={"block_size": "how it is launched", "num_splits": "the shapes say it"},
     draws={"sqrsum": between(512.0, 2048.0)},
+    positive=("sqrsum",),
     adversarial={"tiny": {"scale": 2.0**-5}, "offset": {"offset": 2.0}},
     unusual={},  # a NaN is in all of a token
     data=("residual", "dot_mix"),
