@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 
-from traceproof.ops.attention import each, layout_of
+from traceproof.ops.attention import each
 from traceproof.ops.base import Tensors, dtype_of
 from traceproof.ops.families.expert import Scaling, mixture_of, stored
 from traceproof.ops.families.gdn import CHUNK
@@ -37,7 +37,7 @@ in_mxfp8 = partial(requantise_fp8, block=32)  # as activations are kept beside f
 
 def of_16_bits(wide: Wide) -> bool:
     """Whether the queries are float16 or bfloat16."""
-    return wide.given(layout_of(wide.values).queries[0]).dtype.itemsize == 2
+    return wide.given(next(iter(wide.definition.inputs))).dtype.itemsize == 2
 
 
 def of_softmax(wide: Wide) -> bool:
@@ -260,7 +260,9 @@ ATTENTION = (
     Variant("split KV, merged", lost=False, tile=lambda longest: -(-longest // 2)),
     Variant(
         "keys in the opposite order",
-        applies=lambda wide: "qo_indptr" not in wide and "window_left" not in wide,
+        applies=lambda wide: (
+            "qo_indptr" not in wide and "window_left" not in wide and {"q", "k"} != {*wide.values} & {"q", "k"}
+        ),
         lost=False,
         spans=each(lambda span: span.rows.flip(0)),
     ),
@@ -400,7 +402,8 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
             for kind in ("float32", "bfloat16")
         ),
     ),
-    **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), ATTENTION),
+    **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_ragged"), ATTENTION),
+    "mla_paged": (PLAIN, *only("q_nope query q", *ATTENTION)),
     **dict.fromkeys(
         ("block_sparse", "trtllm_paged", "trtllm_paged_dcp_spec", "cudnn_paged", "xqa", "msa_sparse"), TABLED
     ),

@@ -113,6 +113,8 @@ def _half(subject: Subject, *, first: bool) -> Values:
 def _heads(subject: Subject) -> Experiment | None:
     """Key heads, each with its group of query heads, and query heads within a group."""
     queries = [name for name in QUERIES if name in subject.inputs]
+    if not queries:
+        return None
     heads = subject.tensor(queries[0]).shape[1]
     keys = [name for name in ("k_cache", "v_cache", "k", "v") if name in subject.inputs]
     kv_heads = subject.tensor(keys[0]).shape[-2] if keys else 1
@@ -126,31 +128,38 @@ def _heads(subject: Subject) -> Experiment | None:
     return other_inputs(subject.with_inputs(**changes), right=reordered(order, 1))
 
 
-def _query_scale(subject: Subject) -> Experiment:
+def _query_scale(subject: Subject) -> Experiment | None:
+    if "sm_scale" not in subject.inputs:
+        return None
     changes = {name: doubled(subject.tensor(name)) for name in QUERIES if name in subject.inputs}
     scale = float(subject.inputs["sm_scale"] or 0.0) / 2
     return other_inputs(subject.with_inputs(**changes, sm_scale=scale))
 
 
-def _value_scale(subject: Subject) -> Experiment:
+def _value_scale(subject: Subject) -> Experiment | None:
     if "ckv_cache" in subject.inputs:  # keys and values in one: what is done to the keys is undone in the queries
         changes = {"ckv_cache": doubled(subject.tensor("ckv_cache")), "q_nope": subject.tensor("q_nope") / 2}
     else:
-        name = "v_cache" if "v_cache" in subject.inputs else "v"
+        name = next((name for name in ("v_cache", "v") if name in subject.inputs), None)
+        if name is None:
+            return None
         changes = {name: doubled(subject.tensor(name))}
     return other_inputs(subject.with_inputs(**changes), right=times(2, "output"))
 
 
 def _shift(subject: Subject) -> Experiment | None:
     """One channel of all keys at 0, then at 1: every logit of a query grows by the same."""
-    key = next(name for name in ("kpe_cache", "k_cache", "k") if name in subject.inputs)
+    key = next((name for name in ("kpe_cache", "k_cache", "k") if name in subject.inputs), None)
+    if key is None:
+        return None
     query = "q_pe" if "q_pe" in subject.inputs else "q"
     calls = []
     for value in (0, 1):
         keys = subject.tensor(key).clone()
         keys[..., -1] = value
         calls.append(subject.with_inputs(**{key: keys}))
-    grown = subject.tensor(query)[..., -1].double() * float(subject.inputs["sm_scale"] or 0.0) * LOG2E
+    scale = float(subject.inputs.get("sm_scale") or subject.tensor(query).shape[-1] ** -0.5)
+    grown = subject.tensor(query)[..., -1].double() * scale * LOG2E
 
     def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
         low, high = dict(outputs[1]), dict(outputs[2])

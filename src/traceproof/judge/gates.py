@@ -75,11 +75,11 @@ def rounding_rms(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def index_set(actual: torch.Tensor, extras: Mapping[str, torch.Tensor], padding: int) -> Gate:
     """Rows of chosen indices: known candidates, none twice, all there, each within rounding of the k-th best.
 
-    `actual` is int [rows, k]; `extras` are `scores` float64 and `candidates` int64 [rows, candidates], `tolerance`
-    float64 [rows]; `padding` fills a row that has fewer candidates than k.
+    `actual` is int [..., k], its other axes are the rows; `extras` are `scores` float64 and `candidates` int64
+    [rows, candidates], `tolerance` float64 [rows]; `padding` fills a row that has fewer candidates than k.
     """
     wrong = wanted = 0
-    for row, chosen in enumerate(actual.to(torch.int64)):
+    for row, chosen in enumerate(actual.to(torch.int64).flatten(0, -2)):
         scores, candidates = extras["scores"][row], extras["candidates"][row]
         usable = candidates >= 0
         scores, candidates = scores[usable], candidates[usable]

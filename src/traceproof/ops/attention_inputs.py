@@ -55,10 +55,12 @@ def tiny(definition: Definition) -> float:
     """An amplitude that is small for the values' dtype, and normal there.
 
     bfloat16 and float32 hold 1e-6 like any other number; what passes through float16 on its way, whose normal
-    numbers end at 6e-5, loses it.
+    numbers end at 6e-5, loses it; those of fp8 end at 2**-6.
     """
-    narrow = any(spec.dtype == DType.FLOAT16 for spec in definition.inputs.values())
-    return 1e-3 if narrow else 1e-6
+    dtypes = {spec.dtype for spec in definition.inputs.values()}
+    if DType.FLOAT8_E4M3FN in dtypes:
+        return 2.0**-3
+    return 1e-3 if DType.FLOAT16 in dtypes else 1e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,11 +145,13 @@ def has(name: str) -> Callable[[Wide], bool]:
     return lambda wide: name in wide
 
 
-def altered(name: str, *names: str, change: Callable[[Any], Value]) -> Mutant:
+def altered(
+    name: str, *names: str, change: Callable[[Any], Value], applies: Callable[[Wide], bool] = lambda _: True
+) -> Mutant:
     """The formula on inputs of which some are not what they should be; those absent stay so."""
     return Mutant(
         name,
-        applies=lambda wide: any(one in wide for one in names),
+        applies=lambda wide: any(one in wide for one in names) and applies(wide),
         inputs=lambda wide: {one: change(wide.value(one)) for one in names if one in wide},
     )
 

@@ -34,11 +34,13 @@ from traceproof.ops.attention_inputs import (
     starts,
     stressing,
 )
-from traceproof.ops.base import Values, ordered
+from traceproof.ops.base import Tensors, Values, ordered
 from traceproof.ops.cases import Case
+from traceproof.ops.compare import Exact
 from traceproof.ops.families.tabled import TABLES, Tabled
 from traceproof.ops.far import Far
-from traceproof.ops.formula import Form
+from traceproof.ops.formats import DOWN, E4M3
+from traceproof.ops.formula import Form, Mutant, Part, Wide, has, same
 from traceproof.ops.lossless import NEVER, Exactly, full
 from traceproof.ops.op import Op
 
@@ -46,8 +48,9 @@ if TYPE_CHECKING:
     from traceproof.draw import Draw
 
 # A window that ends in the last page or the one before it, and a cap that bends: logits reach some ten.
-SCALARS: Mapping[str, int] = {"window_left": 20, "logits_soft_cap": 8}
-LEADING = "btpnxij"  # in forms: last pages, queries, pages, keys, entries of the page table, indptrs
+SCALARS: Mapping[str, int] = {"window_left": 20, "logits_soft_cap": 8, "return_lse": 1}
+# in forms: last pages, queries, pages, keys, entries of the page table, indptrs; scales of latent keys in fp8
+LEADING = "btpnxijz"
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
 
 
@@ -60,8 +63,11 @@ class Attention(Op):
     """
 
     def of_form(self, definition: Definition) -> Op:
-        """The op of calls with tables, where it is one."""
-        return Tabled(self.op_type, family=self.family) if {*TABLES} & {*definition.inputs} else self
+        """The op of calls with tables, or of one sequence without an indptr, where it is one."""
+        whole = "kv_indices" not in self.forms[0].inputs
+        if {*TABLES} & {*definition.inputs} or (whole and "kv_indptr" not in definition.inputs):
+            return Tabled(self.op_type, family=self.family, causal=whole)
+        return super().of_form(definition)
 
     def _unsized(self, definition: Definition, form: Form) -> str | None:
         """Var axes elsewhere than in front, where the sequences tell their size; None: there are none."""
@@ -80,13 +86,16 @@ class Attention(Op):
         pages = PageTable.of(kv_lens, self.page_size(definition), shared=bool(params.get("shared")))
         batch = len(kv_lens)
         # those of `LEADING`; the last ones: some definitions give kv_last_page_len the axis of an indptr
-        sizes = (batch, sum(q_lens), pages.pool, sum(kv_lens), sum(pages.counts), batch + 1, batch + 1)
+        sizes = (batch, sum(q_lens), pages.pool, sum(kv_lens), sum(pages.counts), batch + 1, batch + 1, 1)
         letters = self.form(definition).axes(definition)
         known = {letters[one]: size for one, size in zip(LEADING, sizes, strict=True) if one in letters}
         return {name: known.get(name, batch) for name in definition.var_axes}
 
     def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
         name, kv_lens, q_lens, more = planned
+        page = self.page_size(definition)
+        if "kv_last_page_len" not in definition.inputs:  # pages are full
+            kv_lens = [-(-length // page) * page for length in kv_lens]
         queries = {"q_lens": q_lens} if "qo_indptr" in definition.inputs else {}
         params = {"kv_lens": kv_lens, "pattern": "lean", "amplitude": 1.0, **queries, **more}
         return Case(name, name.partition("-")[0], self.axes(definition, params), seed, params)
@@ -153,7 +162,7 @@ class Attention(Op):
         values = drawn(
             definition, case, draw, Visible(rows, first, visible, lengths, page, more.get("window_left", -1))
         )
-        values |= more
+        values = {**dict.fromkeys(definition.inputs), **values, **more}
         if "sinks" in definition.inputs:  # beside negative logits they would have all the weight
             low = NEGATIVE if case.params["pattern"] == "negative" else 0.0
             values["sinks"] = draw.normal("sinks", (dim(definition, "q", 1) or 0,)) - low
@@ -202,9 +211,6 @@ class Attention(Op):
 
 def unknown(definition: Definition) -> str | None:
     """What is unknown of a definition of a form; None: nothing."""
-    page = dim(definition, layout_of(definition.inputs).keys[0], 1)
-    if "kv_indices" in definition.inputs and page != 1 and "kv_last_page_len" not in definition.inputs:
-        return f"page_size is {page} and there is no kv_last_page_len"
     if "sinks" in definition.inputs and "lse" in definition.outputs:
         return "nobody states whether the log-sum-exp counts the sinks"
     return unfit(definition)
@@ -222,6 +228,7 @@ def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
 SHARED: Any = {
     "uneven": "d",
     "staged": True,
+    "unread": {"return_lse": "it is always returned"},
     "requires": unknown,
     "apart": False,
     "gates": GATES,
@@ -233,7 +240,7 @@ SHARED: Any = {
         **dict.fromkeys(("large", "small"), ("v", "v_cache")),
     },
 }
-TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale"
+TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale return_lse?"
 BENT = "window_left? logits_soft_cap? sinks[h]?"  # of Gemma and gpt-oss
 GQA_PAGED = Attention(
     "gqa_paged",
@@ -243,18 +250,67 @@ GQA_PAGED = Attention(
     **SHARED,
 )
 END_TO_END = Form(
-    f"q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale {BENT} -> output[t h e] lse[t h]", attention
+    f"q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale return_lse? {BENT} -> output[t h e] lse[t h]",
+    attention,
 )
 GQA_RAGGED = Attention("gqa_ragged", END_TO_END, family="gqa", **SHARED)
 MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", **SHARED)  # before absorption: keys are wider
 # Absorbed: logits q_nope . ckv + q_pe . kpe, values ckv, so that the output stays in the compressed space.
+NOPE = 128  # channels of a key's part that is not rotated, where no axis says how many
+
+
+def side_by_side(
+    wide: Wide, *, turned: bool = False, shared: Part = same, code: Part = E4M3.round, split: int = NOPE
+) -> Tensors:
+    """Keys [k_nope | k_rope], the rotated part the same for all heads; in fp8 values, too, which follow k_nope.
+
+    Of a mutant: the parts `turned`, the rotated one `shared` otherwise, another rounding to a `code`, or `split`.
+    """
+    if "k_nope" in wide:
+        nope, rope = wide["k_nope"], shared(wide["k_rope"])
+    else:
+        nope, rope = wide["kv_nope"][..., :split], shared(wide["k_pe"])[:, None]
+    parts = [nope, rope.expand(*nope.shape[:2], -1)]
+    keys = torch.cat(parts[::-1] if turned else parts, -1)
+    if "k_nope" in wide:
+        return {"k_out": keys}
+    return {"key": code(keys), "value": code(wide["kv_nope"][..., split:])}
+
+
+KEY_PARTS = Op(
+    "mla_paged",
+    Form("k[t h x]? k_nope[t h n] k_rope[t g r] -> k_out[t h x]", side_by_side),
+    Form("kv_nope[t h c] k_pe[t r] -> key[t h w] value[t h v]", side_by_side),
+    sizes={"w": lambda size: NOPE + size["r"], "v": lambda size: size["c"] - NOPE},
+    adversarial={"large": {"scale": 300.0}, "tiny": {"scale": 2.0**-9}},
+    gates=dict.fromkeys(("k_out", "key", "value"), Exact()),
+    unusual={"large": ()},
+    mutants=(
+        Mutant("the rotated part first", turned=True),
+        Mutant("the rotated part of the token before", shared=lambda rope: rope.roll(1, 0)),
+        Mutant("the rotated part left out", shared=lambda rope: rope * 0),
+        Mutant(
+            "codes cut off",
+            applies=has("k_pe"),
+            code=lambda x: E4M3.decode(E4M3.encode(x, rounding=DOWN)).to(x.dtype),
+        ),
+        Mutant(
+            "overflows are NaN",
+            applies=has("k_pe"),
+            code=lambda x: E4M3.decode(E4M3.encode(x, saturate=False)).to(x.dtype),
+        ),
+    ),
+)
 MLA_PAGED = Attention(
     "mla_paged",
     Form(
-        f"q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] {TABLE} -> output[t h c] lse[t h]", attention
+        f"q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] {TABLE}"
+        " ckv_scale? ckv_scale_arr[p s z]? kpe_scale? -> output[t h c] lse[t h]",
+        attention,
     ),
     family="mla",
-    **SHARED,
+    others=(KEY_PARTS,),
+    **{**SHARED, "uneven": "c"},
 )
 BY_PLAN = "[window_left] [logits_soft_cap]"  # that FlashInfer's wrappers take when they plan
 GQA = "q k_cache v_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse]"  # all return it
@@ -531,6 +587,30 @@ def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
         output[first:stop] = attended[0].transpose(0, 1)
         lse[first:stop] = (torch.logsumexp(logits, -1) / math.log(2)).transpose(0, 1)
     return asked(definition, output, lse)
+
+
+@GQA_RAGGED.truth("torch", SDPA[0], SDPA[1], serves="q k v -> output", rows=None)
+def whole(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """One sequence, of whose queries the last one sees all keys."""
+    q, k, v = (inputs[name].transpose(0, 1)[None] for name in "qkv")
+    k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
+    mask = torch.ones((q.shape[2], k.shape[2]), dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
+    return {"output": api["attention"](q, k, v, attn_mask=mask)[0].transpose(0, 1).contiguous()}
+
+
+CAT = "torch:cat"
+
+
+@MLA_PAGED.truth("torch", "cat", CAT, serves="k_nope k_rope [k] -> k_out", rows=None)
+@MLA_PAGED.truth("torch", "cat in fp8", CAT, serves="kv_nope k_pe -> key value", rows=None)
+def together(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """Keys, and in fp8 values as well."""
+    if "k_nope" in inputs:
+        nope, rope = inputs["k_nope"], inputs["k_rope"]
+        return {"k_out": api[CAT]([nope, rope.expand(-1, nope.shape[1], -1)], -1)}
+    both, rope = inputs["kv_nope"].clamp(-448, 448), inputs["k_pe"].clamp(-448, 448)[:, None]
+    keys = api[CAT]([both[..., :128], rope.expand(-1, both.shape[1], -1)], -1)
+    return {"key": keys.to(torch.float8_e4m3fn), "value": both[..., 128:].to(torch.float8_e4m3fn)}
 
 
 SOFTMAX = "torch:softmax"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,24 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim
 from traceproof.ops.attention_inputs import starts
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
-from traceproof.ops.cases import Case
+from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.formats import exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
-from traceproof.ops.gates import FORGOTTEN, STALE, TRANSPOSED
+from traceproof.ops.gates import (
+    FAST_EXP,
+    FAST_EXP_FACTOR,
+    FORGOTTEN,
+    STALE,
+    TRANSPOSED,
+    plain_softplus,
+    sigmoid,
+    softplus,
+)
 from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
+    from traceproof.dataset.definition import TensorSpec
     from traceproof.draw import Draw
 
 L2_EPS = 1e-6  # beside the sum of squares
@@ -241,6 +252,299 @@ SHARED: Any = {
         ),
     ),
 }
+# Steps of decode as servers call them: convolution, gates, the step, and a gated norm in one; states are slots of
+# a pool, and rows without a slot give zeros. The accepted tokens of a verified draft are committed likewise.
+
+LOWEST = -5.0  # of the logarithm of a decay, in Kimi K3's gate
+STATES = ("state", "ssm_state", "checkpoint_state")
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """Each number times its sigmoid."""
+    return x * sigmoid(x)
+
+
+def updated(
+    state: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    rate: torch.Tensor,
+    *,
+    early: bool = False,
+    corrected: float = 1.0,
+) -> torch.Tensor:
+    """`S' = S decay`, then `S' + rate (v - S' k) k^T`: states [.., V, K], the others [.., n]."""
+    before, state = state, state * decay[..., None, :]
+    known = ((before if early else state) * key[..., None, :]).sum(-1)
+    return state + (rate * (value - corrected * known))[..., None] * key[..., None, :]
+
+
+def convolved(
+    wide: Wide, rows: torch.Tensor, *, newest: int = -1, active: Part = silu
+) -> tuple[torch.Tensor, ...]:
+    """Rows [b, m] through a causal convolution of each channel and its activation; the histories after it."""
+    rounding, taps = to_bf16 if wide.dtype is not torch.float64 else exact, wide.maybe("conv_weight")
+    if taps is None:  # [parts, taps, channels of a part]
+        taps = wide["weight"].transpose(1, 2).flatten(0, 1)
+    window = torch.cat([rows, wide["mixed_qkv" if "mixed_qkv" in wide else "x"][..., None]], -1)
+    total = (window * (taps if newest < 0 else taps.flip(-1))).sum(-1)
+    total = total + wide["conv_bias"] if "conv_bias" in wide else total
+    return rounding(active(total)), window[..., 1:]
+
+
+def gates(wide: Wide, heads: int, *, biased: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decays [b, h, k or 1] and rates [b, h, 1]: of raw gates, or of products of hidden states, in bfloat16."""
+    growth = softplus if wide.dtype is torch.float64 else plain_softplus
+    if "w_ba" in wide:
+        made = wide["hidden_states"] @ wide["w_ba"]
+        made = made if wide.dtype is torch.float64 else to_bf16(made)
+        slope = -torch.exp(wide["A_log"]) * growth(made[:, heads:] + biased * wide["dt_bias"])
+        return torch.exp(slope)[..., None], sigmoid(made[:, :heads])[..., None]
+    steep = torch.exp(wide["A_log"])[:, None]
+    raw = wide["raw_gate"].reshape(-1, wide["dt_bias"].numel()) + biased * wide["dt_bias"].flatten()
+    raw = raw.reshape(len(raw), heads, raw.shape[1] // heads)
+    lowest = wide.number("lower_bound", 0.0) if "lower_bound" in wide.definition.inputs else LOWEST
+    slope = lowest * sigmoid(steep * raw) if lowest else -steep * growth(raw)
+    return torch.exp(slope), sigmoid(wide["raw_beta"].reshape(-1, heads))[..., None]
+
+
+def fused(
+    wide: Wide,
+    *,
+    newest: int = -1,
+    active: Part = silu,
+    biased: float = 1.0,
+    normal: Part = normed,
+    swapped: bool = False,
+    closing: Part = sigmoid,
+    scaled: float = 1.0,
+    padded: bool = False,
+    **step: Any,  # noqa: ANN401
+) -> Tensors:
+    """Convolution where there is a history, a step by gates, `scale * S q`, RMSNorm times sigmoid(output_gate).
+
+    Queries, keys, values lie side by side in a row; heads of values share those of queries and keys in groups. Of
+    a mutant: the `newest` tap first, not `active`, gates not `biased`, vectors not made `normal`, queries and keys
+    `swapped`, another gate `closing` the norm, another scale, rows without a slot `padded` with the first one.
+    """
+    name = next(one for one in STATES if one in wide)
+    pool, slots = wide[name], wide["state_indices"].flatten().long()
+    heads, width = pool.shape[1], pool.shape[-1]
+    live = slots > 0 if "output_gate" in wide else slots >= 0  # the slot 0 is of nobody where all is fused
+    if "query_start_loc" in wide:
+        ends = wide["query_start_loc"].long()
+        owner = torch.searchsorted(ends[1:], torch.arange(len(wide["x"]), device=pool.device), right=True)
+        owned = owner < len(slots)
+        slots = torch.where(owned, slots[owner.clamp_max(len(slots) - 1)], 0)
+        live = owned & (slots > 0)
+    at = slots.clamp_min(0)
+    found: Tensors = {}
+    made = wide["mixed_qkv" if "mixed_qkv" in wide else "x"]
+    if "conv_state" in wide:
+        history = wide["conv_state"]
+        made, after = convolved(wide, history[at], newest=newest, active=active)
+        found["conv_state"] = history.index_copy(0, at[live], after[live])
+    shared = (made.shape[1] // width - heads) // 2
+    q, k, v = (
+        part.reshape(len(made), part.shape[1] // width, width)
+        for part in torch.split(made, [shared * width] * 2 + [heads * width], 1)
+    )
+    normal = normal if wide.number("use_qk_l2norm", 1.0) else same
+    q, k = (normal(part).repeat_interleave(heads // shared, 1) for part in ((k, q) if swapped else (q, k)))
+    decay, rate = gates(wide, heads, biased=biased)
+    state = updated(pool[at], k, v, decay, rate, **step)
+    scale = wide.number("scale", 0.0) or width**-0.5
+    output = scaled * scale * (state * q[..., None, :]).sum(-1)
+    if "norm_weight" in wide:
+        eps = wide.number("norm_eps", 1e-5)
+        output = output / torch.sqrt((output * output).mean(-1, keepdim=True) + eps) * wide["norm_weight"]
+        output = output * closing(wide["output_gate"])
+    found["output"] = output if padded else output * live[:, None, None]
+    found[name] = pool.index_copy(0, at[live], state[live])
+    first = wide.definition.outputs[next(iter(wide.definition.outputs))].shape or ()
+    axis = 0 if wide.definition.const_axes.get(first[0]) == 1 else 1
+    found["output"] = found["output"].unsqueeze(axis)
+    return found | {f"{one}_out": value for one, value in found.items()}
+
+
+def committed(
+    wide: Wide,
+    *,
+    more: int = 0,
+    tracked: bool = True,
+    normal: Part = normed,
+    **step: Any,  # noqa: ANN401
+) -> Tensors:
+    """States of all layers after each sequence's accepted tokens, and after one of them in a slot of its own."""
+    states, nobody = wide["checkpoint_state"].clone(), int(wide.number("null_block_id", -1))
+    heads, counts = states.shape[2], wide["accept_lens"].tolist()
+    keys = wide["rawk_cache"] if not wide.number("use_qk_l2norm", 1.0) else normal(wide["rawk_cache"])
+    keys = keys.repeat_interleave(heads // keys.shape[2], 2)
+    for row, slot in enumerate(wide["state_indices"].tolist()):
+        if slot <= nobody or not counts[row]:
+            continue
+        state = states[:, slot]
+        for at in range(min(max(counts[row] + more, 1), keys.shape[3])):
+            decay, rate = (wide[f"{name}_cache"][:, slot, :, at, None] for name in ("g", "beta"))
+            value, key = wide["rawv_cache"][:, slot, :, at], keys[:, slot, :, at]
+            state = updated(state, key, value, torch.exp(decay), rate, **step)
+            if tracked and "track_steps" in wide and int(wide["track_steps"][row]) == at:
+                states[:, int(wide["track_state_indices"][row])] = state
+        states[:, slot] = state
+    return {"checkpoint_state_out": states}
+
+
+RANGES = {"A_log": (-2.77, 2.0), "dt_bias": (-4.0, 1.0), "g_cache": (-1.2, 0.0), "beta_cache": (0.05, 0.95)}
+
+
+def of_step(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Slots in no order, of which one row of three and more has none; gates in their ranges, histories."""
+    name, count = wanted.name, math.prod(wanted.shape)
+    inputs, rows = wanted.definition.inputs, max(wanted.shape_of("state_indices")[0], 1)
+    if name in {"state_indices", "track_state_indices", "t1_state_indices"}:
+        pool = wanted.shape_of(next(one for one in STATES if one in inputs))
+        free = draw.permutation("slots", 2 * rows, out_of=pool[1 if "rawk_cache" in inputs else 0] - 1) + 1
+        own = (free[rows : rows + count] if name == "track_state_indices" else free[:count]).int()
+        if count > 2 and name != "track_state_indices" and "w_ba" not in inputs:
+            own[1] = 0 if "output_gate" in inputs else -1
+        if name == "t1_state_indices":  # the last row is of nobody, where there are several
+            own[max(1, count - 1) :] = 0
+        return own.view(wanted.shape)
+    if name == "query_start_loc":
+        ends = torch.arange(count, device=draw.device)
+        return torch.where(ends > count - 2, (ends - 1).clamp_min(min(1, rows)), ends).int()
+    if name in {"accept_lens", "track_steps", "num_accepted_tokens"}:
+        most = wanted.shape_of("rawv_cache")[3] if "rawv_cache" in inputs else 1
+        low, high = {"accept_lens": (0, most + 1), "track_steps": (0, most)}.get(name, (1, 2))
+        return draw.integers(name, wanted.shape, torch.int32, low=low, high=high)
+    kind = wanted.params.get("kind")
+    if name in RANGES:
+        least, largest = (-30.0, 30.0) if (name, kind) == ("dt_bias", "saturated") else RANGES[name]
+        return draw.uniform(name, wanted.shape, low=least, high=largest).to(wanted.dtype)
+    scale = 2.0**-7 if kind == "tiny" and name in {"mixed_qkv", "x", "rawv_cache"} else 1.0
+    if name in {"w_ba", "weight", "conv_weight"}:  # so that sums stay near 1
+        scale = wanted.shape[0] ** -0.5 if name == "w_ba" else 0.75
+    return draw.normal(name, wanted.shape, scale=scale).to(wanted.dtype)
+
+
+class Step(Op):
+    """Rows of as many sequences, over a pool of slots."""
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
+        """One channel of the hidden states decides a row's gates."""
+        if "hidden_states" in definition.inputs:
+            axes = self.settled(definition, self.case(definition, "", {"b": BOUNDARY_ROWS}, seed)).axes
+            yield at_boundaries(axes, ["hidden_states"], seed)
+
+    def mutated(self, definition: Definition) -> frozenset[str]:
+        """Histories and states, whether an output stands for them or not."""
+        return super().mutated(definition) | ({"conv_state", *STATES} & definition.inputs.keys())
+
+    def judged(self, definition: Definition) -> dict[str, TensorSpec]:
+        """Those alone for which no output stands."""
+        found = super().judged(definition).items()
+        return {name: spec for name, spec in found if f"{name}_out" not in definition.outputs}
+
+
+def unwritten(*names: str) -> Callable[[Wide, Tensors], Tensors]:
+    """Inputs that a call should have written to, as they were."""
+
+    def left(wide: Wide, found: Tensors) -> Tensors:
+        return {out: wide[name] for name in names for out in (name, f"{name}_out") if out in found}
+
+    return left
+
+
+def stepped(op_type: str, *forms: Form) -> Step:
+    """The op of such steps."""
+    names = (
+        "A_log dt_bias state_indices query_start_loc num_accepted_tokens w_ba weight conv_weight mixed_qkv x"
+        " g_cache beta_cache rawv_cache accept_lens track_state_indices track_steps t1_state_indices"
+    )
+
+    def of(*needed: str) -> Callable[[Wide], bool]:
+        return lambda wide: any(name in wide for name in needed)
+
+    rows = of("mixed_qkv", "x")
+    return Step(
+        op_type,
+        *forms,
+        requires=single_token,
+        unread={"num_accepted_tokens": "one, where each sequence has one token"},
+        apart=False,
+        coupled=True,
+        scalars={"lower_bound": LOWEST, "norm_eps": 1e-5, "scale": 0.2, "use_qk_l2norm": 1, "null_block_id": -1},
+        sizes={
+            "b": (1, 2, 4, 16, 5),
+            "n": lambda size: size["b"],
+            "i": lambda size: size["b"] + 1,
+            "p": lambda size: 2 * max(size["b"], 1) + 3,
+            "l": (2,),
+            "t": (4,),
+        },
+        adversarial={"saturated": {"kind": "saturated"}, "tiny": {"kind": "tiny"}},
+        draws=dict.fromkeys(names.split(), of_step),
+        wide_gate=Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP),
+        # behind a convolution in bfloat16, or stored in it
+        gates=dict.fromkeys(("state", "state_out", "ssm_state", "ssm_state_out"), Close(row_axes=2)),
+        unusual={
+            "large": STATES[:2],
+            SEEN: ("mixed_qkv", "x", "raw_gate", "raw_beta", "output_gate", "hidden_states"),
+        },
+        mutants=(
+            Mutant("the newest tap first", applies=of("conv_state"), newest=0),
+            Mutant("no activation", applies=of("conv_state"), active=same),
+            Mutant("dt_bias dropped", applies=of("dt_bias"), biased=0.0),
+            Mutant("vectors not of length 1", applies=of("state_indices"), normal=same),
+            Mutant("query and key swapped", applies=rows, swapped=True),
+            Mutant("scale x 1.02", applies=lambda wide: rows(wide) and "norm_weight" not in wide, scaled=1.02),
+            Mutant("norm closed by SiLU", applies=of("output_gate"), closing=silu),
+            Mutant(
+                "rows without a slot computed", applies=lambda wide: rows(wide) and "w_ba" not in wide, padded=True
+            ),
+            Mutant("error before decay", early=True),
+            Mutant("no correction", corrected=0.0),
+            altered("rates of one", "raw_beta", "beta_cache", change=lambda one: torch.full_like(one, 8.0)),
+            altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
+            altered("slots of the row before", "state_indices", change=lambda slots: slots.roll(1, 0)),
+            altered("bias of the convolution dropped", "conv_bias", change=lambda bias: bias * 0),
+            altered("norm's weight dropped", "norm_weight", change=torch.ones_like),
+            Mutant("one token more", applies=of("accept_lens"), more=1),
+            Mutant("one token fewer", applies=of("accept_lens"), more=-1),
+            Mutant("nothing tracked", applies=of("track_steps"), tracked=False),
+            Mutant("state stale", outputs=unwritten(*STATES)),
+            Mutant("history stale", applies=of("conv_state"), outputs=unwritten("conv_state")),
+        ),
+    )
+
+
+def single_token(definition: Definition) -> str | None:
+    """Why a call is not of one token of each sequence; None: it is."""
+    tokens = dim(definition, "state_indices", 1) if "query_start_loc" in definition.inputs else 1
+    return None if tokens == 1 else f"{tokens} tokens of a sequence; known is 1"
+
+
+KDA_GATES = "raw_gate{} raw_beta{} A_log[h] dt_bias[d] state[p h v k]"
+FUSED = (
+    "x[b m] weight[c w f] conv_state[p m s] {} output_gate[b h v] norm_weight[v] lower_bound? norm_eps?".format(
+        KDA_GATES.format("[o b h k]", "[o b h]")
+    )
+)
+KDA_STEPS = stepped(
+    "kda",
+    Form(
+        f"mixed_qkv[b m] {KDA_GATES.format('[b d]', '[b h]')} state_indices[b] output[b o h v]?"
+        " -> output[b o h v] output_out[b o h v] state_out[p h v k]",
+        fused,
+    ),
+    Form(f"{FUSED} state_indices[b] -> output[o b h v] conv_state_out[p m s] state_out[p h v k]", fused),
+    Form(
+        f"{FUSED} state_indices[n e] query_start_loc[i] num_accepted_tokens[n] t1_state_indices[b]?"
+        " -> output[o b h v] conv_state_out[p m s] state_out[p h v k]",
+        fused,
+    ),
+)
 VERIFIED = (
     "initial_state_source[u h v k]? initial_state_indices[m]? ssm_state_indices[m]? state_checkpoints[c h v k]?"
     " checkpoint_cu_starts[o]? output_final_state? use_qk_l2norm_in_kernel? use_gate_in_kernel? lower_bound?"
@@ -254,6 +558,7 @@ KDA = Delta(
         " -> output[b s h v] final_state[p h v k] state_checkpoints_out[c h v k]",
         delta,
     ),
+    others=(KDA_STEPS,),
     **{**SHARED, "sizes": dict.fromkeys("bspumcow", ())},
 )
 PACKED = "initial_state[n h v k]? cu_seqlens[i] scale? -> output[t h v] final_state[n h v k]"

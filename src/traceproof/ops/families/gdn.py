@@ -13,9 +13,10 @@ from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, 
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
-from traceproof.ops.base import Tensors, Values, ordered, specified
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.families.delta import committed, fused, normed, stepped
 from traceproof.ops.far import Far
 from traceproof.ops.formats import exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 BUFFER = "intermediate_states_buffer"
 STATES = ("state", "initial_state")
+WINDOWS = ("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta")
+FLAGS = {"use_qk_l2norm": True, "cache_replayssm": False, "disable_state_update": False}
 CHUNK = 64  # tokens that kernels of prefill keep a state of
 
 
@@ -59,7 +62,7 @@ def unshared(definition: Definition) -> str | None:
     heads = [dim(definition, name, -2) for name in "qkv"]
     if heads[0] != heads[1] or not heads[0] or (heads[2] or 1) % heads[0]:
         return f"{heads[2]} value heads do not share {heads[0]} query and {heads[1]} key heads"
-    return None if len(definition.outputs) == 2 else f"outputs are {list(definition.outputs)}"
+    return None if len(definition.outputs) > 1 else f"outputs are {list(definition.outputs)}"
 
 
 def gated_delta(
@@ -70,18 +73,20 @@ def gated_delta(
     early: bool = False,
     corrected: float = 1.0,
     carried: Part = same,
+    replayed: bool = True,
 ) -> Tensors:
     """With S the state [V, K], decayed: `S += rate * (v - S k) k^T`, then `output = scale * S q`, token by token.
 
     States are "k last", value heads share query and key heads in consecutive groups. A scale of 0 or None stands
     for 1 / sqrt(K), a state of None for zeros. In mtp the named slots of the pool take the state after the last
     token, the others stay; where `intermediate_states_buffer` [slots, tokens, ...] is given, its named slots take
-    the state after each token. A sequence without tokens keeps its state.
+    the state after each token. A sequence without tokens keeps its state. With `cache_replayssm` named slots of
+    the windows take values, keys, logarithms of decays and rates as they come, to be committed later.
 
     Decode and mtp kernels multiply in float32. Prefill kernels put a chunk's products on tensor cores: in float32
     state and correction are rounded to bfloat16 as they enter a product, the state that is carried on is not.
-    Of a mutant: another `growth` than softplus, a `faded`
-    decay, the error of the `early` state before it decays, so much of it `corrected`, a state `carried` otherwise.
+    Of a mutant: another `growth` than softplus, a `faded` decay, the error of the `early` state before it decays,
+    so much of it `corrected`, a state `carried` otherwise, nothing `replayed`.
     """
     low, prefill = wide.dtype != torch.float64, is_prefill(wide.values)
     rounding = to_bf16 if low and prefill else exact
@@ -89,8 +94,15 @@ def gated_delta(
     shared = heads // wide["q"].shape[-2]
     q, k, v = (wide[name].reshape(-1, *wide[name].shape[-2:]) for name in "qkv")
     step = (growth or (plain_softplus if low else softplus))(wide["a"] + wide["dt_bias"])
-    decay = faded(torch.exp(-torch.exp(wide["A_log"]) * step).reshape(-1, heads))
-    rate = sigmoid(wide["b"]).reshape(-1, heads)
+    logs, rate = -torch.exp(wide["A_log"]) * step, sigmoid(wide["b"])
+    windows = {name: wide[name].clone() for name in WINDOWS if name in wide}
+    if wide.number("cache_replayssm", 0.0) and replayed:
+        raw = (wide["v"].transpose(1, 2), wide["k"].transpose(1, 2), logs.mT, rate.mT)
+        for name, one in zip(WINDOWS, raw, strict=True):
+            windows[name][wide["initial_state_indices"].long()] = one
+    decay, rate = faded(torch.exp(logs).reshape(-1, heads)), rate.reshape(-1, heads)
+    if wide.number("use_qk_l2norm", 0.0):
+        q, k = normed(q), normed(k)
     scale = wide.number("scale", 0.0) or key_size**-0.5
     count, tokens = wide["q"].shape[:2]
     bounds = wide["cu_seqlens"].tolist() if prefill else [row * tokens for row in range(count + 1)]
@@ -101,7 +113,6 @@ def gated_delta(
         given = torch.zeros((len(lengths), heads, value_size, key_size), dtype=wide.dtype, device=q.device)
     slots = wide["initial_state_indices"].to(torch.int64) if is_mtp(wide.values) else None
     kept = {BUFFER: wide[BUFFER].clone()} if BUFFER in wide else {}
-
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # running sequences are a prefix
     place = torch.tensor(order, dtype=torch.int64, device=q.device)
     first = torch.tensor([bounds[row] for row in order], dtype=torch.int64, device=q.device)
@@ -125,8 +136,9 @@ def gated_delta(
     after = torch.empty_like(current)
     after[place] = current
     if slots is not None:
-        after = given.index_copy(0, slots, after)
-    return {"output": output.view(wide["v"].shape), final: after, **kept}
+        after = given if wide.number("disable_state_update", 0.0) else given.index_copy(0, slots, after)
+    found = {f"{name}_out": one for name, one in windows.items()}
+    return {"output": output.view(wide["v"].shape), final: after, **kept, **found}
 
 
 # Cases: an id, the tokens of each sequence, drawing instructions.
@@ -175,8 +187,12 @@ class GatedDeltaRule(Op):
             planned.append(("edge-empty-sequence", (0, 3, 0, 1, 0), {}))
         if definition.inputs[state_names(definition.inputs, definition)[0]].optional:
             planned.append(("edge-no-state", (2, 0, 70) if prefill else (1,) * 3, {"no_state": True}))
-        if BUFFER in definition.inputs:
+        if self.mutated(definition):
             planned.append(("edge-buffer", (3,) * 2, {"buffer": True}))
+        if "cache_replayssm" in definition.inputs:
+            planned.append(("edge-replay", (3,) * 3, {"cache_replayssm": True, "disable_state_update": True}))
+        if "use_qk_l2norm" in definition.inputs:
+            planned.append(("edge-vectors-as-given", (3,) * 3, {"use_qk_l2norm": False}))
         few, long = ((9, 4), (96,)) if prefill else ((3,) * 2, (16,) * 2) if mtp else ((1,) * 3, (1,) * 3)
         planned += [(name, long if name.endswith("slow") else few, params) for name, params in SPECIAL]
         return self._made(definition, seed, planned)
@@ -200,7 +216,7 @@ class GatedDeltaRule(Op):
         lengths = tuple(case.params["lengths"][:1]) * count
         if is_prefill(definition.inputs):
             lengths = (count,) if long else tuple(1 + place % 3 for place in range(count))
-        buffer = {"buffer": True} if BUFFER in definition.inputs else {}
+        buffer = {"buffer": True} if self.mutated(definition) else {}
         [made] = self._made(definition, case.seed, [(case.id, lengths, buffer)])
         return replace(made, size=case.size)
 
@@ -255,7 +271,8 @@ class GatedDeltaRule(Op):
         Gates from slow to fast: A = exp(A_log) from 1/16 to 16 and softplus(dt_bias) from 0.0025 to 1.3, as models
         have them.
         """
-        shapes, dtypes = specified(definition, case, definition.inputs)
+        known = [name for name, spec in definition.inputs.items() if spec.dtype in TORCH_DTYPES]
+        shapes, dtypes = specified(definition, case, known)
         params, source = case.params, state_names(definition.inputs, definition)[0]
         kind, lengths = params.get("kind"), params["lengths"]
         small = 1e-3 if kind == "tiny" else 1.0
@@ -297,8 +314,12 @@ class GatedDeltaRule(Op):
             drawn["initial_state_indices"] = torch.tensor(slots, dtype=torch.int64, device=draw.device)
             if params.get("buffer"):
                 drawn[BUFFER] = draw.normal(BUFFER, shapes[BUFFER])
+        drawn |= {name: draw.normal(name, shapes[name]) for name in WINDOWS if name in shapes}
         scale = float(params.get("scale", shapes["k"][-1] ** -0.5))
         values: Values = {source: None, BUFFER: None, "scale": scale}
+        values |= {name: bool(params.get(name, usual)) for name, usual in FLAGS.items()}
+        if "use_qk_l2norm" in definition.inputs and values["use_qk_l2norm"]:
+            drawn["k"] *= 2.0
         values |= {name: tensor.to(dtypes[name]).contiguous() for name, tensor in drawn.items()}
         return ordered(definition, values)
 
@@ -312,7 +333,9 @@ class GatedDeltaRule(Op):
             }
         fast = definition.outputs[final].dtype == "float32"
         state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
-        return {"output": Close(), final: state} | dict.fromkeys(self.mutated(definition), state)
+        exact = dict.fromkeys((f"{name}_out" for name in WINDOWS), state)
+        found = {"output": Close(), final: state} | dict.fromkeys(self.mutated(definition), state) | exact
+        return {name: found[name] for name in self.judged(definition)}
 
     def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
         """Of the declaration; the gates' inputs, too, where no chunk sums their logarithms."""
@@ -327,7 +350,8 @@ class GatedDeltaRule(Op):
 
     def mutated(self, definition: Definition) -> frozenset[str]:
         """The states that mtp keeps after each token."""
-        return frozenset({BUFFER} & definition.inputs.keys())
+        buffer = definition.inputs.get(BUFFER)
+        return frozenset([BUFFER] if buffer is not None and buffer.dtype in TORCH_DTYPES else [])
 
 
 def by_token_alone(wide: Wide) -> bool:
@@ -346,7 +370,10 @@ BATCHED = "q[n s g k] k[n s j k] v[n s h v] A_log[h] a[n s h] dt_bias[h] b[n s h
 DECODE = Form(f"{BATCHED} state[n h v k] -> output[n s h v] new_state[n h v k]", gated_delta)
 MTP = Form(
     f"{BATCHED} initial_state[p h v k] initial_state_indices[n] {BUFFER}[p s h v k]?"
-    " -> output[n s h v] final_state[p h v k]",
+    f" {'? '.join(FLAGS)}? replayssm_rawv[p h s v]? replayssm_rawk[p j s k]? replayssm_g[p h s]?"
+    " replayssm_beta[p h s]?"
+    " -> output[n s h v] final_state[p h v k] replayssm_rawv_out[p h s v] replayssm_rawk_out[p j s k]"
+    " replayssm_g_out[p h s] replayssm_beta_out[p h s]",
     gated_delta,
 )
 PREFILL = Form(
@@ -354,12 +381,28 @@ PREFILL = Form(
     " -> output[t h v] new_state[n h v k]",
     gated_delta,
 )
+GDN_STEPS = stepped(
+    "gdn",
+    Form(
+        "hidden_states[b f] w_ba[f z] mixed_qkv[b m] conv_weight[m w] conv_bias[m] conv_state[p m s] A_log[h]"
+        " dt_bias[h] scale? ssm_state[p h v k] state_indices[b] use_qk_l2norm? out[b o h v]?"
+        " -> output[b o h v] conv_state_out[p m s] ssm_state_out[p h v k]",
+        fused,
+    ),
+    Form(
+        "checkpoint_state[l p h v k] rawv_cache[l p h t v] rawk_cache[l p g t k] g_cache[l p h t]"
+        " beta_cache[l p h t] state_indices[b] accept_lens[b] track_state_indices[b]? track_steps[b]?"
+        " use_qk_l2norm? null_block_id? backend? -> checkpoint_state_out[l p h v k]",
+        committed,
+    ),
+)
 GDN = GatedDeltaRule(
     "gdn",
     DECODE,
     MTP,
     PREFILL,
     family="gdn",
+    others=(GDN_STEPS,),
     long=True,
     compiles_late=("flashinfer", "fla", "sglang"),
     staged=True,
@@ -367,16 +410,20 @@ GDN = GatedDeltaRule(
     sizes=dict.fromkeys("nspi", ()),  # as the cases have it; the others' rows are the outputs'
     apart=False,
     # Nothing decays, all of an error is corrected, keys are unit vectors: chunks in bfloat16 are exact as well.
-    lossless=lambda _: {
-        "q": whole(3),
-        "k": one_hot,
-        **dict.fromkeys(("v", "state", "initial_state", BUFFER), whole(31)),
-        "A_log": 0.0,
-        "dt_bias": 0.0,
-        "a": -4 * SURE,
-        "b": SURE,
-        "scale": 0.125,
-    },
+    lossless=lambda definition: (
+        {}
+        if "use_qk_l2norm" in definition.inputs
+        else {
+            "q": whole(3),
+            "k": one_hot,
+            **dict.fromkeys(("v", "state", "initial_state", BUFFER), whole(31)),
+            "A_log": 0.0,
+            "dt_bias": 0.0,
+            "a": -4 * SURE,
+            "b": SURE,
+            "scale": 0.125,
+        }
+    ),
     # Not tokens of a prefill: a chunk's products multiply those that come later by zero.
     unusual={
         **dict.fromkeys(("nan", "large"), STATES),
@@ -396,6 +443,11 @@ GDN = GatedDeltaRule(
             applies=lambda wide: any(name in wide and len(wide[name]) > 1 for name in STATES),
             inputs=lambda wide: {name: wide[name].roll(1, 0) for name in STATES if name in wide},
         ),
+        Mutant(
+            "vectors not of length 1",
+            applies=lambda wide: bool(wide.number("use_qk_l2norm", 0.0)),
+            inputs=lambda _: {"use_qk_l2norm": False},
+        ),
         altered("no decay", "A_log", change=lambda a: torch.full_like(a, -60.0)),
         altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
         altered("dt_bias dropped", "dt_bias", change=lambda bias: bias * 0),
@@ -410,6 +462,9 @@ GDN = GatedDeltaRule(
             inputs=lambda wide: {name: wide[name].roll(1, -2) for name in ("q", "k")},
         ),
         Mutant("query and key swapped", inputs=lambda wide: {"q": wide["k"], "k": wide["q"]}),
+        Mutant(
+            "windows not written", applies=lambda wide: bool(wide.number("cache_replayssm", 0.0)), replayed=False
+        ),
         Mutant("first token not written", applies=lambda wide: wide["b"].numel() > 0, inputs=first_ignored),
     ),
 )

@@ -10,7 +10,7 @@ from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
 from traceproof.ops.attention_inputs import Style
 from traceproof.ops.base import Tensors
-from traceproof.ops.formula import Form, Mutant, Wanted, Wide, has
+from traceproof.ops.formula import Form, Mutant, Wanted, Wide, altered, has
 from traceproof.ops.lossless import NEVER, full
 from traceproof.ops.op import Op
 
@@ -34,8 +34,9 @@ def attend(
     """Attention of queries [n h d] over keys [l g d], values [l g e]: [n h e].
 
     Query i stands at l - n + i. A definition is causal if its constant says so; a window keeps that many keys
-    before the query's own; a soft cap bends logits; a sink is one more logit per head, without a value. In float32
-    the weights are rounded to bfloat16 before they meet the values, as kernels do.
+    before the query's own; a soft cap bends logits; a sink is one more logit per head, without a value. A custom
+    mask [n l] says which keys a query sees; a slope of ALiBi's times the key's place less the query's is added to
+    a logit. In float32 the weights are rounded to bfloat16 before they meet the values, as kernels do.
 
     Of a mutant: `shift` of the diagonal, `window` of its left end, `dropped` keys, `weights` kept in that dtype.
     """
@@ -50,7 +51,11 @@ def attend(
         logits = cap * torch.tanh(logits / cap)
     place = torch.arange(count, device=q.device)[:, None] + (length - count) + shift
     key = torch.arange(length, device=q.device)[None]
+    if "alibi_slopes" in wide:
+        logits = logits + wide["alibi_slopes"][:, None, None] * (key - place)
     hidden = torch.zeros((count, length), dtype=torch.bool, device=q.device)
+    if "custom_mask" in wide:
+        hidden |= ~wide["custom_mask"]
     if is_causal(wide) and causal:
         hidden |= key > place
     if "window_left" in wide:
@@ -81,6 +86,13 @@ def patterned(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     return style.tensor(draw, wanted.name, wanted.shape, wanted.dtype, keys=wanted.name == "k")
 
 
+def seen(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """About half of the keys, and the first."""
+    mask = draw.integers(wanted.name, wanted.shape, torch.int32, low=0, high=2) > 0
+    mask[:, :1] = True
+    return mask
+
+
 SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
 CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlier": 20.0}}
 # Raw products of queries and keys beyond what masks have been filled with.
@@ -97,6 +109,10 @@ MUTANTS = (
     Mutant("window one shorter", applies=has("window_left"), window=-1),
     Mutant("soft cap dropped", applies=has("logits_soft_cap"), capped=False),
     Mutant("sinks dropped", applies=has("sinks"), sinks=False),
+    altered("mask not looked at", "custom_mask", change=torch.ones_like),
+    altered("mask of the query before", "custom_mask", change=lambda mask: mask.roll(1, 0)),
+    altered("ALiBi dropped", "alibi_slopes", change=lambda slopes: slopes * 0),
+    altered("slopes of the next head", "alibi_slopes", change=lambda slopes: slopes.roll(1)),
 )
 
 
@@ -119,18 +135,30 @@ SHARED: Any = {
     "compiles_late": ("torch",),
     "coupled": True,
     "scalars": SCALARS,
-    "draws": {"q": patterned, "k": patterned},
+    "draws": {
+        **dict.fromkeys(("q", "k"), patterned),
+        "custom_mask": seen,
+        "alibi_slopes": lambda draw, wanted: draw.uniform(wanted.name, wanted.shape, low=0.02, high=0.5),
+    },
     "adversarial": CASES,
     "extremes": EXTREMES,
     "data": ("q", "k"),
     "apart": False,
     "unusual": {"nan": ("q",), "large": ("v",), "small": ("v",)},
-    "lossless": lambda _: {"q": 0.0, "k": full(0), "v": full(0), "sinks": NEVER},
+    "lossless": lambda definition: (
+        {}
+        if "custom_mask" in definition.inputs
+        else {**dict.fromkeys(("q", "alibi_slopes"), 0.0), "k": full(0), "v": full(0), "sinks": NEVER}
+    ),
     "lossless_sizes": {"n": 1, "l": 64},
 }
 SINGLE_PREFILL = Op(
     "single_prefill",
-    Form("q[n h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[n h e]", prefill),
+    Form(
+        "q[n h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? custom_mask[n l]?"
+        " alibi_slopes[h]? -> output[n h e]",
+        prefill,
+    ),
     rules=(
         Rule(
             name="causal",
@@ -157,8 +185,8 @@ SINGLE_DECODE = Op(
     **SHARED,
 )
 BARE = "q k v [sm_scale] -> output"
-BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] -> output"
-SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] -> output"
+BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] [custom_mask] -> output"
+SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] [custom_mask] [alibi_slopes] -> output"
 PREFILL = "flashinfer.prefill:single_prefill_with_kv_cache"
 DECODE = "flashinfer.decode:single_decode_with_kv_cache"
 SDPA, SOFTMAX = "torch.nn.functional:scaled_dot_product_attention", "torch:softmax"
@@ -170,7 +198,7 @@ BY_SDPA: Any = {"serves": BARE, "rows": None}
 def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """By keyword what the definition has; only a prefill knows whether it is causal."""
     [attention] = api.values()
-    names = ("sm_scale", "logits_soft_cap", "window_left")
+    names = ("sm_scale", "logits_soft_cap", "window_left", "custom_mask")
     given = {name: inputs[name] for name in names if inputs.get(name) is not None}
     if inputs["q"].dim() > 2:
         given["causal"] = bool(definition.constants.get("causal"))
@@ -195,7 +223,7 @@ def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 @SINGLE_PREFILL.truth("torch", "softmax", SOFTMAX, serves=SUNK, rows=None)
 def _pytorch_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """With a window, a soft cap or sinks: logits and one softmax over them and the sinks."""
+    """With a window, a soft cap, sinks, a mask or ALiBi: logits and one softmax over them and the sinks."""
     q, k, v = inputs["q"].float(), inputs["k"].float(), inputs["v"].float()
     k, v = (one.repeat_interleave(q.shape[1] // k.shape[1], 1) for one in (k, v))
     scale = inputs.get("sm_scale")
@@ -205,7 +233,11 @@ def _pytorch_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs
         logits = cap * torch.tanh(logits / cap)
     place = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
     key = torch.arange(len(k), device=q.device)[None]
+    if inputs.get("alibi_slopes") is not None:
+        logits = logits + inputs["alibi_slopes"][:, None, None] * (key - place)
     hidden = key > place if definition.constants.number("causal") else key < 0
+    if inputs.get("custom_mask") is not None:
+        hidden = hidden | ~inputs["custom_mask"]
     if inputs.get("window_left") is not None:
         hidden = hidden | (key < place - int(scalar(inputs, "window_left")))
     logits = logits.masked_fill(hidden, float("-inf"))

@@ -12,6 +12,7 @@ from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
+from traceproof.ops import formats
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, scalar, tensor
 from traceproof.ops.attention import GATES, MUTANTS, attention, unfit
 from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, tiny
@@ -19,6 +20,7 @@ from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import IndexSet
 from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, equal_keys, workspace
+from traceproof.ops.families.tabled import called, nothing
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wanted, Wide, altered, same
 from traceproof.ops.op import Op
 
@@ -27,6 +29,7 @@ from traceproof.ops.op import Op
 # row of the flattened cache; -1 fills a row of indices.
 
 SCALE_BYTES = 4  # one float32 per token
+DATACENTRE = ((10, 0), (10, 9))  # of Blackwell and Rubin
 # How far a kernel's scores may be off, in units of sqrt(sum_h (w_h |q_h| |k_t|)^2), t the longest key. Hopper's
 # fp8 tensor core keeps 14 bits of a running sum (DeepSeek-V3 report, section 3.3.2). Truncating to 13 fractional
 # bits in groups of 32 errs by up to 0.12 of this bound on normal data. For planted keys it errs by 1.6 of it, but
@@ -34,14 +37,25 @@ SCALE_BYTES = 4  # one float32 per token
 SCORE_ERROR = 2.0**-12
 
 
-def unpack(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys fp8 [pages * page_size, D] and scales float32 [pages * page_size, 1] of cache pages."""
+def parts(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes of the keys of cache pages, uint8 [pages * page_size, D], and of their scales, [.., 4]."""
     pages, page_size, _, packed = cache.shape
     width = packed - SCALE_BYTES
     flat = cache.contiguous().view(torch.uint8).view(pages, page_size * packed)
-    data = flat[:, : page_size * width].contiguous().view(torch.float8_e4m3fn)
-    scales = flat[:, page_size * width :].contiguous().view(torch.float32)
-    return data.view(-1, width), scales.view(-1, 1)
+    data, scales = flat[:, : page_size * width].contiguous(), flat[:, page_size * width :].contiguous()
+    return data.view(-1, width), scales.view(-1, SCALE_BYTES)
+
+
+def unpack(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys fp8 [pages * page_size, D] and scales float32 [pages * page_size, 1] of cache pages."""
+    data, scales = parts(cache)
+    return data.view(torch.float8_e4m3fn), scales.view(torch.float32)
+
+
+def in_mxfp4(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What pairs of fp4 codes stand for, [..., D / 2] to [..., D], float64; 32 neighbours share an e8m0 scale."""
+    values = formats.E2M1.decode(formats.unpack(codes))
+    return values * formats.E8M0.decode(scales).repeat_interleave(formats.MX_BLOCK, -1)
 
 
 def unpack_by_token(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,6 +131,37 @@ def index(
         indices[row, : len(found)] = found.to(torch.int32)
     extras = {"scores": scores, "candidates": candidates, "tolerance": tolerance}
     return {"topk_indices": indices, **{f"topk_indices@{name}": value for name, value in extras.items()}}
+
+
+def logits_of(
+    wide: Wide,
+    *,
+    scaled: Part = same,
+    scored: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = score,
+    unpacked: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] = unpack,
+) -> Tensors:
+    """The scores themselves, of one query of each sequence; what lies beyond a sequence's length is not specified.
+
+    With `q_sf` queries and keys are fp4 codes, whose scales are of 32 neighbours; otherwise fp8, and one scale of
+    a key is float32.
+    """
+    cache, table, coded = wide.given("kv_fused"), wide["block_tables"].long(), "q_sf" in wide
+    q, page_size = wide.given("q")[:, 0], cache.shape[1]
+    if coded:
+        q = in_mxfp4(q, wide.given("q_sf")[:, 0, :, None].view(torch.uint8))
+    q = q.to(wide.dtype)
+    count = int(wide.number("max_seq_len"))
+    found = torch.full((len(q), count), -math.inf, dtype=wide.dtype, device=q.device)
+    for row, length in enumerate(wide["seq_lens"].tolist()):
+        pages = cache[table[row, : -(-length // page_size)]]
+        if coded:
+            data, scales = parts(pages)
+            keys = in_mxfp4(data, scaled(scales)).to(wide.dtype)
+        else:
+            data, scales = unpacked(pages)
+            keys = data.to(wide.dtype) * scaled(scales.to(wide.dtype))
+        found[row, :length] = scored(q[row] @ keys[:length].T, wide["weights"][row])
+    return {"logits": found}
 
 
 # Its cases. Patterns: `planted` (boundary tokens score high), `plain`, `negative` (all weights negative, so that a
@@ -328,12 +373,12 @@ class SparseAttention(Op):
 Either = TypeVar("Either", bound=Variant)
 
 
-def only(name: str, *variants: Either) -> tuple[Either, ...]:
-    """Variants that say nothing of the form without an input of that name."""
+def only(names: str, *variants: Either) -> tuple[Either, ...]:
+    """Variants that say nothing of a form without an input of one of these names."""
 
     def limited(one: Either) -> Either:
         found = copy(one)
-        found.applies = lambda wide: name in wide and one.applies(wide)
+        found.applies = lambda wide: any(name in wide for name in names.split()) and one.applies(wide)
         return found
 
     return tuple(map(limited, variants))
@@ -356,6 +401,19 @@ def answering(name: str, change: Part) -> Mutant:
     return Mutant(name, outputs=lambda _, found: {"topk_indices": change(found["topk_indices"])})
 
 
+SCORING = (  # of products [heads, tokens] and weights [heads]
+    Mutant("indexer: ReLU dropped", scored=lambda p, w: w @ p),
+    Mutant("indexer: ReLU of the sum over heads", scored=lambda p, w: torch.relu(w @ p)),
+    Mutant("indexer: absolute value for ReLU", scored=lambda p, w: w @ p.abs()),
+    Mutant("indexer: weights of heads ignored", scored=lambda p, _: torch.relu(p).sum(0)),
+    Mutant("indexer: weights of heads reversed", scored=lambda p, w: score(p, w.flip(0))),
+    Mutant("indexer: one dead head", scored=lambda p, w: score(p[1:], w[1:])),
+    Mutant(
+        "indexer: scales of keys ignored",
+        scaled=lambda scales: torch.full_like(scales, 1 if scales.is_floating_point() else 127),
+    ),
+    Mutant("indexer: scales of keys one token off", scaled=lambda scales: scales.roll(1, 0)),
+)
 DSA_PAGED = SparseAttention(
     "dsa_paged",
     Form(
@@ -397,15 +455,7 @@ DSA_PAGED = SparseAttention(
         ),
         *only(
             "block_table",
-            # of products [heads, tokens] and weights [heads]
-            Mutant("indexer: ReLU dropped", scored=lambda p, w: w @ p),
-            Mutant("indexer: ReLU of the sum over heads", scored=lambda p, w: torch.relu(w @ p)),
-            Mutant("indexer: absolute value for ReLU", scored=lambda p, w: w @ p.abs()),
-            Mutant("indexer: weights of heads ignored", scored=lambda p, _: torch.relu(p).sum(0)),
-            Mutant("indexer: weights of heads reversed", scored=lambda p, w: score(p, w.flip(0))),
-            Mutant("indexer: one dead head", scored=lambda p, w: score(p[1:], w[1:])),
-            Mutant("indexer: scales of keys ignored", scaled=lambda scales: torch.ones_like(scales)),
-            Mutant("indexer: scales of keys one token off", scaled=lambda scales: scales.roll(1, 0)),
+            *SCORING,
             Mutant("indexer: cache read token by token", unpacked=unpack_by_token),
             altered(
                 "indexer: block table ignored",
@@ -452,7 +502,7 @@ SPARSE_MLA = "sparse_mla"
     accepts=lambda definition: (
         bool(dim(definition, "ckv_cache", 1)) and bool(dim(definition, "sparse_indices", 1))
     ),
-    sm=((10, 0), (10, 9)),
+    sm=DATACENTRE,
 )
 def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Keys and rotated parts of a token lie side by side in one cache; a row of indices is a row's page table.
@@ -527,7 +577,93 @@ DSA_PAGED.extraction = Extraction(
 )
 
 
-# topk: the places of the largest logits of each row, up to its length.
+# paged_mqa_logits: the scores of the indexer, over all keys.
+
+
+def bytes_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Pages of codes and their scales, or codes of queries; scales over four powers of two."""
+    if wanted.dtype is torch.float8_e4m3fn:
+        return draw.normal(wanted.name, wanted.shape, scale=DATA_SCALE).to(wanted.dtype)
+    if wanted.name == "q_sf":
+        powers = draw.integers("q_sf", (*wanted.shape, SCALE_BYTES), torch.int32, low=125, high=129)
+        return powers.to(torch.uint8).view(torch.int32).reshape(wanted.shape)
+    codes = draw.integers(wanted.name, wanted.shape, torch.int32, low=0, high=256).to(torch.uint8)
+    if wanted.name == "q":
+        return codes
+    *pages, packed = wanted.shape
+    count, coded = math.prod(pages), "q_sf" in wanted.definition.inputs
+    powers = draw.integers("scale", (count, SCALE_BYTES), torch.int32, low=125, high=129)
+    scales = powers.to(torch.uint8) if coded else torch.exp2(powers[:, :1].float() - 127).view(torch.uint8)
+    if not coded:
+        keys = draw.normal(f"{wanted.name}.key", (count, packed - SCALE_BYTES), scale=DATA_SCALE)
+        codes = keys.to(torch.float8_e4m3fn).view(torch.uint8)
+    parts = (codes.reshape(count, -1)[:, : packed - SCALE_BYTES], scales)
+    return torch.cat([one.reshape(wanted.shape[0], -1) for one in parts], 1).view(wanted.shape)
+
+
+def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Distinct pages in no order."""
+    count = math.prod(wanted.shape)
+    return draw.permutation(wanted.name, count, out_of=wanted.shape_of("kv_fused")[0]).int().view(wanted.shape)
+
+
+def single(definition: Definition) -> str | None:
+    """Why not each sequence has one query, and a key one head; None: that is so."""
+    counts = dim(definition, "q", 1), dim(definition, "kv_fused", 2)
+    return (
+        None if counts == (1, 1) else f"{counts[0]} queries of a sequence, {counts[1]} heads of a key; known is 1"
+    )
+
+
+class Logits(Op):
+    """All sequences are as long as the longest may be: beyond a length, kernels may write anything."""
+
+    sizes_in_numbers = ("max_seq_len",)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """That length, twice."""
+        values = super().inputs(definition, case, draw)
+        lengths = tensor(values, "seq_lens")
+        longest = case.axes[(definition.outputs["logits"].shape or ("", ""))[1]]
+        return ordered(
+            definition, {**values, "seq_lens": torch.full_like(lengths, longest), "max_seq_len": longest}
+        )
+
+
+PAGED_MQA_LOGITS = Logits(
+    "paged_mqa_logits",
+    Form(
+        "q[b y h d] q_sf[b y h]? kv_fused[p s g w] weights[r h] block_tables[b m] seq_lens[b] max_seq_len"
+        " -> logits[r l]",
+        logits_of,
+    ),
+    family="dsa",
+    requires=single,
+    apart=False,
+    coupled=True,
+    sizes={
+        "l": (64, 40, 200, 333),
+        "b": lambda size: size["r"],
+        "m": lambda size: -(-size["l"] // size["s"]),
+        "p": lambda size: size["b"] * size["m"] + 3,
+    },
+    adversarial={"tiny": {"scale": 1e-3}},
+    data=("weights",),
+    draws={**dict.fromkeys(("q", "q_sf", "kv_fused"), bytes_drawn), "block_tables": pages_drawn},
+    unusual={"nan": ("weights",)},
+    mutants=(
+        *SCORING,
+        Mutant(
+            "indexer: cache read token by token", applies=lambda wide: "q_sf" not in wide, unpacked=unpack_by_token
+        ),
+        altered("indexer: block table reversed", "block_tables", change=lambda table: table.flip(1)),
+        altered("indexer: rows shifted by one", "block_tables", change=lambda table: table.roll(1, 0)),
+        altered("scales of queries of the head before", "q_sf", change=lambda scales: scales.roll(1, -1)),
+    ),
+)
+
+
+# topk: the places of the largest logits of each row, up to its length; msa_topk: of blocks of keys, some forced.
 
 
 def largest(
@@ -539,27 +675,39 @@ def largest(
     scores: str = "logits",
     lengths: str = "seq_lens",
     count: str = "top_k",
+    forced: bool = True,
 ) -> Tensors:
-    """Places of the `top_k` largest of the first `seq_lens` logits of a row, then -1; inputs by their names."""
-    logits, topk = wide[scores], int(wide.number(count))
-    place = torch.arange(logits.shape[1], device=logits.device)
+    """Places of the `top_k` largest of the first `seq_lens` logits of a row, then -1; inputs by their names.
+
+    Of blocks [heads, blocks, queries] a row is a query's and a head's; the first and the last ones are `forced`.
+    """
+    name, blocks = next(iter(wide.definition.outputs)), "max_score" in wide
+    logits = wide["max_score"].permute(2, 0, 1) if blocks else wide[scores]
+    outer, logits = logits.shape[:-1], logits.reshape(-1, logits.shape[-1])
+    topk, width = int(wide.number("topk" if blocks else count)), logits.shape[1]
+    given = wide.maybe("num_valid_pages" if blocks else lengths)
+    ends = torch.full(outer[:1], width, device=logits.device) if given is None else given.long()
+    ends = (ends + more).clamp(0, width).repeat_interleave(math.prod(outer[1:]))
+    place = torch.arange(width, device=logits.device)
+    beyond = place >= ends[:, None]
+    if blocks and forced:
+        start, end = (int(wide.number(f"force_{side}_blocks", 0)) for side in ("begin", "end"))
+        logits = logits.masked_fill((place < start) | (place >= ends[:, None] - end), math.inf)
     found = torch.full((len(logits), topk), -1, dtype=torch.int32, device=logits.device)
-    ends = (wide[lengths].long() + more).clamp(0, logits.shape[1])
     for row, length in enumerate(ends.tolist()):
         own = chosen(sign * logits[row, :length], topk)[:topk]
         found[row, : len(own)] = own.to(torch.int32)
-    beyond = place >= ends[:, None]
     return {
-        "indices": found,
-        "indices@scores": logits.masked_fill(beyond, -math.inf),
-        "indices@candidates": torch.where(beyond, -1, place),
-        "indices@tolerance": torch.zeros(len(logits), dtype=wide.dtype, device=logits.device),
+        name: found.view(*outer, topk),
+        f"{name}@scores": logits.masked_fill(beyond, -math.inf),
+        f"{name}@candidates": torch.where(beyond, -1, place),
+        f"{name}@tolerance": torch.zeros(len(logits), dtype=wide.dtype, device=logits.device),
     }
 
 
 def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Lengths from none to the whole row."""
-    width = wanted.shape_of("logits")[1]
+    width = wanted.shape_of("logits" if "logits" in wanted.definition.inputs else "max_score")[1]
     found = draw.integers(wanted.name, wanted.shape, torch.int64, low=1, high=width + 1)
     if len(found) > 2:
         found[1], found[2] = width, 0
@@ -569,18 +717,23 @@ def counts_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
 class Largest(Op):
     """How many are looked for is an axis, too."""
 
-    sizes_in_numbers = ("top_k",)
+    sizes_in_numbers = ("top_k", "topk")
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """The largest logit at ends of tiles, one after the other."""
-        yield at_boundaries(dict.fromkeys(definition.var_axes, BOUNDARY_ROWS), ["logits"], seed)
+        if "logits" in definition.inputs:
+            yield at_boundaries(dict.fromkeys(definition.var_axes, BOUNDARY_ROWS), ["logits"], seed)
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """The number as the axis has it."""
-        count = definition.const_axes[(definition.outputs["indices"].shape or ("", ""))[1]]
-        return super().inputs(definition, case, draw) | {"top_k": count}
+        count = definition.const_axes[(next(iter(definition.outputs.values())).shape or ("",))[-1]]
+        values = super().inputs(definition, case, draw)
+        return values | {name: count for name in self.sizes_in_numbers if name in values}
 
 
+SCORED = "kv_fused weights block_tables seq_lens max_seq_len -> logits"
+called(PAGED_MQA_LOGITS, "attn_scores.fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)(nothing)
+called(PAGED_MQA_LOGITS, "attn_scores.fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)(nothing)
 OF_LARGEST = (
     Mutant("one beyond the length", more=1),
     Mutant("one short of the length", more=-1),
@@ -589,8 +742,38 @@ OF_LARGEST = (
     Mutant("k-th replaced by the one after it", chosen=without_kth),
     Mutant("the first one twice", chosen=first_twice),
     Mutant("first of the row", chosen=lambda scores, topk: torch.arange(min(topk, len(scores)))),
-    Mutant("padded with 0", outputs=lambda _, found: {"indices": found["indices"].clamp_min(0)}),
+    Mutant(
+        "padded with 0",
+        outputs=lambda _, found: {name: one.clamp_min(0) for name, one in found.items() if "@" not in name},
+    ),
 )
+MSA_TOPK = Largest(
+    "msa_topk",
+    Form(
+        "max_score[h p t] topk num_valid_pages[t]? force_begin_blocks? force_end_blocks? -> block_indices[t h k]",
+        largest,
+    ),
+    family="dsa",
+    draws={"num_valid_pages": counts_drawn},
+    scalars={"force_begin_blocks": 2, "force_end_blocks": 2},
+    sizes={"p": (24, 7, 40, 65)},
+    apart=False,
+    gates={"block_indices": IndexSet()},
+    unusual={},
+    mutants=(
+        *OF_LARGEST,
+        Mutant("none forced", applies=lambda wide: "force_end_blocks" in wide, forced=False),
+    ),
+)
+called(
+    MSA_TOPK,
+    "msa_ops.msa_topk_select",
+    "max_score topk [num_valid_pages] [force_begin_blocks] [force_end_blocks] -> block_indices",
+    accepts=lambda definition: (
+        definition.const_axes.get((definition.outputs["block_indices"].shape or ("",))[-1]) == 16  # no other
+    ),
+    sm=((12, 0), (12, 9)),
+)(nothing)
 TOPK = Largest(
     "topk",
     Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest),

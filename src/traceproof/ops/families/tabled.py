@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
-from traceproof.dataset.definition import Definition, TensorSpec
+from traceproof.dataset.definition import Definition, DType, TensorSpec
 from traceproof.draw import HostDraw
 from traceproof.lazy import torch
 from traceproof.ops.adapter import Api, Outputs, dim, dtype_of
 from traceproof.ops.attention import GATES, Operands, Span, Spans, attention
+from traceproof.ops.attention import MUTANTS as ATTENTION
 from traceproof.ops.attention_inputs import NEGATIVE, POISON, PageTable, Visible, drawn, starts, tiny
 from traceproof.ops.base import Given, Tensors, Unsupported, Values, ordered, scalar, tensor
 from traceproof.ops.cases import OTHER_SCALARS, Case
+from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, swizzled_size, unpack, unswizzle
 from traceproof.ops.formula import Form, Mutant, Wide, altered, has
 from traceproof.ops.lossless import NEVER, full
 from traceproof.ops.op import Op
@@ -30,34 +32,45 @@ if TYPE_CHECKING:
 
 # Axes of each input, several where calls differ: b sequences, y queries of each, t queries of all, h heads; n keys
 # of all, l of each, g their heads; p pages of s tokens, m pages of a sequence; i, j ends of sequences; a heads of
-# a pattern, r its rows, f ends of rows, x entries of lists, u blocks, w and z words of bits. Widths may be packed.
+# a pattern, r its rows, f ends of rows, x entries of lists, u blocks, w and z words of bits, k tiles of keys; A, B
+# scales of codes. Widths may be packed.
 AXES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("q", "query"), ("t h d", "b y h d")),
-    **dict.fromkeys(("k", "key"), ("n g D", "b l g D")),
+    **dict.fromkeys(("q", "query", "q_fp4"), ("t h d", "b y h d")),
+    **dict.fromkeys(("k", "key", "k_fp4"), ("n g D", "b l g D")),
     **dict.fromkeys(("v", "value"), ("n g e", "b l g e")),
     **dict.fromkeys(("k_cache", "v_cache"), ("p g s e",)),
     **dict.fromkeys(("kv_cache", "paged_kv_cache"), ("p c g s e", "p c s e", "p s e")),
-    **dict.fromkeys(("block_tables", "page_table"), ("b m", "g b m")),
+    **dict.fromkeys(("block_tables", "page_table"), ("b m", "g b m", "b y m")),
     **dict.fromkeys(("seq_lens", "seq_lens_kv", "actual_seq_lens_kv"), ("b", "g b", "b y")),
     **dict.fromkeys(("actual_seq_lens_q", "causal_seqlens_kv_global"), ("b",)),
     **dict.fromkeys(("qo_indptr", "cum_seq_lens_q", "cu_seqlens_q"), ("i",)),
     **dict.fromkeys(("cum_seq_lens_kv", "cu_seqlens_k"), ("j",)),
     **dict.fromkeys(("k_summary", "v_summary"), ("b u g d",)),
+    "qkv": ("t c h d", "t h d"),
+    "q_scale": ("A",),
+    "k_scale": ("B",),
+    "max_score": ("h k t",),
     "sinks": ("h",),
     "q2k_indices": ("g t x",),
     "block_indptr": ("b a f",),
     "block_indices": ("x",),
     "exact_block_bits": ("b a r w",),
     "kv_valid_bits": ("b z",),
-    **dict.fromkeys(("output", "output_out"), ("t h o", "b y h o")),
+    **dict.fromkeys(("output", "output_out", "out_out"), ("t h o", "b y h o")),
     "lse": ("t h",),
 }
-QUERIES, KEYS, VALUES = ("q", "query"), ("k", "key", "k_cache"), ("v", "value", "v_cache")
+QUERIES, VALUES = ("q", "query", "qkv", "q_fp4"), ("v", "value", "v_cache")
+KEYS = ("k", "key", "k_cache", "k_fp4")
 COMBINED, TABLES = ("kv_cache", "paged_kv_cache"), ("block_tables", "page_table")
 KV_LENGTHS = ("seq_lens", "seq_lens_kv", "actual_seq_lens_kv")
 ENDS, KV_ENDS = ("qo_indptr", "cum_seq_lens_q", "cu_seqlens_q"), ("cum_seq_lens_kv", "cu_seqlens_k")
-FACTORS = ("bmm2_scale", "output_scale")
-SCALES = ("sm_scale", "scale", "softmax_scale", "bmm1_scale")
+FACTORS = ("bmm2_scale", "output_scale", "scale_bmm2")
+SCALES = ("sm_scale", "scale", "softmax_scale", "bmm1_scale", "scale_bmm1", "scale_softmax")
+CAUSAL = ("causal", "is_causal", "q_len_per_req")  # draft tokens have a causal mask
+CODES = (
+    DType.FLOAT8_E4M3FN
+)  # of queries, keys and values that are numbers of 8 bits; weights are rounded to it then
+ROPE = 64  # rotated channels of a latent key, where no axis says how many there are
 BLOCKED = ("block_indptr", "exact_block_bits")
 MSA_BLOCK = 128  # keys of a block that MiniMax's lists name
 # Of block-sparse cases; windows; the factor of outputs; speculated tokens; context parallelism.
@@ -67,12 +80,15 @@ NUMBERS: Mapping[str, float] = {
     "window_left": 20,
     "bmm2_scale": 0.75,
     "output_scale": 0.75,
+    "scale_bmm2": 0.75,
     "causal": 1,
     "is_causal": 1,
     "cp_world": 4,
     "cp_rank": 2,
     "enable_block_sparse_attention": 1,
     "return_lse": 1,
+    "q_global_scale": 0.75,
+    "k_global_scale": 0.25,
 }
 # What of a call says nothing of the result: memory to work in, sizes once more, what is left at its default.
 UNSAID = """
@@ -81,10 +97,12 @@ max_seq_len max_seq_len_q max_q_len max_sequence_kv max_token_per_sequence max_s
 seq_len_q batch_size_scalar batch_size request_order share_pattern_across_kv_heads k_sf_cache v_sf_cache o_sf_scale
 skip_all_rows_active_check skip_softmax_threshold_scale_factor return_lse enable_block_sparse_attention
 semantic_page_size q_len_per_req seqlen_q kv_lora_rank qk_rope_head_dim qk_nope_head_dim return_lse_base
+sparse_mla_top_k num_heads head_dim seq_len out scale_softmax scale_bmm1_d scale_bmm2_d
 """
 SILENT = frozenset(UNSAID.split())
 LENGTHS: Mapping[str, tuple[int, int]] = {"small": (2, 40), "medium": (64, 257), "large": (256, 700)}
 PATTERNS = ("negative", "outlier", "ties")
+SELF_LONGEST = 150  # tokens of a case in which all of them are queries
 
 
 def one_of(names: Iterable[str], inputs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an input, or its specification
@@ -115,62 +133,73 @@ def number(definition: Definition, inputs: Given, *names: str) -> float | None:
 # Reading a call's inputs
 
 
-def flat(cache: torch.Tensor, *, paged: bool, heads_last: bool) -> torch.Tensor:
-    """Keys or values as rows [S, Hkv, D]."""
-    return (cache.transpose(1, 2) if paged and not heads_last else cache).reshape(
-        -1, *_heads(cache, paged, heads_last)
-    )
+def tensors_of(
+    definition: Definition, inputs: Given, *, heads_last: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Queries as they are, keys and values as rows [S, Hkv, D], and how many of these a sequence may have."""
+    q, keys, values = (one_of(names, inputs) for names in (QUERIES, KEYS, VALUES))
+    both, paged = one_of(COMBINED, inputs), one_of(TABLES, inputs) is not None
+    if "qkv" in inputs:
+        q, keys, values = q.unbind(1) if q.dim() == 4 else (q, q, q)
+    if both is not None and both.dim() == 5:  # heads lie before tokens
+        keys, values, heads_last = both[:, 0], both[:, 1], False
+    elif both is not None:  # latent: a value is the first part of its key
+        keys = values = both.reshape(-1, 1, 1, both.shape[-1])
+    values = keys if values is None else values
+    k, v = (one.transpose(1, 2) if paged and not heads_last else one for one in (keys, values))
+    each = keys.shape[1] if keys.dim() == 4 else len(keys)
+    k, v = (one.reshape(-1, *one.shape[-2:]) for one in (k, v))
+    return q, k, v[..., : value_width(definition)], each
 
 
-def _heads(cache: torch.Tensor, paged: bool, heads_last: bool) -> tuple[int, int]:  # noqa: FBT001 - as its caller
-    return cache.shape[1 if paged and not heads_last else -2], cache.shape[-1]
+def tokens_of(definition: Definition, inputs: Given, *, count: int, each: int) -> list[torch.Tensor]:
+    """Rows of the keys of each sequence, out of `count`; where a table names pages of each query, of it."""
+    table, lengths, ends = (one_of(names, inputs) for names in (TABLES, KV_LENGTHS, KV_ENDS))
+    device = one_of(QUERIES, inputs).device
+    if table is None:
+        bounds = range(0, count + 1, each) if ends is None else ends.tolist()
+        return [torch.arange(start, stop, device=device) for start, stop in pairwise(bounds)]
+    page = page_of(definition)
+    within = torch.arange(page, device=device)
+    if listed(definition):  # -1 names no page
+        return [(own[own >= 0].long()[:, None] * page + within).flatten() for own in table.flatten(0, 1)]
+    known = [int(inputs.get("max_sequence_kv") or 0)] * len(table)
+    if lengths is not None:
+        known = lengths.view(torch.int32).reshape(len(lengths), -1)[:, 0].tolist()
+    return [(own[:, None].long() * page + within).flatten()[:n] for own, n in zip(table, known, strict=True)]
+
+
+def by_head(definition: Definition, inputs: Given, made: Mapping[str, Any]) -> Operands:
+    """Tables of each key head: heads and sequences are alike."""
+    table, lengths, page, q = one_of(TABLES, inputs), one_of(KV_LENGTHS, inputs), page_of(definition), made["q"]
+    heads, within = table.shape[0], torch.arange(page, device=q.device)
+    spans = []
+    for row, head in product(range(table.shape[1]), range(heads)):
+        own = (table[head, row, :, None].long() * page + within).flatten()[: int(lengths[head, row])]
+        spans.append(Span(row * heads + head, row * heads + head + 1, own * heads + head, causal=False))
+    apart = {name: made[name].reshape(-1, 1, made[name].shape[-1]) for name in "kv"}
+    apart["q"] = q.reshape(-1, q.shape[1] // heads, q.shape[-1])
+    return Operands(**{**made, **apart}, spans=tuple(spans))
 
 
 def read(definition: Definition, inputs: Given, *, heads_last: bool = False, causal: bool = False) -> Operands:
     """What attention is computed from. Summaries of blocks are keys behind the others."""
-    q = one_of(QUERIES, inputs)
-    both, table = one_of(COMBINED, inputs), one_of(TABLES, inputs)
-    if both is not None and both.dim() < 5:  # latent: a value is the first part of its key
-        keys = both
-        k = both.reshape(-1, 1, both.shape[-1])
-        v = k[..., : definition.const_axes[(next(iter(definition.outputs.values())).shape or ("",))[-1]]]
-    else:
-        keys, values = (
-            (both[:, 0], both[:, 1]) if both is not None else (one_of(KEYS, inputs), one_of(VALUES, inputs))
-        )
-        last = heads_last and both is None  # of one cache of both, heads lie before tokens
-        k, v = (flat(one, paged=table is not None, heads_last=last) for one in (keys, values))
-    scale, device = one_of(SCALES, inputs), q.device
-    queries, page = q.reshape(-1, *q.shape[-2:]), page_of(definition)
-    said = number(definition, inputs, "causal", "is_causal")
+    q, k, v, each = tensors_of(definition, inputs, heads_last=heads_last)
+    scale, table = one_of(SCALES, inputs), one_of(TABLES, inputs)
+    queries = q.reshape(-1, *q.shape[-2:])
+    said, window = number(definition, inputs, *CAUSAL), inputs.get("window_left")
     causal = causal if said is None else bool(said)
-    window = int(number(definition, inputs, "window_left") or 0) if "window_left" in {*inputs} else -1
-    window = -1 if inputs.get("window_left") is None else window
-    lengths = one_of(KV_LENGTHS, inputs)
-    made = {"q": queries, "k": k, "v": v, "scale": float(scale) if scale is not None else q.shape[-1] ** -0.5}
-    if table is not None and table.dim() == 3:  # of each key head: heads and sequences are alike
-        heads, group = table.shape[0], queries.shape[1] // table.shape[0]
-        spans = []
-        for row, head in product(range(table.shape[1]), range(heads)):
-            tokens = (table[head, row, :, None].long() * page + torch.arange(page, device=device)).flatten()
-            own = tokens[: int(lengths[head, row])] * heads + head
-            spans.append(Span(row * heads + head, row * heads + head + 1, own, causal=False))
-        made |= {"q": queries.reshape(-1, group, q.shape[-1]), "k": k.reshape(-1, 1, k.shape[-1])}
-        return Operands(**{**made, "v": v.reshape(-1, 1, v.shape[-1])}, spans=tuple(spans))
-    if lengths is not None and table is not None:
-        counts = lengths.view(torch.int32).reshape(len(lengths), -1)[:, 0].tolist()
-        rows = [
-            (table[row, :, None].long() * page + torch.arange(page, device=device)).flatten()[:count]
-            for row, count in enumerate(counts)
-        ]
-    else:
-        ends = one_of(KV_ENDS, inputs)
-        bounds = range(0, len(k) + 1, keys.shape[1]) if ends is None else ends.tolist()
-        rows = [torch.arange(start, stop, device=device) for start, stop in pairwise(bounds)]
+    unscaled = v.shape[-1] < k.shape[-1] and "v_cache" in inputs  # XQA's latent form has a scale of 1
+    usual = 1.0 if unscaled else q.shape[-1] ** -0.5
+    made: dict[str, Any] = {"q": queries, "k": k, "v": v, "scale": usual if scale is None else float(scale)}
+    if table is not None and table.dim() == 3 and not listed(definition):
+        return by_head(definition, inputs, made)
+    rows = tokens_of(definition, inputs, count=len(k), each=each)
     ends, own = one_of(ENDS, inputs), inputs.get("actual_seq_lens_q")
     asked = starts(own.tolist()) if own is not None else None if ends is None else ends.tolist()
     bounds = asked or [len(queries) // len(rows) * at for at in range(len(rows) + 1)]
-    spans = [Span(*pair, own, causal, window) for pair, own in zip(pairwise(bounds), rows, strict=True)]
+    kept = -1 if window is None else int(window)
+    spans = [Span(*pair, own, causal, kept) for pair, own in zip(pairwise(bounds), rows, strict=True)]
     if "causal_seqlens_kv_global" in inputs:
         spans = [replace(span, bias=owned(inputs, row, span), causal=False) for row, span in enumerate(spans)]
     if "q2k_indices" in inputs:
@@ -181,6 +210,27 @@ def read(definition: Definition, inputs: Given, *, heads_last: bool = False, cau
             summaries = [inputs[name].reshape(-1, *k.shape[1:]) for name in ("k_summary", "v_summary")]
             made |= {"k": torch.cat([k, summaries[0]]), "v": torch.cat([v, summaries[1]])}
     return Operands(**made, spans=tuple(spans))
+
+
+def listed(definition: Definition) -> bool:
+    """Whether a table names pages of each query."""
+    table, q = one_of(TABLES, definition.inputs), one_of(QUERIES, definition.inputs)
+    return table is not None and len(table.shape) == 3 and table.shape[0] == q.shape[0]
+
+
+def windowed(definition: Definition) -> bool:
+    """Whether cases have a window: an optional one mostly wants a mask that is not the default."""
+    window = definition.inputs.get("window_left")
+    return window is not None and (not window.optional or "q_len_per_req" in definition.inputs)
+
+
+def value_width(definition: Definition) -> int:
+    """Channels of an output's head: of a latent key that no axis divides, all that are not rotated."""
+    width = definition.const_axes.get((next(iter(definition.outputs.values())).shape or ("",))[-1])
+    both = one_of(COMBINED, definition.inputs)
+    if width is None and both is None:  # no output has values
+        return definition.const_axes[one_of(QUERIES, definition.inputs).shape[-1]]
+    return width or definition.const_axes[both.shape[-1]] - ROPE
 
 
 def hiding(seen: torch.Tensor) -> torch.Tensor:
@@ -279,6 +329,10 @@ def tables(of: CaseLayout) -> list[list[int]]:
     """Pages of each sequence, then one that nobody has; with a third axis those that each key head selects."""
     used = {page for own in of.ids for page in own}
     spare = min({*range(len(used) + 1)} - used)
+    if listed(of.definition):  # of each query all but one, in turn
+        own = [(ids, at % len(ids)) for ids in of.ids for at in range(of.shape[1])]
+        found = [(ids[:lost] + ids[lost + 1 :] or ids)[: of.shape[2]] for ids, lost in own]
+        return [[*ids, *[-1] * (of.shape[2] - len(ids))] for ids in found]
     rows = of.ids if len(of.shape) == 2 else [[of.ids[row][at] for at in own] for row, own in of.kept]
     return [[*own, *[spare] * (of.shape[-1] - len(own))] for own in rows]
 
@@ -286,7 +340,7 @@ def tables(of: CaseLayout) -> list[list[int]]:
 def key_counts(of: CaseLayout) -> list[int]:
     """Keys of each sequence; of each key head and sequence, where heads select pages."""
     table = one_of(TABLES, of.definition.inputs)
-    if table is None or len(table.shape) < 3:
+    if table is None or len(table.shape) < 3 or listed(of.definition):
         return of.kv_lens
     page = page_of(of.definition)
     return [sum(min(page, of.kv_lens[row] - at * page) for at in own) for row, own in of.kept]
@@ -377,10 +431,10 @@ class Tabled(Op):
     def __init__(
         self, op_type: str, *, family: str = "attention", causal: bool = False, heads_last: bool = False
     ) -> None:
-        super().__init__(op_type, family=family, mutants=(*MUTANTS, *masked(causal=causal)), **SHARED)
+        self.reading = {"heads_last": heads_last, "causal": causal}
+        super().__init__(op_type, family=family, mutants=(*MUTANTS, *by_reading(**self.reading)), **SHARED)
         self.sizes_in_numbers = SILENT | {"q_block_size", "kv_block_size"}
         self.inputs_unread = dict.fromkeys(SILENT, "it says nothing of the result")
-        self.reading = {"heads_last": heads_last, "causal": causal}
 
     def formula(
         self,
@@ -396,12 +450,19 @@ class Tabled(Op):
             return read(wide.definition, inputs, **self.reading)
 
         found = attention(wide, read=reading, spans=spans, **ways)
-        q, factor = one_of(QUERIES, wide.values), one_of(FACTORS, wide.values)
-        output = found["output"].reshape(*q.shape[:-1], -1)
+        first, factor = next(iter(wide.definition.outputs.values())), one_of(FACTORS, wide.values)
+        output = found["output"]
+        if len(first.shape or ()) == 4:
+            output = output.reshape(len(one_of(QUERIES, wide.values)), -1, *output.shape[1:])
         if factor is not None and not unscaled:
             output = output * float(factor)
-        made = {"output": output, "output_out": output, "lse": found["lse"]}
+        made = {**dict.fromkeys(("output", "output_out", "out_out"), output), "lse": found["lse"]}
         return {name: made[name] for name in wide.definition.outputs}
+
+    def unread(self, definition: Definition) -> Mapping[str, str]:
+        """Of the declaration, but the longest length where no other is given."""
+        read = set() if one_of(KV_LENGTHS, definition.inputs) else {"max_sequence_kv"}
+        return {name: why for name, why in super().unread(definition).items() if name not in read}
 
     def forms_of(self, definition: Definition) -> Sequence[Form]:
         """Forms of the inputs that a definition has, one for each way in which their axes may be meant."""
@@ -436,7 +497,9 @@ class Tabled(Op):
         """Sizes follow from lengths; heads and widths must be fixed."""
         letters = form.axes(definition)
         stray = sorted(
-            letters[one] for one in "hgdDeoscx" if letters.get(one) in definition.var_axes and one != "x"
+            letters[one]
+            for one in "hgdDeosc"
+            if letters.get(one) in definition.var_axes and not (one == "o" and one_of(COMBINED, definition.inputs))
         )
         return f"can not tell the sizes of the axes {stray}" if stray else None
 
@@ -453,8 +516,11 @@ class Tabled(Op):
     ) -> Case:
         """A case of sequences of so many keys, about `asked` queries each; `whole`: as many as keys."""
         letters, page = self._letters(definition), page_of(definition)
-        each_long = "l" in letters
-        kv_lens = [max(lengths)] * len(lengths) if each_long else list(lengths)
+        alone = {"t", "n"} <= letters.keys() and not {"i", "j"} & letters.keys()  # of one sequence
+        alike = "qkv" in definition.inputs or letters.get("y") == letters.get("l", "")
+        each_long = "l" in letters or ("max_sequence_kv" in definition.inputs and "b" in letters)
+        kv_lens = [max(lengths)] * (1 if alone else len(lengths)) if each_long or alone else list(lengths)
+        kv_lens = [-(-one // page) * page for one in kv_lens] if listed(definition) else kv_lens
         even = not any(
             not definition.inputs[name].optional for name in {*ENDS, "actual_seq_lens_q"} & {*definition.inputs}
         )
@@ -462,6 +528,7 @@ class Tabled(Op):
         told = {"mask_type", "causal", "is_causal", "seqlen_q", "q_len_per_req", "causal_seqlens_kv_global"}
         told &= {*definition.inputs, *definition.axes}
         several = "a" in letters or bool(told - {"mask_type", "causal", "is_causal"}) or (told and "y" in letters)
+        several = several or alone or listed(definition)
         height, width = (
             definition.const_axes.get(one, int(NUMBERS[one])) for one in ("q_block_size", "kv_block_size")
         )
@@ -473,11 +540,13 @@ class Tabled(Op):
                 length if whole else 1 + (asked + at) % 7 * 2 * bool(asked) for at, length in enumerate(kv_lens)
             ]
             q_lens = [min(pair) for pair in zip(counts, kv_lens, strict=True)]
+        q_lens = kv_lens if alike else q_lens
         pages = PageTable.of(kv_lens, page, shared=False)
         stored = definition.const_axes.get(letters.get("s", ""), 1)
         longest = max(kv_lens)
         rows, blocks = -(-q_lens[0] // height), -(-longest // width)
         heads = definition.const_axes.get(letters.get("a", ""), 1)
+        scales = value_width(definition) * 2 // FP4_BLOCK  # of a row of codes
         sizes = {
             "b": len(kv_lens),
             "y": q_lens[0],
@@ -494,6 +563,12 @@ class Tabled(Op):
             "w": -(-blocks // 32),
             "z": -(-longest // 32),
             "x": len(kv_lens) * heads * rows * blocks,
+            "o": value_width(definition),
+            "k": -(-longest // MSA_BLOCK),
+            **{
+                one: swizzled_size(sum(own) * (definition.const_axes.get(letters.get(heads_of, ""), 1)), scales)
+                for one, own, heads_of in (("A", q_lens, "h"), ("B", kv_lens, "g"))
+            },
         }
         said = {
             "kv_lens": kv_lens,
@@ -515,8 +590,12 @@ class Tabled(Op):
                 host = HostDraw(definition=definition.name, case=f"{size}-{at}", seed=seed)
                 lengths = host.integers("kv_lens", count, low=low, high=high)
                 lengths[-1] = page * -(-low // page) + (at if size != "small" else -at)
+                if "qkv" in definition.inputs or "seq_len" in definition.inputs:  # as many queries
+                    lengths = [min(length, SELF_LONGEST) for length in lengths]
                 yield self._case(definition, seed, f"{size}-{at}", lengths, 1 + at * 10)
         yield self._case(definition, seed, "edge-single", [1], 1)
+        if {*CAUSAL[:2]} & definition.inputs.keys():
+            yield self._case(definition, seed, "edge-not-causal", [page + 2, 37], 9, causal=0)
         yield self._case(definition, seed, "adversarial-long", [640, 300], 3, amplitude=3.0)
         if "w" in self._letters(definition):  # words of bits for many blocks
             yield self._case(definition, seed, "adversarial-words", [int(NUMBERS["kv_block_size"]) * 133], 3)
@@ -551,6 +630,7 @@ class Tabled(Op):
         letters, page = self._letters(definition), page_of(definition)
         known = {**definition.const_axes, **case.axes}
         sizes = {one: known[axis] for one, axis in letters.items() if axis in known}
+        sizes.setdefault("o", value_width(definition))
         kv_lens, paged = list(case.params["kv_lens"]), "p" in letters
         ids = PageTable.of(kv_lens, page, shared=False).table(draw) if paged else []
         count = sizes["p"] * sizes["s"] if paged else sum(kv_lens)
@@ -560,7 +640,11 @@ class Tabled(Op):
             rows = torch.cat([part.flatten()[:length] for part, length in zip(parts, kv_lens, strict=True)])
         q, k, v, scale = self._data(definition, case, draw, (rows, count, page), sizes)
         made: Values = dict.fromkeys(SCALES, scale)
+        if not definition.inputs.keys() & SCALES and v.shape[-1] > sizes["o"]:  # of 1
+            q = q * scale
         made |= dict.fromkeys(QUERIES, q)
+        if "c" in letters and "qkv" in definition.inputs:
+            made["qkv"] = torch.stack([q, k, v], 1)
         if paged:
             both = one_of(COMBINED, definition.inputs)
             last = self.reading["heads_last"] and both is None
@@ -584,7 +668,7 @@ class Tabled(Op):
             if shape is None:
                 values[name] = found if name in SCALES else self._number(definition, name, case)
             elif isinstance(found, torch.Tensor):
-                values[name] = found.reshape(shape).contiguous()
+                values[name] = found.reshape(shape).to(dtype_of(spec)).contiguous()
             elif name == "sinks":  # beside negative logits they would have all the weight
                 low = NEGATIVE if case.params["pattern"] == "negative" else 0.0
                 values[name] = draw.normal(name, shape) - low
@@ -610,26 +694,24 @@ class Tabled(Op):
         rows, count, page = keys
         kv_lens, q_lens = list(case.params["kv_lens"]), list(case.params["q_lens"])
         first, visible, lengths = [], [], []
-        says = {"causal", "is_causal"} & {*definition.inputs}
-        causal = bool(number(definition, NUMBERS if says else {}, "causal", "is_causal") or self.reading["causal"])
+        says = {*CAUSAL} & {*definition.inputs}
+        causal = bool(number(definition, NUMBERS if says else {}, *CAUSAL) or self.reading["causal"])
+        causal = bool(case.params.get("causal", causal))
         for start, kv_len, q_len in zip(starts(kv_lens), kv_lens, q_lens, strict=False):
             first += [start] * q_len
             lengths += [kv_len] * q_len
             visible += [max(0, kv_len - q_len + at + 1) if causal else kv_len for at in range(q_len)]
         dtype = one_of(QUERIES, definition.inputs).dtype
+        dtype = DType.BFLOAT16 if dtype in {CODES, DType.UINT8} else dtype
         letters = {"q": "thd", "k": "ngd", "v": "nge"}
         specs = {name: TensorSpec(shape=tuple(axes), dtype=dtype) for name, axes in letters.items()}
         plain = definition.model_copy(update={"inputs": specs})
-        own = {"t": sum(q_lens), "n": count, "g": 1, **sizes, "e": sizes["o"]}
-        window = definition.inputs.get("window_left")
-        seen = Visible(
-            rows,
-            first,
-            visible,
-            lengths,
-            page,
-            -1 if window is None or window.optional else int(NUMBERS["window_left"]),
-        )
+        values = one_of(VALUES, definition.inputs)
+        heads = sizes["h"] if "qkv" in definition.inputs else 1
+        own = {"t": sum(q_lens), "n": count, "g": heads, **sizes, "e": sizes["o"]}
+        own["e"] = own["e"] if values is None else definition.const_axes[values.shape[-1]]
+        window = int(NUMBERS["window_left"]) if windowed(definition) else -1
+        seen = Visible(rows, first, visible, lengths, page, window)
         data = drawn(plain, replace(case, axes=own | {"n": count}), draw, seen)
         q, k, v = (tensor(data, name) for name in "qkv")
         both = one_of(COMBINED, definition.inputs)
@@ -653,11 +735,14 @@ class Tabled(Op):
             "q_block_size": height,
             "kv_block_size": width,
             "semantic_page_size": page_of(definition),
+            "seq_len": asked,
         }
         if name in known:
             return known[name]
-        if name == "window_left" and spec.optional:  # wants a mask that is not the default
+        if name == "window_left" and not windowed(definition):
             return None
+        if name in CAUSAL and "causal" in case.params:
+            return int(case.params["causal"])
         if name in NUMBERS:
             return NUMBERS[name] if spec.dtype.startswith("float") else int(NUMBERS[name])
         axis = definition.const_axes.get(name)
@@ -674,10 +759,11 @@ def known(definition: Definition) -> str | None:
     """What of a call's numbers is not known; None: all is."""
     inputs = definition.inputs
     for name, spec in inputs.items():
-        if not spec.optional and spec.dtype.startswith("float") and spec.dtype not in {"float16", "float32"}:
+        read = {"float16", "float32", *([CODES] if name in (*QUERIES, *KEYS, *VALUES, *COMBINED) else [])}
+        if not spec.optional and spec.dtype.startswith("float") and spec.dtype not in read:
             return f"{name} is {spec.dtype}: this oracle knows no scaled storage"
     spec = one_of(QUERIES, inputs)
-    if spec is None or (one_of(KEYS, inputs) is None and one_of(COMBINED, inputs) is None):
+    if spec is None or not {*KEYS, *COMBINED, "qkv"} & inputs.keys():
         return "there are no queries, or no keys"
     widths = {
         definition.const_axes.get((one.shape or ("",))[-1])
@@ -686,11 +772,10 @@ def known(definition: Definition) -> str | None:
     }
     if len(widths) > 1:
         return f"queries and keys are {sorted(map(str, widths))} wide: keys are packed"
-    paged, lengths = one_of(TABLES, inputs) is not None, one_of(KV_LENGTHS, inputs) is not None
+    paged = one_of(TABLES, inputs) is not None
+    lengths = bool({*KV_LENGTHS, "max_sequence_kv"} & inputs.keys()) or listed(definition)
     if one_of((*COMBINED, "k_cache"), inputs) is not None and not (paged and lengths):
         return "nobody states which pages each sequence has, or how many keys"
-    if not paged and one_of(KV_ENDS, inputs) is None and len(one_of(KEYS, inputs).shape or ()) == 3:
-        return "nobody states which keys a query sees"
     planes = [
         definition.const_axes.get((inputs[name].shape or ("", ""))[1])
         for name in COMBINED
@@ -703,32 +788,9 @@ def known(definition: Definition) -> str | None:
 
 
 def paged(wide: Wide) -> bool:
-    """Whether there is a table with several pages a sequence."""
+    """Whether there is a table with several pages a sequence, in their order."""
     table = one_of(TABLES, wide.values)
-    return table is not None and table.shape[-1] > 2
-
-
-def shared_heads(wide: Wide) -> bool:
-    """Whether several key heads are each shared by several queries' heads."""
-    q, cache, table = (one_of(names, wide.values) for names in (QUERIES, (*COMBINED, *KEYS), TABLES))
-    if one_of(COMBINED, wide.values) is cache and cache.dim() < 5:
-        return False
-    heads = {q.shape[-2], 1}
-    return not heads & {*cache.shape[1:-1]} - {1} and (table is None or table.dim() == 2) and q.shape[-2] > 2
-
-
-def swap(
-    name: str,
-    names: Sequence[str],
-    change: Callable[[Any], Any],
-    *,
-    applies: Callable[[Wide], bool] = lambda _: True,
-) -> Mutant:
-    """A mutant that reads an input otherwise."""
-    made = altered(name, *names, change=change)
-    before = made.applies
-    made.applies = lambda wide: before(wide) and applies(wide)
-    return made
+    return table is not None and table.shape[-1] > 2 and not listed(wide.definition)
 
 
 def biased(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Spans], Spans]:
@@ -755,14 +817,19 @@ def tall(wide: Wide) -> bool:
     return "exact_block_bits" in wide and wide.given("exact_block_bits").shape[2] > 1
 
 
-def masked(*, causal: bool) -> tuple[Mutant, ...]:
-    """Mutants of the causal mask, which is there by default or not."""
+def by_reading(**reading: bool) -> tuple[Mutant, ...]:
+    """Mutants of key heads, and of the causal mask, which is there by default or not."""
+
+    def shared(wide: Wide) -> bool:
+        """Whether several key heads are each shared by several queries' heads."""
+        given = read(wide.definition, wide.values, **reading)
+        return given.k.shape[1] not in {1, given.q.shape[1]}
 
     def applies(wide: Wide) -> bool:
-        said = number(wide.definition, wide.values, "causal", "is_causal")
-        q, b = one_of(QUERIES, wide.values), one_of((*TABLES, *KV_ENDS), wide.values)
-        several = b is not None and q.shape[:-2].numel() > len(b) and one_of(TABLES, wide.values) is not None
-        return (causal if said is None else bool(said)) and (several or one_of(KV_ENDS, wide.values) is not None)
+        said = number(wide.definition, wide.values, *CAUSAL)
+        q, b = one_of(QUERIES, wide.values), one_of(TABLES, wide.values)
+        several = q.shape[:-2].numel() > (1 if b is None else len(b)) and not listed(wide.definition)
+        return (reading["causal"] if said is None else bool(said)) and several
 
     def without(spans: Spans) -> Spans:
         return tuple(replace(one, causal=False) for one in spans)
@@ -776,34 +843,37 @@ def masked(*, causal: bool) -> tuple[Mutant, ...]:
         return tuple(hide)
 
     return (
+        Mutant("values of the next head", applies=shared, values=lambda values: values.roll(1, 1)),
+        Mutant("wrong head map", applies=shared, interleaved=True),
         Mutant("causal mask dropped", applies=applies, spans=without),
         Mutant("diagonal one before", applies=applies, spans=late),
     )
 
 
 MUTANTS = (
-    Mutant("uniform softmax", scale=lambda _: 0.0),
-    Mutant("softmax scale x 1.02", scale=lambda scale: scale * 1.02),
-    Mutant("no maximum subtracted", shifted=False),
+    *(
+        one
+        for one in ATTENTION
+        if one.name in {"uniform softmax", "softmax scale x 1.02", "no maximum subtracted"}
+    ),
     Mutant("sums in bfloat16", precision="bfloat16"),
-    Mutant("weights in fp8", weights="float8_e4m3fn"),
-    Mutant("values of the next head", applies=shared_heads, values=lambda values: values.roll(1, 1)),
-    Mutant("wrong head map", applies=shared_heads, interleaved=True),
-    swap("page table in the opposite order", TABLES, lambda table: table.flip(-1), applies=paged),
-    swap(
+    Mutant(
+        "weights in fp8",
+        applies=lambda wide: one_of(QUERIES, wide.values).dtype.itemsize > 1,
+        weights="float8_e4m3fn",
+    ),
+    altered("page table in the opposite order", *TABLES, change=lambda table: table.flip(-1), applies=paged),
+    altered(
         "tables of the sequence before",
-        TABLES,
-        lambda table: table.roll(1, -2),
+        *TABLES,
+        change=lambda table: table.roll(1, -2),
         applies=lambda wide: one_of(TABLES, wide.values).shape[-2] > 1,
     ),
-    swap(
+    altered(
         "one key fewer",
-        KV_LENGTHS,
-        lambda lengths: (lengths.view(torch.int32) - 1).clamp_min(1).view(lengths.dtype),
-        applies=lambda wide: (
-            one_of(TABLES, wide.values) is not None
-            and bool((one_of(KV_LENGTHS, wide.values).view(torch.int32) > 1).any())
-        ),
+        *KV_LENGTHS,
+        change=lambda lengths: (lengths.view(torch.int32) - 1).clamp_min(1).view(lengths.dtype),
+        applies=lambda wide: paged(wide) and bool((one_of(KV_LENGTHS, wide.values).view(torch.int32) > 1).any()),
     ),
     Mutant("all blocks seen", applies=patterned, spans=biased(lambda bias: bias.clamp_min(-1e-9))),
     Mutant("blocks of the next key head", applies=headed, spans=biased(lambda bias: bias.roll(1, 0))),
@@ -813,18 +883,18 @@ MUTANTS = (
         spans=biased(lambda bias: bias.roll(int(NUMBERS["q_block_size"]), 1)),
     ),
     Mutant("summaries weigh one key each", applies=has("k_summary"), spans=biased(lambda bias: bias.clamp_max(0))),
-    swap(
+    altered(
         "validity of keys not looked at",
-        ("kv_valid_bits",),
-        lambda bits: torch.full_like(bits.view(torch.int32), -1).view(bits.dtype),
+        "kv_valid_bits",
+        change=lambda bits: torch.full_like(bits.view(torch.int32), -1).view(bits.dtype),
     ),
-    swap("another rank's keys", ("cp_rank",), lambda rank: rank - 1),
+    altered("another rank's keys", "cp_rank", change=lambda rank: rank - 1),
     Mutant(
         "factor of the values dropped",
         applies=lambda wide: one_of(FACTORS, wide.values) is not None,
         unscaled=True,
     ),
-    swap("sinks dropped", ("sinks",), lambda sinks: sinks - 1e4),
+    altered("sinks dropped", "sinks", change=lambda sinks: sinks - 1e4),
 )
 SHARED: Any = {
     "uneven": "d",
@@ -832,11 +902,12 @@ SHARED: Any = {
     "apart": False,
     "coupled": True,
     "gates": GATES,
-    "unusual": {"nan": QUERIES, **dict.fromkeys(("large", "small"), (*VALUES, "kv_cache", "v_summary"))},
-    # of patterns and owners it is no power of two of keys that a query sees
+    "unusual": {"nan": QUERIES[:2], **dict.fromkeys(("large", "small"), (*VALUES, "kv_cache", "v_summary"))},
+    # of patterns and owners it is no power of two of keys that a query sees; fp8 has no ties in bfloat16
     "lossless": lambda definition: (
         {}
-        if one_of((*BLOCKED, "causal_seqlens_kv_global"), definition.inputs)
+        if one_of((*BLOCKED, "causal_seqlens_kv_global", "qkv"), definition.inputs)
+        or one_of(QUERIES, definition.inputs).dtype == CODES
         else {
             **dict.fromkeys(QUERIES, 0.0),
             **dict.fromkeys((*KEYS, *VALUES, *COMBINED), full(0)),
@@ -847,6 +918,76 @@ SHARED: Any = {
 }
 
 
+class Peaks(Tabled):
+    """The largest logit of each tile of keys, of each head and query: MiniMax's proxy of attention."""
+
+    def formula(
+        self,
+        wide: Wide,
+        *,
+        tile: int = MSA_BLOCK,
+        largest: Callable[[torch.Tensor], torch.Tensor] = lambda part: part.amax(-1),
+        spans: Callable[[Spans], Spans] = tuple,
+        interleaved: bool = False,
+        lay: Callable[..., torch.Tensor] = unswizzle,
+        **_: Any,  # noqa: ANN401
+    ) -> Tensors:
+        """Unscaled products; minus infinity where a query sees no key of a tile. Codes are in nvfp4, in tiles."""
+        values, factor = wide.values, 1.0
+        for name in ("q", "k"):
+            if f"{name}_fp4" in wide:
+                codes, scales = wide.given(f"{name}_fp4"), wide.given(f"{name}_scale")
+                rows, count = math.prod(codes.shape[:2]), codes.shape[2] * 2 // FP4_BLOCK
+                scale = E4M3.decode(lay(scales, rows, count)).reshape(*codes.shape[:2], count)
+                decoded = E2M1.decode(unpack(codes)) * scale.repeat_interleave(FP4_BLOCK, -1)
+                values = {**values, name: decoded}
+                factor *= wide.number(f"{name}_global_scale")
+        given = read(wide.definition, values, **self.reading)
+        heads = torch.arange(given.q.shape[1], device=given.q.device)
+        heads = heads % given.k.shape[1] if interleaved else heads // (len(heads) // given.k.shape[1])
+        longest = max((len(span.rows) for span in given.spans), default=0)
+        shape = (given.q.shape[1], -(-longest // MSA_BLOCK), len(given.q))
+        found = torch.full(shape, -math.inf, dtype=wide.dtype, device=given.q.device)
+        for span in spans(given.spans):
+            queries, keys = given.q[span.start : span.stop].to(wide.dtype), given.k[span.rows].to(wide.dtype)
+            logits = torch.einsum("nhd,lhd->hnl", queries, keys[:, heads]) * factor
+            place = torch.arange(len(queries), device=keys.device)[:, None] + len(keys) - len(queries)
+            if span.causal:
+                hidden = torch.arange(len(keys), device=keys.device) > place
+                logits = logits.masked_fill(hidden, -math.inf)
+            for at, part in enumerate(torch.split(logits, tile, -1)[: shape[1]]):
+                found[:, at, span.start : span.stop] = largest(part)
+        return {"max_score": found}
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Any codes, and scales between a half and two."""
+        values = super().inputs(definition, case, draw)
+        for name in values.keys() & {"q_fp4", "k_fp4", "q_scale", "k_scale"}:
+            low, high = (0, 256) if name.endswith("fp4") else (0x30, 0x41)
+            shape = tensor(values, name).shape
+            values[name] = draw.integers(name, shape, torch.int32, low=low, high=high).to(torch.uint8)
+        return values
+
+
+MSA_PROXY = Peaks("msa_proxy", causal=True)
+MSA_PROXY.gates, MSA_PROXY.spread, MSA_PROXY.lossless = {}, {"nan": QUERIES[:2]}, lambda _: {}
+MSA_PROXY.mutants = (
+    *(one for one in by_reading(causal=True, heads_last=False) if one.name != "values of the next head"),
+    Mutant("tiles of 64", applies=lambda wide: one_of(KV_ENDS, wide.values).diff().max() > 64, tile=64),
+    Mutant("the mean in place of the largest", largest=lambda part: part.clamp_min(-1e4).mean(-1)),
+    Mutant("the largest magnitude", largest=lambda part: part.clamp_min(-1e4).abs().amax(-1)),
+    Mutant(
+        "the first of a tile left out",
+        largest=lambda part: part[..., 1:].amax(-1) if part.shape[-1] > 1 else part[..., 0],
+    ),
+    Mutant("products in bfloat16", precision="bfloat16"),
+    Mutant(
+        "scales in rows",
+        applies=has("q_scale"),
+        lay=lambda scales, rows, count: scales[: rows * count].view(rows, count),
+    ),
+    altered("another factor of all queries", "q_global_scale", change=lambda scale: scale * 1.02),
+)
 TRTLLM_PAGED = Tabled("trtllm_paged", causal=True)
 CUDNN_PAGED = Tabled("cudnn_paged")
 XQA = Tabled("xqa", heads_last=True)
@@ -886,6 +1027,11 @@ def scratch(inputs: Given) -> dict[str, Any]:
     """Memory to work in."""
     q = one_of(QUERIES, inputs)
     return {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)}
+
+
+def nothing(_: Given) -> dict[str, Any]:
+    """The function takes a definition's inputs and no more."""
+    return {}
 
 
 def longest(inputs: Given, *names: str) -> int:
@@ -969,6 +1115,53 @@ def for_cudnn(inputs: Given) -> dict[str, Any]:
     }
 
 
+@called(
+    CUDNN_PAGED,
+    "cudnn.cudnn_batch_decode_with_kv_cache",
+    "q k_cache v_cache scale max_sequence_kv block_tables [q_len_per_req] [window_left] [sinks] -> output",
+    accepts=lambda definition: dim(definition, "q", 2) == 128,
+    sm=((9, 0), (12, 9)),
+)
+def for_cudnn_decode(inputs: Given) -> dict[str, Any]:
+    """As many keys of each sequence as the longest has."""
+    table, most = inputs["block_tables"], int(inputs["max_sequence_kv"])
+    return {**scratch(inputs), "actual_seq_lens_kv": torch.full((len(table),), most, device=table.device).int()}
+
+
+@called(
+    TRTLLM_PAGED,
+    "prefill.trtllm_fmha_v2_prefill",
+    "qkv bmm1_scale bmm2_scale cum_seq_lens_q cum_seq_lens_kv -> output",
+    accepts=lambda definition: len(definition.inputs["qkv"].shape or ()) == 4,
+    sm=((9, 0), (12, 9)),
+)
+def for_packed(inputs: Given) -> dict[str, Any]:
+    """The layout, and lengths."""
+    lengths = inputs["cum_seq_lens_kv"].diff()
+    most = int(lengths.max())
+    sizes = {"max_q_len": most, "max_kv_len": most, "batch_size": len(lengths)}
+    return {**scratch(inputs), **sizes, "input_layout": "PACKED_QKV", "seq_lens": lengths}
+
+
+FLAT = "cu_seqlens_q cu_seqlens_k [causal] -> max_score"
+PROXY: Any = {
+    "accepts": lambda definition: value_width(definition) == (64 if "q_fp4" in definition.inputs else 128),
+    "sm": ((12, 0), (12, 9)),
+}
+
+
+@called(MSA_PROXY, "msa_ops.msa_proxy_score", f"q k {FLAT}", **PROXY)
+@called(
+    MSA_PROXY,
+    "msa_ops.msa_proxy_score_fp4",
+    f"q_fp4 k_fp4 q_scale k_scale q_global_scale k_global_scale {FLAT}",
+    **PROXY,
+)
+def for_proxy(inputs: Given) -> dict[str, Any]:
+    """Whether there is a causal mask."""
+    return {"causal": bool(inputs.get("causal", True))}
+
+
 def pattern(definition: Definition, inputs: Given) -> dict[str, Any]:
     """The pattern's own arguments."""
     found: dict[str, Any] = {name: definition.const_axes.get(name) for name in ("q_block_size", "kv_block_size")}
@@ -983,44 +1176,35 @@ BLOCKS, PAGED_BLOCKS = (
     for rest in ("", "_with_paged_kv_cache")
 )
 GEOMETRY = "[q_block_size] [kv_block_size] [kv_valid_bits] [mask_type] [sm_scale] -> output"
+IN_PAGES = f"q k_cache v_cache block_tables seq_lens_kv block_indptr block_indices {GEOMETRY}"
+WHOLE = f"q k v [block_indptr] [block_indices] [exact_block_bits] [k_summary] [v_summary] {GEOMETRY}"
 
 
 @BLOCK_SPARSE.truth(
-    "flashinfer",
-    "block_sparse_attention_with_paged_kv_cache",
-    PAGED_BLOCKS,
-    serves=f"q k_cache v_cache block_tables seq_lens_kv block_indptr block_indices {GEOMETRY}",
-    rows=None,
-    sm=SM100,
+    "flashinfer", "block_sparse_attention_with_paged_kv_cache", PAGED_BLOCKS, serves=IN_PAGES, rows=None, sm=SM100
 )
-def _flashinfer_pages(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    names = ("q", "block_tables", "seq_lens_kv", "block_indptr", "block_indices", "sm_scale")
-    cache, most = (inputs["k_cache"], inputs["v_cache"]), longest(inputs, "seq_lens_kv")
-    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+@BLOCK_SPARSE.truth("flashinfer", "block_sparse_attention", BLOCKS, serves=WHOLE, rows=None, sm=SM100)
+def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    [attend], paged = api.values(), "block_tables" in inputs
+    names = [
+        "q",
+        "sm_scale",
+        *(("block_tables", "seq_lens_kv") if paged else ("k", "v", "k_summary", "v_summary")),
+    ]
+    lists = ["block_indptr", "block_indices"]
+    given = {name: inputs[name] for name in [*names, *lists * paged] if inputs.get(name) is not None}
+    if paged:
+        cache, most = (inputs["k_cache"], inputs["v_cache"]), longest(inputs, "seq_lens_kv")
+        return {
+            "output": attend(**given, paged_kv_cache=cache, max_seq_len_kv=most, **pattern(definition, inputs))
+        }
+    form = "bsr" if "block_indptr" in inputs else "bitmask"
+    given |= {name: inputs.get(name) for name in lists}
     return {
-        "output": api[PAGED_BLOCKS](
-            **given, paged_kv_cache=cache, max_seq_len_kv=most, **pattern(definition, inputs)
+        "output": attend(
+            **given, sparse_format=form, use_proxy_routes="k_summary" in inputs, **pattern(definition, inputs)
         )
     }
-
-
-@BLOCK_SPARSE.truth(
-    "flashinfer",
-    "block_sparse_attention",
-    BLOCKS,
-    serves=f"q k v [block_indptr] [block_indices] [exact_block_bits] [k_summary] [v_summary] {GEOMETRY}",
-    rows=None,
-    sm=SM100,
-)
-def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    names = ("q", "k", "v", "k_summary", "v_summary", "sm_scale")
-    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
-    lists = {name: inputs.get(name) for name in ("block_indptr", "block_indices")}
-    form = {
-        "sparse_format": "bsr" if "block_indptr" in inputs else "bitmask",
-        "use_proxy_routes": "k_summary" in inputs,
-    }
-    return {"output": api[BLOCKS](**given, **lists, **form, **pattern(definition, inputs))}
 
 
 @called(
