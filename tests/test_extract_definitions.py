@@ -117,7 +117,8 @@ def test_what_only_one_reading_has_is_told_and_others_kept(kind: str, facts: dic
 
 
 def test_a_slip_in_sglangs_reading_is_named() -> None:
-    _, [item] = confirmed(changed("deepseek_v3", "experts", experts=257, local_experts=33), "deepseek_v3")
+    _, [item, router] = confirmed(changed("deepseek_v3", "experts", experts=257, local_experts=33), "deepseek_v3")
+    assert router.why.startswith("router: experts: SGLang 257, transformers 256")
     assert "experts: SGLang 257, transformers 256" in item.why
     assert "local_experts: SGLang 33, transformers 32" in item.why
     _, [item] = confirmed(changed("llama_3_1_70b", "o_proj", rank_k=512), "llama_3_1_70b")
@@ -134,12 +135,10 @@ def test_without_a_second_reading_nothing_is_confirmed_and_the_reason_is_told() 
 def test_the_summary_counts_what_is_described_and_names_what_is_not() -> None:
     reading = slipped(reading_of(named("qwen3_30b")), "norm", eps=1e-5)
     found = described(reading, "qwen3_30b_a3b")
-    assert {call.kind for call, _ in found.made} == {"linear", "gqa", "rotary", "experts", "sampling"}
+    kinds = {"linear", "gqa", "rotary", "experts", "router", "sampling"}
+    assert {call.kind for call, _ in found.made} == kinds
     line = summary("qwen3", found.calls, found.left)
-    assert line == (
-        "qwen3: 8 of 17 kernel calls described; 9 not: 6 norm (readings differ), "
-        "2 projection in float8_e4m3fn by block 128x128, 1 routing by softmax, renormalised"
-    )
+    assert line == "qwen3: 9 of 15 kernel calls described; 6 not: 6 norm (readings differ)"
 
 
 def test_a_call_that_transformers_has_less_often_is_written_and_the_counts_are_told() -> None:
@@ -169,11 +168,11 @@ def test_encoders_and_what_stands_beside_them_make_no_calls() -> None:
     assert not any(path.startswith(("vision", "projector")) for call in calls for path in call.paths)
 
 
-def test_a_quantised_projection_is_described_in_the_datasets_form_and_listed_as_launched() -> None:
+def test_a_quantised_projection_is_described_in_the_datasets_form_and_as_launched() -> None:
     found = described(reading_of(named("deepseek_v3")), "deepseek_v3")
-    listed = {item.path: item.why for item in found.left}
-    assert listed["model.layers.*.self_attn.o_proj"] == "projection in float8_e4m3fn by block 128x128: no op_type"
-    assert "gemm_n7168_k16384" in {draft.name for _, draft in found.made}
+    names = {draft.name for _, draft in found.made}
+    assert {"gemm_n7168_k16384", "gemm_fp8_block128_n7168_k16384"} <= names
+    assert not [item for item in found.left if item.why.startswith("projection")]
     assert not any(item.disagreed for item in found.left)
 
 
@@ -184,7 +183,7 @@ def test_weights_that_sglang_can_not_pack_here_become_no_definition() -> None:
     assert {call.kind for call, _ in found.made} >= {"norm", "gqa"}
     assert {draft.name for call, draft in found.made if call.kind == "linear"} == {"gemm_n151936_k2048"}
     whys = [item.why for item in found.left]
-    assert "projection in gptq: no op_type" in whys
+    assert "projection in gptq: no form" in whys
     assert "experts with weights packed by gptq: no form" in whys
 
 
@@ -203,9 +202,6 @@ def test_sparse_attention_becomes_the_datasets_three_definitions() -> None:
     assert any("topk: SGLang 2048, transformers 1024" in why for why in told)
 
 
-ROUTING = "routing by sigmoid, renormalised, within groups, with a bias: no op_type"
-
-
 @pytest.mark.parametrize(
     ("model", "kind", "facts", "why"),
     [
@@ -213,15 +209,21 @@ ROUTING = "routing by sigmoid, renormalised, within groups, with a bias: no op_t
         ("qwen3_30b", "top_k", {"bias": "float32"}, "experts with routing by softmax and a bias: no form"),
         ("qwen3_30b", "attention", {"chunks": True}, "attention within chunks: no form"),
         ("deepseek_v3", "attention", {"window": 1024}, "latent attention with window"),
-        ("deepseek_v3", "top_k", {}, ROUTING),
-        ("deepseek_v3", "top_k", {"scoring": "softmax"}, ROUTING),  # a bias within groups means sigmoid scores
+        ("deepseek_v3", "top_k", {"own": True}, "routing by a function of the model's own: no form"),
+        ("qwen3_30b", "top_k", {"scoring": "sigmoid"}, "routing by sigmoid, renormalised: no form"),
     ],
 )
 def test_what_a_form_can_not_say_becomes_none(model: str, kind: str, facts: dict[str, object], why: str) -> None:
     calls, left = kernels.from_reading(changed(model, kind, **facts))
     assert any(why in item.why for item in left)
     experts = {call["routing"] for call in calls if call.kind == "experts"}
-    assert model != "deepseek_v3" or experts == {"deepseek_v3"}
+    assert model != "deepseek_v3" or experts <= {"deepseek_v3"}
+
+
+@pytest.mark.parametrize("scoring", ["sigmoid", "softmax"])
+def test_a_bias_within_groups_means_sigmoid_scores(scoring: str) -> None:
+    calls, _ = kernels.from_reading(changed("deepseek_v3", "top_k", scoring=scoring))
+    assert {call["routing"] for call in calls if call.kind in {"experts", "router"}} == {"deepseek_v3"}
 
 
 def test_each_norm_becomes_the_forms_that_the_model_calls() -> None:
@@ -342,7 +344,6 @@ MOE |= {"quantisation": "bfloat16", "routing": "renormalise", "groups": 1, "kept
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"routing": "softmax"}, "not renormalised"),
         ({"quantisation": "float8_e4m3fn block 128x128", "intermediate": 96}, "no multiple of the block"),
         ({"quantisation": "int4 GPTQConfig"}, "no such form"),
     ],

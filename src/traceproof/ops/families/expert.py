@@ -1391,7 +1391,9 @@ FP8_BLOCK = f"float8_e4m3fn block {BLOCK}x{BLOCK}"
 SKELETONS = {
     (FP8_BLOCK, "deepseek_v3"): "moe_fp8_ds_routing",
     (FP8_BLOCK, "renormalise"): "moe_fp8_renorm",
+    (FP8_BLOCK, "softmax"): "moe_fp8_softmax",
     ("bfloat16", "renormalise"): "moe_bf16_renorm",
+    ("bfloat16", "softmax"): "moe_bf16_softmax",
 }
 # Of a definition to check a reference by. What decides behaviour (groups, top-k, offset) stays.
 SMALL_HIDDEN, SMALL_INTERMEDIATE = 256, 128
@@ -1478,15 +1480,13 @@ def mixture_draft(call: KernelCall) -> Draft | str:
     """The definition of a mixture, or why the dataset has no form for it."""
     kind, method = call["quantisation"], call["routing"]
     hidden, intermediate = call["hidden"], call["intermediate"]
-    if method == "softmax":
-        return "softmax weights that are not renormalised over the chosen experts: the dataset has no such form"
     if kind == FP8_BLOCK and (hidden % BLOCK or intermediate % BLOCK):
         return f"hidden {hidden} or intermediate {intermediate} per rank is no multiple of the block, {BLOCK}"
     skeleton = SKELETONS.get((kind, method))
     if skeleton is None:
         return f"{kind} weights with {method} routing: the dataset has no such form"
     local, note = call["local_experts"], ""
-    if method == "renormalise" and call["experts"] != local:
+    if method != "deepseek_v3" and call["experts"] != local:
         note = f" A rank holds {local} of {call['experts']} experts; the form routes over those alone."
 
     def drafted(hidden: int, intermediate: int, smaller: Draft | None) -> Draft:
@@ -1501,7 +1501,7 @@ def mixture_draft(call: KernelCall) -> Draft | str:
 
 MOE.extraction = Extraction(
     readers={"FusedMoE": ("experts", _experts), "TopK": ("top_k", routing.facts_of_top_k)},
-    calls={"experts": _call, "top_k": routing.why_no_call},
+    calls={"experts": _call},
     differs={"experts": held_against("experts", _terms, gated=True)},
     drafts={"experts": lambda call, _: [mixture_draft(call)]},
 )

@@ -274,6 +274,7 @@ def _pytorch_gemm(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 WHOLE = ("bfloat16", "float16", "float32")
+FP8_N, FP8_K = 256, 384
 SMALL_N, SMALL_K = 192, 320  # of a projection's small form: no powers of two, so that a swapped axis shows
 
 
@@ -319,6 +320,18 @@ def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False)
     return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
 
 
+def fp8_draft(n: int, k: int, *, role: str, block: int, rank: bool = False) -> Draft:
+    """The product of float8 values, scaled by blocks of 128 x 128; block 0: by token and by row of the weight."""
+    scaled_down = None
+    if n * k > 4 * FP8_N * FP8_K:  # whole blocks and one that is cut off stay what they are
+        scaled_down = fp8_draft(FP8_N + (n % BLOCK) % FP8_N, FP8_K, role=role, block=block)
+    blocks = {"k_blocks": -(-k // block) if block else 1, "n_blocks": -(-n // block) if block else n}
+    kind = "block128" if block else "row"
+    made = draft(GEMM_FP8.op_type, "gemm_fp8", {"n": n, "k": k, "kind": kind, **blocks}, scaled_down=scaled_down)
+    share = "one rank's share of " if rank else ""
+    return replace(made, description=f"{made.description}: {share}{role}.", tp=rank)
+
+
 def linear_call(module: ModelModule, _: Reading) -> KernelCall | str:
     """The call that a projection makes, or why it has no op_type."""
     facts = module.facts
@@ -359,8 +372,13 @@ def linear_drafts(call: KernelCall, choice: Choice) -> Iterator[Draft | str]:
         n, k = (call["rank_n"], call["rank_k"]) if rank else (call["full_n"], call["full_k"])
         role = " and ".join(path.removeprefix("model.layers.*.") for path in call.paths)
         yield gemm_draft(n, k, role=role, note=call.note, rank=rank)
+        if scheme is not None and "by tensor" not in str(scheme):
+            block = BLOCK if scheme == f"float8_e4m3fn by block {BLOCK}x{BLOCK}" else 0
+            if block or "by row" in str(scheme):
+                yield fp8_draft(n, k, role=role, block=block, rank=rank)
+                return
     if scheme is not None:
-        yield f"projection in {scheme}: no op_type"
+        yield f"projection in {scheme}: no form"
 
 
 GEMM.extraction = Extraction(
@@ -518,6 +536,12 @@ def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
 # gemm_fp8
 
 
+def block_of(weight: Sequence[int], scale: Sequence[int]) -> tuple[int, int]:
+    """Columns and rows of a block of a weight [..., N, K]: square, the last ones perhaps cut off, else even."""
+    width, rows = weight[-1] // scale[-1], scale[-2]
+    return width, width if -(-weight[-2] // width) == rows else weight[-2] // rows
+
+
 def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> Tensors:
     """`C = (a * a_scale) @ (b * b_scale).T`, a scaled per row and block of K, b per block of both, or neither.
 
@@ -527,16 +551,17 @@ def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> 
     a, b = wide["a"], wide["b"] if "b" in wide else wide["blocks"].transpose(0, 1).flatten(1)
     if "a_scale" in wide:
         a_scale, b_scale = wide["a_scale"], wide["b_scale"]
-        width, height = b.shape[-1] // b_scale.shape[-1], b.shape[-2] // b_scale.shape[-2]
+        width, height = block_of(b.shape, b_scale.shape)
         if after and b.dim() == 2:
-            columns = b_scale.repeat_interleave(height, 0)
+            columns = b_scale.repeat_interleave(height, 0)[: len(b)]
             total = torch.zeros((len(a), len(b)))
             for block in range(a_scale.shape[1]):
                 part = slice(block * width, (block + 1) * width)
                 total += (a[:, part] @ b[:, part].T) * a_scale[:, block, None] * columns[None, :, block]
             return {"C": total}
         a = scale_blocks(a.flatten(0, -2), a_scale.flatten(0, -2), height=1, width=width).view(a.shape)
-        b = scale_blocks(b.flatten(0, -2), b_scale.flatten(0, -2), height=height, width=width).view(b.shape)
+        rows = b_scale.repeat_interleave(height, -2)[..., : b.shape[-2], :]
+        b = scale_blocks(b.flatten(0, -2), rows.flatten(0, -2), height=1, width=width).view(b.shape)
     if "m_indices" not in wide:
         found = bounded("C", a, b.mT, times)
     else:
@@ -654,7 +679,9 @@ BLOCKSCALE = "flashinfer.gemm:fp8_blockscale_gemm_sm90"
     "gemm.fp8_blockscale_gemm_sm90",
     BLOCKSCALE,
     serves=TWO_SCALED,
-    accepts=lambda definition: dim(definition, "b", 1) == BLOCK * (dim(definition, "b_scale", 1) or 0),
+    accepts=lambda definition: all(
+        dim(definition, "b", axis) == BLOCK * (dim(definition, "b_scale", axis) or 0) for axis in (0, 1)
+    ),
     sm=((9, 0), (9, 0)),
 )
 def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
@@ -665,9 +692,9 @@ def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
 def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, rounded once."""
     a, b, a_scale, b_scale = (inputs[name].float() for name in ("a", "b", "a_scale", "b_scale"))
-    height, width = b.shape[0] // b_scale.shape[0], b.shape[1] // b_scale.shape[1]
+    width, height = block_of(b.shape, b_scale.shape)
     a = a * a_scale.repeat_interleave(width, 1)
-    b = b * b_scale.repeat_interleave(height, 0).repeat_interleave(width, 1)
+    b = b * b_scale.repeat_interleave(height, 0)[: len(b)].repeat_interleave(width, 1)
     return {"out": api[TORCH_LINEAR](a, b).to(dtype_of(definition.outputs["out"]))}
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
-from traceproof.models.drafts import Facts, dtype_name
-from traceproof.models.reading import ModelModule, Reading
+from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
+from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact
@@ -708,16 +708,25 @@ def formless(facts: Mapping[str, Any]) -> str | None:
     return "routing by softmax and a bias: no form" if method == "renormalise" and facts["bias"] else None
 
 
-def why_no_call(module: ModelModule, _reading: Reading) -> str:
-    """A top-k by itself is no call: the dataset has its kernel within that of the experts."""
+def router_call(module: ModelModule, reading: Reading) -> KernelCall | str:
+    """The call that a top-k makes before its experts, or why no form can say it."""
     facts = module.facts
+    beside = (module.parent, module.parent_class)
+    mixed = (one for one in reading.modules if one.kind == "experts" and (one.parent, one.parent_class) == beside)
+    experts = next((one.facts["experts"] for one in mixed), None)
+    scoring, grouped, method = read_top_k(facts)
+    plain = scoring == "softmax" and not (grouped or facts["own"] or facts["bias"])
+    limited = method == "deepseek_v3" and facts["bias"] and not facts["own"]
+    if (plain or limited) and experts is not None:
+        groups: Facts = {name: facts[name] or 1 for name in ("groups", "kept_groups") if limited}
+        return call_of(module, "router", "top_k", experts=experts, routing=method, **groups)
     if facts["own"]:
-        return "routing by a function of the model's own: no op_type"
+        return "routing by a function of the model's own: no form"
     scoring, grouped, _ = read_top_k(facts)
     parts = [f"routing by {scoring}", "renormalised" if facts["renormalise"] else "not renormalised"]
     parts += ["within groups"] * grouped
     parts += ["with a bias"] * bool(facts["bias"])
-    return f"{', '.join(parts)}: no op_type"
+    return f"{', '.join(parts)}: no form"
 
 
 # The router alone: a softmax over its logits.
@@ -992,3 +1001,31 @@ def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
         "topk_weights": weights.to(torch.float32),
         "topk_ids": experts.to(dtype_of(definition.outputs["topk_ids"])),
     }
+
+
+def router_terms(facts: Mapping[str, Any], _: Evidence) -> Facts:
+    """A router of transformers' model in the terms of a call."""
+    method = method_of(facts.get("scoring"), facts.get("renormalise"), facts.get("groups", 1) > 1)
+    groups = {name: facts.get(name) for name in ("groups", "kept_groups") if method == "deepseek_v3"}
+    return {"experts": facts["experts"], "top_k": facts.get("top_k"), "routing": method, **groups}
+
+
+def router_draft(call: KernelCall) -> Draft:
+    """The best of a softmax over all experts, as they are or of sum 1; or in groups, of sigmoids and a bias."""
+    if call["routing"] == "deepseek_v3":
+        return draft(MOE_ROUTING.op_type, "moe_routing_grouped", dict(call.facts))
+    renormalised = call["routing"] == "renormalise"
+    values: Facts = {
+        "renorm": "_renorm" if renormalised else "",
+        "how": "renormalised over the chosen" if renormalised else "not renormalised",
+        "renormalize": int(renormalised),
+        "weights": "best / best.sum(dim=-1, keepdim=True)" if renormalised else "best",
+    }
+    return draft(MOE_ROUTING.op_type, "moe_routing", dict(call.facts) | values)
+
+
+MOE_ROUTING.extraction = Extraction(
+    calls={"top_k": router_call},
+    differs={"router": held_against("experts", router_terms)},
+    drafts={"router": lambda call, _: [router_draft(call)]},
+)
