@@ -29,7 +29,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Value, Values
 from traceproof.ops.batch import SLOTS, batch_of, halved
-from traceproof.ops.cases import BEFALLEN, UNUSUAL, Case
+from traceproof.ops.cases import BEFALLEN, LOSSLESS, UNUSUAL, Case
 from traceproof.ops.compare import ANY_CODE, Backward, Exact, Quantised, Samples
 from traceproof.ops.formula import Variant
 from traceproof.ops.op import Op
@@ -525,6 +525,9 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
             subject = solve(definition, planned.case, seed=seed)
             right = partial(computed, subject, variants[0])
             plain = right()
+            if planned.case.params.get(UNUSUAL) == LOSSLESS:  # what has no tie there shows none
+                kept = {key for key, value in plain.items() if held_exactly(subject.oracle.get(key), value.dtype)}
+                mutants = [one for one in mutants if one.kind != TIES or not {*one.changes} & kept]
             for mutant in mutants:
                 if not (mutant.caught and mutant.as_kernel):
                     hold(mutant, subject, right, plain)
@@ -537,6 +540,11 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
     for one in mutants:
         one.make = done  # so that it can be sent to who asked
     return mutants
+
+
+def held_exactly(value: torch.Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether a dtype holds what is expected without rounding."""
+    return value is not None and torch.equal(value.to(dtype).to(value.dtype), value)
 
 
 def equal_by_form(definition: Definition, op: Op, mutant: Mutant) -> str:

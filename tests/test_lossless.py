@@ -22,8 +22,9 @@ FORMS = [
     planted.indexer(),
 ]
 DEFINITIONS = {definition.name: definition for definition in FORMS}
-COPIED = {  # what is not rounded: the last elements; a sum with a residual of 0
+COPIED = {  # what is not rounded: the last elements, states of eight bits; a sum with a residual of 0
     ("causal_conv1d", "new_state"),
+    ("mamba_ssd_combined", "final_states"),
     ("rmsnorm", "residual_out"),
 }
 WITHOUT = {
@@ -46,7 +47,6 @@ WITHOUT = {
     "kda",
     "mamba",
     "topk",
-    "mamba_ssd_combined",
     "trtllm_paged_dcp_spec",
     "page_append",
     "rmsnorm_sigmoid_gate",

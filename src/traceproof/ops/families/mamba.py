@@ -29,7 +29,7 @@ from traceproof.ops.gates import (
     sigmoid,
     softplus,
 )
-from traceproof.ops.lossless import SURE, whole
+from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.op import SIZES, Op
 
 if TYPE_CHECKING:
@@ -402,6 +402,15 @@ MAMBA_SSD_COMBINED = Combined(
     },
     apart=False,
     coupled=True,
+    # All decays within a token, so that bfloat16 holds the states' eight bits; a softplus or SiLU of 64 is 64.
+    lossless=lambda _: {
+        **dict.fromkeys(("x", "B", "D"), whole(15)),
+        "C": one_hot,
+        "initial_states": whole(127),
+        **dict.fromkeys(("dt", "z"), SURE),
+        "A": -16.0,
+        "dt_bias": 0.0,
+    },
     gates={
         "out_out": Close(4.0, reference_factor=2.0, reason=CHUNKED),
         "final_states": Close(6.0, row_axes=2, reference_factor=2.0, reason=CHUNKED),
