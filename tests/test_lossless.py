@@ -30,6 +30,7 @@ COPIED = {  # what is not rounded: the last elements, states of eight bits; a su
 WITHOUT = {
     "attention",
     "block_sparse",
+    "minimax_h3_bf16_pre_attention",
     "msa_proxy",
     "msa_topk",
     "paged_mqa_logits",

@@ -257,6 +257,7 @@ NARROW = (torch.bfloat16, torch.float16)
 FEW = {
     "fused_topk_deepseek_e64_k4": {"topk_values_out"},
     "gdn_fused_decode_h48_v4_d16": {"conv_state_out"},
+    "minimax_h3_pre_attention_h96_p2_d32": {"out_out"},
     "gdn_mtp_replay_qk2_v4_d16": {"replayssm_rawk_out", "replayssm_rawv_out"},
     "fused_kda_decode_h2_d16": {"conv_state_out", "output"},
     "packed_fused_kda_decode_h2_d16": {"conv_state_out", "output"},

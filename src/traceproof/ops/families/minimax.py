@@ -1,0 +1,129 @@
+"""What MiniMax-H3 does before its attention, in one: norms, modulation, projection, rotation, packing by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from traceproof.lazy import torch
+from traceproof.ops.base import Tensors, Values
+from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
+from traceproof.ops.families.norm import mean_square
+from traceproof.ops.formats import exact, to_bf16
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
+from traceproof.ops.op import Op
+
+if TYPE_CHECKING:
+    from traceproof.dataset.definition import Definition
+    from traceproof.draw import Draw
+
+KINDS = 3  # queries, keys, values
+
+
+def pre_attention(
+    wide: Wide, *, shifted: float = 1.0, offset: float = 1.0, rotated: Part = same, mixed: bool = False
+) -> Tensors:
+    """`a = rmsnorm(x) w (1 + scale[i]) + shift[i]`, its products, norms and rotation of queries and keys.
+
+    Rows of the weights are by kind, head and channel; channel d is rotated with d + half of the rotated ones;
+    heads lie by their rank. In float32 each stage is rounded to bfloat16. Of a mutant: the shift's factor,
+    another `offset` of the scale, angles `rotated` otherwise, kinds and heads of the weights `mixed` up.
+    """
+    rounding = exact if wide.dtype is torch.float64 else to_bf16
+    eps, row = wide.number("eps"), wide["adaln_index"].long()
+    x = wide["x"]
+    normed = rounding(x / torch.sqrt(mean_square(x) + eps) * wide["x_norm_weight"])
+    scale = rounding(offset + wide["adaln_scale"][row])
+    active = rounding(normed * scale + shifted * wide["adaln_shift"][row])
+    width = wide["q_norm_weight"].numel()
+    made = rounding(active @ wide["qkv_weight"].T)
+    parts = made.view(len(x), -1, KINDS, width).transpose(1, 2) if mixed else made.view(len(x), KINDS, -1, width)
+    place = wide.maybe("rope_positions")
+    table = wide["rope_cos_sin"]
+    place = torch.arange(len(x), device=x.device) if place is None else place.long().clamp(0, len(table) - 1)
+    cos, sin = rotated(table[place])[:, None].chunk(2, -1)
+    half, found = cos.shape[-1], []
+    for at, name in enumerate("qk"):
+        one = parts[:, at]
+        one = one / torch.sqrt(mean_square(one) + wide.number("qk_eps", eps)) * wide[f"{name}_norm_weight"]
+        one = rounding(one)
+        left, right = one[..., :half], one[..., half : 2 * half]
+        found.append(torch.cat([left * cos - right * sin, right * cos + left * sin, one[..., 2 * half :]], -1))
+    ranks = int(wide.number("ulysses_degree"))
+    packed = torch.stack([*found, parts[:, 2]], 2).view(len(x), ranks, -1, KINDS, width)
+    return {"out_out": packed.transpose(0, 1)}
+
+
+def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Rows of tables, weights by which sums stay near 1, scales around nothing, angles."""
+    rows = {"adaln_index": "adaln_scale", "rope_positions": "rope_cos_sin"}.get(wanted.name)
+    if rows is not None:
+        return draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of(rows)[0]).to(wanted.dtype)
+    if wanted.name == "rope_cos_sin":
+        angle = draw.uniform(wanted.name, (wanted.shape[0], wanted.shape[1] // 2), low=-3.0, high=3.0)
+        return torch.cat([angle.cos(), angle.sin()], -1).to(wanted.dtype)
+    scale = wanted.shape[-1] ** -0.5 if wanted.name == "qkv_weight" else 0.25
+    return draw.normal(wanted.name, wanted.shape, scale=scale).to(wanted.dtype)
+
+
+class PreAttention(Op):
+    """How many ranks there are is an axis, too."""
+
+    sizes_in_numbers = ("ulysses_degree",)
+
+    @staticmethod
+    def _rows(_: Definition) -> None:
+        """None: the first axis is that of ranks."""
+
+    def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
+        """One channel of a row decides its norm and its products."""
+        sizes = {"m": BOUNDARY_ROWS, "r": 9, "s": 17, "u": 1}
+        axes = self.settled(definition, self.case(definition, "", sizes, seed)).axes
+        yield at_boundaries(axes, ["x"], seed)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """The number of ranks as the axis has it."""
+        values = super().inputs(definition, case, draw)
+        sizes = {**case.axes, **definition.const_axes}
+        return values | {"ulysses_degree": sizes[(definition.outputs["out_out"].shape or ("",))[0]]}
+
+
+PRE_ATTENTION = PreAttention(
+    "minimax_h3_bf16_pre_attention",
+    Form(
+        "x[m n] x_norm_weight[n] adaln_scale[r n] adaln_shift[r n] adaln_index[m] qkv_weight[w n] q_norm_weight[d]"
+        " k_norm_weight[d] rope_cos_sin[s z] rope_positions[m]? workspace[m n]? out[u m a c d]? ulysses_degree"
+        " eps? qk_eps? -> out_out[u m a c d]",
+        pre_attention,
+    ),
+    family="minimax",
+    apart=False,
+    coupled=True,
+    scalars={"eps": 1e-5, "qk_eps": 1e-5},
+    sizes={
+        "m": (1, 3, 4, 16, 5),
+        "u": (1, 2),
+        "a": lambda size: size["w"] // (KINDS * size["d"] * size["u"]),
+        "r": (9,),
+        "s": (17,),
+    },
+    data=("x",),
+    draws=dict.fromkeys(
+        ("adaln_index", "adaln_scale", "adaln_shift", "rope_positions", "rope_cos_sin", "qkv_weight"), drawn
+    ),
+    unread=dict.fromkeys(("workspace", "out"), "it is written over"),
+    unusual={"nan": ("x",)},
+    mutants=(
+        Mutant("shift dropped", shifted=0.0),
+        Mutant("scale without its one", offset=0.0),
+        Mutant("not rotated", rotated=lambda table: torch.cat([torch.ones_like(table), table * 0], -1)[:, ::2]),
+        Mutant("rotated the other way", rotated=lambda t: torch.cat([t.chunk(2, -1)[0], -t.chunk(2, -1)[1]], -1)),
+        Mutant("weights by head, then kind", mixed=True),
+        Mutant("sums in bfloat16", precision="bfloat16"),
+        altered("rows of the next token's table", "adaln_index", change=lambda rows: rows.roll(1)),
+        altered("norm's weight dropped", "x_norm_weight", change=torch.ones_like),
+        altered("queries' norm for keys", "k_norm_weight", change=torch.ones_like),
+        altered("positions ignored", "rope_positions", change=lambda rows: torch.arange(len(rows))),
+        altered("eps x 100", "eps", change=lambda eps: eps * 100),
+    ),
+)
