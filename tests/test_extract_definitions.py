@@ -342,10 +342,31 @@ MOE |= {"quantisation": "bfloat16", "routing": "renormalise", "groups": 1, "kept
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"clamped": True},
+        {"routing": "softmax"},
+        {"routing": "softmax", "quantisation": "float8_e4m3fn block 128x128"},
+    ],
+)
+def test_experts_of_newer_forms_hold_against_their_oracle(change: dict[str, object]) -> None:
+    facts: dict[str, object] = MOE | change
+    made = mixture_draft(kernel("experts", count=1, path="experts", **facts))  # type: ignore[arg-type]
+    assert isinstance(made, Draft)
+    assert made.scaled_down is not None
+    definition = drafted(made.scaled_down)
+    assert ops.failures(definition, ops.reference, "small") == {}
+
+
+@pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"quantisation": "float8_e4m3fn block 128x128", "intermediate": 96}, "no multiple of the block"),
         ({"quantisation": "int4 GPTQConfig"}, "no such form"),
+        (
+            {"quantisation": "int4 GPTQConfig", "clamped": True},
+            "gpt-oss's activation: the dataset has no such form",
+        ),
     ],
 )
 def test_experts_without_a_form_say_why(change: dict[str, object], why: str) -> None:

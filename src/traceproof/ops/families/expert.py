@@ -1386,6 +1386,7 @@ MOE_FINALIZE_RMSNORM_ALLREDUCE = Op(
 
 # Mixtures in models, and which of them the dataset has a form for.
 
+OF_GPT_OSS = "gemm1_alpha, gemm1_clamp_limit, bias"
 BESIDE = ("gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit")  # numbers of an activation that is more than silu
 FP8_BLOCK = f"float8_e4m3fn block {BLOCK}x{BLOCK}"
 SKELETONS = {
@@ -1395,6 +1396,7 @@ SKELETONS = {
     ("bfloat16", "renormalise"): "moe_bf16_renorm",
     ("bfloat16", "softmax"): "moe_bf16_softmax",
 }
+CLAMPED = {"bfloat16": "moe_bf16_swiglu_oai"}  # gpt-oss's activation, by expert indices and weights
 # Of a definition to check a reference by. What decides behaviour (groups, top-k, offset) stays.
 SMALL_HIDDEN, SMALL_INTERMEDIATE = 256, 128
 
@@ -1435,7 +1437,7 @@ def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
     _, _, method = routing.read_top_k(chosen)
     # What of these experts, or of their router, no form can say.
     without = routing.formless(chosen)
-    if without is None and "beside" in facts:
+    if without is None and facts.get("beside", OF_GPT_OSS) != OF_GPT_OSS:
         without = f"more than silu: {facts['beside']}, which no form can say"
     if without is None and (not facts["gated"] or facts["gate"] != "silu"):
         without = f"activation {facts['gate']}, gated {facts['gated']}: no form"
@@ -1451,6 +1453,7 @@ def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
         top_k=chosen["top_k"],
         groups=chosen["groups"] or 1,
         kept_groups=chosen["kept_groups"] or 1,
+        **({"clamped": "beside" in facts} if "beside" in facts else {}),
     )
 
 
@@ -1482,9 +1485,11 @@ def mixture_draft(call: KernelCall) -> Draft | str:
     hidden, intermediate = call["hidden"], call["intermediate"]
     if kind == FP8_BLOCK and (hidden % BLOCK or intermediate % BLOCK):
         return f"hidden {hidden} or intermediate {intermediate} per rank is no multiple of the block, {BLOCK}"
-    skeleton = SKELETONS.get((kind, method))
+    clamped = dict(call.facts).get("clamped")
+    skeleton = CLAMPED.get(kind) if clamped else SKELETONS.get((kind, method))
     if skeleton is None:
-        return f"{kind} weights with {method} routing: the dataset has no such form"
+        what = "gpt-oss's activation" if clamped else f"{method} routing"
+        return f"{kind} weights with {what}: the dataset has no such form"
     local, note = call["local_experts"], ""
     if method != "deepseek_v3" and call["experts"] != local:
         note = f" A rank holds {local} of {call['experts']} experts; the form routes over those alone."
