@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import op_support as ops
 import pytest
 import torch
 from extract_support import GOLDEN, drafts_of, golden, named, reading_of

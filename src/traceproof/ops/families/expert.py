@@ -1445,6 +1445,7 @@ def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
         without = f"weights packed by {facts['scheme']}: no form"
     if without is not None:
         return f"experts with {without}"
+    clamped: Facts = {"clamped": True} if "beside" in facts else {}
     return call_of(
         module,
         "experts",
@@ -1453,7 +1454,7 @@ def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
         top_k=chosen["top_k"],
         groups=chosen["groups"] or 1,
         kept_groups=chosen["kept_groups"] or 1,
-        **({"clamped": "beside" in facts} if "beside" in facts else {}),
+        **clamped,
     )
 
 
