@@ -199,7 +199,7 @@ def test_the_shadow_of_a_right_reference_is_what_the_oracle_says(definition: Def
             oracle = known[name].double()
             off, lost = (float((one[name].double() - oracle).abs().max()) for one in (found, plain))
             assert off <= 1e-13 * float(oracle.abs().max()), (name, off)
-            assert off < lost / 1000, (name, off, lost)
+            assert off < lost / 1000 or off == lost == 0, (name, off, lost)  # of copies nothing is lost
             compared += 1
     assert compared
 
