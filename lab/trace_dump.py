@@ -198,7 +198,7 @@ def of_experts(template: Any, sizes: dict[str, int]) -> dict[str, str]:  # noqa:
     dtypes: dict[str, str] = {}
     for line in EXPERTS.strip().splitlines():
         names, *entries = line.split()
-        for one in entries if re.match(f"({names})", template.name_prefix) else ():
+        for one in entries if re.match(f"({names})", template.name_prefix or "") else ():
             name, equals, text = one.partition("=")
             if not equals:
                 name, _, text = one.partition(":")
