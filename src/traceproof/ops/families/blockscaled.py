@@ -552,7 +552,7 @@ QUANTIZATION = tiled_rows(
                     MXFP8, of_groups, "x_q", "sf", lay=grouped_tiles, arrange=lambda codes: codes.permute(1, 2, 0)
                 ),
             ),
-            **SHARED | {"draws": {"mask": counts}},
+            **SHARED | {"draws": {"mask": counts}, "tile": 300},  # of several tiles
             unread={"mask": "rows behind it may hold anything"},
             sizes={"b": (1, 2, 3, 5), "r": lambda at: -(-at["m"] // 128)},
             gates={"x_q": GATES[E4M3], "sf": GATES[E8M0]},
