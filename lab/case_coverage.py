@@ -57,9 +57,9 @@ def values_of(case: Json) -> frozenset[str]:
 
 
 def first_axis(definition: Json, case: Json) -> int:
-    """Size of a definition's first var axis, the number of rows."""
-    name = next(name for name, axis in definition["axes"].items() if axis["type"] == "var")
-    return int(case["axes"][name])
+    """Size of a definition's first var axis, the number of rows; 1 where no axis varies."""
+    name = next((name for name, axis in definition["axes"].items() if axis["type"] == "var"), None)
+    return 1 if name is None else int(case["axes"][name])
 
 
 def length_of(length: int) -> str:
@@ -296,7 +296,9 @@ SPACES: Mapping[str, CaseSpace] = {
     "moe": MOE,
     "rmsnorm": rows_and(Axis("residual", ("none", "added"), "the sum before the norm"), _residual),
     "rope": rows_and(Axis("rotary", ("part", "whole"), "what is left unrotated"), _rotary),
-    "sampling": rows_and(Axis("filter", ("top_k", "top_p", "top_k and top_p"), "which tokens remain"), _filter),
+    "sampling": rows_and(
+        Axis("filter", ("top_k", "top_p", "top_k and top_p", "none"), "which tokens remain"), _filter
+    ),
 }
 
 

@@ -105,7 +105,7 @@ def test_norm_modules_are_compiled_by_size_and_dtype_and_fused_ones_by_dtype() -
     assert all(module.compiles for one in (*norms, *fused) for module in adapter_of(one).modules(one, (9, 0)))
 
 
-ROPE = [one for one in support.definitions("rope") if "cos_sin_cache" in one.inputs]
+ROPE = [one for one in support.definitions("rope") if lookup.adapter("sglang", one) is not None]
 
 
 def rotary_embedding(*arguments: Any) -> None:  # noqa: ANN401 - the kernel's own arguments
@@ -147,7 +147,7 @@ def test_a_stand_in_is_not_taken_for_the_package() -> None:
     assert KERNELS in lacking.message
 
 
-@pytest.mark.parametrize("definition", [support.definitions("rmsnorm")[0], ROPE[0]], ids=lambda one: one.name)
+@pytest.mark.parametrize("definition", [support.load("rmsnorm", "rmsnorm_h96"), ROPE[0]], ids=lambda one: one.name)
 def test_the_native_forms_are_a_ground_truth_of_their_own_without_a_gpu(definition: Definition) -> None:
     reasons = {name: Implementation(name).unavailable(definition) for name in ("sglang", "sglang_native")}
     assert {name: found.reason for name, found in reasons.items() if found is not None} == {

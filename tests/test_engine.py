@@ -64,7 +64,7 @@ def engine() -> Iterator[Engine]:
 
 def test_definitions_side_by_side_give_the_rows_that_they_give_alone(tmp_path: Path, engine: Engine) -> None:
     own = Path(__file__).parent / "dataset" / "definitions" / "rmsnorm"
-    for path in sorted(own.glob("*.json"))[:3]:
+    for path in (own / f"{name}_h96.json" for name in ("rmsnorm", "fused_add_rmsnorm")):
         write(tmp_path / "dataset", json.loads(path.read_text(encoding="utf-8")))
     entries = planned(tmp_path / "dataset", tmp_path / "cases")
     alone = [engine.rows(entry, (REFERENCE, "torch")) for entry in entries.values()]

@@ -176,8 +176,9 @@ FLOATING = [
     for op_type in registry.known()
     for definition in definitions(op_type)
     if any(
-        isinstance(kind, Close)
-        for kind in registry.get(op_type).of_form(definition).comparisons(definition).values()
+        isinstance(registry.get(op_type).of_form(definition).comparisons(definition)[name], Close)
+        and getattr(torch, str(spec.dtype), torch.uint8).is_floating_point
+        for name, spec in definition.outputs.items()
     )
 ]
 

@@ -509,7 +509,7 @@ def stepped(op_type: str, *forms: Form) -> Step:
             altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
             altered("slots of the row before", "state_indices", change=lambda slots: slots.roll(1, 0)),
             altered("bias of the convolution dropped", "conv_bias", change=lambda bias: bias * 0),
-            altered("norm's weight dropped", "norm_weight", change=torch.ones_like),
+            altered("norm's weight dropped", "norm_weight", change=lambda one: torch.ones_like(one)),
             Mutant("one token more", applies=of("accept_lens"), more=1),
             Mutant("one token fewer", applies=of("accept_lens"), more=-1),
             Mutant("nothing tracked", applies=of("track_steps"), tracked=False),

@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant("window one shorter", applies=has("window_left"), window=-1),
     Mutant("soft cap dropped", applies=has("logits_soft_cap"), capped=False),
     Mutant("sinks dropped", applies=has("sinks"), sinks=False),
-    altered("mask not looked at", "custom_mask", change=torch.ones_like),
+    altered("mask not looked at", "custom_mask", change=lambda one: torch.ones_like(one)),
     altered("mask of the query before", "custom_mask", change=lambda mask: mask.roll(1, 0)),
     altered("ALiBi dropped", "alibi_slopes", change=lambda slopes: slopes * 0),
     altered("slopes of the next head", "alibi_slopes", change=lambda slopes: slopes.roll(1)),
