@@ -48,6 +48,25 @@ def parse(expression: str) -> ast.expr:
     return ast.parse(expression.strip(), mode="eval").body
 
 
+def allowed(definition: Definition, name: str) -> str | int | None:
+    """What a constraint allows an input to be (`layout == 'HND'`, `mode in ('a', 'b')`, `kind == 2`), or None."""
+    for node in (node for text in definition.constraints or () for node in ast.walk(parse(text))):
+        match node:
+            case ast.Compare(left=ast.Name(id=left), ops=[ast.Eq() | ast.In(), *_], comparators=[given, *_]):
+                listed = given.elts if isinstance(given, ast.Tuple | ast.List | ast.Set) else [given]
+                values = (one.value for one in listed if isinstance(one, ast.Constant))
+                found = next((value for value in values if isinstance(value, str | int)), None)
+                if left == name and found is not None:
+                    return found
+    return None
+
+
+def text_of(definition: Definition, name: str) -> str | None:
+    """A text that a constraint allows an input to be, or None."""
+    found = allowed(definition, name)
+    return found if isinstance(found, str) else None
+
+
 class _Shapes(ast.NodeTransformer):
     """Put the axis a definition declares in place of `tensor.shape[i]`."""
 

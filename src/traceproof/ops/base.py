@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
@@ -85,23 +84,3 @@ def rounded(definition: Definition, values: Tensors) -> Tensors:
 def ordered(definition: Definition, values: Mapping[str, Any]) -> Values:
     """`values` in the order of the definition's inputs. Raises KeyError: an input is missing."""
     return {name: values[name] for name in definition.inputs}
-
-
-def text_of(definition: Definition, name: str) -> str | None:
-    """A text that a constraint allows an input to be, or None."""
-    found = allowed(definition, name)
-    return found if isinstance(found, str) else None
-
-
-def allowed(definition: Definition, name: str) -> str | int | None:
-    """What a constraint allows an input to be (`layout == 'HND'`, `mode in ('a', 'b')`, `kind == 2`), or None."""
-    for constraint in definition.constraints or ():
-        for node in ast.walk(ast.parse(constraint.strip(), mode="eval")):
-            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == name:
-                if not isinstance(node.ops[0], ast.Eq | ast.In):
-                    continue
-                given = node.comparators[0]
-                for one in given.elts if isinstance(given, ast.Tuple | ast.List | ast.Set) else [given]:
-                    if isinstance(one, ast.Constant) and isinstance(one.value, str | int):
-                        return one.value
-    return None

@@ -32,9 +32,8 @@ class Wide:
     definition: Definition
     values: Values
     dtype: torch.dtype
-    names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the definition's names for those of the formula, where they are others
+    # the definition's names for those of the formula, where they are others
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A tensor; one of floating point in the precision of the formula."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from traceproof.dataset.constants import implied_constraints
-from traceproof.dataset.constraints import System, evaluate, last_of, parse
+from traceproof.dataset.constraints import System, allowed, evaluate, last_of, parse, text_of
 from traceproof.dataset.definition import Definition, DType, TensorSpec
 from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
-from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Value, Values, allowed, text_of
+from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Value, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.op import Op

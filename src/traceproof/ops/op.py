@@ -9,11 +9,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+from traceproof.dataset.constraints import text_of
 from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
 from traceproof.ops import far
 from traceproof.ops.adapter import Adapter, Call, Conditions, signature
-from traceproof.ops.base import Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor, text_of
+from traceproof.ops.base import Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, SEEN, STRESS, Case, Further, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet
 from traceproof.ops.far import Far

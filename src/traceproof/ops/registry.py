@@ -102,7 +102,8 @@ def mutants_of(definition: Definition) -> Sequence[Mutant]:
 
 def _check_whole(definition: Definition, op: Op) -> None:
     """Check what every op relies on. Raises Unsupported: a dtype is open, or an input is an unknown text."""
-    from traceproof.ops.base import TORCH_DTYPES, Unsupported, text_of
+    from traceproof.dataset.constraints import text_of
+    from traceproof.ops.base import TORCH_DTYPES, Unsupported
 
     for name, spec in {**definition.inputs, **definition.outputs}.items():
         stated = op.scalars.get(name, text_of(definition, name))

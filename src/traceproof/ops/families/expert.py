@@ -23,11 +23,12 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from traceproof.dataset.constraints import text_of
 from traceproof.lazy import torch
 from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, scalar
-from traceproof.ops.base import Tensors, Unsupported, Value, Values, text_of
+from traceproof.ops.base import Tensors, Unsupported, Value, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Comparison, Exact, Quantised
 from traceproof.ops.families import routing

@@ -700,9 +700,8 @@ def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 # gemm_mxfp8, bmm_mxfp8, gemm_bf16_fp4, gemm_nvfp4_svdquant: factors as codes with a scale for each block of K
 
-Tiles = Callable[
-    ["torch.Tensor", int, int], "torch.Tensor"
-]  # scales in memory, rows, columns -> [..., rows, columns]
+# scales in memory, rows, columns -> [..., rows, columns]
+Tiles = Callable[["torch.Tensor", int, int], "torch.Tensor"]
 
 
 def in_rows(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -736,7 +735,7 @@ class Coded:
             values = unpack(pairs(tiles_of.reshape(8 * down, 64 * across).mT.contiguous()))
             values = E2M1.decode(values).to(wide.dtype)
             scale = (wide.given(self.scales).short() << 7).view(torch.float16).to(wide.dtype).mT
-            return (blocks_of(values, FP4_BLOCK) * scaled(scale)[..., None]).reshape(values.shape)
+            return values * scaled(scale).repeat_interleave(FP4_BLOCK, -1)
         if self.element is E2M1:
             values = self.element.decode(pairs(unpack(wide.given(self.values)))).to(wide.dtype)
         else:
@@ -748,8 +747,7 @@ class Coded:
             raw = raw[..., 0].permute(2, 1, 0, 4, 3).reshape(rows, columns)
         elif self.lies == "tiles":
             raw = tiles(raw.reshape(*batch, raw.numel() // max(math.prod(batch), 1)), rows, columns)
-        scale = scaled(self.form.decode(raw).to(wide.dtype))
-        return (blocks_of(values, width) * scale[..., None]).reshape(values.shape)
+        return values * scaled(self.form.decode(raw).to(wide.dtype)).repeat_interleave(width, -1)
 
 
 def coded_product(
@@ -978,7 +976,7 @@ def linear(
     smooth = kept(x * wide["pre_quant_scale"] ** smoothed)
     codes, scales = Coder(NVFP4).encode(smooth * wide["global_scale"])
     scale = a_scales(E4M3.decode(scales).to(wide.dtype))
-    left = (blocks_of(E2M1.decode(codes).to(wide.dtype), FP4_BLOCK) * scale[..., None]).reshape(x.shape)
+    left = E2M1.decode(codes).to(wide.dtype).reshape(x.shape) * scale.repeat_interleave(FP4_BLOCK, -1)
     weight = Coded("weight_fp4", "weight_sf", E2M1, E4M3).decoded(wide, pairs=pairs, scaled=b_scales, tiles=tiles)
     down = times(x, wide["l2t_smoothed"]).to(wide.dtype)
     low = down @ wide["l1_scaled"].mT if corrected else 0.0
