@@ -113,7 +113,8 @@ def test_variants_pass_where_the_baseline_hits_the_outlier_by_luck(definition: D
     (subject,) = solved(definition, ("small",), 11, ids=("adversarial-outlier",))
     made = {variant.name: variant.make(subject) for variant in variants_of("rmsnorm")}
     known = {name: given for name, given in made.items() if given is not None}
-    assert known
+    bare = definition.name in {"rmsnorm_h96", "fused_add_rmsnorm_h96"}
+    assert len(known) >= (3 if bare else 2), list(known)
     for variant, given in known.items():
         for name, value in given.items():
             assert subject.ruling(name, value).verdict == Verdict.PASS, variant
