@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 from repository import own_dataset
 
+from traceproof.dataset import tree as tree_module
 from traceproof.dataset.records import EvaluationStatus, Solution, Trace, Workload
 from traceproof.dataset.tree import DatasetTree, Selected, Workloads, find, is_dataset, read_tree, wanted
 from traceproof.errors import TraceproofError
@@ -258,6 +259,26 @@ def test_a_broken_file_is_found_by_the_name_that_it_says(dataset: Path) -> None:
     file.rename(file.with_name("other.json"))
     with pytest.raises(TraceproofError, match=r"definitions/rmsnorm/other.json: .*hidden_size"):
         find(read_tree(dataset), NORM)
+
+
+def test_of_a_dataset_only_files_that_hold_a_name_are_read(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    plain = tree_module.read_definition
+
+    def noted(path: Path, *, root: Path | None = None) -> Any:  # noqa: ANN401 - of its dialects
+        read.append(path.name)
+        return plain(path, root=root)
+
+    monkeypatch.setattr(tree_module, "read_definition", noted)
+    whole = read_tree(dataset)
+    read.clear()
+    assert find(read_tree(dataset, naming=[NORM]), NORM) == whole.definitions[NORM]
+    assert read == [f"{NORM}.json"]
+    first = dataset / "definitions" / "a.json"  # of one name, the first by path counts, whatever it is called
+    first.write_text((dataset / "definitions" / "rmsnorm" / f"{NORM}.json").read_text())
+    assert find(read_tree(dataset, naming=[NORM]), NORM).path == Path("definitions/a.json")
+    with pytest.raises(TraceproofError, match=f"close to it: {NORM}"):  # which the whole dataset is read for
+        find(read_tree(dataset, naming=[f"{NORM}x"]), f"{NORM}x")
 
 
 def test_a_name_that_is_an_op_type_too_has_to_be_told_apart(dataset: Path) -> None:

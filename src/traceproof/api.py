@@ -188,7 +188,9 @@ def definition(
         return operator_definition(str(of), dtype) if operator else problem_definition(Path(str(of)), weak=True)
     if isinstance(of, Definition):
         return of
-    return find(read_tree(Path(dataset)), str(of)).definition if dataset is not None else read_file(Path(of))
+    if dataset is None:
+        return read_file(Path(of))
+    return find(read_tree(Path(dataset), naming=[str(of)]), str(of)).definition
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Digests: what an output, a verdict or a job depends on, this package's code among it, as a short string.
 
-Standard library only: every environment imports it. Code is digested by file: rows and files that rules write are
-made again where it changed.
+Standard library only: every environment imports it. Code is digested by file, without comments and docstrings:
+rows and files that rules write are made again where it changed.
 """
 
 import hashlib
@@ -17,8 +17,26 @@ PACKAGE = "traceproof"
 SOURCE = Path(__file__).resolve().parent
 OPS = SOURCE / "ops"
 CATALOGUE = ("models/catalogue.json", "models/catalogue.py")
-# What runs and judges a case. An edit of the other packages (site, publish, lint ...) leaves rows as they are.
-ENGINE = ("dataset", "draw.py", "environments/jit.py", "judge", "run", "sandbox", "stacks", *CATALOGUE)
+# What decides the rows of a case: what draws, runs and judges it, down to the form that rows have. Not what plans
+# cases (a row's key has each of them), keeps rows, or reports them.
+ENGINE = (
+    *(
+        f"dataset/{name}.py"
+        for name in ("constants", "constraints", "definition", "dialects", "hints", "reference_text")
+    ),
+    *("draw.py", "environments/interpreted.py", "environments/jit.py"),
+    *(
+        f"judge/{name}.py"
+        for name in ("arbitration", "gates", "metrics", "numerics", "octaves", "output", "sampling")
+    ),
+    *(
+        f"run/{name}.py"
+        for name in ("calls", "case", "engine", "inits", "job", "judging", "runner", "schema", "shadow")
+    ),
+    *("run/tensors.py", "run/trusted.py", "run/untrusted.py", "run/workers.py", "sandbox", "stacks", *CATALOGUE),
+)
+# Comments and docstrings, but in modules with strings in three single quotes, which may hold the like.
+PROSE = re.compile(rb'^[ \t]*(?:#.*|"""(?=[^\s.,)])(?:(?!""")[\s\S])*""")[ \t]*\n', re.MULTILINE)
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+)?import[ \t]+(\([^)]*\)|.*)", re.MULTILINE)
 COMMENT = re.compile(r"#.*")
 
@@ -88,7 +106,9 @@ def _files(place: Path) -> tuple[Path, ...]:
 
 @cache
 def _content(path: Path) -> tuple[str, str]:
-    return str(path.relative_to(SOURCE)), digest_bytes(path.read_bytes())
+    content = path.read_bytes()
+    told = path.suffix == ".py" and b"'''" not in content
+    return str(path.relative_to(SOURCE)), digest_bytes(PROSE.sub(b"", content) if told else content)
 
 
 @cache

@@ -273,7 +273,7 @@ def bisect(  # noqa: PLR0913 - one parameter per option
     root, config = run.configured(dataset=run.dataset_in(dataset))
     flow = Pipeline(config, root)
     folder = fetch(flow.config.dataset, root=root / flow.config.results / "dataset")
-    op_type = find(read_tree(folder), definition).definition.op_type
+    op_type = find(read_tree(folder, naming=[definition]), definition).definition.op_type
     repository = _clone(repository.expanduser().resolve())
     stack = stack_of(CommitTree(repository, bad))
     if stack is None or op_type not in op_types(stack):

@@ -65,7 +65,7 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     """
     root, config = run.configured(dataset=run.dataset_in(dataset), test_sizes=test_sizes, seed=seed)
     folder = dataset or fetch(config.dataset, root=root / config.results / "dataset")
-    definition = find(read_tree(folder), name).definition
+    definition = find(read_tree(folder, naming=[name]), name).definition
     installation = resolve(config, environment_of(truth))
     python = str(ready(installation, root=root, say=run.say))
     with telling("asking its environment"):

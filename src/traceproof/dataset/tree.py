@@ -9,7 +9,7 @@ import gc
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -189,6 +189,11 @@ class DatasetTree:
             found[path.stem] = (*found.get(path.stem, ()), path.relative_to(self.root))
         return MappingProxyType(found)
 
+    @property
+    def op_types(self) -> set[str]:
+        """Op_types of its definitions, and of files that can not be used."""
+        return {one.definition.op_type for one in self.definitions.values()} | set(map(group_of, self.broken))
+
     def workloads(self, name: str) -> Workloads:
         """Read the workload lines of the definition `name`; it needs not exist."""
         lines: list[WorkloadLine] = []
@@ -259,11 +264,12 @@ def read_definition(path: Path, *, root: Path | None = None) -> dialects.ReadDef
         return dialects.read(strict_json(file_text(path, root)))
 
 
-def read_tree(root: Path) -> DatasetTree:
+def read_tree(root: Path, *, naming: Collection[str] = ()) -> DatasetTree:
     """Read every definition below `root`; a file that can not be used costs that file alone.
 
-    Of files that hold the same name, the first by path counts; the others are broken. Raises TraceproofError:
-    `root` holds no definition files at all.
+    With `naming`, definitions and op_types: of files that hold one of these words alone, where each is met there;
+    what is close to another one only the whole dataset can tell. Of files that hold the same name, the first by
+    path counts; the others are broken. Raises TraceproofError: `root` holds no definition files at all.
     """
     root = root.resolve()
     files = sorted(islice(_definition_files(root), MOST_DEFINITIONS + 1))
@@ -276,11 +282,14 @@ def read_tree(root: Path) -> DatasetTree:
         raise TraceproofError(f"{root} is not a dataset", problems=[f"looked in {looked}: {state}"], todo=todo)
     if len(files) > MOST_DEFINITIONS:
         raise TraceproofError(f"{root} has more than {MOST_DEFINITIONS} files of definitions")
+    words = {text.encode(errors="replace") for name in naming for text in (name, json.dumps(name)[1:-1])}
     definitions: dict[str, DatasetEntry] = {}
     broken: list[Broken] = []
     notes: list[Note] = []
     with paused_collection():
         for file in files:
+            if naming and file.parent.name not in naming and not _holds(file, root, words):
+                continue
             path = file.relative_to(root)
             try:
                 reading = read_definition(file, root=root)
@@ -296,7 +305,17 @@ def read_tree(root: Path) -> DatasetTree:
             expected = Path("definitions", made.op_type, f"{made.name}.json")
             if path != expected and not (made.dialect is Dialect.TRACE_DUMP and len(path.parts) == 1):
                 notes.append(Note(path, f"name and op_type say {expected}"))
-    return DatasetTree(root, MappingProxyType(definitions), tuple(broken), tuple(notes))
+    tree = DatasetTree(root, MappingProxyType(definitions), tuple(broken), tuple(notes))
+    return tree if definitions.keys() | tree.op_types >= {*naming} else read_tree(root)
+
+
+def _holds(file: Path, root: Path, words: Iterable[bytes]) -> bool:
+    """Whether a file holds one of some words, or can not be read."""
+    try:
+        text = file_bytes(file, root, most=DEFINITION_BYTES)
+    except (OSError, NotPlainError):
+        return True
+    return any(word in text for word in words)
 
 
 def _definition_files(root: Path) -> Iterator[Path]:
@@ -393,7 +412,7 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
         what = "these lie in several datasets"
         raise TraceproofError(what, problems=listed, todo="Verify one dataset at a time.")
     root = next(iter(roots), None)
-    tree = read_tree(root or dataset())
+    tree = read_tree(root or dataset(), naming=() if paths else words)
     op_types: dict[str, None] = {}
     definitions: dict[str, None] = {}
     for word in words:
@@ -449,7 +468,7 @@ def _op_types_below(tree: DatasetTree, path: Path) -> list[str]:
 
 def _is_op_type(tree: DatasetTree, word: str) -> bool:
     """Whether a name is an op_type's, not a definition's. Raises TraceproofError: it is both, or neither."""
-    groups = {one.definition.op_type for one in tree.definitions.values()} | set(map(group_of, tree.broken))
+    groups = tree.op_types
     if word in groups and word in tree.definitions:
         todo = f"Say which: --op-type {word} or --definition-name {word}."
         raise TraceproofError(f"{tree.root} has an op_type and a definition {word!r}", todo=todo)

@@ -153,7 +153,7 @@ def plan(  # noqa: PLR0913 - a rule's inputs and outputs
     not exist, or the dataset has no definitions.
     """
     with paused_collection():
-        tree = read_tree(dataset)
+        tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
         groups = selected(tree, selection)
         # Which cases there are is told while planning, so that a selection of cases is planned anew.
         common = [code, selection.model_dump(), str(tree.root)] if code and not selection.cases else []

@@ -81,7 +81,7 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
         return
     if dataset is None:
         raise TraceproofError(f"there is no dataset to find {name} in", todo="Give one with --dataset.")
-    tree = read_tree(dataset)
+    tree = read_tree(dataset, naming=[name])
     entry = find(tree, name)
     yield Target(definition=entry.definition, path=str(tree.root / entry.path), dataset=tree.root)
 
@@ -136,7 +136,12 @@ def judge(
         *(f"{Failure.CONSTANTS}: the definition is at fault: {conflict}" for conflict in constants.conflicts),
         *objections(trial, len([one for one in definition.outputs.values() if not one.optional])),
     )
-    code = digest_json([code_digest("solutions"), verdict_code(registry.file_of(definition.op_type))])
+    code = digest_json(
+        [
+            code_digest("solutions", "judge", "run/hidden.py", "run/plan.py"),
+            verdict_code(registry.file_of(definition.op_type)),
+        ]
+    )
     return Certificate(
         solution=candidate.name,
         path=candidate.path,

@@ -94,7 +94,7 @@ def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[Planne
 
     Raises TraceproofError: the dataset has no such definition.
     """
-    tree = read_tree(Path(settings.dataset))
+    tree = read_tree(Path(settings.dataset), naming=[name])
     definition = find(tree, name).definition
     found: dict[tuple[str, int], PlannedCase] = {}
     for seed, lines in ((settings.seed, fitting_lines(tree, definition, [])), (settings.hidden_seed, [])):
