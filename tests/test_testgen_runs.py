@@ -92,7 +92,7 @@ def test_with_this_package_they_use_its_cases_and_gates_and_say_so(done: subproc
     assert "test_rmsnorm_a" not in "\n".join(failed)
     title = "test_numerical_correctness[small-0] _"
     report = done.stdout.partition(title)[2].strip("_").partition("\n___")[0]
-    assert "rmsnorm_b, case small-0 (batch_size 1; seed 0) on cpu: reference" in report
+    assert "rmsnorm_b, case small-0 (batch_size 1; seed 0) on cpu:\n  reference, output: fail numerics" in report
     assert report.count("at [") == 5
     assert "max_abs" in report
     assert "specification: atol 0.008" in report
@@ -104,7 +104,7 @@ def test_workload_lines_are_cases_and_a_missing_blob_a_skip(done: subprocess.Com
     listed = run_pytest_lines(done)
     assert "test_numerical_correctness[workload-one]" in listed
     assert "workload-huge" not in done.stdout  # large
-    assert "blob_missing: the dataset has no blob/none.safetensors" in done.stdout
+    assert "rmsnorm_a.jsonl:2: no blob/none.safetensors in the dataset" in done.stdout
 
 
 def run_pytest_lines(done: subprocess.CompletedProcess[str]) -> str:

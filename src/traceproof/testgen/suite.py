@@ -1,18 +1,18 @@
 """What generated tests use where this package can be imported: its cases, oracle, gates and sandbox.
 
-`conftest.py` beside the tests calls it; a case here has the methods of the one that is written there. The calls of
-ground truths are those of the test files.
+`conftest.py` beside the tests calls it; a case here has the methods of the one that is written there. The engine
+runs the reference and the test file's calls of ground truths and judges them, as `traceproof verify` does: each
+test looks at its part of the rows.
 """
 
 import atexit
 import gc
-import importlib.util
-import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
-from copy import deepcopy
-from itertools import combinations
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,29 +22,32 @@ import torch
 
 import traceproof
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.dialects import read
 from traceproof.dataset.reference_text import assigned
-from traceproof.judge.output import Ruling, judge_output, misconduct
-from traceproof.ops import lookup, registry
-from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
-from traceproof.ops.cases import ALWAYS, LARGE_BYTES, WORKLOADS, Case
+from traceproof.dataset.tree import find, read_tree
+from traceproof.errors import TraceproofError
+from traceproof.judge.metrics import row_for
+from traceproof.ops import lookup
+from traceproof.ops.base import TORCH_DTYPES, Values
+from traceproof.ops.cases import ALWAYS, LARGE_BYTES, WORKLOADS
 from traceproof.programs import available_memory
-from traceproof.reasons import Skip, Unavailable, Verdict
-from traceproof.run.calls import GOLDEN
-from traceproof.run.case import SolvedCase, entries_of, expectation, make_inputs, solve
-from traceproof.run.tensors import plain_tensor, same_values
-from traceproof.run.trusted import OTHER_SEED, Implementation, call, named_outputs
-from traceproof.run.untrusted import CaseResult, UntrustedSource, loaded
-from traceproof.run.workers import untrusted_pool
+from traceproof.reasons import Error, Failure, Skip, Unavailable, Verdict
+from traceproof.run.case import entries_of
+from traceproof.run.engine import DefinitionRun, Engine, this_interpreter
+from traceproof.run.inits import made_again
+from traceproof.run.judging import JudgedCase
+from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
+from traceproof.run.schema import PAIR, REFERENCE, WHOLE, PlannedCase, VerdictRow, figures, place
+from traceproof.run.trusted import OTHER_SEED, Implementation
+from traceproof.run.workers import EngineSettings, untrusted_pool
 from traceproof.sandbox import Limits, Pool
+from traceproof.stacks import MAIN
 
 HEADER = f"cases, oracle, gates and sandbox of traceproof {traceproof.__version__}"
-REFERENCE = "reference"
 GIVEN_THREADS = torch.get_num_threads()
 LARGE = 1 << 30  # bytes that a case needs for more than one thread to make it faster
 HEADROOM = 0.8  # of the free memory: the estimate of a case is not exact
 LIMITS = Limits(seconds=3600.0, setup_seconds=600.0, memory_bytes=None)  # a test session has limits of its own
-FIGURES = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
+FORM = {"shape": frozenset({Failure.SHAPE, Failure.PRESENCE}), "dtype": frozenset({Failure.DTYPE})}
 
 atexit.register(gc.freeze)  # ending, Python would look for cycles in all of torch: half a second
 
@@ -58,47 +61,22 @@ def add_options(group: Any) -> None:  # noqa: ANN401 - pytest's own type is priv
 def cases(module: ModuleType, config: pytest.Config, sizes: tuple[str, ...]) -> dict[str, list[Any]]:
     """The cases of a test file by fixture; of a definition that can not be read, one that says why."""
     try:
-        definition = read_definition(config.getoption("dataset"), module.DEFINITION)
-        op, _ = registry.for_definition(definition)
-        planned = list(op.cases(definition, sizes=sizes, seed=config.getoption("seed")))
-    except (OSError, ValueError, KeyError, TypeError, LookupError) as error:
-        broken = Unreadable(f"{module.DEFINITION} can not be read: {type(error).__name__}: {error}")
+        file = Suite(module, config, sizes)
+    except (TraceproofError, OSError, ValueError, LookupError, TypeError) as error:
+        broken = Unreadable(f"{module.DEFINITION} can not be read: {error}")
         return {"case": [broken], "edge_case": [broken], "cheap_case": [broken]}
-    ordinary = [case for case in planned if case.size not in ALWAYS]
-    cheapest = sorted(ordinary, key=lambda case: (op.memory(definition, case), case.id))[:1]
-    asked = config.getoption("workloads")
-    if asked == "yes" or (asked == "auto" and config.getoption("device").type == "cuda"):
-        lines = workload_cases(config.getoption("dataset"), definition, config.getoption("seed"))
-        large = "large" in sizes
-        ordinary += [case for case in lines if large or op.memory(definition, case) < LARGE_BYTES]
-    made = {case.id: SuiteCase(module, definition, case, config) for case in [*planned, *ordinary]}
+    ordinary = [one for one in file.cases if one.size not in ALWAYS]
+    if "large" not in sizes:
+        ordinary = [one for one in ordinary if one.size != WORKLOADS or one.planned.memory < LARGE_BYTES]
+    drawn = [one for one in ordinary if one.size != WORKLOADS]
+    cheapest = sorted(drawn, key=lambda one: (one.planned.memory, one.id))[:1]
+    for one in cheapest:
+        one.planned = one.planned.model_copy(update={"repeat": True})
     return {
-        "case": [made[case.id] for case in ordinary],
-        "edge_case": [made[case.id] for case in planned if case.size in ALWAYS],
-        "cheap_case": [made[case.id] for case in cheapest],
+        "case": ordinary,
+        "edge_case": [one for one in file.cases if one.size in ALWAYS],
+        "cheap_case": cheapest,
     }
-
-
-def read_definition(dataset: Path, name: str) -> Definition:
-    """A dataset's definition. Raises LookupError, OSError, ValueError: there is not one, or it is broken."""
-    folder = dataset / "definitions" if (dataset / "definitions").is_dir() else dataset  # flat: FlashInfer's dumps
-    found = sorted(folder.rglob(f"{name}.json"))
-    if len(found) != 1:
-        raise LookupError(f"{folder} holds {len(found)} files {name}.json; expected one")
-    return read(json.loads(found[0].read_text(encoding="utf-8"))).definition
-
-
-def workload_cases(dataset: Path, definition: Definition, seed: int) -> list[Case]:
-    """The dataset's own workload lines of a definition, as cases; lines that hold none are `traceproof lint`'s."""
-    found = []
-    for path in sorted((dataset / "workloads").rglob(f"{definition.name}.jsonl")):
-        for line in filter(str.strip, path.read_text(encoding="utf-8").splitlines()):
-            value = json.loads(line)
-            workload = value.get("workload")
-            if workload is not None and value.get("definition") == definition.name:
-                name, inputs = f"workload-{workload['uuid']}", {"inputs": workload["inputs"]}
-                found.append(Case(name, WORKLOADS, workload["axes"], seed, inputs))
-    return found
 
 
 class Unreadable:
@@ -134,115 +112,111 @@ class Written(Implementation):
         return self._call(**inputs)
 
 
-class SuiteCase:
-    """One case of a definition. All that is drawn or computed for it is in `known`, until that is cleared."""
+@cache
+def pool_of(device: str) -> Pool:
+    """The processes that references run in, those of all files."""
+    pool = untrusted_pool(gpu=device == "cuda")
+    atexit.register(pool.close)
+    return pool
 
-    def __init__(self, module: ModuleType, definition: Definition, case: Case, config: pytest.Config) -> None:
-        self.module, self.definition, self.case, self.id = module, definition, case, case.id
+
+class CaseRun(DefinitionRun):
+    """A run of one case that keeps what was judged: outputs and what is expected of them, beside the rows."""
+
+    judged: JudgedCase
+
+    def _finish(self, case: JudgedCase) -> None:
+        if not case.planned.hidden:
+            self.judged = case
+        super()._finish(case)
+
+
+class Suite:
+    """One test file: its definition, planned, and the ground truths that run here."""
+
+    def __init__(self, module: ModuleType, config: pytest.Config, sizes: tuple[str, ...]) -> None:
+        self.module = module
         self.device: torch.device = config.getoption("device")
         self.dataset: Path = config.getoption("dataset").absolute()
         given = config.getoption("tolerance")
         self.tolerance: float | None = given if given is not None else getattr(module, "TOLERANCE", None)
         self.memory: float | None = config.getoption("memory_gb")
-        self.op, self.no_oracle = registry.for_definition(definition)
-        self.known: dict[str, Any] = {}
+        tree = read_tree(self.dataset, naming=[module.DEFINITION])
+        self.definition = find(tree, module.DEFINITION).definition
+        asked = config.getoption("workloads")
+        wanted = asked == "yes" or (asked == "auto" and self.device.type == "cuda")
+        lines = (
+            fitting_lines(tree, self.definition, []) if wanted else []
+        )  # those that do not fit: `traceproof lint`
+        chosen = PlanSelection(sizes=sizes, seed=config.getoption("seed"), memory_limit=sys.maxsize)
+        self.entry = planned_alone(self.definition, chosen, lines)
+        self.cases = [SuiteCase(self, planned) for planned in self.entry.cases if not planned.hidden]
+
+    @cached_property
+    def truths(self) -> Mapping[str, Written | Unavailable]:
+        """The file's ground truths, or the capability that one lacks here."""
+        found = [Written(self.module, name, self.device) for name in self.module.GROUND_TRUTHS]
+        return {one.name: one.unavailable(self.definition) or one for one in found}
+
+    def run(self, planned: PlannedCase) -> tuple[JudgedCase, Sequence[VerdictRow]]:
+        """One case run and judged; one that is repeated also with other inputs: answers may be remembered."""
+        functions = {name: one for name, one in self.truths.items() if isinstance(one, Written)}
+        case = replace(planned.case, id=f"{planned.id}, other inputs", seed=planned.case.seed + OTHER_SEED)
+        other = planned.model_copy(update={"case": case, "repeat": False, "hidden": f"--seed {case.seed}"})
+        held = self.entry.holding([planned, *([other] if planned.repeat else [])])
+        settings = EngineSettings(
+            environments={MAIN: this_interpreter(on_gpu=self.device.type == "cuda")},
+            limits=LIMITS,
+            dataset=self.dataset,
+            tolerance=self.tolerance,
+            weak=True,
+            functions=functions,
+        )
+        with ExitStack() as stack:
+            if self.device.index is not None:
+                stack.enter_context(torch.cuda.device(self.device))
+            engine = stack.enter_context(Engine(settings, pool_of(self.device.type)))
+            torch.set_num_threads(threads(planned.memory))
+            made = stack.enter_context(made_again(held, engine.untrusted))
+            run = CaseRun(engine, made, [REFERENCE, *functions])
+            rows = run.rows()
+        return run.judged, rows
+
+
+class SuiteCase:
+    """One case of a definition. All that is computed for it is in `known`, until that is cleared."""
+
+    def __init__(self, file: Suite, planned: PlannedCase) -> None:
+        self.file, self.definition = file, file.definition
+        self.planned = planned.model_copy(update={"large": False, "repeat": False})  # judged in one piece
+        self.id, self.size = planned.id, planned.case.size
+        self.known: dict[str, tuple[JudgedCase, Sequence[VerdictRow]]] = {}
 
     def blocked(self) -> str:
         """Why the case can not be run on this machine; empty: it can."""
-        blobs = self.case.params["inputs"].values() if self.case.size == WORKLOADS else ()
-        files = {blob["path"]: self.dataset / blob["path"] for blob in blobs if "path" in blob}
-        missing = [name for name, path in files.items() if not path.is_file()]
-        if missing:
-            return f"{Skip.BLOB_MISSING}: the dataset has no {missing[0]}"
-        if files and importlib.util.find_spec("safetensors") is None:
-            return f"{Skip.PACKAGE_ABSENT}: the workload's tensors need the package safetensors"
-        free = HEADROOM * available_memory()
-        if self.device.type == "cuda":
-            kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)  # by torch
-            free = HEADROOM * (torch.cuda.mem_get_info(self.device)[0] + kept)
-        free = free if self.memory is None else min(free, self.memory * 2**30)
-        need = self.op.memory(self.definition, self.case)
-        if need > free:
-            return f"{Skip.DOES_NOT_FIT}: needs about {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
-        torch.set_num_threads(threads(need))
-        return ""
+        if self.planned.skip is not None:
+            return f"{self.planned.skip.reason}: {self.planned.skip.message}"
+        free, device = HEADROOM * available_memory(), self.file.device
+        if device.type == "cuda":
+            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch
+            free = HEADROOM * (torch.cuda.mem_get_info(device)[0] + kept)
+        free = free if self.file.memory is None else min(free, self.file.memory * 2**30)
+        need = self.planned.memory
+        told = f"needs about {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
+        return f"{Skip.DOES_NOT_FIT}: {told}" if need > free else ""
 
-    def _once(self, key: str, compute: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the key names
-        if key not in self.known:
-            self.known[key] = compute()
-        return self.known[key]
+    def rows(self, source: str) -> list[VerdictRow]:
+        """The judge's rows on the reference or on a ground truth; the test is skipped where that can not run."""
+        lacking = self.file.truths.get(source)
+        if isinstance(lacking, Unavailable):
+            pytest.skip(f"{lacking.reason}: {lacking.message}")
+        return [row for row in self._run[1] if row.implementation == source and row.case == self.id]
 
     @property
-    def subject(self) -> SolvedCase:
-        """The case drawn and solved; nobody writes into its inputs. Drawing costs far more than a copy."""
-
-        def solved() -> SolvedCase:
-            return solve(self.definition, self.case, device=self.device, dataset=self.dataset, seed=self.case.seed)
-
-        found: SolvedCase = self._once("subject", solved)
-        return found
-
-    @property
-    def reference(self) -> CaseResult:
-        """What the definition's own reference gives, and did beside computing."""
-        found: CaseResult = self._once(REFERENCE, self.run_reference)
-        return found
-
-    def run_reference(self, further: int = 0, *, fresh: bool = False) -> CaseResult:
-        """Run the reference in a sandbox, on inputs of the case's seed or of one `further` on.
-
-        Calls of one definition share a process, where an answer may be remembered, unless a `fresh` one is wanted.
-        Raises CallError: the policy refuses it, or it leaves no outputs.
-        """
-        inputs = self._draw(further) if further else self.subject.inputs
-        start, trials = self.case.seed * GOLDEN % (1 << 63), self.subject.trials
-        if not fresh:
-            source = WORKERS.source(self.definition, self.device.type)
-            return source.run(self.case, inputs, seed=start, trials=trials)
-        with WORKERS.new(self.definition, self.device.type) as source:
-            return source.run(self.case, inputs, seed=start, trials=trials)
-
-    def _draw(self, further: int) -> Values:
-        seed = self.case.seed + further
-        other = Case(self.case.id, self.case.size, self.case.axes, seed, self.case.params)
-        return make_inputs(self.op, self.definition, other, device=self.device, dataset=self.dataset)
-
-    def ground_truth(self, source: str) -> Tensors | Unavailable:
-        """What a ground truth gives, or the capability that it lacks here; run once."""
-
-        def computed() -> Tensors | Unavailable:
-            found = Written(self.module, source, self.device)
-            lacking = found.unavailable(self.definition)
-            if lacking is not None:
-                return lacking
-            torch.manual_seed(self.case.seed)
-            inputs = deepcopy(self.subject.inputs)  # it may write into them
-            returned = call(found, self.definition, self.op, self.case, inputs)
-            named = named_outputs(self.definition, returned)
-            return {name: plain_tensor(value) for name, value in named.items() if value is not None}
-
-        outputs: Tensors | Unavailable = self._once(source, computed)
-        return outputs
-
-    def outputs(self, source: str) -> Tensors:
-        """What the reference or a ground truth gives; the test is skipped where that can not run."""
-        found = self.reference.outputs if source == REFERENCE else self.ground_truth(source)
-        if isinstance(found, Unavailable):
-            pytest.skip(f"{found.reason}: {found.message}")
-        return found
-
-    def rulings(self, source: str, tolerance: float | None) -> Mapping[str, Ruling]:
-        """The judge's ruling on every output of the reference, or of a ground truth that runs here; ruled once."""
-
-        def ruled() -> dict[str, Ruling]:
-            outputs, own = self.outputs(source), source == REFERENCE
-            return {
-                name: self.subject.ruling(name, outputs.get(name), tolerance, reference=own)
-                for name in self.definition.outputs
-            }
-
-        found: dict[str, Ruling] = self._once(f"{source} {tolerance}", ruled)
-        return found
+    def _run(self) -> tuple[JudgedCase, Sequence[VerdictRow]]:
+        if not self.known:
+            self.known[self.id] = self.file.run(self.planned)
+        return self.known[self.id]
 
     def check_constants(self, constants: Mapping[str, int | float]) -> None:
         """The definition has the constants that it had when its tests were written, and its sources agree on them.
@@ -254,166 +228,97 @@ class SuiteCase:
 
     def check_form(self, what: str) -> None:
         """Every output is there, none too many, each in the shape, or of the dtype, that the definition gives."""
-        assert not self.reference.surplus, f"{self.reference.surplus} are no outputs of the definition"
-        outputs, specs = self.reference.outputs, self.definition.outputs
-        if what == "dtype":
-            tensors = {name: spec for name, spec in specs.items() if spec.shape is not None}
-            found = {name: outputs[name].dtype for name in tensors}
-            assert found == {name: TORCH_DTYPES[spec.dtype] for name, spec in tensors.items()}
-            return
-        shapes = {name: self.subject.expected(name).shape or () for name in specs}
-        sizes = {name: tuple(size for size in shape if size is not None) for name, shape in shapes.items()}
-        assert {name: tuple(value.shape) for name, value in outputs.items()} == sizes
+        rows = self.rows(REFERENCE)
+        self._fail_on([row for row in rows if row.reason in FORM[what] or row.verdict is Verdict.ERROR], rows)
 
     def check(self) -> None:
         """The judge passes every output of the reference, and the specification's tolerance holds too.
 
         That one counts only where a naive computation at that precision can meet it.
         """
-        assert not self.reference.surplus, f"{self.reference.surplus} are no outputs of the definition"
-        rulings = self.rulings(REFERENCE, self.tolerance)
-        self._fail_on(rulings, REFERENCE, "oracle")
-        if any(ruling.verdict == Verdict.SKIP for ruling in rulings.values()) and self.no_oracle is not None:
-            pytest.skip(f"{Skip.NO_ORACLE}: {self.no_oracle}")
-        outside = {
-            name: Ruling(Verdict.FAIL, ruling.reason, "outside the specification's tolerance", ruling.details)
-            for name, ruling in rulings.items()
-            if not ruling.details.get("metrics", {}).get("within_specification", True)
-            and self.baseline_within(name, self.tolerance)
-        }
-        self._fail_on(outside, REFERENCE, "oracle")
+        rows = self._expect_right(REFERENCE)
+        outside = [
+            row.changed(verdict=Verdict.FAIL, message="outside the specification's tolerance")
+            for row in rows
+            if not row.metrics.get("within_specification", True) and self.baseline_within(row)
+        ]
+        self._fail_on(outside, rows)
+        for row in rows:
+            if row.verdict is Verdict.SKIP:
+                pytest.skip(f"{row.reason}: {row.message}")
 
     def compare(self, one: str, other: str) -> None:
-        """Both agree with the oracle, which says whose fault a difference is, and with each other.
+        """Both agree with what is expected, which says whose fault a difference is.
 
-        With each other by the specification's tolerance: a second opinion, and all there is without an oracle.
+        Where nobody knows what is, with each other by the specification's tolerance.
         """
-        ours, theirs = self.outputs(one), self.outputs(other)
-        self._fail_on(self.rulings(one, self.tolerance), one, "oracle")
-        self._fail_on(self.rulings(other, self.tolerance), other, f"oracle ({one} agrees with it)")
-        self._fail_on(self._direct(ours, theirs), one, other)
+        unjudged = {row.output for row in self._expect_right(one) if row.verdict is Verdict.SKIP}
+        self._expect_right(other)
+        ours, theirs = (self._run[0].ran[source] for source in (one, other))
+        for name in unjudged & ours.keys() & theirs.keys():
+            if ours[name].is_floating_point():
+                row = asdict(row_for(ours[name].dtype, quantised=False, tolerance=self.file.tolerance))
+                assert near(ours[name], theirs[name], row), f"{name}: {one} and {other} differ by more than {row}"
 
     def check_ground_truths(self) -> None:
         """All ground truths that run here agree with each other."""
-        found = {source: self.ground_truth(source) for source in self.module.GROUND_TRUTHS}
-        ran = [source for source, value in found.items() if not isinstance(value, Unavailable)]
+        lacking = {name: one for name, one in self.file.truths.items() if isinstance(one, Unavailable)}
+        ran = [name for name in self.file.truths if name not in lacking]
         if len(ran) < 2:
-            lacking = [f"{s}: {v.reason}: {v.message}" for s, v in found.items() if isinstance(v, Unavailable)]
-            pytest.skip(f"needs two ground truths, {len(ran)} run here; {'; '.join(lacking)}")
-        for one, other in combinations(ran, 2):
-            self.compare(one, other)
+            why = "; ".join(f"{name}: {one.reason}: {one.message}" for name, one in lacking.items())
+            pytest.skip(f"needs two ground truths, {len(ran)} run here; {why}")
+        for other in ran[1:]:
+            self.compare(ran[0], other)
+        pairs = [row for row in self._run[1] if PAIR in row.implementation]
+        self._fail_on([row for row in pairs if row.bad], pairs)
 
     def check_determinism(self) -> None:
         """The same inputs give the same bits, and others do not; inputs stay, outputs have their own memory."""
-        first, again = self.reference.outputs, self.run_reference(fresh=True).outputs
-        varying = [name for name, value in first.items() if not same_values(value, again[name])]
-        assert not varying, f"a second run on the same inputs gave other bits in {varying}"
-        other = self.run_reference(OTHER_SEED).outputs
-        remembered = [name for name, value in first.items() if same_values(value, other[name])]
-        if len(remembered) == len(first):
-            apart = self.op.tells_apart(self.definition, self.subject.inputs, self._draw(OTHER_SEED))
-            assert not apart, f"other inputs gave the same bits in {remembered}"
-        found = [ruling.message for ruling in misconduct(**self.reference.facts)]
-        assert not found, "; ".join(found)
+        rows = self.rows(REFERENCE)
+        whole = [row for row in rows if row.output == WHOLE or row.reason == Failure.DETERMINISM]
+        self._fail_on([row for row in whole if row.bad and row.reason != Failure.CONSTANTS], rows)
 
-    def _ruling_of(
-        self, name: str, actual: torch.Tensor | None, other: torch.Tensor, tolerance: float | None
-    ) -> Ruling:
-        """The figures of one output against another's; the gate is no judge here, both have a rounding each."""
-        entries = {"": other.to(torch.float64), "baseline": other, "bound": other.to(torch.float64).abs()}
-        expected = expectation(self.definition, self.op, self.case, name, entries)
-        return judge_output(actual, expected, tolerance=tolerance)
+    def _expect_right(self, source: str) -> list[VerdictRow]:
+        """The rows on outputs, or why there are none; the test fails with the bad ones."""
+        reasons = {*Error, Failure.PRESENCE}
+        rows = [row for row in self.rows(source) if row.output != WHOLE or row.reason in reasons]
+        self._fail_on([row for row in rows if row.bad], rows)
+        return rows
 
-    def baseline_within(self, name: str, tolerance: float | None, *, answers: int = 1) -> bool:
-        """Whether naive computations at the kernel's precision meet the specification's tolerance themselves.
+    def baseline_within(self, row: VerdictRow) -> bool:
+        """Whether a naive computation at the kernel's precision meets the specification's tolerance itself.
 
-        One is held against the oracle; two part from each other by what both lose, which is twice as much. A sum
-        in float32 may lose its bound: which part of it depends on the order in which it is taken.
+        A sum in float32 may lose its bound: which part of it depends on the order in which it is taken.
         """
-        entries = entries_of(self.subject.oracle, name)
-        baseline, bound = entries.get("baseline"), entries.get("bound")
-        if baseline is None and bound is None:
-            return True
+        entries = entries_of(self._run[0].right.oracle, row.output)
         value = entries[""].to(torch.float64)
-        if baseline is None:
-            baseline = value.to(TORCH_DTYPES[self.definition.outputs[name].dtype])
-        lost = baseline.to(torch.float64) - value
-        if bound is not None:
-            lost = torch.copysign(torch.maximum(lost.abs(), bound.to(torch.float64)), lost)
-        parted = value + answers * lost
-        parted = torch.where(torch.isfinite(parted), parted, baseline.to(torch.float64)).to(baseline.dtype)
-        details = self._ruling_of(name, parted, value, tolerance).details
-        return bool(details.get("metrics", {}).get("within_specification", True))
+        rounded = value.to(TORCH_DTYPES[self.definition.outputs[row.output].dtype])
+        lost = (entries.get("baseline", rounded).to(torch.float64) - value).abs()
+        return near(value + torch.maximum(lost, entries.get("bound", lost)), value, row.specification)
 
-    def _direct(self, ours: Tensors, theirs: Tensors) -> dict[str, Ruling]:
-        """Rulings that fail outputs outside the specification's tolerance, wherever two naive answers can meet it.
-
-        Discrete ones have nothing to compare.
-        """
-        rulings = {}
-        for name, spec in self.definition.outputs.items():
-            if not TORCH_DTYPES[spec.dtype].is_floating_point or name not in theirs:
-                continue
-            ruling = self._ruling_of(name, ours.get(name), theirs[name], self.tolerance)
-            within = ruling.details.get("metrics", {}).get("within_specification", True)
-            passed = within or not self.baseline_within(name, self.tolerance, answers=2)
-            verdict = Verdict.PASS if passed else Verdict.FAIL
-            rulings[name] = Ruling(verdict, ruling.reason, "outside the specification's tolerance", ruling.details)
-        return rulings
-
-    def _fail_on(self, rulings: Mapping[str, Ruling], source: str, other: str) -> None:
-        """Print what is known of all outputs, for `pytest -s`; fail with it if any is a failure or an error."""
-        bad = {name: r for name, r in rulings.items() if r.verdict not in {Verdict.PASS, Verdict.SKIP}}
-        axes = ", ".join(f"{name} {size}" for name, size in self.case.axes.items())
-        lines = [
-            f"{self.definition.name}, case {self.id} ({axes}; seed {self.case.seed}) on {self.device}: {source}"
-        ]
-        for name, ruling in (bad or rulings).items():
-            lines.append(f"  {name}  {ruling.verdict} {ruling.reason or ''}: {ruling.message if bad else other}")
-            figures = ruling.details.get("metrics", {})
-            shown = [f"{key} {figures[key]:.4g}" for key in FIGURES if isinstance(figures.get(key), int | float)]
-            lines += [f"    {', '.join(shown)}"] if shown else []
-            if row := ruling.details.get("specification"):
-                wanted = f"atol {row['atol']:g}, rtol {row['rtol']:g}, hit ratio {row['hit_ratio']:g}"
+    def _fail_on(self, bad: Sequence[VerdictRow], rows: Sequence[VerdictRow]) -> None:
+        """Print what is known of all rows, for `pytest -s`; fail with the bad ones, if there are any."""
+        axes = ", ".join(f"{name} {size}" for name, size in self.planned.case.axes.items())
+        seed = self.planned.case.seed
+        lines = [f"{self.definition.name}, case {self.id} ({axes}; seed {seed}) on {self.file.device}:"]
+        for row in bad or rows:
+            told = row.message if row in bad else f"by {row.against}"
+            lines.append(f"  {row.implementation}, {row.output}: {row.verdict} {row.reason or ''}: {told}")
+            lines += [f"    {shown}"] if (shown := figures(row.metrics)) else []
+            if row.specification:
+                wanted = ", ".join(f"{name} {value:g}" for name, value in row.specification.items())
                 lines.append(f"    specification: {wanted}")
-            for place in ruling.details.get("worst", ()) if bad else ():
-                at = f"{source} {place['actual']}, {other} {place['expected']}"
-                lines.append(f"    at {place['index']}: {at}")
+            lines += [f"    {place(worst, row.against, row.implementation)}" for worst in row.worst if row in bad]
         if bad:
             pytest.fail("\n".join(lines), pytrace=False)
         print("\n".join(lines))  # noqa: T201 - for `pytest -s`
 
 
-class Workers:
-    """The processes that references run in: one pool a session, and one worker for the definition under test."""
-
-    def __init__(self) -> None:
-        self._pools: dict[str, Pool] = {}
-        self._open = ExitStack()
-        self._found: tuple[Definition, str, UntrustedSource] | None = None
-        atexit.register(self.close)
-
-    def new(self, definition: Definition, device: str) -> AbstractContextManager[UntrustedSource]:
-        """A worker of its own, with the reference loaded."""
-        pool = self._pools.setdefault(device, untrusted_pool(gpu=device == "cuda"))
-        return loaded(definition, pool, limits=LIMITS, device=device)
-
-    def source(self, definition: Definition, device: str) -> UntrustedSource:
-        """The worker that calls of a definition share; another definition's ends."""
-        if self._found is None or self._found[0] is not definition or self._found[1] != device:
-            self._found = None
-            self._open.close()
-            self._found = definition, device, self._open.enter_context(self.new(definition, device))
-        return self._found[2]
-
-    def close(self) -> None:
-        """End them all."""
-        self._open.close()
-        for pool in self._pools.values():
-            pool.close()
-
-
-WORKERS = Workers()
+def near(one: torch.Tensor, other: torch.Tensor, row: Mapping[str, float]) -> bool:
+    """Whether enough elements are within a row of the specification's table; `row` has atol, rtol, hit_ratio."""
+    wide, other = one.to(torch.float64), other.to(torch.float64)
+    close = torch.isclose(wide, other, atol=row["atol"], rtol=row["rtol"], equal_nan=True)
+    return not close.numel() or float(close.double().mean()) >= row["hit_ratio"]
 
 
 def threads(need: int) -> int:
