@@ -9,13 +9,22 @@ import hashlib
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT / "src"))  # nox may run from anywhere; every op_type names its family
+sys.path[:0] = [
+    str(ROOT / "src"),
+    str(ROOT / "scripts"),
+]  # nox may run from anywhere; every op_type names its family
+OWN = Path(sys.prefix).resolve() == (ROOT / ".venv").resolve()
+if not OWN and not all(map(find_spec, ("pydantic", "ruamel", "snakemake"))):  # another nox: set up, become ours
+    from _setup import run as become
+
+    become(None, "nox", *sys.argv[1:])
 
 from traceproof.config import config_of  # noqa: E402 - after the path
 from traceproof.environments.building import install_cpu  # noqa: E402
@@ -170,7 +179,7 @@ def add_family(family: str, op_types: tuple[str, ...]) -> None:
     def run(session: nox.Session) -> None:
         verify_family(session, family, op_types)
 
-    run.__doc__ = f"Verify {' and '.join(op_types)} of the configured dataset against every truth there is."
+    run.__doc__ = f"Verify the configured dataset's definitions of {', '.join(op_types)}."
     nox.session(name=f"test_{family}", venv_backend="none")(run)
 
 

@@ -14,6 +14,7 @@ from typing import cast
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import OutputSettingsLoggerInterface
+from typer.main import get_group
 
 from snakemake_logger_plugin_traceproof import LogHandler
 from traceproof.cli import command_line
@@ -203,3 +204,45 @@ def test_every_option_on_the_specifications_page_is_there(pages: dict[str, str])
     options = set(re.findall(r"`[^`\n]*?(--[a-z][a-z-]+)", text)) - {"--tb"}  # pytest's own
     assert len(options) > 25
     assert {option for option in options if not re.search(rf"{option}\b", known)} == set()
+
+
+TOLD = re.compile(r"`((?:traceproof|nox|snakemake|python3?) [^`|]+)`|(?ms:^```(?:ba)?sh\n(.*?)^```)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+COMMANDS = {
+    name: {"--help", *(option for parameter in command.params for option in parameter.opts)}
+    for name, command in get_group(command_line(())).commands.items()
+}
+TARGETS = {name for file in FILES for name in re.findall(r"(?m)^(?:local)?rule (\w+):", file.read_text())}
+SESSIONS = {
+    *re.findall(r'session\(name="(\w+)"', (ROOT / "noxfile.py").read_text()),
+    *(f"test_{family}" for family in (*registry.families(), "<family>")),
+}
+
+
+def is_there(command: str) -> bool | None:
+    """Whether a command of ours exists with its options; None: it is no command of ours."""
+    program, *words = command.partition(" #")[0].split() or [""]
+    given = {word for word in words[: words.index("--") if "--" in words else None] if OPTION.fullmatch(word)}
+    match program, words:
+        case "traceproof", [name, *_] if re.fullmatch(r"[a-z][a-z-]*", name):
+            return name in COMMANDS and given <= COMMANDS[name]
+        case "snakemake", [*_, last] if re.fullmatch(r"[a-z_]+", last):
+            return last in TARGETS
+        case "nox", ["-s", session, *_]:
+            return session.strip('"').partition("(")[0] in SESSIONS
+        case "python" | "python3", [script, *_] if script.startswith(("lab/", "scripts/", "docs/")):
+            text = (ROOT / script).read_text() if (ROOT / script).is_file() else ""
+            return bool(text) and (script.startswith("scripts/") or all(f'"{one}"' in text for one in given))
+    return None
+
+
+def test_every_command_that_docs_and_messages_tell_of_is_there_with_its_options() -> None:
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *SOURCE.rglob("*.py"))
+    told = {
+        (path.name, " ".join(line.split())): is_there(line)
+        for path in pages
+        for inline, block in TOLD.findall(path.read_text(encoding="utf-8"))
+        for line in (inline, *re.split(r"\n|&&", block))
+    }
+    assert [command for command, there in told.items() if there is False] == []
+    assert sum(there is True for there in told.values()) > 100

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from repository import ROOT, Repository, own_dataset
+from repository import ROOT, Ran, Repository, changed, own_dataset
 
 from traceproof.environments import building as environments
 from traceproof.ops.registry import families
@@ -60,6 +60,34 @@ def test_each_environment_is_a_session_that_builds_and_checks_it(repository: Rep
     ran = repository.run("nox", "-s", "stack(flashinfer)", "--", "--no-index")
     assert ran.code == 0, ran.out
     assert "asked for ['--stack', 'flashinfer', '--no-index']" in ran.out
+
+
+WITHOUT = """
+import importlib.util, runpy, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "pydantic" else find(name, *more)
+runpy.run_module("nox", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_nox_from_elsewhere_sets_up_and_goes_on_in_the_project_s_environment(repository: Repository) -> None:
+    setup = repository.root / "scripts" / "_setup.py"
+    told = "print('set up', flush=True)"
+    with changed(setup, "        _set_up()\n", f"        {told}\n        PYTHON = {sys.executable!r}\n"):
+        ran = Ran.of(sys.executable, "-c", WITHOUT, "-l", cwd=repository.root, env=repository.environment)
+    assert ran.code == 0, ran.out
+    assert ran.out.startswith("set up\n")
+    assert "- test_mla -> Verify the configured dataset's definitions of mla_paged, mla_ragged." in ran.out
+
+
+def test_snakemake_finds_nothing_to_lint_and_says_so(repository: Repository) -> None:
+    ran = repository.run("snakemake", "--lint")
+    assert ran.code == 0, ran.out
+    assert "Congratulations" in ran.out
+    log = '    log:\n        f"{FLOW.run}/logs/site.log",\n'
+    with changed(repository.root / "rules" / "site.smk", log, ""):
+        ran = repository.run("snakemake", "--lint")
+    assert (ran.code, "No log directive defined" in ran.out) == (1, True), ran.out
 
 
 @pytest.mark.parametrize(("script", "said"), [("tests.py", "go to pytest"), ("verify_all.py", "go to Snakemake")])

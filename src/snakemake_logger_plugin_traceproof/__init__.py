@@ -28,6 +28,7 @@ CODE = "TRACEPROOF_FINDINGS"  # variable: what a command's Snakemake ends with o
 MIB = 1 << 20
 LITTLE = 100  # MiB free of a disk, on which jobs may fail for want of more
 SHOWN = 3  # failed jobs named in a run's last line
+LINTED = "Congratulations, your workflow"  # what `snakemake --lint` says of a workflow that lacks nothing
 # What Snakemake says beside JOB_ERROR when a job failed.
 ECHOES = (
     "RuleException",
@@ -122,7 +123,7 @@ class LogHandler(LogHandlerBase):
                 return str(values.get("shellcmd") or values.get("cmd") or "")
             case LogEvent.RUN_INFO if self.common_settings.dryrun:
                 return record.getMessage()
-            case LogEvent.ERROR | None if record.levelno >= WARNING:
+            case LogEvent.ERROR | None if record.levelno >= WARNING or record.getMessage().startswith(LINTED):
                 return "" if record.getMessage().startswith(ECHOES) else record.getMessage()
         return ""
 
