@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from definitions import rmsnorm, write
+from definitions import rmsnorm, write, write_files
 from pipeline import Rows, Run, verdicts
 from test_hostile import RIGHT, reference
 from worker_pools import NOTHING
@@ -74,6 +75,15 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
 @pytest.mark.parametrize("name", LOOKS)
 def test_it_finds_nothing(name: str, rows: dict[str, Rows]) -> None:
     assert verdicts(rows[name]) == {("pass", None)}, rows[name][0]["message"]
+
+
+def test_another_copy_that_the_interpreter_would_import_is_hidden_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path, {"traceproof/__init__.py": ""})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with untrusted_pool() as pool:
+        assert {SOURCE.parents[1] / "src", tmp_path / "traceproof"} <= {*pool.conceal}
 
 
 def test_each_protection_needs_one_of_its_layers_of_isolation() -> None:
