@@ -381,14 +381,14 @@ def committed(
     heads, counts = states.shape[2], wide["accept_lens"].tolist()
     keys = wide["rawk_cache"] if not wide.number("use_qk_l2norm", 1.0) else normal(wide["rawk_cache"])
     keys = keys.repeat_interleave(heads // keys.shape[2], 2)
+    values, decays, rates = (wide[f"{name}_cache"] for name in ("rawv", "g", "beta"))
     for row, slot in enumerate(wide["state_indices"].tolist()):
         if slot <= nobody or not counts[row]:
             continue
         state = states[:, slot]
         for at in range(min(max(counts[row] + more, 1), keys.shape[3])):
-            decay, rate = (wide[f"{name}_cache"][:, slot, :, at, None] for name in ("g", "beta"))
-            value, key = wide["rawv_cache"][:, slot, :, at], keys[:, slot, :, at]
-            state = updated(state, key, value, torch.exp(decay), rate, **step)
+            decay, rate = (one[:, slot, :, at, None] for one in (decays, rates))
+            state = updated(state, keys[:, slot, :, at], values[:, slot, :, at], torch.exp(decay), rate, **step)
             if tracked and "track_steps" in wide and int(wide["track_steps"][row]) == at:
                 states[:, int(wide["track_state_indices"][row])] = state
         states[:, slot] = state
