@@ -129,8 +129,10 @@ def changed(file: Path, old: str, new: str) -> Iterator[None]:
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
-    yield
-    file.write_text(text)
+    try:
+        yield
+    finally:
+        file.write_text(text)
 
 
 def own_dataset(folder: Path, *names: str) -> Path:

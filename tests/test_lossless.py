@@ -116,7 +116,7 @@ def test_the_exact_value_alone_passes(name: str) -> None:
 
 
 def test_what_a_gpu_need_not_compute_exactly_is_exact_on_a_cpu_alone() -> None:
-    subject = lossless(next(name for name, one in DEFINITIONS.items() if one.op_type == "gemm"))
+    subject = lossless("gemm_n96_k160")
     assert subject is not None
     [(output, dtype)] = narrow(subject).items()
     near = subject.oracle[output].to(dtype)

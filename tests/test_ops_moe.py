@@ -14,7 +14,7 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Values, tensor
 from traceproof.ops.families.expert import HEAVY, MOE, Scaling, mixture, mixture_of
-from traceproof.ops.families.routing import FAVOURED, ChosenExperts, Method, choice_of, margins, routing_of
+from traceproof.ops.families.routing import FAVOURED, ChosenExperts, choice_of, margins, routing_of
 from traceproof.ops.formats import E2M1, FP8_BITS_RMS, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide
 from traceproof.reasons import Verdict
@@ -22,15 +22,14 @@ from traceproof.run.case import SolvedCase, solved
 from variants import requantise_fp4
 
 DEFINITIONS = [one for one in ops.definitions("moe") if mixture_of(one).usual and "topk_weights" not in one.inputs]
-BY_FORM = {(mixture_of(it).scaling, routing_of(it).method): it for it in DEFINITIONS}
 EVERY = pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
 ROUTED = [it for it in DEFINITIONS if not routing_of(it).given]
 EVERY_ROUTED = pytest.mark.parametrize("definition", ROUTED, ids=lambda definition: definition.name)
-DEEPSEEK = BY_FORM[Scaling.FP8_BLOCK, Method.DEEPSEEK]
-RENORMALISE = BY_FORM[Scaling.FP8_BLOCK, Method.RENORMALISE]
-PER_TENSOR = BY_FORM[Scaling.FP8_TENSOR, Method.LLAMA4]
-FP4 = BY_FORM[Scaling.FP4, Method.RENORMALISE]
-PACKED = BY_FORM[Scaling.FP4, Method.PACKED]
+DEEPSEEK = ops.load("moe", "moe_fp8_block_scale_ds_routing_topk4_ng4_kg2_e8_h512_i256")
+RENORMALISE = ops.load("moe", "moe_fp8_block_scale_renorm_topk4_e16_h512_i256")
+PER_TENSOR = ops.load("moe", "trtllm_fp8_per_tensor_scale_moe_topk1_e16_h512_i512")
+FP4 = ops.load("moe", "trtllm_fp4_block_scale_moe_topk4_e16_h512_i256")
+PACKED = ops.load("moe", "trtllm_fp4_block_scale_routed_moe_topk4_e16_h512_i256")
 
 
 def in_bf16(choice: ChosenExperts) -> ChosenExperts:
@@ -79,7 +78,7 @@ def wide(definition: Definition) -> Definition:
     return Definition.model_validate(changed.as_json() | {"name": definition.name + "_wide"})
 
 
-WIDE = [wide(definition) for definition in BY_FORM.values()]
+WIDE = [*map(wide, (DEEPSEEK, RENORMALISE, PER_TENSOR, FP4, PACKED))]
 
 
 @pytest.mark.slow
