@@ -283,9 +283,10 @@ def untrusted_pool(
     where, root = package.parent, package.parents[1]
     clone = (root / "Snakefile").is_file()
     project = [root / name for name in ("src", "tests", "examples")] if clone else [package]
-    for copy in (Path(folder).resolve() / package.name for folder in sys.path):
-        if copy.is_dir() and copy != package:  # installed beside the clone that runs
-            project.append(copy)
+    copies = {Path(folder).resolve() / package.name for folder in sys.path} - {
+        package
+    }  # beside the clone that runs
+    project += [one for one in copies if one.is_dir()]
     env = {**(environment or {}), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return Pool(
         preload=PRELOAD,
