@@ -177,6 +177,24 @@ def test_a_quantised_projection_is_described_in_the_datasets_form_and_as_launche
     assert not any(item.disagreed for item in found.left)
 
 
+def test_a_projection_in_float8_by_tensor_has_the_form_that_scales_by_token_and_weight() -> None:
+    made = ALL["gemm_fp8_tensor_n10240_k8192"]
+    assert [made.axes[axis]["value"] for axis in ("N_blocks", "K_blocks")] == [1, 1]
+
+
+def test_a_convolution_without_silu_becomes_none_and_one_with_it_two_definitions() -> None:
+    assert {"causal_conv1d_c10240_w4", "causal_conv1d_update_c10240_w4"} <= ALL.keys()
+    _, left = kernels.from_reading(changed("nemotron_h", "linear", activation="gelu"))
+    assert "causal convolution with the activation gelu: no form" in [item.why for item in left]
+
+
+def test_a_layer_norm_keeps_the_dtype_of_its_weight_and_may_have_no_bias() -> None:
+    assert ALL["layernorm_h128"].inputs["weight"]["dtype"] == "float32"
+    _, left = kernels.from_reading(changed("deepseek_v3_2", "norm", axes=2))
+    assert "norm with a weight per head: no form" in [item.why for item in left]
+    assert list(ALL["layernorm_no_bias_h128"].inputs) == ["hidden_states", "weight"]
+
+
 def test_weights_that_sglang_can_not_pack_here_become_no_definition() -> None:
     reading = changed("qwen3_30b", "linear", "experts", scheme="gptq")
     found = described(replace(reading, unpacked="gptq: ValueError: unknown"), "qwen3_30b_a3b")
@@ -252,6 +270,13 @@ def bent(**facts: object) -> dict[str, Draft]:
 
 ALL: dict[str, Draft] = {name: draft for path in GOLDEN for name, draft in drafts_of(path).items()}
 ALL |= bent(window=127, sinks=True) | bent(window=127, logit_cap=50.0)
+OTHERS = (
+    changed("llama_3_1_70b", "linear", dtype="float8_e4m3fn", scheme="float8_e4m3fn by tensor"),
+    changed("deepseek_v3_2", "norm", bias=False),
+)
+for _reading in OTHERS:
+    _made, _ = kernels.drafts(kernels.from_reading(_reading)[0], Choices())
+    ALL |= {one.name: one for _, one in _made if one.op_type in {"gemm_fp8", "layernorm"}}
 
 
 def test_attention_with_a_window_a_soft_cap_or_sinks_has_its_forms() -> None:

@@ -169,6 +169,23 @@ def test_a_missing_output_fails_and_without_an_oracle_shape_and_dtype_are_judged
     assert judge_output(torch.ones(3), expected, tolerance=None).reason == Failure.SHAPE
 
 
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        ([3, 1, 2, 9, 7], Verdict.PASS),
+        ([1, 3, 2, 9, -7], Verdict.PASS),
+        ([1, 1, 2, 9, 7], Verdict.FAIL),
+        ([1, 9, 2, 3, 7], Verdict.FAIL),
+    ],
+)
+def test_what_an_op_leaves_open_is_not_compared(given: list[int], verdict: Verdict) -> None:
+    places = [False, False, False, False, True]
+    value, groups = torch.tensor([1, 2, 3, 9, 0]), torch.tensor([0, 0, 0, 1, 2])
+    entries = {"": value, "groups": groups, "free": torch.tensor(places)}
+    expected = Expected(shape=(5,), dtype=torch.int64, oracle=entries, comparison=Exact())
+    assert judge_output(torch.tensor(given), expected, tolerance=None).verdict == verdict
+
+
 @pytest.mark.parametrize("value", [torch.zeros(0, 4).double(), torch.tensor([1.0, -torch.inf]).double()])
 def test_an_empty_output_and_minus_infinity_where_the_oracle_has_it_pass(value: torch.Tensor) -> None:
     entries = {"": value, "baseline": value.float()}

@@ -72,6 +72,20 @@ def test_the_bound_is_what_it_says() -> None:
     torch.testing.assert_close(bound, torch.full_like(bound, 160**1.5 * 2.0**-23))
 
 
+@pytest.mark.parametrize("name", ["batch_gemm_fp8_masked_n256_k384", "grouped_gemm_masked_n32_k64"])
+def test_rows_behind_the_mask_may_hold_anything_and_others_may_not(name: str) -> None:
+    definition = ops.load("gemm_fp8", name)
+    [output] = definition.outputs
+    for case in solved(definition, ("small", "medium"), seed=3):
+        made, counts = case.oracle[output].bfloat16(), case.tensor("masked_m")
+        for row, count in enumerate(counts.tolist()):
+            made[row, count:] = torch.nan
+        assert case.ruling(output, made).verdict == Verdict.PASS
+        if made.numel():
+            made[0, 0] = torch.nan
+            assert case.ruling(output, made).verdict == Verdict.FAIL
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_float_types_work(dtype: str) -> None:
     entry = SMALL.as_json()

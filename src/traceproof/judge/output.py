@@ -1,5 +1,8 @@
 """Judging one output of a case: presence, shape, dtype, NaN and infinities by position, numerics.
 
+What an op leaves open is filled in before anything is compared: places that count for nothing, and places whose
+entries may stand in any order (`ops.compare`).
+
 Last: rows that the order of equal values decides, which a reference's sort or top-k leaves open. Another right
 implementation takes other equals, or all of them: nothing says what is right there. So in such rows another one's
 answer is not held to rounding. An output of which all rows are open is not verified, nor is one with an open row
@@ -201,6 +204,7 @@ def _discrete(
 
 
 OTHER_TIES = "other ties"  # entry of an output: what it is with equal values in another order
+FREE, GROUPS = "free", "groups"  # entries of an output: see `ops.compare`
 OPEN = "open"  # entry of an output: which rows are open, bool, 1 in place of its last axis
 SAME = 2.0**-30  # relative: what the order of a sum leaves in float64, and more; far below float32's rounding
 
@@ -225,12 +229,26 @@ def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def closed(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """An output whose open rows hold what is expected, but for NaN that neither order gives."""
+    """An output that holds what is expected where it is open, but for NaN that neither order of equals gives."""
+    if actual.shape != entries.get("", actual).shape:
+        return actual
+    if FREE in entries:
+        actual = torch.where(entries[FREE], entries[""].to(actual.dtype), actual)
+    if GROUPS in entries:
+        actual = sorted_within(actual, entries[GROUPS])
     left = entries.get(OPEN)
-    if left is None or actual.shape != entries[""].shape:
+    if left is None:
         return actual
     nowhere = actual.isnan() & ~(entries[""].isnan() | entries[OTHER_TIES].isnan())
     return torch.where(left & ~nowhere, entries[""].to(actual.dtype), actual)
+
+
+def sorted_within(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """The values, those in places of one group in ascending order."""
+    value, group = values.flatten(), groups.flatten()
+    order = value.argsort(stable=True)
+    order = order[group[order].argsort(stable=True)]
+    return torch.empty_like(value).index_put((group.argsort(stable=True),), value[order]).view_as(values)
 
 
 def unverified(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> str:

@@ -3,6 +3,10 @@
 Every kind is judged against the float64 oracle. The op gives, beside the oracle's value, a `baseline`: the same
 output computed naively at the precision the kernel works in. What the baseline loses is what precision costs, so
 an implementation may err about that much and not more.
+
+Beside an output `name` that is judged by its values, the op's oracle may return what is open: `name@free`, bool in
+the output's shape or with 1 in place of axes, true where anything is right, NaN too; and `name@groups`, whole
+numbers in its shape: entries in places of one group may stand in any order. The oracle's own ascend there.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,16 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.judge.arbitration import agree, explain
 from traceproof.judge.numerics import Numerics
-from traceproof.judge.output import MISCONDUCT, Ruling, judge_form, misconduct, numerics_of, rule_on, surplus
+from traceproof.judge.output import (
+    MISCONDUCT,
+    Ruling,
+    closed,
+    judge_form,
+    misconduct,
+    numerics_of,
+    rule_on,
+    surplus,
+)
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
@@ -342,14 +351,16 @@ class LargeCase:
         for start, length in chunks:
             entries = self._oracle(inputs, axis, start, length)
             for one in measured:
-                rows = one.numerics.measure(one.value.narrow(0, start, length), entries[one.output], start)
+                given = closed(one.value.narrow(0, start, length), entries[one.output])
+                rows = one.numerics.measure(given, entries[one.output], start)
                 if not one.numerics.two_passes:
                     one.numerics.hold_prepared(rows)
         for start, length in chunks:
             due = [one for one in measured if one.numerics.two_passes and one.numerics.due(start)]
             entries = self._oracle(inputs, axis, start, length) if due else {}
             for one in due:
-                one.numerics.hold(one.value.narrow(0, start, length), entries[one.output], start)
+                given = closed(one.value.narrow(0, start, length), entries[one.output])
+                one.numerics.hold(given, entries[one.output], start)
 
     def _oracle(self, inputs: Values, axis: str, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
         """The oracle's entries for some rows, by output and by what follows `@`."""

@@ -557,7 +557,8 @@ def _norm(module: nn.Module, width: int, *, weighted: bool) -> Iterator[tuple[st
             yield "norm", facts | {"variant": "plain" if weight or not weighted else "gemma"}
             return
         if _alike(trial, rows, functional.layer_norm(rows, (width,), eps=eps or 0.0)):
-            yield "norm", facts | {"variant": "layer"}
+            variant = "layer" if weight or not weighted else "layer plus one"
+            yield "norm", facts | {"variant": variant, "bias": getattr(module, "bias", None) is not None}
             return
 
 

@@ -361,3 +361,39 @@ def _pytorch_conv(api: Api, definition: Definition, inputs: Given) -> Outputs:
     total = api[TORCH_CONV](x, weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=len(weight))
     y = api[TORCH_SILU](total[..., : x.shape[-1]])
     return {"output": y.to(dtype_of(definition.outputs["output"]))}
+
+
+def conv_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
+    """The call that a causal convolution makes, or why no form can say it; None: it is a projection."""
+    facts = module.facts
+    if not facts["conv"]:
+        return None
+    if facts["activation"] not in ("silu", "swish"):
+        return f"causal convolution with the activation {facts['activation']}: no form"
+    return call_of(module, "conv", channels=facts["rank_n"], width=facts["rank_k"], bias=facts["bias"])
+
+
+def conv_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
+    """A convolution of transformers' model in the terms of a call."""
+    return {**facts, "channels": facts["channels"] // evidence.parallel.tp}
+
+
+def conv_drafts(call: KernelCall) -> list[Draft]:
+    """Whole sequences, and one token behind a state."""
+    biased = bool(call["bias"])
+    added = {
+        "added": " + bias[:, None].to(torch.float32)" * biased,
+        "shifted": " + bias.to(torch.float32)" * biased,
+    }
+    without = () if biased else ("bias",)
+    return [
+        draft(CAUSAL_CONV1D.op_type, kind, {**dict(call.facts), **added}, without=without)
+        for kind in ("conv", "conv_step")
+    ]
+
+
+CAUSAL_CONV1D.extraction = Extraction(
+    calls={"linear": conv_call},
+    differs={"conv": held_against("conv", conv_terms)},
+    drafts={"conv": lambda call, _: conv_drafts(call)},
+)

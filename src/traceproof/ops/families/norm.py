@@ -428,7 +428,11 @@ def read_norm(variant: str) -> Callable[[Any, Any], Facts]:
             "hidden": weight.shape[0] if weight is not None else int(getattr(module, "hidden_size", None) or 0),
             "eps": eps,
             "dtype": None if weight is None else dtype_name(weight),
-        }
+        } | (
+            {"bias": getattr(module, "bias", None) is not None, "axes": weight.dim()}
+            if variant == "layer" and weight is not None
+            else {}
+        )
 
     return read
 
@@ -436,16 +440,19 @@ def read_norm(variant: str) -> Callable[[Any, Any], Facts]:
 def norm_call(module: ModelModule, reading: Reading) -> KernelCall | str:
     """The call that a norm of a model makes, or why it has no op_type."""
     facts = module.facts
-    if facts["variant"] not in ("plain", "gemma"):
+    if facts["variant"] not in ("plain", "gemma", "layer"):
         return f"{facts['variant']} norm: no op_type"
     if facts["dtype"] is None:
         return "norm without a weight: no form"
+    if facts.get("axes", 1) > 1:
+        return "norm with a weight per head: no form"
     if not module.uses:
         return "norm that nothing calls: SGLang holds it only"
     if "unknown" in module.uses:
         return "norm of which it is not known how it is called: no form chosen"
     note = "SGLang adds one to the stored weight when it loads it." if "norms plus one" in reading.loads else ""
-    return call_of(module, "norm", "variant", "hidden", "eps", note=note, uses=" ".join(module.uses))
+    held = ("bias", "dtype") if facts["variant"] == "layer" else ()
+    return call_of(module, "norm", "variant", "hidden", "eps", *held, note=note, uses=" ".join(module.uses))
 
 
 def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
@@ -453,14 +460,33 @@ def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     loaded = facts["variant"]
     if loaded == "gemma" and "norms plus one" in evidence.loads:
         loaded = "plain"
-    return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"]}
+    biased = {"bias": facts["bias"]} if loaded == "layer" else {}
+    return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"], **biased}
 
 
 def norm_drafts(call: KernelCall) -> Iterator[Draft]:
-    """The plain norm, the one that adds the residual first, or both: whichever the model calls."""
+    """A layer norm; the plain norm, the one that adds the residual first, or both: whichever the model calls."""
+    if call["variant"] == "layer":
+        yield layernorm_draft(call)
+        return
     for fused, use in ((False, "alone"), (True, "adding")):
         if use in call["uses"].split():
             yield norm_draft(call["hidden"], call["eps"], variant=call["variant"], fused=fused, note=call.note)
+
+
+def layernorm_draft(call: KernelCall) -> Draft:
+    """layernorm, with a bias or without, its weight in the dtype that the model holds it in."""
+    biased = bool(call["bias"])
+    values = {
+        "hidden_size": call["hidden"],
+        "eps": call["eps"],
+        "shown": f"{call['eps']:g}",
+        "dtype": call["dtype"],
+        "suffix": "" if biased else "_no_bias",
+        "plus": " + bias" * biased,
+        "added": " + bias.to(torch.float32)" * biased,
+    }
+    return draft(LAYERNORM.op_type, "layernorm", values, without=() if biased else ("bias",))
 
 
 def norm_draft(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") -> Draft:
@@ -512,7 +538,9 @@ def centred_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 def layernorm(wide: Wide, *, norm: Norm = centred_norm, weight: Part = same, bias: Part = same) -> Tensors:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last axis; with a scale, in fp8 over it."""
-    y = norm(wide["hidden_states"], wide.number("eps")) * weight(wide["weight"]) + bias(wide["bias"])
+    y = norm(wide["hidden_states"], wide.number("eps")) * weight(wide["weight"])
+    if "bias" in wide:
+        y = y + bias(wide["bias"])
     if "output" in wide.definition.outputs:
         return {"output": y}
     return {"out": (y / wide.number("scale")).clamp(-FP8_MAX, FP8_MAX)}
@@ -532,7 +560,7 @@ def over_one_less(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 def cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
     """Rows of about 1 and -1 in turn, and a bias that takes nearly all of the norm away: errors are left."""
-    if "noise" in params:
+    if "noise" in params and "bias" in tensors:
         x, weight, bias = (tensors[name] for name in ("hidden_states", "weight", "bias"))
         signs = 1.0 - 2.0 * (torch.arange(x.shape[-1], device=x.device) % 2)
         tensors["hidden_states"] = (signs + x * float(params["noise"])).to(x.dtype)
@@ -542,6 +570,7 @@ def cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> Non
 LAYERNORM = Op(
     "layernorm",
     Form("hidden_states[n h] weight[h] bias[h] -> output[n h]", layernorm, constants=("eps",)),
+    Form("hidden_states[n h] weight[h] -> output[n h]", layernorm, constants=("eps",)),
     Form("hidden_states[n h] weight[h] bias[h] scale -> out[n h]", layernorm, constants=("eps",)),
     family="norm",
     rules=(epsilon("norm.layernorm", config=("layer_norm_eps", "layer_norm_epsilon")),),
@@ -558,8 +587,8 @@ LAYERNORM = Op(
         Mutant("mean of half of the row", norm=of_half_mean),
         Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
         Mutant("weight plus one", weight=lambda weight: weight + 1),
-        Mutant("bias dropped", bias=lambda bias: bias * 0),
-        Mutant("bias subtracted", bias=lambda bias: -bias),
+        altered("bias dropped", "bias", change=lambda bias: bias * 0),
+        altered("bias subtracted", "bias", change=lambda bias: -bias),
     ),
 )
 FLASHINFER_LAYERNORM = "flashinfer.norm:layernorm"
@@ -586,9 +615,12 @@ def _liger_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs
     return {"output": api["layer_norm"](hidden.contiguous(), weight, bias, eps_of(definition))[0]}
 
 
-@LAYERNORM.truth("torch", "functional.layer_norm", TORCH_LAYER_NORM, rows=None)
+@LAYERNORM.truth(
+    "torch", "functional.layer_norm", TORCH_LAYER_NORM, serves="hidden_states weight [bias] -> output", rows=None
+)
 def _pytorch_layernorm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    hidden, weight, bias = inputs["hidden_states"].float(), inputs["weight"].float(), inputs["bias"].float()
+    hidden, weight = inputs["hidden_states"].float(), inputs["weight"].float()
+    bias = inputs["bias"].float() if "bias" in inputs else None
     y = api[TORCH_LAYER_NORM](hidden, (hidden.shape[-1],), weight, bias, eps=eps_of(definition))
     return {"output": y.to(dtype_of(definition.outputs["output"]))}
 

@@ -274,12 +274,17 @@ def _pytorch_gemm(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 WHOLE = ("bfloat16", "float16", "float32")
+# How a weight in float8 is scaled, as `scheme_of` says it, and in the names of definitions.
+FP8_KINDS = {
+    f"float8_e4m3fn by {how}": kind
+    for how, kind in {f"block {BLOCK}x{BLOCK}": "block128", "row": "row", "tensor": "tensor"}.items()
+}
 FP8_N, FP8_K = 256, 384
 SMALL_N, SMALL_K = 192, 320  # of a projection's small form: no powers of two, so that a swapped axis shows
 
 
-def read_linear(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    """The facts of a projection."""
+def read_linear(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
+    """The facts of a projection, or of a causal convolution, which SGLang holds as one."""
     rows, *columns = module.weight.shape
     dtype = dtype_name(module.weight)
     facts: Facts = {
@@ -290,6 +295,10 @@ def read_linear(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's 
     }
     facts["full_n"] = getattr(module, "output_size", rows)
     facts["full_k"] = getattr(module, "input_size", columns[-1])
+    if facts["conv"]:  # its activation is that of whoever holds it, or of what that hands its weight to
+        holders = [parent, *(one for one in parent.children() if hasattr(one, "conv_weights"))]
+        facts["activation"] = next((one.activation for one in holders if hasattr(one, "activation")), None)
+        facts["bias"] = getattr(module, "bias", None) is not None
     if dtype not in WHOLE:
         facts["scheme"] = scheme_of(module, dtype)
     if hasattr(module, "total_num_kv_heads"):
@@ -320,23 +329,23 @@ def gemm_draft(n: int, k: int, *, role: str, note: str = "", rank: bool = False)
     return replace(made, description=f"{made.description}: {share}{role}. {note}".strip(), tp=rank)
 
 
-def fp8_draft(n: int, k: int, *, role: str, block: int, rank: bool = False) -> Draft:
-    """The product of float8 values, scaled by blocks of 128 x 128; block 0: by token and by row of the weight."""
+def fp8_draft(n: int, k: int, *, role: str, kind: str, rank: bool = False) -> Draft:
+    """The product of float8 values, by blocks of 128 x 128; or by token and by row of the weight, or all of it."""
     scaled_down = None
     if n * k > 4 * FP8_N * FP8_K:  # whole blocks and one that is cut off stay what they are
-        scaled_down = fp8_draft(FP8_N + (n % BLOCK) % FP8_N, FP8_K, role=role, block=block)
-    blocks = {"k_blocks": -(-k // block) if block else 1, "n_blocks": -(-n // block) if block else n}
-    kind = "block128" if block else "row"
+        scaled_down = fp8_draft(FP8_N + (n % BLOCK) % FP8_N, FP8_K, role=role, kind=kind)
+    by_block = {"n_blocks": -(-n // BLOCK), "k_blocks": -(-k // BLOCK)}
+    blocks = {"row": {"n_blocks": n, "k_blocks": 1}, "tensor": {"n_blocks": 1, "k_blocks": 1}}.get(kind, by_block)
     made = draft(GEMM_FP8.op_type, "gemm_fp8", {"n": n, "k": k, "kind": kind, **blocks}, scaled_down=scaled_down)
     share = "one rank's share of " if rank else ""
     return replace(made, description=f"{made.description}: {share}{role}.", tp=rank)
 
 
-def linear_call(module: ModelModule, _: Reading) -> KernelCall | str:
-    """The call that a projection makes, or why it has no op_type."""
+def linear_call(module: ModelModule, _: Reading) -> KernelCall | None:
+    """The call that a projection makes; None: it is a convolution."""
     facts = module.facts
     if facts["conv"]:
-        return "causal convolution: no op_type"
+        return None
     note = ""
     if facts["dtype"].startswith("float8"):
         note = (
@@ -372,11 +381,10 @@ def linear_drafts(call: KernelCall, choice: Choice) -> Iterator[Draft | str]:
         n, k = (call["rank_n"], call["rank_k"]) if rank else (call["full_n"], call["full_k"])
         role = " and ".join(path.removeprefix("model.layers.*.") for path in call.paths)
         yield gemm_draft(n, k, role=role, note=call.note, rank=rank)
-        if scheme is not None and "by tensor" not in str(scheme):
-            block = BLOCK if scheme == f"float8_e4m3fn by block {BLOCK}x{BLOCK}" else 0
-            if block or "by row" in str(scheme):
-                yield fp8_draft(n, k, role=role, block=block, rank=rank)
-                return
+        kind = FP8_KINDS.get(str(scheme))
+        if kind is not None:
+            yield fp8_draft(n, k, role=role, kind=kind, rank=rank)
+            return
     if scheme is not None:
         yield f"projection in {scheme}: no form"
 
@@ -545,8 +553,8 @@ def block_of(weight: Sequence[int], scale: Sequence[int]) -> tuple[int, int]:
 def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> Tensors:
     """`C = (a * a_scale) @ (b * b_scale).T`, a scaled per row and block of K, b per block of both, or neither.
 
-    Of batches, rows behind `masked_m` stay what the buffer holds, or 0. With `m_indices`, each row has a b of its
-    own. Of weights in blocks [K / block, N, block], the blocks are neighbours along K.
+    Of batches, rows behind `masked_m` may hold anything. With `m_indices`, each row has a b of its own. Of weights
+    in blocks [K / block, N, block], the blocks are neighbours along K.
     """
     a, b = wide["a"], wide["b"] if "b" in wide else wide["blocks"].transpose(0, 1).flatten(1)
     if "a_scale" in wide:
@@ -570,10 +578,8 @@ def block_product(wide: Wide, *, times: Times = matmul, after: bool = False) -> 
         parts = [bounded("C", a[owner == group], own.mT, times) for group, own in enumerate(b)]
         found = {name: torch.cat([one[name] for one in parts])[order.argsort()] for name in parts[0]}
     if "masked_m" in wide:
-        left = torch.arange(a.shape[1], device=a.device) >= wide["masked_m"].long()[:, None]
-        kept = wide.maybe("buffer")
-        found["C"] = torch.where(left[..., None], 0.0 if kept is None else kept, found["C"])
-        found["C@bound"] = found["C@bound"].masked_fill(left[..., None], 0.0)
+        left = (torch.arange(a.shape[1], device=a.device) >= wide["masked_m"].long()[:, None])[..., None]
+        found |= {"C": found["C"].masked_fill(left, 0.0), "C@free": left}
     return found
 
 
@@ -649,9 +655,8 @@ GEMM_FP8 = scaled_by_blocks(
         altered("blocks of b along N exchanged", "b_scale", change=lambda scale: scale.flip(-2)),
         altered("scales of b transposed", "b_scale", change=lambda scale: scale.mT.reshape(scale.shape)),
         altered("memory of blocks read as [K, N]", "blocks", change=of_rows),
-        altered("a row more", "masked_m", change=lambda count: count + 1),
         altered("a row less", "masked_m", change=lambda count: (count - 1).clamp_min(0)),
-        altered("the first one's rows", "masked_m", change=lambda count: count[:1].expand(count.shape)),
+        altered("the smallest one's rows", "masked_m", change=lambda count: count.min().expand(count.shape)),
         altered("the first weights for all", "m_indices", change=lambda owner: owner * 0),
         altered("the next tile's weights", "m_indices", change=lambda owner: owner.roll(128)),
     ),
@@ -666,7 +671,7 @@ GEMM_FP8 = scaled_by_blocks(
             "a[b m k] b[b n k] buffer[b m n] masked_m[b] ab_dtype? sf_dtype? c_dtype? sf_vec_size?",
             sizes=BY_128 | {"m": (3, 1, 17, 8)},
             scalars=dict.fromkeys(LAUNCHED, 1),
-            unread=dict.fromkeys(LAUNCHED, "shapes and dtypes say it"),
+            unread=dict.fromkeys(LAUNCHED, "shapes and dtypes say it") | {"buffer": "it is written over"},
         ),
     ),
 )
