@@ -266,6 +266,7 @@ def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(least: int, rea
         ("prefill requires SM80 or newer", None),
         ("mm does not support backend 'low_latency' with capability 90", Skip.NEEDS_SM),
         ("mm does not support backend 'low_latency' with capability 100", None),
+        ("Feature 'cvt.e2m1x2.f32' not supported on\n        .target 'sm_90a'", Skip.NEEDS_SM),
         ("No supported CUDA architectures found for major versions [10, 12].", Skip.NEEDS_SM),
         ("No supported CUDA architectures found for major versions [9].", None),
         ("scale requires a value above 1.0", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -130,6 +131,16 @@ def test_inputs_fit_the_schema(definition: Definition) -> None:
         # Experts and long sequences take long to draw thrice, and larger cases are drawn as small ones are.
         again = case.size == "small" or not (case.size in SIZES or definition.op_type in HEAVY)
         ops.assert_inputs_fit(definition, case, again=again)
+
+
+MAKERS = frozenset({"tensor", "arange", "zeros", "ones", "empty", "full", "eye", "linspace"})
+
+
+@each(*OWN)
+def test_a_reference_names_the_device_of_each_tensor_that_it_makes(definition: Definition) -> None:
+    calls = [node for node in ast.walk(ast.parse(definition.reference)) if isinstance(node, ast.Call)]
+    made = [one for one in calls if ast.unparse(one.func) in {f"torch.{maker}" for maker in MAKERS}]
+    assert not [ast.unparse(one) for one in made if "device" not in {given.arg for given in one.keywords}]
 
 
 @each(*OWN)

@@ -30,7 +30,7 @@ GOT = re.compile(r"\b(?:got|has|have|but|found|current|device cuda)\b", re.IGNOR
 OR_NEWER = re.compile(r"\+|newer|later|higher|above|at least|>=", re.IGNORECASE)
 SM = re.compile(r"\bSM[ _-]?(\d{2,3})", re.IGNORECASE)
 CAPABILITY = re.compile(r"\b(\d{1,2})\.(\d)\b")
-REFUSED = re.compile(r"does not support .* with capability (\d+)")
+REFUSED = re.compile(r"(?:does not support .* with capability |not supported on\s+\.target 'sm_)(\d+)")
 MAJORS = re.compile(r"No supported CUDA architectures found for major versions \[([\d, ]+)\]")
 ABSENT = re.compile(r"not found locally|requires .* pip install", re.DOTALL)  # what it needs is not installed
 NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None

@@ -367,7 +367,8 @@ class Op:
         rows = self.row_axis(definition)
         follow = {letters[one] for one, size in self.sizes.items() if callable(size) and one in letters} - {rows}
         rows = rows if long and len(case.axes.keys() - follow) > 1 else None
-        grown = {name: size for name, size in case.axes.items() if name != rows}
+        kept = {rows, *(self.single(definition) if self.forms else ())}
+        grown = {name: size for name, size in case.axes.items() if name not in kept}
         more = max(0, count - min(grown.values(), default=0))
         axes = {**case.axes, **{name: size + more for name, size in grown.items()}}
         return self.settled(definition, replace(case, axes=axes))

@@ -43,6 +43,7 @@ from traceproof.ops.formats import DOWN, E4M3
 from traceproof.ops.formula import Form, Mutant, Part, Wide, has, same
 from traceproof.ops.lossless import NEVER, Exactly, full
 from traceproof.ops.op import Op
+from traceproof.reasons import Skip, Unavailable
 
 if TYPE_CHECKING:
     from traceproof.draw import Draw
@@ -519,6 +520,15 @@ def latent_modules(definition: Definition, capability: tuple[int, int]) -> tuple
     return (Compiled("gen_mla", (backend(capability), q, kv, q, index, *widths, False)),)
 
 
+def unaligned(_: Api, definition: Definition) -> Unavailable | None:
+    """Why the kernels for this GPU do not take a definition's widths; None: they do."""
+    widths = dim(definition, "ckv_cache", 2) or 0, dim(definition, "kpe_cache", 2) or 0
+    here = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    if here != HOPPER or not (widths[0] % 128 or widths[1] % 64):
+        return None
+    return Unavailable(Skip.NO_ADAPTER, f"fa3 takes widths in multiples of 128 and 64, and these are {widths}")
+
+
 @MLA_PAGED.truth(
     "flashinfer",
     "BatchMLAPagedAttentionWrapper",
@@ -526,6 +536,7 @@ def latent_modules(definition: Definition, capability: tuple[int, int]) -> tuple
     serves=f"{MLA} [qo_indptr] -> output lse",
     accepts=lambda definition: fixed(("ckv_cache", 1), ("ckv_cache", 2))(definition) and unscaled(definition),
     modules=latent_modules,
+    refuses=unaligned,
     sm=SM80,
 )
 def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outputs:
