@@ -67,6 +67,19 @@ def exactly(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (exact if dtype.is_floating_point else exact.round()).to(dtype).to(torch.float64)
 
 
+def inexact(actual: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Where an output is not its exact value, rounded once; of a quotient or a root either side of a middle is.
+
+    Float32 holds whole numbers and their products, and no quotient: of eight roundings it may lose each.
+    """
+    wrong = actual.to(torch.float64) != exactly(value, actual.dtype)
+    if actual.dtype.itemsize < 4 and wrong.any():
+        loose = (value - value.to(torch.float32)).abs() > value.abs() * 2.0**-40
+        for off in (1 - 2.0**-21, 1 + 2.0**-21):
+            wrong &= ~loose | (actual.to(torch.float64) != exactly(value * off, actual.dtype))
+    return wrong
+
+
 class Numerics:
     """Everything the judge measures of one output, from chunks of its first axis that cover it in order.
 
@@ -141,7 +154,7 @@ class Numerics:
         if not actual.numel():
             return None
         if self._exact:
-            self._inexact += int((actual.to(torch.float64) != exactly(value, actual.dtype)).sum())
+            self._inexact += int(inexact(actual, value).sum())
         rows = self._gate.prepare(actual, entries)
         self._gate.pool(rows)
         return rows

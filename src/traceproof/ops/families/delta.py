@@ -13,7 +13,7 @@ from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim
 from traceproof.ops.attention_inputs import starts
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
-from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.formats import exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import (
@@ -26,6 +26,7 @@ from traceproof.ops.gates import (
     sigmoid,
     softplus,
 )
+from traceproof.ops.lossless import SURE, Exactly, full, one_hot, whole
 from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
@@ -428,6 +429,50 @@ def of_step(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return draw.normal(name, wanted.shape, scale=scale).to(wanted.dtype)
 
 
+def exact_row(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Queries of four equal channels and keys of one, so large that an eps is nothing; values that SiLU leaves."""
+    pool = wanted.shape_of(next(one for one in STATES if one in wanted.definition.inputs))
+    values, width = pool[1] * pool[-1], pool[-1]
+    made = whole(31)(draw, replace(wanted, dtype=torch.float32)) * (2 * SURE)
+    if len(wanted.shape) == 2:
+        single = replace(wanted, shape=(len(made), (made.shape[1] - values) // width, width), dtype=torch.float32)
+        both = one_hot(draw, replace(single, name=f"{wanted.name}.qk")) * 2.0**20
+        queries = both[:, : both.shape[1] // 2]
+        queries.copy_(torch.stack([queries.roll(width * part // 4, -1) for part in range(4)]).sum(0))
+        made[:, :-values] = both.flatten(1)
+    else:  # histories
+        made[:, :-values] = 0.0
+    return made.to(wanted.dtype)
+
+
+def exact_step(definition: Definition) -> Mapping[str, Exactly]:
+    """A state that does not fade, and takes a value for what its key names."""
+    if "rawk_cache" in definition.inputs:
+        return dict.fromkeys(("rawv_cache", "checkpoint_state"), whole(31)) | {
+            "rawk_cache": one_hot,
+            "g_cache": 0.0,
+            "beta_cache": 1.0,
+        }
+    return {
+        **dict.fromkeys(("A_log", "dt_bias", "conv_bias"), 0.0),
+        "raw_gate": -2 * SURE,
+        **dict.fromkeys(("raw_beta", "output_gate"), 2 * SURE),
+        **dict.fromkeys(("mixed_qkv", "x", "conv_state"), exact_row),
+        **dict.fromkeys(("weight", "conv_weight"), 1.0),
+        "hidden_states": full(0, signed=False),
+        "w_ba": opposite,
+        **dict.fromkeys(STATES, whole(127)),
+        "norm_weight": full(0),
+        "scale": 0.125,
+    }
+
+
+def opposite(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """What makes rates 1, then what makes decays 1."""
+    signs = torch.tensor([1.0, -1.0], device=draw.device).repeat_interleave(wanted.shape[1] // 2)
+    return (signs * 4 * SURE).expand(wanted.shape).to(wanted.dtype)
+
+
 class Step(Op):
     """Rows of as many sequences, over a pool of slots."""
 
@@ -487,7 +532,11 @@ def stepped(op_type: str, *forms: Form) -> Step:
         draws=dict.fromkeys(names.split(), of_step),
         wide_gate=Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP),
         # behind a convolution in bfloat16, or stored in it
-        gates=dict.fromkeys(("state", "state_out", "ssm_state", "ssm_state_out"), Close(row_axes=2)),
+        gates={
+            **dict.fromkeys(("state", "state_out", "ssm_state", "ssm_state_out"), Close(row_axes=2)),
+            **dict.fromkeys(("conv_state", "conv_state_out"), Exact("histories are copied")),
+        },
+        lossless=exact_step,
         unusual={
             "large": STATES[:2],
             SEEN: ("mixed_qkv", "x", "raw_gate", "raw_beta", "output_gate", "hidden_states"),

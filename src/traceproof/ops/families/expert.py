@@ -45,13 +45,14 @@ from traceproof.ops.formats import (
     MX_BLOCK,
     Rounding,
     exact,
+    pack,
     scale_blocks,
     swizzled_size,
     unpack,
     unswizzle,
 )
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
-from traceproof.ops.lossless import SURE, Exactly, whole
+from traceproof.ops.lossless import SURE, Exactly, one_hot
 from traceproof.ops.op import ADVERSARIAL, SIZES, Op
 from traceproof.stacks.sglang import publish
 
@@ -81,6 +82,7 @@ num_fused_shared_experts use_shuffled_weight weight_layout do_finalize enable_pd
 activation_precision source_format partition_strategy block_m swiglu_alpha swiglu_beta swiglu_limit situ_beta
 situ_linear_beta
 """
+STATED = {*NUMBERS.split()} - {"routed_scaling_factor", "local_expert_offset"}  # by axes and constants, too
 OPTIONAL = re.sub(r"(\w+(\[[^]]*\])?)", r"\1?", f"{TENSORS} {NUMBERS}")
 
 
@@ -622,10 +624,14 @@ def drawn_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
     table = torch.tensor(powers, dtype=torch.float32, device=draw.device)
     power = table[draw.integers(wanted.name, wanted.shape, torch.int64, low=0, high=len(powers))]
     made = draw.uniform(f"{wanted.name}-mantissa", wanted.shape, low=low, high=2 * low) * power
-    form = found.tokens if role == "hidden_states_scale" else found.scaling
-    if wanted.dtype.itemsize == 1:
-        made = (E4M3 if form is Scaling.NVFP4 else E8M0).encode(made).view(wanted.dtype)
-    return made.to(wanted.dtype)
+    return as_scale(made, found.tokens if role == "hidden_states_scale" else found.scaling, wanted.dtype)
+
+
+def as_scale(values: torch.Tensor, form: Scaling | None, dtype: torch.dtype) -> torch.Tensor:
+    """Scales of a form in their dtype, or as its codes."""
+    if dtype.itemsize == 1:
+        return (E4M3 if form is Scaling.NVFP4 else E8M0).encode(values).view(dtype)
+    return values.to(dtype)
 
 
 def drawn_limit(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -665,46 +671,70 @@ def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
     return out
 
 
-def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Whole numbers for which a token's gates are 64 or 128, which silu leaves as they are, and ups have few bits.
+SATURATED = 2 * SURE  # exp(-128) is 0 in float32: gates are what they were, or 0
+WHOLE_AGAIN = SATURATED**-2  # times a gate times an up
+GATES_AND_UPS = (-4.0, -1.0, 1.0, 4.0)
+ADDED_UP = (-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)
 
-    Gates come from the first channel alone, ups from all others. Intermediates in 16 bits are exact, too.
+
+def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Tokens of one channel, which makes a gate and an up of one weight each; of gemm2 whole numbers.
+
+    Gates and ups are SATURATED times a power of two, and so is all but 0 that enters gemm2: every narrow format
+    holds it exactly, by some scale. Shared experts give 0, so that a token has one result.
     """
-    if wanted.name == "hidden_states":
-        made = whole(1)(draw, wanted).float()
-        made[:, 0] = SURE
-        return made.to(wanted.dtype)
+    found, role, name = mixture_of(wanted.definition), role_of(wanted), wanted.name
+    form = found.tokens if role == "hidden_states" else found.scaling
+    rows, width = wanted.shape[:-1], wanted.shape[-1] * (2 if form in FOUR else 1)
+    if role == "hidden_states":
+        values = one_hot(draw, replace(wanted, shape=(*rows, width), dtype=torch.float32))
+        return as_codes(values * (1.0 if form else SATURATED), form).to(wanted.dtype)
     made = torch.empty(wanted.shape, dtype=wanted.dtype, device=draw.device)
-    sparse = torch.tensor([-1.0, 1.0] + 14 * [0.0], device=draw.device)
+    first, bare = role == GEMM1[0], form in {Scaling.PLAIN, Scaling.FP4}
+    table = torch.tensor(GATES_AND_UPS if first else ADDED_UP, device=draw.device)
+    table *= (1.5 if form is Scaling.FP4 else 1.0) if first else WHOLE_AGAIN if bare else 1.0
     for expert in range(len(made)):
-        drawn = draw.integers(f"{wanted.name}.{expert}", made.shape[1:], torch.int32, low=0, high=len(sparse))
-        if wanted.name == GEMM1[0]:
-            part, up = sparse[drawn], made.shape[1] // 2
-            part[:up, 0], part[up:, 0], part[up:, 1:] = 0.0, 1.0 + drawn[up:, 0] % 2, 0.0
-        else:
-            part = (drawn % 3 - 1).float()
-        made[expert] = part.to(wanted.dtype)
+        drawn = draw.integers(f"{name}.{expert}", (*rows[1:], width), torch.int32, low=0, high=len(table))
+        shared = first and expert >= found.routing.local
+        made[expert].copy_(as_codes(table[drawn] * (not shared), form))
     return made
 
 
+def as_codes(values: torch.Tensor, form: Scaling | None) -> torch.Tensor:
+    """Numbers as four bits hold them, two to a byte; of other forms as they are."""
+    if form not in FOUR:
+        return values
+    return pack(values.to(torch.int8).view(torch.uint8) & 15 if form is Scaling.MXINT4 else E2M1.encode(values))
+
+
+def exact_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """What codes of `exact_data` want: gates of tokens, and of their products with ups whole numbers."""
+    found, role = mixture_of(wanted.definition), role_of(wanted)
+    token, late = role == "hidden_states_scale", found.scaling in {Scaling.NVFP4, Scaling.FP8_TENSOR}
+    scale = SATURATED if token else WHOLE_AGAIN if role == (UP_SCALE if late else GEMM2[1]) else 1.0
+    scale *= 1.5 if role == UP_SCALE and found.scaling is Scaling.NVFP4 else 1.0  # e2m1 holds 1.5 and 6
+    full = torch.full(wanted.shape, scale, device=draw.device)
+    return as_scale(full, found.tokens if token else found.scaling, wanted.dtype)
+
+
 def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
-    """One expert with all the weight. A reference is exact then; kernels requantise."""
-    found = mixture_of(definition)
-    # Results of several experts may be rounded each.
-    single = found.routing.method in {Method.DEEPSEEK, Method.RENORMALISE, Method.LLAMA4, Method.PACKED}
-    usual = found.usual and found.scaling in REFERENCE_BYTES and ROLES.keys().isdisjoint(definition.inputs)
-    if found.weight_count >= HEAVY or not single or not usual:
+    """One result for each token, in a form of its own bits. A reference is exact then; kernels requantise."""
+    found, inputs = mixture_of(definition), named(definition)
+    late = found.scaling is Scaling.NVFP4 and UP_SCALE not in inputs  # e4m3 holds no scale so small
+    if found.weight_count >= HEAVY or found.routing.method in {Method.UNIFORM, Method.EVEN} or late:
         return {}
+    parts = {f"{name}{part}" for name in (*GEMM1, *GEMM2) for part in ("", "_1")}
     return {
-        **dict.fromkeys(("hidden_states", GEMM1[0], GEMM2[0]), exact_data),
-        "hidden_states_scale": 2.0**20,
-        GEMM1[1]: 2.0**-20,
+        **{name: exact_scale if "scale" in name else exact_data for name in ("hidden_states", *parts)},
+        **dict.fromkeys(("hidden_states_scale", UP_SCALE), exact_scale),
         **dict.fromkeys((GATE_SCALE, DOWN_SCALE), 1.0),
-        **dict.fromkeys((GEMM2[1], UP_SCALE), 1 / SURE),
+        "gemm1_alpha": 2.0,
+        "gemm1_clamp_limit": 4 * SATURATED,
+        # What is added may be rounded before.
+        **dict.fromkeys((*BIASES, "out", "gemm1_beta", "routing_bias"), 0.0),
         "routing_logits": routing.one_chosen,
-        "routing_bias": 0.0,
         "routed_scaling_factor": 2.0,
-        "topk_ids": routing.first_alone,
+        **dict.fromkeys(("topk_ids", "topk_weights"), routing.first_alone),
     }
 
 
@@ -772,9 +802,7 @@ class Experts(Op):
     def unread(self, definition: Definition) -> Mapping[str, str]:
         """A bias where Llama 4's method chooses, modes that axes tell, and what is left out."""
         routed, inputs = routing_of(definition), definition.inputs
-        found = dict.fromkeys(NUMBERS.split(), "axes and constants say it")
-        for name in ("routed_scaling_factor", "local_expert_offset"):
-            del found[name]
+        found = dict.fromkeys(STATED, "axes and constants say it")
         if routed.method is Method.LLAMA4 and not routed.biased:
             found["routing_bias"] = "of routing by the largest logit it is no part"
         given = {"routing_logits", *TAKEN.get(mixture_of(definition).activation, ())}
@@ -1024,6 +1052,7 @@ MOE = Experts(
         "topk_ids": routing.drawn_ids,
     },
     adjust=tie,
+    sizes_in_numbers=STATED,
     lossless=exact_mixture,
     positive=("topk_weights", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
     apart=False,
@@ -1154,9 +1183,14 @@ for _names in (
     ("hidden_states", "topk_ids", "topk_weights", *GEMM1[:1], *GEMM2[:1]),
     ("input", "token_selected_experts", "token_final_scales", "fc1_expert_weights", "fc2_expert_weights"),
 ):
-    MOE.truth("flashinfer", "cutlass_fused_moe", CUTLASS, serves=IN_CUTLASS.format(*_names), sm=((9, 0), (12, 1)))(
-        _cutlass
-    )
+    MOE.truth(
+        "flashinfer",
+        "cutlass_fused_moe",
+        CUTLASS,
+        serves=IN_CUTLASS.format(*_names),
+        packages=("flashinfer_jit_cache",),  # compiling its module takes many minutes
+        sm=((9, 0), (12, 1)),
+    )(_cutlass)
 PLANNED = "sorted_token_ids expert_ids num_tokens_post_padded topk_weights top_k block_m routed_scaling_factor out"
 
 

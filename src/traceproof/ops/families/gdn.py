@@ -15,7 +15,7 @@ from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs, dim
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
-from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.families.delta import committed, fused, normed, stepped
 from traceproof.ops.far import Far
 from traceproof.ops.formats import exact, to_bf16
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 BUFFER = "intermediate_states_buffer"
 STATES = ("state", "initial_state")
 WINDOWS = ("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta")
+COPIED = Exact("values and keys are copied")
 FLAGS = {"use_qk_l2norm": True, "cache_replayssm": False, "disable_state_update": False}
 CHUNK = 64  # tokens that kernels of prefill keep a state of
 
@@ -333,7 +334,7 @@ class GatedDeltaRule(Op):
             }
         fast = definition.outputs[final].dtype == "float32"
         state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
-        exact = dict.fromkeys((f"{name}_out" for name in WINDOWS), state)
+        exact = {f"{name}_out": COPIED if name in WINDOWS[:2] else state for name in WINDOWS}
         found = {"output": Close(), final: state} | dict.fromkeys(self.mutated(definition), state) | exact
         return {name: found[name] for name in self.judged(definition)}
 
@@ -470,6 +471,10 @@ GDN = GatedDeltaRule(
 )
 
 
+# Of forms that normalise vectors, or keep windows, no package's function is called.
+OF_POOL = f"q k v A_log a dt_bias b scale initial_state initial_state_indices [{BUFFER}] -> output final_state"
+
+
 def log_decay(inputs: Given) -> torch.Tensor:
     """Natural logarithm of the decay, float32, shaped like `a`."""
     a, bias = inputs["a"].float(), inputs["dt_bias"].float()
@@ -545,7 +550,7 @@ CUTE: Any = {**FLASHINFER, "packages": ("cutlass",)}
 @GDN.truth(
     "flashinfer", "gdn_decode.gated_delta_rule_decode_pretranspose", "gdn_decode", serves=DECODE.names, **CUTE
 )
-@GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_mtp", "gdn_mtp", serves=MTP.names, **CUTE)
+@GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_mtp", "gdn_mtp", serves=OF_POOL, **CUTE)
 def _flashinfer_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Updates state or pool in place; normalising q and k is on by default and not part of the definition."""
     given = {name: inputs[name] for name in ("q", "k", "v", "A_log", "a", "dt_bias", "b")}
@@ -604,7 +609,7 @@ def _sglang_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
     return by_token(api, inputs, flipped=False)
 
 
-@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=MTP.names, sm=SM80)
+@GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=OF_POOL, sm=SM80)
 def _sglang_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Updates the named slots of the pool in place."""
     pool = inputs["initial_state"].clone()
@@ -633,7 +638,7 @@ def _sglang_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
 # are [.., K, V] there, and are transposed on the way in and out: the option that spares it has changed its name.
 
 
-@GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=MTP.names, sm=SM80)
+@GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=OF_POOL, sm=SM80)
 @GDN.truth("fla", "fused_recurrent_gated_delta_rule", "recurrent", serves=DECODE.names, sm=SM80)
 def _fla_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
     return by_token(api, inputs, flipped=True)

@@ -487,7 +487,8 @@ MAMBA = Stepped(
     scalars={"dt_softplus": 1},
     adversarial={kind: {"kind": kind} for kind in ("tiny", "outlier", "slow", "long")}
     | {"linear": {"kind": "long", "linear": True}},
-    gates={"state": Close(factor=2.0)},
+    wide_gate=Close(factor=FAST_EXP_FACTOR, reference_factor=2.0, reason=FAST_EXP),
+    apart=False,
     unusual=dict.fromkeys(("nan", "large"), ("state",)),
     mutants=(*OF_GATES, changed("state ignored", "state", lambda state: state * 0)),
 )

@@ -547,10 +547,12 @@ def one_chosen(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def first_alone(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """The experts as ever, of which the first has all the weight."""
+    """The experts as ever, of which the first has all the weight: weights, or the experts with them."""
+    if (given := not wanted.dtype.is_floating_point) and routing_of(wanted.definition).method is not Method.PACKED:
+        return drawn_ids(draw, wanted)
     weights = torch.zeros(wanted.shape, dtype=torch.bfloat16, device=draw.device)
     weights[:, :1] = 1.0
-    return pack(drawn_ids(draw, wanted) >> PACKED_SHIFT, weights)
+    return pack(drawn_ids(draw, wanted) >> PACKED_SHIFT, weights) if given else weights.to(wanted.dtype)
 
 
 # Variants and mutants of a mixture's routing: changes of `choice_of`.
@@ -890,6 +892,7 @@ GROUPED = Op(
         "bias": steps_of_bias,
         "topk_indices": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device),
     },
+    sizes_in_numbers=("topk",),
     unread=dict.fromkeys(("topk", "topk_values", "topk_indices"), "it is written over, or its size"),
     adversarial={},
     unusual={},
