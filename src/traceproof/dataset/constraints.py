@@ -1,40 +1,30 @@
 """Constraints: which names they use, whether they can hold, and sizes of axes that satisfy them."""
 
 import ast
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from types import CodeType
+from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition
 
 STEPS = 2_000  # assignments that a search tries
 PROBED = (0, 1, 2, 1000, 4097)  # sizes at which an equality shows whether it is linear
-SCANNED = 4096  # sizes that an equality with one unknown is tried on, if it is not linear
 # Sizes tried where the wanted one violates a constraint: small ones, and those of tiles, pages and heads.
 OTHERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 576, 1024, 2048, 4096)
 LARGEST = 1 << 24
 BUILTINS = frozenset({"len", "min", "max", "abs", "sum", "all", "any", "int", "float", "bool", "math", "torch"})
+CALLED = {"min": min, "max": max}
+# What is computed with sizes; nothing of it takes long or reads anything.
+PLAIN = (
+    *(ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub, ast.Not, ast.BoolOp, ast.And, ast.Or, ast.IfExp),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.Call, ast.Tuple, ast.List),
+    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In),
+)
 
 Value = int | float | bool
-Binary: Mapping[type[ast.operator], Callable[[Value, Value], Value]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-}
-Compare: Mapping[type[ast.cmpop], Callable[[Value, Value], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
 
 
 def names(expression: str) -> frozenset[str]:
@@ -67,27 +57,15 @@ def text_of(definition: Definition, name: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-class _Shapes(ast.NodeTransformer):
-    """Put the axis a definition declares in place of `tensor.shape[i]`."""
-
-    def __init__(self, definition: Definition) -> None:
-        self.tensors = {**definition.inputs, **definition.outputs}
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        match node:
-            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape")):
-                index = evaluate(node.slice, {})
-                shape = self.tensors[name].shape if name in self.tensors else None
-                if shape and isinstance(index, int) and -len(shape) <= index < len(shape):
-                    return ast.Name(shape[index], ast.Load())
-        return self.generic_visit(node)
-
-
 def with_axes(expression: str, definition: Definition) -> ast.expr:
     """The expression with every `tensor.shape[i]` replaced by the axis that stands there."""
-    result = _Shapes(definition).visit(parse(expression))
-    assert isinstance(result, ast.expr)
-    return result
+    tensors = {**definition.inputs, **definition.outputs}
+
+    def axis(found: re.Match[str]) -> str:
+        shape, index = tensors[found[1]].shape if found[1] in tensors else None, int(found[2])
+        return shape[index] if shape and -len(shape) <= index < len(shape) else found[0]
+
+    return parse(re.sub(r"\b(\w+)\.shape\[\s*(-?\d+)\s*\]", axis, expression))
 
 
 def says_the_same_twice(node: ast.expr) -> bool:
@@ -102,37 +80,33 @@ def says_the_same_twice(node: ast.expr) -> bool:
 
 def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
     """Value of an expression over axes; None where it needs something else, or has no value."""
-    try:
-        return _evaluate(node, axes)
-    except (KeyError, ArithmeticError, RecursionError):
+    code, used = _compiled(node)
+    if code is None or not used <= axes.keys():
         return None
+    try:
+        value: Value = eval(code, {"__builtins__": CALLED}, {name: axes[name] for name in used})  # noqa: S307 - PLAIN
+    except (ArithmeticError, TypeError):
+        return None
+    return bool(value) if isinstance(node, ast.BoolOp) else value
 
 
-def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911 - one return per node type
-    """Like `evaluate`; raises KeyError: it needs what `axes` does not hold; ArithmeticError: it has no value."""
-    match node:
-        case ast.Constant(value=bool() | int() | float() as value):
-            return value
-        case ast.Name(id=name):
-            return axes[name]
-        case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
-            value = _evaluate(operand, axes)
-            return not value if isinstance(op, ast.Not) else -value
-        case ast.BinOp() if type(node.op) in Binary:
-            return Binary[type(node.op)](_evaluate(node.left, axes), _evaluate(node.right, axes))
-        case ast.BoolOp(op=op, values=operands):
-            return (all if isinstance(op, ast.And) else any)([bool(_evaluate(value, axes)) for value in operands])
-        case ast.IfExp(test=test, body=body, orelse=otherwise):
-            return _evaluate(body if _evaluate(test, axes) else otherwise, axes)
-        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple() | ast.List() as among]):
-            value = _evaluate(left, axes)
-            return any(value == _evaluate(one, axes) for one in among.elts)
-        case ast.Compare():
-            sides = [_evaluate(side, axes) for side in (node.left, *node.comparators)]
-            return all(map(operator.call, [Compare[type(op)] for op in node.ops], sides, sides[1:]))
-        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_]):
-            return (min if name == "min" else max)(_evaluate(argument, axes) for argument in node.args)
-    raise KeyError(ast.dump(node))
+@lru_cache(4096)
+def _compiled(node: ast.expr) -> tuple[CodeType | None, frozenset[str]]:
+    """An expression as code, with the axes that it reads; None: it needs more than those."""
+    parts = list(ast.walk(node))
+    calls = [one for one in parts if isinstance(one, ast.Call)]
+    functions = [one.func for one in calls]
+    plain = all(isinstance(one, PLAIN) for one in parts) and all(
+        isinstance(one.func, ast.Name) and one.func.id in CALLED and len(one.args) > 1 and not one.keywords
+        for one in calls
+    )
+    if not plain or any(isinstance(one, ast.Constant) and not isinstance(one.value, Value) for one in parts):
+        return None, frozenset()
+    used = frozenset(one.id for one in parts if isinstance(one, ast.Name) and one not in functions)
+    try:
+        return compile(ast.fix_missing_locations(ast.Expression(node)), "<constraint>", "eval"), used
+    except (RecursionError, MemoryError, ValueError):
+        return None, frozenset()
 
 
 def last_of(definition: Definition, indptr: str) -> str | None:
@@ -162,11 +136,29 @@ def determined(axes: Mapping[str, Any], constraints: Iterable[Any], note: Callab
     system = System(tuple(axes), tuple(text for text in constraints if isinstance(text, str)))
     fixed = system.completed(const)
     found = dict(axes)
+    var = {name for name, axis in axes.items() if isinstance(axis, dict) and axis.get("type") == "var"}
     for name, size in fixed.items():
-        if name not in const and isinstance(axes[name], dict) and axes[name].get("type") == "var":
+        if name in var - const.keys() and _is_size(size):
             note(f"axes.{name} is var, and the constraints fix it: read as const, {size}")
             found[name] = {**axes[name], "type": "const", "value": size}
     return found
+
+
+class Part(NamedTuple):
+    """One of the constraints that `and` joins: its axes, and of an equality what is 0 where it holds."""
+
+    node: ast.expr
+    names: frozenset[str]
+    difference: ast.BinOp | None
+
+    def solved(self, name: str, known: Mapping[str, int]) -> float | None:
+        """What an axis has to be for an equality to hold, whole or not; None: it is none, or not linear in it."""
+        if self.difference is None:
+            return None
+        at = {size: evaluate(self.difference, {**known, name: size}) for size in PROBED}
+        start, slope = at[0] or 0, (at[1] or 0) - (at[0] or 0)
+        linear = slope and all(value == start + slope * size for size, value in at.items())
+        return -start / slope if linear else None
 
 
 @dataclass(frozen=True)
@@ -177,52 +169,59 @@ class System:
     constraints: tuple[str, ...]
 
     @cached_property
-    def _usable(self) -> tuple[tuple[ast.expr, frozenset[str]], ...]:
-        """Constraints with the axes that each speaks of, those joined by `and` taken apart."""
+    def _usable(self) -> tuple[Part, ...]:
         found = []
         for node in (node for text in self.constraints for node in _parts(text)):
-            names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - {"min", "max"}
+            names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - CALLED.keys()
             known = bool(names) and names <= set(self.axes)
             if known and any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2)):
-                found.append((node, names))  # for some sizes it has a value
+                match node:
+                    case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                        difference: ast.BinOp | None = ast.BinOp(left, ast.Sub(), right)
+                    case _:
+                        difference = None
+                found.append(Part(node, names, difference))  # for some sizes it has a value
         return tuple(found)
 
-    def completed(self, sizes: Mapping[str, int], *, scanned: int = SCANNED) -> dict[str, int]:
+    @cached_property
+    def given(self) -> frozenset[str]:
+        """Axes that quotients of others give: `tiles == n // 128`."""
+        found = [(part.difference.left, part.difference.right) for part in self._usable if part.difference]
+        quotients = [
+            left for left, right in found if any(isinstance(one, ast.FloorDiv) for one in ast.walk(right))
+        ]
+        return frozenset(left.id for left in quotients if isinstance(left, ast.Name))
+
+    def completed(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The sizes, with each axis that an equality fixes once the others of it are known.
 
-        An equality that is not linear in its unknown is tried on as many sizes as `scanned` says.
+        What is no size (a fraction, a negative number) shows that the sizes can not go together.
         """
         known = dict(sizes)
         waiting = list(self._usable)
         while True:
             left = []
-            for node, names in waiting:
-                unknown = names - known.keys()
+            for part in waiting:
+                unknown = part.names - known.keys()
                 name = next(iter(unknown), "")
-                size = _solved(node, name, known, scanned) if len(unknown) == 1 else None
+                size = part.solved(name, known) if len(unknown) == 1 else None
                 if size is not None:
-                    known[name] = size
+                    known[name] = int(size) if size == int(size) else size  # type: ignore[assignment] # no size
                 elif unknown:
-                    left.append((node, names))
+                    left.append(part)
             if len(left) == len(waiting) or not left:
                 return known
             waiting = left
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether no constraint that can be evaluated is false."""
-        return not any(
-            names <= sizes.keys() and evaluate(node, sizes) in {False, None} for node, names in self._usable
+        """Whether all are sizes, and no constraint that can be evaluated is false."""
+        return all(map(_is_size, sizes.values())) and not any(
+            part.names <= sizes.keys() and evaluate(part.node, sizes) in {False, None} for part in self._usable
         )
-
-    def stuck(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a linear equality has no whole size left for the only axis without one."""
-        open_ones = ((node, names - sizes.keys()) for node, names in self._usable)
-        found = (_linear(node, next(iter(names)), sizes) for node, names in open_ones if len(names) == 1)
-        return any(size is not None and _size(size) is None for size in found)
 
     def listed(self, name: str, known: Mapping[str, int]) -> Iterator[int]:
         """Sizes by which `name in (head_dim, head_dim // 2)` states an axis, in the order written."""
-        for node, names in self._usable:
+        for node, names, _ in self._usable:
             match node:
                 case ast.Compare(left=ast.Name(id=left), ops=[ast.In()], comparators=[ast.Tuple(elts=among)]):
                     if left == name and {name} < names <= {name, *known}:
@@ -234,16 +233,6 @@ class System:
         found = _found(self, tuple(const.items()), tuple(wanted.items()))
         return None if found is None else dict(found)
 
-    def order(self, known: Mapping[str, int]) -> tuple[str, ...]:
-        """Axes without a size, those in the most constraints first; last, those that quotients of others give."""
-        weight = {name: -sum(name in names for _, names in self._usable) for name in self.axes}
-        for node, _ in self._usable:
-            match node:
-                case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[right]):
-                    if any(isinstance(one, ast.FloorDiv) for one in ast.walk(right)):
-                        weight[name] = 1
-        return tuple(sorted((name for name in self.axes if name not in known), key=weight.__getitem__))
-
 
 @lru_cache(maxsize=1024)  # the cases of a definition, and its `init`, ask for the same sizes many times over
 def _found(
@@ -253,11 +242,11 @@ def _found(
     steps = iter(range(STEPS))
 
     def search(known: Mapping[str, int]) -> dict[str, int] | None:
-        """All sizes, from the known ones on: of the most constrained axis the nearest to the wanted one first."""
-        sizes = system.completed(known, scanned=0)
-        if not system.holds(sizes) or system.stuck(sizes):
+        """All sizes, from the known ones on: of each axis the nearest to the wanted one first."""
+        sizes = system.completed(known)
+        if not system.holds(sizes):
             return None
-        free = system.order(sizes)
+        free = sorted((name for name in system.axes if name not in sizes), key=system.given.__contains__)
         if not free:
             return sizes
         name, size = free[0], near.get(free[0], 1)
@@ -287,37 +276,5 @@ def _parts(text: str) -> Iterator[ast.expr]:
             yield node
 
 
-def _difference(node: ast.expr) -> ast.BinOp | None:
-    """What is 0 where an equality holds, left minus right; None: it is no equality."""
-    match node:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            return ast.BinOp(left, ast.Sub(), right)
-    return None
-
-
-def _solved(node: ast.expr, name: str, known: Mapping[str, int], scanned: int) -> int | None:
-    """The only size of an axis that makes an equality true; None: it is no equality, or has none, or several."""
-    linear, difference = _linear(node, name, known), _difference(node)
-    if linear is not None or difference is None:
-        return _size(linear)
-    fitting = [size for size in range(scanned) if evaluate(difference, {**known, name: size}) == 0]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _linear(node: ast.expr, name: str, known: Mapping[str, int]) -> float | None:
-    """What solves an equality for one name, whole or not; None: it is no equality, or not linear in the name."""
-    difference = _difference(node)
-    if difference is None:
-        return None
-    for side, other in ((difference.left, difference.right), (difference.right, difference.left)):
-        if isinstance(side, ast.Name) and side.id == name:
-            return evaluate(other, known)
-    at = {size: evaluate(difference, {**known, name: size}) for size in PROBED}
-    start, slope = at[0] or 0, (at[1] or 0) - (at[0] or 0)
-    if slope and all(value == start + slope * size for size, value in at.items()):
-        return -start / slope
-    return None
-
-
-def _size(value: float | None) -> int | None:
-    return int(value) if value is not None and value == int(value) and 0 <= value <= LARGEST else None
+def _is_size(value: float) -> bool:
+    return isinstance(value, int) and 0 <= value <= LARGEST
