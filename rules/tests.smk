@@ -39,7 +39,7 @@ rule run_tests_of:
         options=TESTS.run_options,
         written=TESTS.file_options,
         plan=TESTS.plan_digest,  # an edit counts, whatever the dates of files are
-        code=code_digest("testgen", "ops", "run", "judge", "draw"),
+        code=code_digest("testgen", "ops", "run", "judge", "draw.py"),
     shell:
         "env PYTHONPATH={params.path:q} {params.python:q} -P scripts/stack_job.py run_tests --cases {input.cases:q}"
         " --stack {input.stack:q} {params.written:q} {params.options:q} --parallel {threads:q}"

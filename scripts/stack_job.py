@@ -22,31 +22,19 @@ if TYPE_CHECKING:
     from traceproof.run.engine import Engine
 
 
-def cases(
-    *,
-    dataset: Path,
-    stack: Path,
-    selection: Json[dict[str, Any]],
-    results: Path,
-    out: Path,
-    code: str = "",
-    weak: bool = False,
-) -> None:
+def cases(*, dataset: Path, stack: Path, selection: Json[dict[str, Any]], out: Path, code: str = "") -> None:
     """Write a plan per op_type, and last their index, `out`, beside them.
 
-    `stack` is the torch environment's record, `code` the digest of what plans (empty: all is planned anew). Into
-    `results` goes what definitions' own `init` makes; `weak` runs these where isolation is not whole.
+    `stack` is the torch environment's record, `code` the digest of what plans (empty: all is planned anew).
     """
     with paused_collection(kept=True):
-        from traceproof.run.inits import Inits  # imports torch, after interrupts are caught
-        from traceproof.run.plan import PlanSelection, plan
+        from traceproof.run.plan import PlanSelection, plan  # imports torch, after interrupts are caught
 
     record = read_sealed(stack)
     gpu = record["device_type"] == "cuda"
     selection["workloads"] = gpu if selection["workloads"] == "auto" else selection["workloads"]
     state = f"{code} {record['digest']}" if code else ""
-    with Inits(results, (dataset,), weak=weak) as inits:
-        plan(dataset, out.parent, PlanSelection.model_validate(selection), inits, code=state, gpu=gpu)
+    plan(dataset, out.parent, PlanSelection.model_validate(selection), code=state, gpu=gpu)
 
 
 def verify(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from traceproof.run.engine import Engine
-from traceproof.run.inits import Inits
 from traceproof.run.job import Job
 from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection, plan
@@ -67,13 +66,12 @@ class Run:
         self.selection = selection or PlanSelection(sizes=("small",))
         self.limits = limits
         self.weak = False
-        self.inits: Inits | None = None
         self.tolerance: float | None = None
 
     def verify(self, *truths: str, code: str = "0", cache: Path | None = None) -> dict[str, Rows]:
         """Plan, run the references and the ground truths named, judge; verdict rows by definition."""
         rows: dict[str, Rows] = defaultdict(list)
-        for op_type in plan(self.dataset, self.out / "cases", self.selection, self.inits).op_types:
+        for op_type in plan(self.dataset, self.out / "cases", self.selection).op_types:
             planned = OpTypePlan.read(self.out / "cases" / f"{op_type}.json")
             verdicts = self.out / "verdicts" / f"{op_type}.jsonl"
             self.job(planned, ("reference", *truths), code=code, cache=cache).verify(verdicts)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dialect_samples import GATED, changed
-from pipeline import Rows, Run, borrowed, verdicts
+from pipeline import Rows, Run, verdicts
 
 from traceproof.dataset.dialects import read
 from traceproof.ops.base import Values
 from traceproof.ops.generic import GenericOp
 from traceproof.run.case import fingerprints, make_inputs
-from traceproof.run.inits import DRAWN, WANTED, InitError, Inits, Made, made_again, maker
+from traceproof.run.inits import InitError, Made, filled, maker
 from traceproof.run.plan import PlanSelection, plan
-from traceproof.run.schema import OpTypePlan, PlannedCase
+from traceproof.run.schema import OpTypePlan, PlannedDefinition
 from traceproof.sandbox import Limits, Pool
 
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0)
@@ -89,8 +88,7 @@ def test_a_matrix_whose_columns_lie_side_by_side_keeps_its_strides(tmp_path: Pat
     assert made(pool).columns == frozenset()
     found = made(pool, init=turned)
     assert found.columns == {"values"}
-    planned(tmp_path, init=turned)
-    tokens, values = drawn(tmp_path, pool, "small-1")
+    tokens, values = drawn(planned(tmp_path, init=turned), pool, "small-1")
     assert isinstance(values["values"], torch.Tensor)
     assert values["values"].shape == (tokens, 8)
     assert values["values"].stride() == (1, tokens)
@@ -115,80 +113,54 @@ def test_what_is_not_of_the_definition_is_refused_and_said(pool: Pool, what: dic
         made(pool, **what)
 
 
-def inits(folder: Path, **options: Any) -> Inits:  # noqa: ANN401 - its fields
-    """Calls of `init` in the workers that all tests share."""
-    found = Inits(folder, **options)
-    vars(found)["_pool"] = borrowed(conceal=[folder])
-    return found
-
-
-def planned(tmp_path: Path, **changes: Any) -> dict[str, PlannedCase]:  # noqa: ANN401 - JSON
+def planned(tmp_path: Path, **changes: Any) -> PlannedDefinition:  # noqa: ANN401 - JSON
     (tmp_path / "dump").mkdir(exist_ok=True)
     (tmp_path / "dump" / "ordered.json").write_text(json.dumps(changed(SAMPLE, **changes)))
-    calls = inits(tmp_path / "results")
-    (op_type,) = plan(tmp_path / "dump", tmp_path / "cases", PlanSelection(sizes=("small",)), calls).op_types
-    found = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json")
-    return {entry.id: entry for entry in found.definitions["ordered"].cases}
+    (op_type,) = plan(tmp_path / "dump", tmp_path / "cases", PlanSelection(sizes=("small",))).op_types
+    return OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions["ordered"]
 
 
-def drawn(tmp_path: Path, pool: Pool, case: str) -> tuple[int, Values]:
+def drawn(entry: PlannedDefinition, pool: Pool, case: str) -> tuple[int, Values]:
     """Tokens and inputs of a case that was planned."""
-    entry = OpTypePlan.read(tmp_path / "cases" / "unheard_of.json").definitions["ordered"]
-    with made_again(entry, pool) as made:
+    with filled(entry, pool) as made:
         found = next(one.case for one in made.cases if one.id == case)
         values = make_inputs(GenericOp("unheard_of"), entry.parsed, found, device=torch.device("cpu"))
         return found.axes["num_tokens"], values
 
 
-def test_a_plan_takes_them_for_every_case_and_keeps_no_tensors(tmp_path: Path, pool: Pool) -> None:
-    entries = planned(tmp_path)
-    assert {entry.case.params["drawn"] for entry in entries.values()} == {DRAWN}
-    assert [entry.id for entry in entries.values() if entry.hidden] == ["hidden-0"]
-    assert not [name for name in entries if name.startswith("adversarial")]
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*.*")}
-    assert {path.suffix for path in kept} == {".json"}
-    assert planned(tmp_path) == entries
-    assert kept == {path: path.stat().st_mtime_ns for path in kept}
-    damaged = min(kept)
-    damaged.write_bytes(damaged.read_bytes()[:-2] + b"?\n")
-    assert planned(tmp_path) == entries
-    _, values = drawn(tmp_path, pool, "small-1")
-    assert fingerprints({name: values[name] for name in ("order", "values")}) == entries["small-1"].blobs
+def test_they_are_taken_for_every_case_and_no_tensors_are_kept(tmp_path: Path, pool: Pool) -> None:
+    entry = planned(tmp_path)
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    with filled(entry, pool) as made:
+        assert {one.case.params["drawn"] for one in made.cases} == {"by init"}
+        assert [one.id for one in made.cases if one.hidden] == ["hidden-0"]
+        assert not [one.id for one in made.cases if one.id.startswith("adversarial")]
+    tokens, values = drawn(entry, pool, "small-1")
+    assert fingerprints(values) == fingerprints(drawn(entry, pool, "small-1")[1])
     assert list(values) == list(SAMPLE["inputs"])
     assert (values["gain"], values["bias"]) == (3, None)
+    assert isinstance(values["order"], torch.Tensor)
+    assert torch.equal(values["order"].sort().values, torch.arange(tokens, dtype=torch.int32))
+    assert before == {path for path in tmp_path.rglob("*") if path.is_file()}
 
 
-def test_where_init_can_not_run_inputs_are_drawn_by_role_and_say_why(tmp_path: Path) -> None:
-    entries = planned(tmp_path, init=INIT.replace("import torch", "import flashinfer, torch", 1))
-    assert {entry.case.params["drawn"] for entry in entries.values()} == {"by role"}
-    assert all("import: flashinfer" in entry.case.params["init"] for entry in entries.values())
+def test_where_init_can_not_run_inputs_are_drawn_by_role_and_say_why(tmp_path: Path, pool: Pool) -> None:
+    entry = planned(tmp_path, init=INIT.replace("import torch", "import flashinfer, torch", 1))
+    with filled(entry, pool) as made:
+        assert [one.id for one in made.cases] == [one.id for one in entry.cases]
+        assert {one.case.params["drawn"] for one in made.cases} == {"by role"}
+        assert all("import: flashinfer" in one.case.params["init"] for one in made.cases)
 
 
 def verified(tmp_path: Path, **changes: Any) -> Rows:  # noqa: ANN401 - JSON
     planned(tmp_path, **changes)
-    run = Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS)
-    run.inits = inits(tmp_path / "results")
-    return run.verify()["ordered"]
+    return Run(tmp_path / "dump", tmp_path / "out", limits=LIMITS).verify()["ordered"]
 
 
 def test_a_reference_that_needs_the_inputs_of_its_init_is_judged_on_them(tmp_path: Path) -> None:
     rows = verified(tmp_path)
     assert verdicts(rows) == {("pass", None)}
     assert {row["grade"] for row in rows if row["output"] == "y"} == {"consistent"}
-
-
-def test_an_init_that_makes_other_sizes_than_were_planned_is_told_where_inputs_are_drawn(
-    tmp_path: Path, pool: Pool
-) -> None:
-    case = planned(tmp_path)["small-1"]
-    path = tmp_path / "cases" / "unheard_of.json"
-    plan_ = OpTypePlan.read(path)
-    params = {**case.case.params, WANTED: {**case.case.params[WANTED], "num_tokens": 9}}
-    other = case.model_copy(update={"case": replace(case.case, params=params)})
-    entry = plan_.definitions["ordered"].holding([other])
-    path.write_text(plan_.model_copy(update={"definitions": {"ordered": entry}}).as_text(), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"init gives the sizes .*; planned were"):
-        drawn(tmp_path, pool, "small-1")
 
 
 def test_a_reference_that_remembers_the_inputs_of_its_init_fails(tmp_path: Path) -> None:
@@ -201,7 +173,6 @@ def test_a_reference_that_remembers_the_inputs_of_its_init_fails(tmp_path: Path)
 
 def test_an_upstream_gated_activation_keeps_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps(GATED))
-    with Inits(tmp_path / "results") as calls:
-        (op_type,) = plan(tmp_path, tmp_path / "cases", PlanSelection(sizes=("small",)), calls).op_types
+    (op_type,) = plan(tmp_path, tmp_path / "cases", PlanSelection(sizes=("small",))).op_types
     cases = OpTypePlan.read(tmp_path / "cases" / f"{op_type}.json").definitions["silu_and_mul_h64"].cases
     assert not [entry for entry in cases if "drawn" in entry.case.params]

@@ -105,7 +105,7 @@ def test_the_tests_of_every_op_type_are_run_and_what_is_verified_is_not_again(re
 
 
 def test_the_code_of_one_op_concerns_its_op_type_alone(own: Repository) -> None:
-    own.edit("src/traceproof/ops/families/product.py", "import math", "# A word more.\nimport math")
+    own.edit("src/traceproof/ops/families/product.py", "import math", "import math\n\nMORE = math.pi")
     ran = own.verify()
     assert ran.code == 0, ran.out
     assert {"verify gemm", "report"} <= set(ran.jobs)

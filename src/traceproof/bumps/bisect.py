@@ -168,12 +168,7 @@ class GroundTruthTrial:
         selection = {**json.loads(self.flow.selection), "op_types": [], "definitions": list(self.definitions)}
         stack, out = self.work / f"{MAIN}.json", self.work / "cases" / "index.json"
         write_text(stack, sealed(json.dumps(self._main["record"], indent=1)))
-        where = {
-            "dataset": self.flow.dataset,
-            "stack": stack,
-            "results": self.root / self.flow.results,
-            "out": out,
-        }
+        where = {"dataset": self.flow.dataset, "stack": stack, "out": out}
         self._run("cases", {**where, "selection": json.dumps(selection)})
         return out.with_name(f"{self.op_type}.json")
 

@@ -36,7 +36,7 @@ from traceproof.programs import available_memory
 from traceproof.reasons import Error, Skip, Unavailable, Verdict
 from traceproof.run.calls import BETWEEN_BYTES, cuda_is_lost, giving_back, keep_memory, set_seed, wait_asleep
 from traceproof.run.case import CPU, drawing_device, fingerprints, make_inputs, on_host, place
-from traceproof.run.inits import made_again
+from traceproof.run.inits import filled
 from traceproof.run.judging import EXPLAINED_BYTES, JudgedCase, LargeCase, Right, Rows
 from traceproof.run.runner import SAME_MEMORY
 from traceproof.run.schema import (
@@ -115,7 +115,7 @@ class Engine:
         self.prepare([entry], [name for name in implementations if name not in self.settings.functions])
         wanted = {*implementations}
         needed = {REFERENCE} if entry.no_oracle is not None else set()  # whose shadow stands in for an oracle
-        with made_again(entry, self.untrusted) as made:
+        with filled(entry, self.untrusted) as made:
             rows = DefinitionRun(self, made, sorted(wanted | needed)).rows()
         return [row for row in rows if row.implementation in wanted or PAIR in row.implementation]
 

@@ -201,8 +201,8 @@ class Pipeline:
     @property
     def plan_options(self) -> list[str]:
         """What the job `cases` is told."""
-        given = [f"--dataset={self.dataset}", f"--results={self.results}", f"--selection={self.selection}"]
-        return [*given, f"--code={code_digest('dataset', 'draw', 'run')}", self.weak]
+        code = code_digest("dataset", *(f"run/{name}.py" for name in ("hidden", "judging", "plan", "schema")))
+        return [f"--dataset={self.dataset}", f"--selection={self.selection}", f"--code={code}"]
 
     def verify_options(self, wildcards: Wildcards) -> list[str]:
         """What the jobs `verify` of an op_type are told; rows are made again where any of it changes."""

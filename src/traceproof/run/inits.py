@@ -1,17 +1,15 @@
 """Inputs that a definition's own `init` makes: untrusted code, called once per case and believed nothing.
 
-It is called while planning, read by the policy and shut in as references are, and once more where cases are run:
-tensors are never kept. What it gives is read by every implementation. It must have the definition's dtypes and
-shapes; the var axes follow from them. A number that it leaves out is drawn by role; what is optional stays out.
+It is called where cases are run, read by the policy and shut in as references are; tensors are never kept. What it
+gives is read by every implementation. It must have the definition's dtypes and shapes; the var axes follow from
+them. A number that it leaves out is drawn by role; what is optional stays out.
 """
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any
 
 import torch
 from safetensors.torch import save
@@ -19,16 +17,12 @@ from safetensors.torch import save
 from traceproof.dataset.constraints import System
 from traceproof.dataset.definition import Definition, Dialect, TensorSpec
 from traceproof.dataset.dialects import COLUMNS, HELD, entry_of, run_of_init
-from traceproof.digests import code_digest, digest_json
-from traceproof.errors import TraceproofError
-from traceproof.files import read_sealed, sealed, write_text
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
-from traceproof.run.case import COLUMN_MAJOR, fingerprints
+from traceproof.run.case import COLUMN_MAJOR, DESCRIBED
 from traceproof.run.schema import PlannedCase, PlannedDefinition
 from traceproof.run.untrusted import CallError, UntrustedSource, loaded, refusal
-from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import GIB, Limits, Pool
 
 SEED = "seed"
@@ -138,132 +132,59 @@ def _fitting(
     return value
 
 
-MEMORY_BYTES = 6 * GIB  # of one `init`
-LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=MEMORY_BYTES)
-DRAWN = "by init"
-WANTED = "wanted"  # key of such a case's drawing instructions: the sizes that were asked for
-INPUTS = "inputs"  # folder of what was made, without the tensors
-
-
-class Inits:
-    """Calls of `init` while planning; the sizes and the content of what each gave are kept."""
-
-    def __init__(self, folder: Path, conceal: Sequence[Path] = (), *, weak: bool = False) -> None:
-        """`folder` is that of the results. `weak`: they may run where isolation is not whole."""
-        self._folder = folder
-        self._pool = untrusted_pool(conceal=[folder, *conceal], weak=weak)  # which starts when it is first needed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the workers, if there are any."""
-        self._pool.close()
-
-    def filled(self, definition: Definition, planned: Sequence[PlannedCase]) -> Sequence[PlannedCase]:
-        """The cases with inputs made by `init` in place of those drawn by role, if it can be run here.
-
-        Whoever wrote `init` knows which values are allowed, so tied, tiny and large ones are left out. Where it
-        gives none, all cases are drawn by role, and say why.
-        """
-        drawn = {entry.id: entry for entry in planned if entry.skip is None and entry.case.params.get("drawn")}
-        wanted = [entry for entry in drawn.values() if entry.case.size != "adversarial"]
-        if definition.init is None or not wanted:
-            return planned
-        made, why = self._made(definition, wanted)
-        changed = made or {name: _noted(entry, why) for name, entry in drawn.items()}
-        return [changed.get(entry.id, entry) for entry in planned if entry.id in changed or entry.id not in drawn]
-
-    def _made(self, definition: Definition, wanted: Sequence[PlannedCase]) -> tuple[dict[str, PlannedCase], str]:
-        """The cases that `init` makes inputs for, by id, and why it makes none for the first that it does not.
-
-        None where it does not run at all, or makes none for a case that is run again or hidden: without these, no
-        case is judged whole.
-        """
-        made: dict[str, PlannedCase] = {}
-        why = ""
-        try:
-            with maker(definition, self._pool, LIMITS) as source:
-                for entry in sorted(wanted, key=lambda entry: not (entry.repeat or entry.hidden)):
-                    try:
-                        made[entry.id] = self._case(source, entry)
-                    except InitError as error:
-                        why = why or str(error)
-                        if entry.repeat or entry.hidden:
-                            raise
-        except InitError as error:
-            return {}, str(error)
-        return made, why
-
-    def _case(self, source: Maker, entry: PlannedCase) -> PlannedCase:
-        """One case with inputs that `init` makes, described as it made them now or before."""
-        definition, case = source.definition, entry.case
-        key = digest_json(
-            [definition.digest, code_digest("sandbox", "run"), torch.__version__, dict(case.axes), case.seed]
-        )
-        path = self._folder / INPUTS / f"{key}.json"
-        try:
-            record = read_sealed(path)
-        except TraceproofError:
-            made = source.make(case.axes, case.seed)
-            record = {"axes": dict(made.axes), "scalars": dict(made.scalars), "columns": sorted(made.columns)}
-            record["names"] = fingerprints({**made.tensors})
-            write_text(path, sealed(json.dumps(record)))
-        filled = _described(case, record)
-        update = {
-            "case": filled,
-            "digest": filled.digest,
-            "memory": GenericOp(definition.op_type).memory(definition, filled),
-            "blobs": record["names"],
-        }
-        return entry.model_copy(update=update)
-
-
-def _described(case: Case, record: Mapping[str, Any]) -> Case:
-    """A case with the inputs that a record describes; where its tensors lie is said when they are made again."""
-    inputs: dict[str, Any] = {
-        name: {"type": "scalar", "value": value} for name, value in record["scalars"].items()
-    }
-    inputs |= {name: {"type": "safetensors", "tensor_key": name} for name in record["names"]}
-    for name in record["columns"]:
-        inputs[name][COLUMN_MAJOR] = True
-    params = {"drawn": DRAWN, WANTED: dict(case.axes), "inputs": inputs}
-    return Case(case.id, case.size, record["axes"], case.seed, params)
+LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=6 * GIB)  # of a call
 
 
 @contextmanager
-def made_again(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
-    """A planned definition with the inputs that its `init` makes, as files in this process's memory.
+def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
+    """A planned definition with inputs made by its `init` in place of those drawn by role, if it can be run here.
 
-    Whoever may open them reads them there, until the context ends.
+    They are files in this process's memory until the context ends, for whoever may open them. Whoever wrote `init`
+    knows which values are allowed, so tied, tiny and large ones are left out. Where it gives none, or none for a
+    case that is run again or hidden, without which no case is judged whole, all are drawn by role, and say why.
     """
-    with ExitStack() as files, ExitStack() as worker:
-        source: Maker | None = None
-        cases = []
-        for planned in entry.cases:
-            case, wanted = planned.case, planned.case.params.get(WANTED)
-            if wanted is None or planned.skip is not None:
-                cases.append(planned)
-                continue
-            try:
-                source = source or worker.enter_context(maker(entry.parsed, pool, LIMITS))
-                made = source.make(wanted, case.seed)
-                if made.axes != case.axes:
-                    raise InitError(f"init gives the sizes {dict(made.axes)}; planned were {dict(case.axes)}")  # noqa: TRY301
-                file = files.enter_context(os.fdopen(os.memfd_create("inputs"), "wb"))
-                file.write(save({name: value.contiguous() for name, value in made.tensors.items()}))
-                file.flush()
-                said = {"path": f"/proc/{os.getpid()}/fd/{file.fileno()}"}
-            except InitError as error:
-                said = {"unmade": str(error)}
-            inputs = {name: {**described, **said} for name, described in case.params["inputs"].items()}
-            placed = replace(case, params={**case.params, "inputs": inputs})
-            cases.append(planned.model_copy(update={"case": placed}))
-        yield entry.holding(cases)
+    drawn = {one.id: one for one in entry.cases if one.skip is None and one.case.params.get("drawn")}
+    wanted = [one for one in drawn.values() if one.case.size != "adversarial"]
+    if entry.definition.get("init") is None or not wanted:
+        yield entry
+        return
+    made: dict[str, PlannedCase] = {}
+    why = ""
+    with ExitStack() as files:
+        try:
+            with maker(entry.parsed, pool, LIMITS) as source:
+                for planned in sorted(wanted, key=lambda one: not (one.repeat or one.hidden)):
+                    try:
+                        file = files.enter_context(os.fdopen(os.memfd_create("inputs"), "wb"))
+                        made[planned.id] = _described(source, planned, file)
+                    except InitError as error:
+                        why = why or str(error)
+                        if planned.repeat or planned.hidden:
+                            raise
+        except InitError as error:
+            made, why = {}, str(error)
+        changed = made or {
+            name: _with(one, params={**one.case.params, "init": why}) for name, one in drawn.items()
+        }
+        yield entry.holding(
+            changed.get(one.id, one) for one in entry.cases if one.id in changed or one.id not in drawn
+        )
 
 
-def _noted(entry: PlannedCase, why: str) -> PlannedCase:
-    """A case drawn by role, which says why its inputs are not those of `init`."""
-    case = entry.case
-    noted = Case(case.id, case.size, case.axes, case.seed, {**case.params, "init": why})
-    return entry.model_copy(update={"case": noted, "digest": noted.digest})
+def _described(source: Maker, planned: PlannedCase, file: IO[bytes]) -> PlannedCase:
+    """A case with the inputs that `init` makes, tensors in a file. Raises InitError: it makes none."""
+    made = source.make(planned.case.axes, planned.case.seed)
+    file.write(save({name: value.contiguous() for name, value in made.tensors.items()}))
+    file.flush()
+    inputs: dict[str, Any] = {name: {"type": "scalar", "value": value} for name, value in made.scalars.items()}
+    for name in made.tensors:
+        place = {"path": f"/proc/{os.getpid()}/fd/{file.fileno()}", "tensor_key": name}
+        inputs[name] = {"type": "safetensors", **place, **({COLUMN_MAJOR: True} if name in made.columns else {})}
+    found = _with(planned, axes=dict(made.axes), params={"drawn": "by init", DESCRIBED: inputs})
+    memory = GenericOp(source.definition.op_type).memory(source.definition, found.case)
+    return found.model_copy(update={"memory": memory})
+
+
+def _with(planned: PlannedCase, **changes: Any) -> PlannedCase:  # noqa: ANN401 - fields of a Case
+    """A case with others of some fields; its digest stays, since what `init` makes follows from that."""
+    return planned.model_copy(update={"case": replace(planned.case, **changes)})

@@ -35,7 +35,6 @@ from traceproof.ops.scaled_down import PREFIX, scaled_down_of
 from traceproof.programs import bounded
 from traceproof.reasons import Skip
 from traceproof.run.hidden import hidden_cases
-from traceproof.run.inits import Inits
 from traceproof.run.judging import is_large
 from traceproof.run.schema import (
     GROUP,
@@ -132,25 +131,16 @@ DRAWING_PARALLEL = 12  # the same of samplers' references: thousands of short ca
 # Rough estimates in seconds, from benchmarks on two cores and on an H200 that 16 processes share.
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
-BYTE_SECONDS = 3e-10
+CPU_BYTE_SECONDS, GPU_BYTE_SECONDS = 1.5e-9, 3e-10
 UNDRAWN = "none"  # the case of a definition that no inputs can be drawn for
 
 
-def plan(  # noqa: PLR0913 - a rule's inputs and outputs
-    dataset: Path,
-    out: Path,
-    selection: PlanSelection,
-    inits: Inits | None = None,
-    *,
-    code: str = "",
-    gpu: bool = False,
-) -> Index:
+def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", gpu: bool = False) -> Index:
     """Write `out/<op_type>.json` for each op_type selected, and `out/index.json` last.
 
     An unchanged file keeps its time, a stale one goes. `code` is the digest of what plans: a definition that the
-    same planned for the same selection is not planned again. Empty: all are. Without `inits` no definition's own
-    `init` is run, and inputs are drawn by role. `gpu`: there is one. Raises TraceproofError: a selected name does
-    not exist, or the dataset has no definitions.
+    same planned for the same selection is not planned again. Empty: all are. `gpu`: there is one. Raises
+    TraceproofError: a selected name does not exist, or the dataset has no definitions.
     """
     with paused_collection():
         tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
@@ -163,14 +153,7 @@ def plan(  # noqa: PLR0913 - a rule's inputs and outputs
             plans.append(_op_type_plan(tree, name, groups[name], selection, context, out))
         check_cases(selection, groups)
         listed: dict[str, Listed] = {}
-        for drawn in plans:
-            planned = drawn
-            if inits is not None:  # with the inputs that definitions' own `init`s make
-                entries = dict(drawn.definitions)
-                for name, entry in drawn.whole.items():
-                    definition = tree.definitions[name].definition
-                    entries[name] = entry.holding(inits.filled(definition, entry.cases))
-                planned = drawn.model_copy(update={"definitions": entries})
+        for planned in plans:
             write_if_changed(out / f"{planned.op_type}.json", planned.as_text())
             listed[planned.op_type] = _listed(planned, gpu=gpu)
         for path in out.glob("*.json"):
@@ -204,7 +187,10 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     truths = for_op_type(planned.op_type)
     stacks = len({environment_of(name) for name in truths}) * workers_of(parallel)  # processes
     call = CASE_SECONDS * (len(truths) if gpu else 1)
-    seconds = sum(call + TRIAL_SECONDS * case.trials + BYTE_SECONDS * case.memory for case in cases)
+    byte = GPU_BYTE_SECONDS if gpu else CPU_BYTE_SECONDS
+    seconds = sum(call + TRIAL_SECONDS * case.trials + byte * case.memory for case in cases)
+    if not gpu:  # where those of twelve definitions go by side by side
+        seconds += sum(case.further.seconds for case in cases if case.further is not None)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
     return Listed(
         digests={
@@ -250,7 +236,7 @@ def _unchanged(
     """Whether a definition is as it was when planned, and its own file alone says what its cases are."""
     definition = entry.definition
     lines = selection.workloads and definition.name in tree.workload_files
-    if lines or definition.init is not None or earlier.path != printable(entry.path.as_posix()):
+    if lines or earlier.path != printable(entry.path.as_posix()):
         return False
     return json.dumps(earlier.definition) == json.dumps(definition.as_json())  # the order of inputs counts, too
 
