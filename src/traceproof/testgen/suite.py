@@ -33,7 +33,7 @@ from traceproof.programs import available_memory
 from traceproof.reasons import Error, Failure, Skip, Unavailable, Verdict
 from traceproof.run.case import entries_of
 from traceproof.run.engine import DefinitionRun, Engine, this_interpreter
-from traceproof.run.inits import made_again
+from traceproof.run.inits import filled
 from traceproof.run.judging import JudgedCase
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
 from traceproof.run.schema import PAIR, REFERENCE, WHOLE, PlannedCase, VerdictRow, figures, place
@@ -177,7 +177,7 @@ class Suite:
                 stack.enter_context(torch.cuda.device(self.device))
             engine = stack.enter_context(Engine(settings, pool_of(self.device.type)))
             torch.set_num_threads(threads(planned.memory))
-            made = stack.enter_context(made_again(held, engine.untrusted))
+            made = stack.enter_context(filled(held, engine.untrusted))
             run = CaseRun(engine, made, [REFERENCE, *functions])
             rows = run.rows()
         return run.judged, rows
