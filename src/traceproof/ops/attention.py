@@ -216,14 +216,13 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
                 bias = span.bias[:, first - span.start : last - span.start] if wide else span.bias
                 bias = bias.to(compute).repeat_interleave(ratio if wide else 1, 1)
                 logits = (logits + bias).masked_fill_(torch.isneginf(bias), -math.inf)
-            place = (
-                torch.arange(first, last, device=q.device).repeat_interleave(ratio)[:, None] + length - span.stop
-            )
-            key = torch.arange(length, device=q.device)
-            if span.causal:
-                logits.masked_fill_(key > place, -math.inf)
-            if span.window >= 0:
-                logits.masked_fill_(key < place - span.window, -math.inf)
+            if (span.causal and first + 1 < span.stop) or span.window >= 0:  # the last query sees all keys
+                places = torch.arange(first, last, device=q.device) + length - span.stop
+                place, key = places.repeat_interleave(ratio)[:, None], torch.arange(length, device=q.device)
+                if span.causal:
+                    logits.masked_fill_(key > place, -math.inf)
+                if span.window >= 0:
+                    logits.masked_fill_(key < place - span.window, -math.inf)
             top = logits.amax(-1, keepdim=True)
             top = torch.where(top == -math.inf, torch.zeros_like(top), top) * precision.shifted
             weights = torch.exp(logits - top).to(precision.weights).to(compute)
@@ -253,8 +252,14 @@ def in_tiles(operands: Operands, precision: Precision, tile: int) -> Tensors:
     longest = max((len(span.rows) for span in operands.spans), default=0)
     merged: Tensors = {}
     for start in range(0, max(longest, 1), tile):
-        spans: list[Span] = []  # one per query, of the keys of this tile that it sees
+        spans: list[Span] = []  # of the keys of this tile that a query sees, per query where they are not all
         for span in operands.spans:
+            first = len(span.rows) - span.stop + span.start  # the place of the first query
+            if span.window < 0 and (not span.causal or start + tile <= first + 1):  # all queries see the tile whole
+                bias = None if span.bias is None else span.bias[..., start : start + tile]
+                rows = span.rows[start : start + tile]
+                spans.append(Span(span.start, span.stop, rows, causal=False, bias=bias))
+                continue
             for query in range(span.start, span.stop):
                 place = len(span.rows) - span.stop + query
                 low = max(start, place - span.window) if span.window >= 0 else start
