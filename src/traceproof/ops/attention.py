@@ -255,7 +255,7 @@ def in_tiles(operands: Operands, precision: Precision, tile: int) -> Tensors:
         spans: list[Span] = []  # of the keys of this tile that a query sees, per query where they are not all
         for span in operands.spans:
             first = len(span.rows) - span.stop + span.start  # the place of the first query
-            if span.window < 0 and (not span.causal or start + tile <= first + 1):  # all queries see the tile whole
+            if span.window < 0 and (not span.causal or start + tile <= first + 1):  # all see it whole
                 bias = None if span.bias is None else span.bias[..., start : start + tile]
                 rows = span.rows[start : start + tile]
                 spans.append(Span(span.start, span.stop, rows, causal=False, bias=bias))
