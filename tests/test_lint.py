@@ -286,6 +286,14 @@ TAGS, MOE_TAGS = "attention.tags", "moe.tags"
 CONSTRAINTS, LINES = "attention.constraints", "attention_lines"
 FIRST_INPUTS, MOE_INPUTS = "attention_lines.0.workload.inputs", "moe_lines.0.workload.inputs"
 BLOB = {"type": "safetensors", "path": "./blob/none.safetensors", "tensor_key": "kv_indices"}
+DUMPED = {
+    "name": "dumped",
+    "op_type": "dumped",
+    "axes": {"n": {"type": "var"}},
+    "inputs": {"x": {"shape": ["n"], "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["n"], "dtype": "float32", "param": "out"}},
+    "reference": "def _reference(x, eps):\n    return x",
+}
 # fmt: off
 PLANTED: list[tuple[str, str, *tuple[Edit, ...]]] = [
     ("TP101", "not JSON", file("definitions/moe/bad.json", "{")),
@@ -295,6 +303,7 @@ PLANTED: list[tuple[str, str, *tuple[Edit, ...]]] = [
         drop("moe_lines.0")),
     ("TP103", f"say workloads/moe/{MOE}.jsonl", file(f"workloads/old/{MOE}.jsonl", "")),
     ("TP105", "'ps16': no const axis and no constant is 16", another_moe(name=f"{MOE}_ps16")),
+    ("TP106", "its parameter eps is no input; None is passed", file("definitions/dumped/dumped.json", DUMPED)),
     ("TP201", "'num_heads' is no axis, input or output", add(CONSTRAINTS, "num_heads <= total_q")),
     ("TP202", "true by the declared shapes",
         add(CONSTRAINTS, "q.shape[0] == total_q and k_cache.shape[-1] == head_dim")),

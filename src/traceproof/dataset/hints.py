@@ -51,8 +51,6 @@ RELATIONS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 BLOCKS = re.compile(r"num(?:_(?P<format>fp4|mxint4))?_(?P<one>\w+)_blocks")
 BLOCK: Mapping[str | None, int] = {None: 128, "fp4": 16, "mxint4": 32}  # values that share a scale
-TILED = re.compile(r"\b128x4[- ](swizzled|tiled)")
-SCALES = re.compile(r"(?P<one>\w+?)_(descale|scale|sf)")  # the name of scales: of which input they are
 LISTED = re.compile(r"\(([^()]*)\)")  # sizes in a description, one per axis: `(32, N//128, 1)`
 OVER = re.compile(r"\bover (\d+) values\b")  # in the description of a tensor of scales
 # Of experts: which of their axes go together. Kernels load 16 bytes at a time, 32 values of four bits.
@@ -118,7 +116,7 @@ def _described(
             continue
         mode = MODE.fullmatch(str(spec.get("description"))) if spec.get("shape") is None else None
         told = [f"{name} == {mode[1]}"] if mode else []
-        for constraint in (*told, *_listed(spec, axes), *_tiled(name, spec, axes, inputs)):
+        for constraint in (*told, *_listed(spec, axes)):
             yield constraint, f"the description of inputs.{name}"
     for tag in tags:
         word, _, value = str(tag).partition(":")
@@ -137,32 +135,6 @@ def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
             pairs = dict(zip(shape, sizes, strict=True)).items()
             open_ones = {axis for axis, kind in axes.items() if isinstance(kind, dict) and "value" not in kind}
             yield from (f"{axis} == {size}" for axis, size in pairs if axis in open_ones)
-
-
-def _tiled(name: str, spec: Mapping[str, Any], axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[str]:
-    """The sizes of a buffer of E4M3 scales in tiles of 128 rows and 4 columns: one per 16 values, packed ones."""
-    told, shape = str(spec.get("description")), _shape(spec)
-    found = SCALES.fullmatch(name) if TILED.search(told) and "e4m3" in told.lower() else None
-    packed = _packed_rows(found["one"].lower(), inputs) if found else ()
-    if not packed or not {*shape, *packed} <= set(axes):
-        return
-    rows = f"({' * '.join(packed[:-1])} + 127) // 128 * 128"
-    columns = f"({packed[-1]} // 8 + 3) // 4 * 4"
-    whole = f"{packed[-1]} % 8 == 0 and {packed[-1]} >= 8"
-    if len(shape) == 1:
-        yield f"{shape[0]} == ({rows}) * ({columns}) and {whole}"
-    elif len(shape) == 2:
-        yield f"{shape[0]} == {rows}"
-        yield f"{shape[1]} == {columns} and {whole}"
-
-
-def _packed_rows(word: str, inputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """The axes of the input of that name, or of it and a format, the last of which counts two values to a byte."""
-    for name, spec in inputs.items():
-        shape = _shape(spec)
-        if name.lower() in {word, f"{word}_fp4"} and len(shape) > 1 and re.search(r"half|packed|div_2", shape[-1]):
-            return tuple(shape)
-    return ()
 
 
 def _shape(spec: object) -> list[str]:

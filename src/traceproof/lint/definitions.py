@@ -27,12 +27,14 @@ TAKEN = re.compile(r"the name .* is already taken by ")
 
 
 def files(dataset: LintedDataset) -> Iterator[Hit]:
-    """Definition files that can not be used (TP101), or whose name is taken (TP102)."""
+    """Files that can not be used (TP101), of a name that is taken (TP102), or completed as they were read (TP106)."""
     for broken in dataset.tree.broken:
         if TAKEN.match(broken.what):
             yield Hit("TP102", NAME, broken.what, broken.path)
         else:
             yield Hit("TP101", "", broken.what.removeprefix("Value error, "), broken.path)
+    for entry in dataset.tree.definitions.values():
+        yield from (Hit("TP106", "", note, entry.path) for note in entry.notes)
 
 
 def places(dataset: LintedDataset) -> Iterator[Hit]:
