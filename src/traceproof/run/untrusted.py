@@ -421,6 +421,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     # files and an entry point in the place of a source, which the policy has passed; see `runner.load_solution`
     solution: Mapping[str, Any] | None = None,
     scratch: AbstractContextManager[Path] | None = None,  # the worker's folder; None: an empty one
+    at: Path | None = None,  # where the worker finds that; None: where it is
     token: str = "",  # what the worker calls the module; empty: a new name
     fill: float | None = NAN,  # what memory without a value holds while it is loaded
 ) -> Iterator[UntrustedSource]:
@@ -441,6 +442,6 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     with (
         disk_errors(Path(tempfile.gettempdir(), "scratch")),
         scratch or own_folder("scratch") as folder,
-        pool.session(setup=CALL, payload=payload, limits=own, scratch=folder) as session,
+        pool.session(setup=CALL, payload=payload, limits=own, scratch=folder, at=at) as session,
     ):
         yield UntrustedSource(definition, op, session, token, name, device)

@@ -42,13 +42,14 @@ class VisibleFiles:
     scratch: str
     devices: tuple[str, ...]
     concealed: tuple[str, ...] = ()
+    source: str = ""  # the folder that the scratch folder is, in a file view of its own; empty: that one
 
     def concealing(self, paths: Sequence[str]) -> "VisibleFiles":
         """The view without what lies in some folders, but for a folder that the interpreter itself lies in."""
         own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, sys.executable)]
         hidden = [path for path in paths if not any(_inside(one, path) for one in own)]
         kept = [path for path in self.readable if not any(_inside(path, folder) for folder in hidden)]
-        return VisibleFiles(tuple(kept), self.scratch, self.devices, tuple(hidden))
+        return VisibleFiles(tuple(kept), self.scratch, self.devices, tuple(hidden), self.source)
 
 
 LAYERS = {  # around untrusted code; those that a machine does not have stay away
@@ -267,7 +268,7 @@ def enter_view(view: VisibleFiles, stage: str, *, fresh_proc: bool) -> None:
     kernel.mount("tmpfs", stage + SHARED, "tmpfs", own | kernel.MS_NOEXEC, SHARED_MEMORY)
     if in_memory:
         Path(stage + view.scratch).mkdir(parents=True)
-    kernel.mount(view.scratch, stage + view.scratch, None, kernel.MS_BIND)
+    kernel.mount(view.source or view.scratch, stage + view.scratch, None, kernel.MS_BIND)
     kernel.restrict_mounts(stage + view.scratch, own)
     _show_proc(f"{stage}/proc", fresh=fresh_proc)
     os.chdir(stage)

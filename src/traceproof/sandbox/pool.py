@@ -140,13 +140,21 @@ class Pool:
         limits: Limits | None = None,  # None: the defaults
         # an existing folder that the worker may write to and that stays; None: one that is removed
         scratch: Path | None = None,
+        # where the worker finds that folder; None: where it is. Else the layer `files` must hold.
+        at: Path | None = None,
     ) -> "WorkerSession":
         """A worker for one item after the other; a context manager. What fails is in the reply of each."""
-        return WorkerSession(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch)
+        return WorkerSession(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch, at)
 
-    def worker(self, limits: Limits, scratch: Path) -> "Conversation":
+    def worker(self, limits: Limits, scratch: Path, at: Path | None = None) -> "Conversation":
         """A new worker; a failure to start one shows at its first message. Raises as `layers` does."""
-        said = {"limits": limits.as_json(), "scratch": str(scratch.resolve()), "conceal": self._conceal}
+        folder = str(scratch.resolve())
+        said = {
+            "limits": limits.as_json(),
+            "scratch": folder,
+            "at": folder if at is None else str(at),
+            "conceal": self._conceal,
+        }
         with self._lock:
             self._start()
             data, their_data = socket.socketpair()
@@ -237,10 +245,13 @@ class Pool:
 class WorkerSession:
     """One worker that runs items, replaced whenever it dies; what refuses the first refuses all."""
 
-    def __init__(self, pool: Pool, begin: dict[str, Any], limits: Limits, scratch: Path | None) -> None:
-        self._pool, self._begin, self._limits, self._scratch = pool, begin, limits, scratch
+    def __init__(
+        self, pool: Pool, begin: dict[str, Any], limits: Limits, scratch: Path | None, at: Path | None
+    ) -> None:
+        self._pool, self._begin, self._limits, self._scratch, self._at = pool, begin, limits, scratch, at
         self._open = contextlib.ExitStack()  # the worker, and its folder if that is none that was given
         self._worker: Conversation | None = None
+        self._starting = threading.Lock()
         self._reach = ""
         self._refused: Reply | None = None
 
@@ -248,7 +259,9 @@ class WorkerSession:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self.interrupt()
+        with self._starting:
+            self._open.close()
 
     def ask(
         self,
@@ -257,13 +270,18 @@ class WorkerSession:
         files: Sequence[int] = (),
     ) -> Reply:
         """Run one item, in `seconds` or the limit's; what lies in its files counts against no limit."""
-        while self._refused is None:
-            if self._worker is None or self._worker.over():
+        self.start()
+        if self._refused is not None:
+            return self._refused
+        assert self._worker is not None
+        reply = self._worker.ask({"item": item}, seconds or self._limits.seconds, files)
+        return replace(reply, isolation=self._reach)
+
+    def start(self) -> None:
+        """Have a worker ready for an item, from whatever thread: `ask` waits for that, or does it itself."""
+        with self._starting:
+            while self._refused is None and (self._worker is None or self._worker.over()):
                 self._start()
-            else:
-                reply = self._worker.ask({"item": item}, seconds or self._limits.seconds, files)
-                return replace(reply, isolation=self._reach)
-        return self._refused
 
     def interrupt(self) -> None:
         """Have the worker ended, from whatever thread: who waits for an answer is told so, and none is started."""
@@ -276,8 +294,11 @@ class WorkerSession:
         """Take a new worker and set it up."""
         self._open.close()
         folder = self._scratch or self._open.enter_context(own_folder())
-        self._worker = self._pool.worker(self._limits, folder)
+        self._worker = self._pool.worker(self._limits, folder, self._at)
         self._open.callback(self._worker.close)
+        if self._refused is not None:  # interrupted just now
+            self._open.close()
+            return
         self._reach = ", ".join(lacking(self._worker.layers))
         if self._reach and not self._pool.weak:
             message = (

@@ -81,7 +81,7 @@ class WorkerSpec:
     def told(self, request: bytes) -> Self:
         """The spec of one worker, which a request's JSON tells the rest of."""
         said = json.loads(request)
-        seen = VisibleFiles(self.seen.readable, said["scratch"], self.seen.devices)
+        seen = VisibleFiles(self.seen.readable, said["at"], self.seen.devices, source=said["scratch"])
         return replace(self, limits=Limits(**said["limits"]), seen=seen.concealing(said["conceal"]))
 
 

@@ -5,8 +5,8 @@ first call. Where the kernel's own bits vary from run to run, the others say not
 count then.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -143,8 +143,11 @@ def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
     return BROKEN, f"other bits in {', '.join(names)}{apart}"
 
 
+Probing = Callable[[], AbstractContextManager[UntrustedSource]]  # the solution in a worker
+
+
 def measure(
-    evaluation: SolutionRun, cases: Sequence[PlannedCase], watch: Watch
+    evaluation: SolutionRun, probing: Probing, cases: Sequence[PlannedCase], watch: Watch
 ) -> tuple[tuple[PropertyResult, ...], list[SolutionRow]]:
     """All properties of a solution that has passed its cases, and rows of calls whose answers were wrong."""
     base = chosen(cases)
@@ -152,55 +155,61 @@ def measure(
         why = f"no ordinary case needs less than {LEAST_OF_LARGE >> 30} GiB"
         return tuple(_result(evaluation, name, (UNMEASURED, why)) for name in PROPERTIES), []
     subject = evaluation.subject(base.case)
-    with evaluation.source() as source:
-        first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
-        ruled: dict[str, Ruling] | None = None
-        if not subject.trials:
-            told = rulings(subject, first, tolerance=evaluation.settings.tolerance)
-            ruled = {output: ruling for output, ruling in told if output != WHOLE}
-        found = PropertyCalls(evaluation, subject, first, ruled, watch)
-        watch.done("a first call of properties")
-        writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
-        found.same("determinism", found.call(source, "determinism", calls=1 if writes else CALLS))
-        layout = evaluation.layout
-        ways: dict[str, dict[str, Any]] = {
-            "memory": {
-                "fill": OTHER_FILL,
-                "layout": replace(layout, fill=OTHER_FILL),
-            },  # in new memory, places too
-            "surroundings": {"layout": replace(layout, byte=OTHER_BYTE)},
-            "addresses": {"layout": replace(layout, room=layout.room + FAR)},
-            "alignment": {"layout": replace(layout, shift=1)},
-            "threads": {"threads": 2},
-            "strides": {"how": STRIDED},
-        }
-        for name, way in ways.items():
-            found.same(name, found.call(source, name, **way))
-        _contents(found, source)
-        _batch(found, source)
-        _after_others(found, source, cases)
-        fences: set[str] = set()
-        for how in (FENCED_BEFORE, FENCED_BEHIND):  # what touches a fence ends its process
-            fenced = found.call(source, "bounds", how=how)
-            if fenced is None:
-                break
-            fences |= {*fenced.fences}
-            between = ", ".join(text for way, text in BETWEEN.items() if way in fences)
-            found.states["bounds"] = HOLDS, f"nothing beside its tensors is touched; they lie between {between}"
-        # Last: CUDA's error of a call that it refuses is raised by the next one, too.
-        empty = [case.case for case in cases if case.skip is None and evaluation.is_empty(case.case)]
-        if not empty:
-            found.states["empty"] = UNMEASURED, "no case of the definition is empty"
-        elif found.call(source, "empty", evaluation.subject(empty[0])) is not None:
-            found.states["empty"] = HOLDS, "empty outputs"
-        if found.states["bounds"][0] == HOLDS:
-            _errors(found, source)
-    with evaluation.source(channels=CHANNELS) as another:
-        found.same("process", found.call(another, "process"))
-        _on_gpu(found, another, "stream", ORDINARY, STREAM)
-        _on_gpu(found, another, "load", LOAD)
-        _load_on_part(found, another)
-        _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
+    with evaluation.begun(channels=CHANNELS) as anew:
+        with probing() as source:
+            first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
+            ruled: dict[str, Ruling] | None = None
+            if not subject.trials:
+                told = rulings(subject, first, tolerance=evaluation.settings.tolerance)
+                ruled = {output: ruling for output, ruling in told if output != WHOLE}
+            found = PropertyCalls(evaluation, subject, first, ruled, watch)
+            watch.done("a first call of properties")
+            writes = (
+                evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
+            )
+            found.same("determinism", found.call(source, "determinism", calls=1 if writes else CALLS))
+            layout = evaluation.layout
+            ways: dict[str, dict[str, Any]] = {
+                "memory": {
+                    "fill": OTHER_FILL,
+                    "layout": replace(layout, fill=OTHER_FILL),
+                },  # in new memory, places too
+                "surroundings": {"layout": replace(layout, byte=OTHER_BYTE)},
+                "addresses": {"layout": replace(layout, room=layout.room + FAR)},
+                "alignment": {"layout": replace(layout, shift=1)},
+                "threads": {"threads": 2},
+                "strides": {"how": STRIDED},
+            }
+            for name, way in ways.items():
+                found.same(name, found.call(source, name, **way))
+            _contents(found, source)
+            _batch(found, source)
+            _after_others(found, source, cases)
+            fences: set[str] = set()
+            for how in (FENCED_BEFORE, FENCED_BEHIND):  # what touches a fence ends its process
+                fenced = found.call(source, "bounds", how=how)
+                if fenced is None:
+                    break
+                fences |= {*fenced.fences}
+                between = ", ".join(text for way, text in BETWEEN.items() if way in fences)
+                found.states["bounds"] = (
+                    HOLDS,
+                    f"nothing beside its tensors is touched; they lie between {between}",
+                )
+            # Last: CUDA's error of a call that it refuses is raised by the next one, too.
+            empty = [case.case for case in cases if case.skip is None and evaluation.is_empty(case.case)]
+            if not empty:
+                found.states["empty"] = UNMEASURED, "no case of the definition is empty"
+            elif found.call(source, "empty", evaluation.subject(empty[0])) is not None:
+                found.states["empty"] = HOLDS, "empty outputs"
+            if found.states["bounds"][0] == HOLDS:
+                _errors(found, source)
+        with anew() as another:
+            found.same("process", found.call(another, "process"))
+            _on_gpu(found, another, "stream", ORDINARY, STREAM)
+            _on_gpu(found, another, "load", LOAD)
+            _load_on_part(found, another)
+            _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
     results = tuple(_result(evaluation, name, found.states.get(name)) for name in PROPERTIES)
     return results, found.rows
 
@@ -369,7 +378,9 @@ def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseRe
         return False
 
 
-def precision(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> Iterator[PrecisionResult]:
+def precision(
+    evaluation: SolutionRun, probing: Probing, cases: Sequence[PlannedCase]
+) -> Iterator[PrecisionResult]:
     """What is seen of each floating-point output; nothing where there is no oracle, or no call left outputs."""
     base = chosen(cases)
     if (
@@ -385,7 +396,7 @@ def precision(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> Iterator
         for name, value in subject.inputs.items()
         if isinstance(value, torch.Tensor) and value.dtype in WIDE and value.numel()
     }
-    with evaluation.source() as source:
+    with probing() as source:
         for name, spec in evaluation.definition.outputs.items():
             if "float" not in spec.dtype or not inputs:
                 continue

@@ -85,10 +85,15 @@ class Candidate:
         texts = self.files.values()
         return self.language in COMPILED or any("cpp_extension" in text for text in texts)
 
-    @property
-    def compiles(self) -> bool:
-        """Whether anything is compiled for it: itself, or kernels of a package that it calls."""
-        return self.is_compiled or self.language not in ON_CPU or not LIBRARIES.isdisjoint(self.imported)
+    def compiles(self, *, gpu: bool) -> bool:
+        """Whether anything is compiled for it: itself, or kernels of a package that it calls.
+
+        PyTorch compiles some of its own for a GPU, and elsewhere what it is asked to.
+        """
+        packages = LIBRARIES & self.imported
+        if packages == {"torch"} and not gpu and not any("compile" in text for text in self.files.values()):
+            return False
+        return self.is_compiled or self.language not in ON_CPU or bool(packages)
 
     @property
     def imported(self) -> set[str]:

@@ -7,12 +7,12 @@ the inputs of one call at a time as a file, and nothing that is expected.
 import secrets
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any, Self
@@ -45,6 +45,7 @@ from traceproof.run.untrusted import (
 )
 from traceproof.run.workers import EngineSettings
 from traceproof.sandbox import Limits, Pool
+from traceproof.sandbox.isolation import HOLDS
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import (
     JudgeSettings,
@@ -64,6 +65,8 @@ TOLD_SECONDS = 1.0  # between words on how far it is
 ROUNDED = (Failure.NUMERICS, Failure.INFINITY, Failure.NAN)
 UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
 ALIKE = 4  # cases cost alike whose memory has as many digits to the base of 2**ALIKE
+SURE = 16  # rows after which the worker for properties is started
+JUDGES = 2  # cases that are judged side by side
 DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
 SOLUTION = "solution"  # what it is called among implementations
 
@@ -124,26 +127,29 @@ def tried(
     properties: tuple[PropertyResult, ...] = ()
     seen: tuple[PrecisionResult, ...] = ()
     speed: tuple[SpeedResult, ...] = ()
-    with evaluation.prepared() as ready:
+    with evaluation.prepared() as ready, ExitStack() as stack:
         watch.done("preparing")
         watch.say("a first call")
         if ready.compiled is not None:
             watch.say("compiling, with a first call")
         failed = ready.compile(cases)
         watch.done("compiling")
+        probing = ready.source
         for row in ready.rows(cases) if failed is None else [failed]:
             rows.append(row)
             watch.say(f"{len({(one.case, one.seed) for one in rows})} of {len(cases)} cases")
             if row.bad and not whole:
                 break
+            if len(rows) == SURE:  # what is wrong mostly shows by then
+                probing = stack.enter_context(ready.begun())
         watch.done("cases")
         wrong = bad(rows)
         if (whole or not wrong) and all(row.reason in ROUNDED for row in wrong):
             watch.say("its precision")
-            seen = tuple(precision(ready, cases))
+            seen = tuple(precision(ready, probing, cases))
             watch.done("precision")
         if not wrong:
-            properties, further = measure(ready, cases, watch)
+            properties, further = measure(ready, probing, cases, watch)
             rows += further
             if evaluation.settings.timed and not bad(further):
                 watch.say("its speed")
@@ -169,44 +175,46 @@ FOLDERS = (FOLDER, ".cache", ".triton")
 class CompiledFiles:
     """What one solution compiles."""
 
-    scratch: Path  # the folder of its workers, of which one is there at a time
+    at: Path  # where its workers find their folder: compilers keep paths
     kept: Path  # where its compiled files are kept; no worker sees it
+    apart: bool = False  # whether each worker has a folder of its own, in a file view of its own; if not, that one
     name: str = field(default_factory=new_name)  # of the module that it becomes
     keeping: bool = False  # whether what the next worker compiles is kept
 
     @classmethod
     @contextmanager
-    def new(cls) -> Iterator[Self]:
+    def new(cls, *, apart: bool = False) -> Iterator[Self]:
         """Those of a solution that has compiled nothing yet; removed in the end."""
         with own_folder("scratch") as scratch, own_folder() as kept:
-            yield cls(scratch, kept / "files")
+            yield cls(scratch, kept / "files", apart)
 
     @contextmanager
     def restored(self) -> Iterator[Path]:
-        """The folder for one worker, which must have ended when it is asked for again.
+        """The folder for one worker; where it is the same one for all, the worker before must have ended.
 
         Of what is compiled, links are left out: those to trusted kernels are made again, none is followed.
         """
-        self._clear()
-        if self.kept.is_dir():
-            shutil.copytree(self.kept, self.scratch, symlinks=True, dirs_exist_ok=True)
-        yield self.scratch
-        compiled = [self.scratch / name for name in FOLDERS] if self.keeping else []
-        for folder in compiled:
-            if folder.is_dir() and not folder.is_symlink():
-                try:
-                    shutil.copytree(folder, self.kept / folder.name, symlinks=True, ignore=_links)
-                except OSError:  # a pipe, a file without permission: nothing that a compiler leaves
-                    remove_tree(self.kept)  # each worker compiles again
-                    break
-        self._clear()
+        with own_folder("scratch") if self.apart else self._emptied() as scratch:
+            if self.kept.is_dir():
+                shutil.copytree(self.kept, scratch, symlinks=True, dirs_exist_ok=True)
+            yield scratch
+            compiled = [scratch / name for name in FOLDERS] if self.keeping else []
+            for folder in compiled:
+                if folder.is_dir() and not folder.is_symlink():
+                    try:
+                        shutil.copytree(folder, self.kept / folder.name, symlinks=True, ignore=_links)
+                    except OSError:  # a pipe, a file without permission: nothing that a compiler leaves
+                        remove_tree(self.kept)  # each worker compiles again
+                        break
 
-    def _clear(self) -> None:
-        for path in list(self.scratch.iterdir()):
+    @contextmanager
+    def _emptied(self) -> Iterator[Path]:
+        for path in list(self.at.iterdir()):
             if path.is_dir() and not path.is_symlink():
                 remove_tree(path)
             else:
                 path.unlink(missing_ok=True)
+        yield self.at
 
 
 def _links(folder: str, names: list[str]) -> set[str]:
@@ -278,6 +286,7 @@ class SolutionRun:
             device=self.device,
             solution=solution,
             scratch=None if compiled is None else compiled.restored(),
+            at=None if compiled is None else compiled.at,
             token="" if compiled is None else compiled.name,
         )
 
@@ -294,8 +303,9 @@ class SolutionRun:
                 alone=True,
             )
             ready = replace(self, engine=stack.enter_context(Engine(settings, untrusted=self.pool)))
-            if self.candidate.compiles:
-                ready = replace(ready, compiled=stack.enter_context(CompiledFiles.new()))
+            if self.candidate.compiles(gpu=self.settings.gpu):
+                apart = self.pool.layers()["files"] == HOLDS
+                ready = replace(ready, compiled=stack.enter_context(CompiledFiles.new(apart=apart)))
             if self.unknown is not None and refusal(self.definition.reference) is None:
                 reference = loaded(self.definition, self.pool, limits=self.limits)
                 ready = replace(ready, reference=stack.enter_context(reference))
@@ -320,6 +330,18 @@ class SolutionRun:
                     return refused(case, error)
         return None
 
+    @contextmanager
+    def begun(
+        self, *, channels: int | None = None
+    ) -> Iterator[Callable[[], AbstractContextManager[UntrustedSource]]]:
+        """The solution in a new worker for later, which starts meanwhile if it has a folder of its own."""
+        if self.compiled is not None and not self.compiled.apart:
+            yield partial(self.source, channels=channels)
+            return
+        with ThreadPoolExecutor(1) as beside, self.source(channels=channels) as source:
+            beside.submit(source.session.start)
+            yield lambda: nullcontext(source)
+
     def rows(self, cases: Sequence[PlannedCase]) -> Iterator[SolutionRow]:
         """All cases but empty ones, which are a property, in one worker: the cheapest first.
 
@@ -333,32 +355,43 @@ class SolutionRun:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
         assert self.engine is not None
         run = DefinitionRun(self.engine, PlannedDefinition.alone(self.definition, order, self.unknown))
-        with self.source() as source, ThreadPoolExecutor(1) as ahead:
+        waiting: deque[tuple[PlannedCase, Future[JudgedCase], Future[list[SolutionRow]]]] = deque()
+        with (
+            self.source() as source,
+            ThreadPoolExecutor(JUDGES) as judges,
+            ThreadPoolExecutor(1) as caller,
+        ):
+            judges.submit(source.session.start)  # while the first case is drawn
 
-            def drawn(planned: PlannedCase) -> JudgedCase:
-                return next(run.each([planned], partial(self._called, source), SOLUTION))
+            def drawn(case: PlannedCase) -> JudgedCase:
+                return next(run.each([case], partial(self._called, source), SOLUTION))
 
-            coming: Future[JudgedCase] | None = None
             try:
-                for case, following in zip_longest(order, order[1:]):
-                    found = drawn(case) if coming is None else coming.result()
-                    both = case.memory + (0 if following is None else following.memory)
-                    fits = following is not None and both <= self.settings.memory_limit
-                    # The next case is drawn and called while this one is judged.
-                    coming = ahead.submit(drawn, following) if following is not None and fits else None
-                    yield from self._judged(run, found)
-            finally:
-                source.session.interrupt()  # whoever wants no more rows waits for no call
+                # The next cases are drawn and called, one after the other, while others are judged.
+                for case in order:
+                    held = sum(one.memory for one, _, _ in waiting)
+                    while waiting and (len(waiting) > JUDGES or held + case.memory > self.settings.memory_limit):
+                        held -= waiting[0][0].memory
+                        yield from waiting.popleft()[-1].result()
+                    calling = caller.submit(drawn, case)
+                    waiting.append((case, calling, judges.submit(self._judged, run, calling)))
+                while waiting:
+                    yield from waiting.popleft()[-1].result()
+            finally:  # whoever wants no more rows waits for no call
+                for _, calling, _ in waiting:
+                    calling.cancel()
+                source.session.interrupt()
 
-    def _judged(self, run: DefinitionRun, drawn: JudgedCase) -> Iterator[SolutionRow]:
+    def _judged(self, run: DefinitionRun, calling: "Future[JudgedCase]") -> list[SolutionRow]:
+        """Rows of a case, once it was called."""
+        drawn = calling.result()
         why = drawn.problem.message if drawn.problem is not None else ""
         why = why or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
         if why:
             raise RuntimeError(f"{drawn.planned.id} can not be judged: {why}")
         self.reached.add(drawn.results[SOLUTION].isolation)
         run.judge(drawn)
-        for output, ruling in drawn.rulings(SOLUTION):
-            yield row_of(drawn.planned.case, output, ruling)
+        return [row_of(drawn.planned.case, output, ruling) for output, ruling in drawn.rulings(SOLUTION)]
 
     def _called(self, source: UntrustedSource, drawn: JudgedCase) -> CaseResult:
         """What a call of the solution leaves in a case."""
