@@ -2,8 +2,9 @@
 
     python lab/bench_judge.py --dataset results/dataset/flashinfer-bench-... [--only NAME ...] [--repeat 2]
 
-Each is judged by a process of its own, as the command does it, with this interpreter's packages. The first time
-includes what Triton or nvcc compiles; nothing that a solution compiles is kept for the next one.
+Each is judged by a process of its own, as the command does it, with this interpreter's packages, and once more by
+the same process, as the command does it with a folder of solutions. What a solution compiles is not kept for the
+next one. `--cpu`: as on a machine without a GPU; `taskset -c 0,1` in front gives it two cores.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from traceproof.solutions.judging import judge, new_hidden_seed, target_of
+from traceproof.solutions.judging import Judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import JudgeSettings
 
@@ -105,31 +108,39 @@ KERNELS = {
 ON_CPU = ("norm", "wrong_norm", "wrong_gemm", "wrong_decode")
 
 
-def one(name: str, dataset: Path, out: Path) -> int:
-    """Judge one in this process, and write what came of it."""
+def one(name: str, dataset: Path, out: Path, *, gpu: bool) -> int:
+    """Judge one in this process, twice by the same judging process, and write what came of it."""
     definition, file, text, right = KERNELS[name]
     words: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
+    turns: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Judge(lambda _: words.append(time.monotonic())) as judge,
+        target_of(definition, dataset) as target,
+    ):
         place = Path(folder)
         (place / file).write_text(text, encoding="utf-8")
         [candidate] = read(place / file)
-        own = {"conceal": (folder,), "caches": f"{place}/compiled", "gpu": DRIVER.exists()}
-        settings = JudgeSettings.model_validate({"hidden_seed": new_hidden_seed(), "weak": True, **own})
-        with target_of(definition, dataset) as target:
-            certificate = judge(
-                candidate, target, settings, repeat="", told=lambda _: words.append(time.monotonic())
+        for _ in range(2):
+            own = {"conceal": (folder,), "caches": f"{place}/compiled", "gpu": gpu, "weak": True}
+            settings = JudgeSettings.model_validate({"hidden_seed": new_hidden_seed(), **own})
+            begun = time.monotonic()
+            certificate = judge.judged(candidate, target, settings, repeat="")
+            ended = time.monotonic()
+            told, words[:] = [begun, *words, ended], []
+            turns.append(
+                {
+                    "as_expected": certificate.accepted is right,
+                    "headline": certificate.headline,
+                    "reasons": certificate.reasons,
+                    "rows": len(certificate.rows),
+                    "seconds": certificate.seconds,
+                    "silent": max(after - before for before, after in pairwise(told)),
+                    "wall": ended - begun,
+                }
             )
-    found = {
-        "device": certificate.device,
-        "as_expected": certificate.accepted is right,
-        "headline": certificate.headline,
-        "reasons": certificate.reasons,
-        "rows": len(certificate.rows),
-        "seconds": certificate.seconds,
-        "words": words,
-        "processor": resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime,
-    }
-    out.write_text(json.dumps(found), encoding="utf-8")
+    processor = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    out.write_text(json.dumps({"turns": turns, "processor": processor}), encoding="utf-8")
     return 0
 
 
@@ -139,25 +150,28 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def table(name: str, turn: int, dataset: Path) -> bool:
-    """Have one judged, and print its times; gives whether the verdict is the expected one."""
+def table(name: str, turn: int, dataset: Path, options: Sequence[str]) -> bool:
+    """Have one judged, and print its times; gives whether the verdicts are the expected ones."""
     with tempfile.TemporaryDirectory() as folder:
         out, begun = Path(folder, "found.json"), time.monotonic()
-        command = [sys.executable, __file__, "--dataset", str(dataset), "--one", name, "--out", str(out)]
+        command = [sys.executable, __file__, "--dataset", str(dataset), "--one", name, "--out", str(out), *options]
         code = subprocess.run(command, check=False).returncode
         wall = time.monotonic() - begun
         if code or not out.is_file():
             say(f"{name} {turn}: NOT JUDGED after {wall:.1f} s, exit code {code}")
             return False
         found = json.loads(out.read_text(encoding="utf-8"))
-    words = [begun, *found["words"], begun + wall]
-    silent = max(after - before for before, after in pairwise(words))
-    verdict = "as expected" if found["as_expected"] else f"UNEXPECTED {found['reasons'][:3]}"
-    say(f"\n{name} {turn}: {wall:.2f} s, {found['rows']} rows, longest silence {silent:.1f} s, {verdict}")
-    say(f"  {found['headline']}; {found['processor']:.1f} processor seconds of the judging process")
-    for what, seconds in found["seconds"].items():
-        say(f"  {what:32} {seconds:8.2f}")
-    return bool(found["as_expected"])
+    first, again = found["turns"]
+    alone = wall - again["wall"]
+    wrong = [one for one in (first, again) if not one["as_expected"]]
+    verdict = f"UNEXPECTED {wrong[0]['reasons'][:3]}" if wrong else "as expected"
+    say(f"\n{name} {turn}: {alone:.2f} s, again by the same process {again['wall']:.2f} s, {verdict}")
+    say(f"  {first['headline']}; {first['rows']} rows, longest silence {first['silent']:.1f} s")
+    say(f"  {found['processor']:.1f} processor seconds of both, of all processes but untrusted ones")
+    own = alone - sum(first["seconds"].values())
+    for what, seconds in {**first["seconds"], "start and end": own}.items():
+        say(f"  {what:32} {seconds:8.2f} {again['seconds'].get(what, 0.0):8.2f}")
+    return not wrong
 
 
 def main() -> int:
@@ -166,14 +180,16 @@ def main() -> int:
     parser.add_argument("--dataset", type=Path, required=True, help="the folder that holds the snapshot")
     parser.add_argument("--only", nargs="+", choices=KERNELS, help="these alone")
     parser.add_argument("--repeat", type=int, default=1, help="how often each is judged, in turns")
+    parser.add_argument("--cpu", action="store_true", help="as without a GPU")
     parser.add_argument("--one", choices=KERNELS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     dataset = options.dataset.resolve()
+    gpu = DRIVER.exists() and not options.cpu
     if options.one:
-        return one(options.one, dataset, options.out)
-    names = options.only or (KERNELS if DRIVER.exists() else ON_CPU)
-    found = [table(name, turn, dataset) for turn in range(options.repeat) for name in names]
+        return one(options.one, dataset, options.out, gpu=gpu)
+    names, more = options.only or (KERNELS if gpu else ON_CPU), ["--cpu"] if options.cpu else []
+    found = [table(name, turn, dataset, more) for turn in range(options.repeat) for name in names]
     return 0 if all(found) else 1
 
 

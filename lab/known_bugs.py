@@ -36,7 +36,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.formula import Variant
 from traceproof.run.case import SolvedCase
 from traceproof.run.schema import PlannedCase
-from traceproof.run.workers import PRELOAD
+from traceproof.run.workers import RUNNER
 from traceproof.sandbox import GIB, Limits, Pool
 from traceproof.sandbox.isolation import CUDA_REFUSES
 from traceproof.solutions.reading import Candidate
@@ -191,7 +191,7 @@ def settings(dataset: Path, hidden_seed: int, *, memory_gib: int = 2) -> JudgeSe
 def pool(*, gpu: bool) -> Pool:
     """Isolated workers that may import this project, unlike those of untrusted solutions."""
     env = {"PYTHONPATH": os.pathsep.join(FOLDERS), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return Pool(preload=PRELOAD, env=env, gpu=gpu, without=CUDA_REFUSES if gpu else ())
+    return Pool(preload=("torch", RUNNER), env=env, gpu=gpu, without=CUDA_REFUSES if gpu else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

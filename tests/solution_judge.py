@@ -21,7 +21,7 @@ from traceproof.solutions.records import JudgeSettings, SolutionTrial, objection
 from traceproof.solutions.trial import SolutionRun, planned, tried
 
 DATASET = Path(__file__).parent / "dataset"
-cached_tree = cache(read_tree)
+whole_tree = cache(read_tree)
 LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=2 << 30)
 
 
@@ -40,7 +40,7 @@ class SolutionJudge:
     @cache  # noqa: B019 - lives as long as the module's tests
     def planned(self, name: str) -> tuple[Definition, list[PlannedCase]]:
         """A definition and its cases; the dataset is read once."""
-        with mock.patch("traceproof.solutions.trial.read_tree", cached_tree):
+        with mock.patch("traceproof.solutions.trial.read_tree", lambda root, **_: whole_tree(root)):
             return planned(name, self.settings)
 
     def trial(

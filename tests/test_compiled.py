@@ -17,6 +17,7 @@ from traceproof.run.runner import FENCED_BEFORE, FENCED_BEHIND, FOLDER
 from traceproof.run.untrusted import CallError
 from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import Reply, Status
+from traceproof.sandbox.isolation import HOLDS
 from traceproof.sandbox.model import TRITON
 from traceproof.solutions.properties import CHANNELS, chosen
 from traceproof.solutions.reading import Candidate
@@ -76,16 +77,21 @@ def test_a_compiled_solution_is_accepted(judge: SolutionJudge) -> None:
     assert judge.reasons(compiled(CPP.replace("SOURCE", NORM)), NAME) == []
 
 
-def test_it_is_compiled_once_for_all_of_its_workers(judge: SolutionJudge) -> None:
+@pytest.mark.parametrize("apart", [True, False])
+def test_it_is_compiled_once_for_all_of_its_workers(judge: SolutionJudge, *, apart: bool) -> None:
     definition, cases = judge.planned(NAME)
     solution = compiled(CPP.replace("SOURCE", STAMP))
     stamps = []
     with SolutionRun.of(definition, solution, judge.settings, judge.pool).prepared() as ready:
-        assert ready.compile(cases) is None
-        subject = ready.subject(cases[0].case)
+        assert ready.compiled is not None
+        assert ready.compiled.apart == (judge.pool.layers()["files"] == HOLDS)
+        run = replace(ready, compiled=replace(ready.compiled, apart=apart and ready.compiled.apart))
+        first = next(row for row in run.rows(cases) if row.verdict is not Verdict.SKIP)
+        assert first.seed not in {case.case.seed for case in cases}
+        subject = run.subject(cases[0].case)
         for _ in range(2):
-            with ready.source() as source:
-                stamps.append(ready.call(source, subject).outputs["output"])
+            with run.source() as source:
+                stamps.append(run.call(source, subject).outputs["output"])
     assert torch.equal(*stamps)
     assert torch.count_nonzero(stamps[0]) > 1
 
@@ -99,15 +105,22 @@ def test_what_does_not_compile_is_refused_once_in_the_compilers_words(judge: Sol
 
 def test_a_worker_finds_what_the_first_compiled_and_nothing_that_another_left() -> None:
     with CompiledFiles.new() as files:
-        with replace(files, keeping=True).restored() as scratch:
-            (scratch / FOLDER / "kernels").mkdir(parents=True)
-            (scratch / FOLDER / "kernels" / "one.so").write_text("library", encoding="utf-8")
+        with files.restored() as scratch:
+            library = scratch / FOLDER / "kernels" / "one.so"
+            library.parent.mkdir(parents=True)
+            library.write_text("library", encoding="utf-8")
+            os.utime(library, (1, 2))
             (scratch / FOLDER / "passwords").symlink_to("/etc/passwd")
+            (scratch / FOLDER / "etc").symlink_to("/etc")
+            os.mkfifo(scratch / FOLDER / "pipe")
+            (scratch / ".cache").symlink_to("/etc")
             (scratch / "answer").write_text("5", encoding="utf-8")
+            files.keep(scratch)
         for _ in range(2):
             with files.restored() as again:
                 assert again == scratch
                 assert _listed(again) == [f"{FOLDER}/kernels/one.so"]
+                assert (again / FOLDER / "kernels" / "one.so").stat().st_mtime == 2
                 (again / FOLDER / "answer").write_text("6", encoding="utf-8")
                 (again / "link").symlink_to("/etc")
                 (again / "folder").mkdir()
@@ -115,9 +128,17 @@ def test_a_worker_finds_what_the_first_compiled_and_nothing_that_another_left() 
 
 def test_compiled_files_that_can_not_be_copied_are_compiled_again() -> None:
     with CompiledFiles.new() as files:
-        with replace(files, keeping=True).restored() as scratch:
-            (scratch / FOLDER).symlink_to("/etc")
-        assert not files.kept.exists()
+        with files.restored() as scratch:
+            (scratch / FOLDER).mkdir()
+            deepest = os.open(scratch / FOLDER, os.O_RDONLY)
+            for _ in range(1200):
+                os.mkdir("d", dir_fd=deepest)
+                deeper = os.open("d", os.O_RDONLY, dir_fd=deepest)
+                os.close(deepest)
+                deepest = deeper
+            os.close(deepest)
+            files.keep(scratch)
+        assert _listed(files.kept) == []
         with files.restored() as scratch:
             assert _listed(scratch) == []
 

@@ -316,10 +316,11 @@ def test_a_session_judges_by_the_configuration_and_writes_certificates(tmp_path:
     repository, out = Path(__file__).parents[1], tmp_path / "out"
     session = Session(root=repository, config=config, out=out, say=lambda _: None, dataset=root)
     one, triton, wrong = read(root / "solutions")
-    assert session.judge(one, "again").accepted
-    assert not session.judge(wrong, "again").accepted
-    with pytest.raises(TraceproofError, match="needs a GPU"):
-        session.judge(triton, "again")
+    with session.judge:
+        assert session.judged(one, "again").accepted
+        assert not session.judged(wrong, "again").accepted
+        with pytest.raises(TraceproofError, match="needs a GPU"):
+            session.judged(triton, "again")
     written = sorted(path.name for path in out.iterdir())
     assert written == ["right-alpha.html", "right-alpha.json", "wrong-alpha.html", "wrong-alpha.json"]
 

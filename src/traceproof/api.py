@@ -4,11 +4,12 @@
 first, then reports, then what is judged: functions, cases, outputs, files.
 """
 
+import atexit
 import inspect
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
@@ -49,7 +50,7 @@ from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, named_outputs, notes_of
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import EngineSettings, Environment
-from traceproof.solutions.judging import alone, blocked, judge, new_hidden_seed, target_of
+from traceproof.solutions.judging import Judge, alone, blocked, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.suites import ATEN, operator_definition, problem_definition, tensors
@@ -913,6 +914,22 @@ def _certificate(  # noqa: PLR0913 - of two callers
         "judge_file", repr(candidate.path), of, axes, sizes=settings.sizes, seed=settings.seed, dtype=str(dtype),
         dataset=dataset and str(dataset), hidden_seed=settings.hidden_seed, tolerance=settings.tolerance,
     )  # fmt: skip
-    with own_folder() as caches, target as found:
-        settings = settings.model_copy(update={"caches": str(caches)})
-        return found.definition, judge(candidate, found, settings, repeat=repeat)
+    with target as found:
+        settings = settings.model_copy(update={"caches": str(_caches())})
+        return found.definition, _judge().judged(candidate, found, settings, repeat=repeat)
+
+
+@cache
+def _judge() -> Judge:
+    """What judges isolated code, one after the other, until this process ends."""
+    found = Judge()
+    atexit.register(found.close)
+    return found
+
+
+@cache
+def _caches() -> Path:
+    """A folder for what it compiles on the way, until this process ends."""
+    open_ = ExitStack()
+    atexit.register(open_.close)
+    return open_.enter_context(own_folder())

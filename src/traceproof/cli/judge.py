@@ -20,7 +20,7 @@ from traceproof.files import write_text
 from traceproof.names import path_part
 from traceproof.programs import telling
 from traceproof.sandbox import GIB
-from traceproof.solutions.judging import blocked, judge, new_hidden_seed, problem, target_of
+from traceproof.solutions.judging import Judge, blocked, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table, trace_lines
@@ -89,7 +89,7 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
         config=config,
         out=out or root / config.results / JUDGED,
         say=run.say,
-        told=doing.now,
+        judge=Judge(doing.now),
         hidden_seed=hidden_seed or new_hidden_seed(),
         definition=definition,
         dataset=dataset,
@@ -102,7 +102,8 @@ def judge_command(  # noqa: PLR0913 - one parameter per option
     repeats = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     repeats += ["--test-sizes", *test_sizes] if test_sizes else []
     repeats += [word for name in demand or () for word in ("--demand", name)]
-    certificates = _judged(session, path, repeats, json_file, doing)
+    with session.judge:
+        certificates = _judged(session, path, repeats, json_file, doing)
     value = {"certificates": [one.model_dump(mode="json") for one in certificates]}
     run.end(json_file, value, bad=not all(one.accepted for one in certificates))
 
@@ -138,7 +139,7 @@ class Session:
     config: Config  # sizes, seed, limits, stacks, properties that are demanded
     out: Path  # folder of the certificates
     say: Callable[[str], None]  # tells how far it is
-    told: Callable[[str], object] = lambda _: None  # gets what is being done with a solution, often
+    judge: Judge = field(default_factory=Judge)  # judges one after the other
     hidden_seed: int = field(default_factory=new_hidden_seed)  # what the hidden cases follow from
     definition: str | None = None  # name or file of the definition; None: as a solution says
     # the folder that holds definitions; None: the configured one, fetched where it is absent
@@ -148,7 +149,7 @@ class Session:
     whole: bool = False  # whether a wrong answer does not end it
     sign: Callable[[Path], object] | None = None  # signs a certificate's file
 
-    def judge(self, candidate: Candidate, repeat: str) -> Certificate:
+    def judged(self, candidate: Candidate, repeat: str) -> Certificate:
         """Judge one solution, and write its certificate. Raises TraceproofError: why it can not be judged here."""
         name = self.definition or candidate.definition
         if not name:
@@ -164,9 +165,9 @@ class Session:
         folder = None
         if not name.endswith((".json", PROBLEM)) and not name.startswith(ATEN):
             folder = self.dataset or fetch(self.config.dataset, root=self.root / self.config.results / "dataset")
-        with problem(name, settings) if name.endswith(PROBLEM) else target_of(name, folder) as target:
+        with self.judge.problem(name, settings) if name.endswith(PROBLEM) else target_of(name, folder) as target:
             self.say(f"judging {candidate.name} for {target.definition.name}")
-            certificate = judge(candidate, target, settings, repeat=repeat, told=self.told)
+            certificate = self.judge.judged(candidate, target, settings, repeat=repeat)
         for suffix, text in ((".json", as_json(certificate)), (".html", page(certificate))):
             write_text(self.place(certificate).with_suffix(suffix), text)
         if self.sign is not None:
@@ -236,7 +237,7 @@ def _judged(
             doing.text = f"judging {candidate.name}"
             run.say(doing.text)
             with telling(doing, most=SILENT_SECONDS):
-                certificate = session.judge(candidate, shlex.join(["traceproof", "judge", named, *repeats]))
+                certificate = session.judged(candidate, shlex.join(["traceproof", "judge", named, *repeats]))
         except TraceproofError as error:
             if len(candidates) == 1:
                 raise

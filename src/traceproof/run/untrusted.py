@@ -373,13 +373,15 @@ class UntrustedSource:
         trials: int = 0,
         further: Further | None = None,
         layout: Layout = PLAIN,
+        seconds: float | None = None,
         **order: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> CaseResult:
         """What one call leaves; several draws are stacked along a new first axis, `further` ones after `trials`.
 
         Raises CallError: no outputs.
 
-        Of the rest of a `CallRequest`, `mode` is one of `traceproof.run.shadow`, for a single draw.
+        It may take `seconds`, or what the worker's limits say. Of the rest of a `CallRequest`, `mode` is one of
+        `traceproof.run.shadow`, for a single draw.
         """
         shared = CallMemory.of(self.definition, self.op, case, inputs, layout=layout, on_gpu=self.device != "cpu")
         try:
@@ -396,11 +398,11 @@ class UntrustedSource:
                     **order,
                 )
                 started = time.monotonic()
-                reply = self.session.ask(vars(request), files=[memory.inputs.fd, memory.outputs.fd])
-                seconds = time.monotonic() - started
+                reply = self.session.ask(vars(request), seconds, [memory.inputs.fd, memory.outputs.fd])
+                took = time.monotonic() - started
                 if reply.status is not Status.OK:
                     raise CallError(replace(reply, message=reply.message.replace(self.token, self.name)))
-                return replace(memory.taken(reply.value), seconds=seconds, isolation=reply.isolation)
+                return replace(memory.taken(reply.value), seconds=took, isolation=reply.isolation)
         except BorderError as error:
             raise CallError(Reply(status=Status.CRASH, message=str(error))) from error
 

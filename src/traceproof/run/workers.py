@@ -43,7 +43,7 @@ TOLD = "told"  # of a message that is no answer: how far the process is
 OUTPUTS = "outputs at"  # of an answer: the path of tensors in memory, which its reader gets as `outputs`
 START_SECONDS = 240.0  # for an interpreter, and to import torch from a cold network file system
 IMPORT_SECONDS = 120.0  # for its first call beside the limit, on a GPU: it imports a package, and opens the GPU
-PRELOAD = ("torch", "traceproof.run.runner")  # of a pool for untrusted code
+RUNNER = "traceproof.run.runner"  # in a pool for untrusted code
 POLL_SECONDS = 0.5  # between looks at a worker's memory
 
 
@@ -221,6 +221,11 @@ class Worker:
         value, message = said.get("value"), said.get("message", "")
         return Reply(status=Status(said["status"]), value=value, message=message)
 
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and has not been ended."""
+        return self._channel is not None
+
     def close(self, *, killing: bool = True) -> int:
         """End it, if it lives; gives how it ended."""
         if self._channel is None:
@@ -274,10 +279,11 @@ def untrusted_pool(
     conceal: Sequence[Path] = (),
     weak: bool = True,
     environment: Mapping[str, str] | None = None,
+    preload: Sequence[str] = (),
 ) -> Pool:
     """Workers for untrusted code, which find the runner imported and see nothing else of this project.
 
-    The arguments are those of `Pool`.
+    The arguments are those of `Pool`; `preload` is imported beside PyTorch.
     """
     package = Path(traceproof.__file__).resolve().parent
     where, root = package.parent, package.parents[1]
@@ -289,7 +295,7 @@ def untrusted_pool(
     project += [one for one in copies if one.is_dir()]
     env = {**(environment or {}), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return Pool(
-        preload=PRELOAD,
+        preload=("torch", *preload, RUNNER),
         conceal=[*project, *conceal],
         env=env,
         gpu=gpu,

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -129,6 +129,10 @@ class Pool:
         with self._lock:
             self._start()
             return dict(self._layers)
+
+    def hide(self, paths: Iterable[Path]) -> None:
+        """Have workers that are started from now on not see these files and folders either."""
+        self._conceal = sorted({*self._conceal, *map(os.path.realpath, paths)})
 
     def session(
         self,

@@ -3,14 +3,16 @@
 import json
 import os
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_file, read_tree
@@ -20,9 +22,9 @@ from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.ops import registry
 from traceproof.reasons import Error, Failure, Verdict
-from traceproof.run.schema import ORACLE, SHADOW
+from traceproof.run.schema import ORACLE, SHADOW, WHOLE
 from traceproof.run.workers import Environment, Worker, tell, untrusted_pool
-from traceproof.sandbox import Limits, Pool, Status
+from traceproof.sandbox import Limits, Reply, Status
 from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import (
     Certificate,
@@ -38,6 +40,8 @@ from traceproof.stacks import MAIN
 SETUP = "traceproof.solutions.judging:setup"
 SEED_BITS = 30  # cases take seeds up to 2**31
 OVERALL = Limits(seconds=6 * 3600.0, memory_bytes=None)
+OF_PROCESS = {"python", "caches", "cuda_home", "gpu", "weak"}  # settings of the judging process
+PRELOADED = ("triton",)  # what workers' interpreter imports before it is forked, where a solution does
 
 
 def new_hidden_seed() -> int:
@@ -86,18 +90,6 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     yield Target(definition=entry.definition, path=str(tree.root / entry.path), dataset=tree.root)
 
 
-def problem(file: str, settings: JudgeSettings) -> AbstractContextManager[Target]:
-    """The definition of a problem of KernelBench's, which a worker reads. Raises TraceproofError: it is none."""
-    here = Environment(name=MAIN, python=settings.python, record={"device_type": "cpu"})
-    path = Path(file).expanduser().absolute()
-    with Worker(here, "traceproof.solutions.suites:setup", {}, OVERALL) as worker:
-        outcome = worker.ask({"file": str(path), "weak": settings.weak})
-    if outcome.status is not Status.OK:
-        lines = outcome.message.strip().splitlines() or [str(outcome.status)]
-        raise TraceproofError(f"{file} can not be read as a problem", problems=lines[-1:])
-    return alone(Definition.model_validate(outcome.value), str(path))
-
-
 def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
     """Why a solution can not be run on this machine; None: it can."""
     if candidate.language in ON_CPU or gpu:
@@ -105,118 +97,168 @@ def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
     return f"{candidate.path} is a {candidate.language} kernel, which needs a GPU, and this machine has none"
 
 
+class Judge:
+    """A process of ours that judges solutions, one after the other: it has torch, and them called shut in.
+
+    A context manager. It starts with the first solution, and other settings of the process start another one.
+    """
+
+    def __init__(self, told: Callable[[str], object] = lambda _: None) -> None:
+        """`told` gets a word on how far it is, often."""
+        self._told = told
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._order: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(asking=kind is None or issubclass(kind, Exception))
+
+    def close(self, *, asking: bool = True) -> None:
+        """End the process, and the workers that it started; `asking`: once it has let go of them."""
+        worker, self._worker = self._worker, None
+        if worker is not None and worker.runs and asking:
+            worker.ask({"end": True})
+        if worker is not None:
+            worker.close()
+
+    def judged(
+        self,
+        candidate: Candidate,
+        target: Target,
+        settings: JudgeSettings,  # all but the dataset and variables
+        *,
+        repeat: str,  # what a user types to repeat it
+    ) -> Certificate:
+        """Judge one solution.
+
+        Raises TraceproofError: it can not be called or isolated, it needs a GPU that is not there, it broke off.
+        """
+        settled = candidate.settled(target.definition)
+        refusals = settled.refusals
+        if refusals:
+            row: dict[str, Any] = {"case": "none", "size": "none", "seed": 0, "axes": {}, "output": WHOLE}
+            row |= {"verdict": Verdict.ERROR, "reason": Error.REFUSED}
+            rows = tuple(SolutionRow(**row, message=f"{path}, {refusal}") for path, refusal in refusals)
+            trial = SolutionTrial(rows=rows, properties=(), precision=())
+        else:
+            trial = self._tried(settled, target, settings)
+        definition, constants = target.definition, target.definition.constants
+        against = ORACLE if definition.op_type in registry.known() else SHADOW
+        reasons = (
+            *(f"{Failure.CONSTANTS}: the definition is at fault: {conflict}" for conflict in constants.conflicts),
+            *objections(trial, len([one for one in definition.outputs.values() if not one.optional])),
+        )
+        code = digest_json([code_digest("solutions"), verdict_code(registry.file_of(definition.op_type))])
+        return Certificate(
+            solution=candidate.name,
+            path=candidate.path,
+            language=candidate.language,
+            entry=candidate.entry,
+            definition=definition.name,
+            op_type=definition.op_type,
+            definition_path=target.path,
+            verdict="refused" if reasons else "accepted",
+            reasons=reasons,
+            against=against,
+            constants="; ".join(constants.alone) if against == ORACLE else "",
+            digests=Digests(definition=definition.digest, solution=candidate.digest, code=code),
+            hidden_seed=settings.hidden_seed,
+            tolerance=settings.tolerance,
+            repeat=repeat,
+            judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            **dict(trial),
+        )
+
+    def problem(self, file: str, settings: JudgeSettings) -> AbstractContextManager[Target]:
+        """The definition of a problem of KernelBench's. Raises TraceproofError: it is none."""
+        path = Path(file).expanduser().absolute()
+        outcome = self._asked({"problem": str(path)}, settings)
+        if outcome.status is not Status.OK:
+            lines = outcome.message.strip().splitlines() or [str(outcome.status)]
+            raise TraceproofError(f"{file} can not be read as a problem", problems=lines[-1:])
+        return alone(Definition.model_validate(outcome.value), str(path))
+
+    def _tried(self, candidate: Candidate, target: Target, given: JudgeSettings) -> SolutionTrial:
+        dataset = str(target.dataset)
+        settings = given.model_copy(update={"dataset": dataset, "conceal": (*given.conceal, dataset)})
+        item = {
+            "settings": settings.model_dump(mode="json"),
+            "solution": candidate.as_json(),
+            "definition": target.definition.name,
+            "begun": time.monotonic(),
+        }
+        outcome = self._asked(item, settings, preload=[name for name in PRELOADED if name in candidate.imported])
+        if outcome.status is not Status.OK:
+            lines = outcome.message.strip().splitlines() or [str(outcome.status)]
+            if outcome.message.startswith("setup: "):
+                todo = (
+                    "In config.yaml, stacks.<name>.python names a Python with torch, numpy, safetensors, pydantic."
+                )
+                raise TraceproofError(f"{given.python} can not judge", problems=lines[-1:], todo=todo)
+            raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
+        if "blocked" in outcome.value:
+            raise TraceproofError(outcome.value["blocked"])
+        trial = SolutionTrial.model_validate(outcome.value)
+        shut_out = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
+        if shut_out is not None:
+            raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])
+        return trial
+
+    def _asked(self, item: Mapping[str, Any], settings: JudgeSettings, preload: Sequence[str] = ()) -> Reply:
+        """Have the process do something; another one is started where it must be of other settings."""
+        own = settings.model_dump(mode="json", include=OF_PROCESS)
+        with self._lock:
+            if self._worker is None or not own.items() <= self._order.items():
+                self.close()
+                self._order = {**own, "preload": preload}
+                record = {"device_type": "cuda" if settings.gpu else "cpu"}
+                here = Environment(name=MAIN, python=settings.python, record=record)
+                # Our own code, which has the solution called in workers that are shut in.
+                self._worker = Worker(here, SETUP, self._order, OVERALL, told=self._told)
+            return self._worker.ask(item)
+
+
 def judge(
     candidate: Candidate,
     target: Target,
-    settings: JudgeSettings,  # all but the dataset and variables
+    settings: JudgeSettings,
     *,
-    repeat: str,  # what a user types to repeat it
-    told: Callable[[str], object] = lambda _: None,  # gets a word on how far it is
+    repeat: str,
+    told: Callable[[str], object] = lambda _: None,
 ) -> Certificate:
-    """Judge one solution.
-
-    Raises TraceproofError: it can not be called or isolated, it needs a GPU that is not there, it broke off.
-    """
-    settled = candidate.settled(target.definition)
-    refusals = settled.refusals
-    if refusals:
-        rows = tuple(
-            SolutionRow(
-                case="none", size="none", seed=0, axes={}, output="*", verdict=Verdict.ERROR, reason=Error.REFUSED,
-                message=f"{path}, {refusal}",
-            )
-            for path, refusal in refusals
-        )  # fmt: skip
-        trial = SolutionTrial(rows=rows, properties=(), precision=())
-    else:
-        trial = _tried(settled, target, settings, told)
-    definition, constants = target.definition, target.definition.constants
-    against = ORACLE if definition.op_type in registry.known() else SHADOW
-    reasons = (
-        *(f"{Failure.CONSTANTS}: the definition is at fault: {conflict}" for conflict in constants.conflicts),
-        *objections(trial, len([one for one in definition.outputs.values() if not one.optional])),
-    )
-    code = digest_json(
-        [
-            code_digest("solutions", "judge", "run/hidden.py", "run/plan.py"),
-            verdict_code(registry.file_of(definition.op_type)),
-        ]
-    )
-    return Certificate(
-        solution=candidate.name,
-        path=candidate.path,
-        language=candidate.language,
-        entry=candidate.entry,
-        definition=definition.name,
-        op_type=definition.op_type,
-        definition_path=target.path,
-        verdict="refused" if reasons else "accepted",
-        reasons=reasons,
-        against=against,
-        constants="; ".join(constants.alone) if against == ORACLE else "",
-        digests=Digests(definition=definition.digest, solution=candidate.digest, code=code),
-        hidden_seed=settings.hidden_seed,
-        tolerance=settings.tolerance,
-        repeat=repeat,
-        judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        **dict(trial),
-    )
+    """Judge one solution in a process of its own; otherwise as `Judge.judged`."""
+    with Judge(told) as one:
+        return one.judged(candidate, target, settings, repeat=repeat)
 
 
-def _tried(
-    candidate: Candidate, target: Target, given: JudgeSettings, told: Callable[[str], object]
-) -> SolutionTrial:
-    dataset = str(target.dataset)
-    settings = given.model_copy(update={"dataset": dataset, "conceal": (*given.conceal, dataset)})
-    order = {
-        "settings": settings.model_dump(mode="json"),
-        "solution": candidate.as_json(),
-        "definition": target.definition.name,
-        "begun": time.monotonic(),
-    }
-    here = Environment(name=MAIN, python=given.python, record={"device_type": "cuda" if given.gpu else "cpu"})
-    # Our own code, which has the solution called in workers that are shut in.
-    with Worker(here, SETUP, order, OVERALL, told=told) as worker:
-        outcome = worker.ask(None)
-    if outcome.status is not Status.OK:
-        lines = outcome.message.strip().splitlines() or [str(outcome.status)]
-        if outcome.message.startswith("setup: "):
-            todo = "In config.yaml, stacks.<name>.python names a Python with torch, numpy, safetensors, pydantic."
-            raise TraceproofError(f"{given.python} can not judge", problems=lines[-1:], todo=todo)
-        raise TraceproofError(f"judging {candidate.path} broke off ({outcome.status})", problems=lines[-8:])
-    if "blocked" in outcome.value:
-        raise TraceproofError(outcome.value["blocked"])
-    trial = SolutionTrial.model_validate(outcome.value)
-    shut_out = next((row for row in trial.rows if row.reason == Error.ISOLATION), None)
-    if shut_out is not None:
-        raise TraceproofError(f"{candidate.path} was not run", problems=[shut_out.message])
-    return trial
-
-
-def setup(order: Mapping[str, Any]) -> Callable[[object], dict[str, Any]]:
-    """Called once in the judging process, with an order as `_tried` writes it; the result judges.
+def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Called once in the judging process, with an order as `Judge` writes it; the result judges.
 
     Torch is imported here and in the interpreter that solutions' workers are forked from, side by side, while what
     this environment is gets looked up.
     """
     tell("starting")
-    settings, candidate = JudgeSettings.model_validate(order["settings"]), Candidate(**order["solution"])
-    caches, home = Path(settings.caches), settings.cuda_home
-    here = Environment(name=MAIN, python=settings.python, record={"digest": "judged", "cuda_home": home})
-    if settings.gpu:  # what solutions compile lies in their own folders; nothing is in this one
+    caches, home, gpu, weak = Path(order["caches"]), order["cuda_home"], order["gpu"], order["weak"]
+    here = Environment(name=MAIN, python=order["python"], record={"digest": "judged", "cuda_home": home})
+    environment: dict[str, str] = {}
+    if gpu:  # what solutions compile lies in their own folders; nothing is in this one
         here = replace(here, record={**here.record, "device_type": "cuda"})
-        settings = settings.model_copy(update={"environment": here.told(caches)})
-    pool = workers(settings)
+        environment = here.told(caches)
+    preload = [name for name in order["preload"] if find_spec(name) is not None]
+    pool = untrusted_pool(gpu=gpu, environment=environment, weak=weak, preload=preload)
     starting = ThreadPoolExecutor(2)
     starting.submit(pool.layers)
     import torch
 
     from traceproof.solutions import trial
 
-    if settings.gpu and not torch.cuda.is_available():  # a driver alone
+    if gpu and not torch.cuda.is_available():  # a driver alone
         pool.close()
-        settings = settings.model_copy(update={"gpu": False, "environment": {}})
-        pool = workers(settings)
+        gpu, environment = False, {}
+        pool = untrusted_pool(weak=weak)
 
     def looked_up() -> dict[str, Any]:
         found = inside.record(home)
@@ -224,29 +266,32 @@ def setup(order: Mapping[str, Any]) -> Callable[[object], dict[str, Any]]:
 
     record = starting.submit(looked_up)
 
-    def handle(_: object) -> dict[str, Any]:
-        why = blocked(candidate, gpu=settings.gpu)
+    def handle(item: Mapping[str, Any]) -> dict[str, Any]:
+        if "end" in item:
+            pool.close()
+            starting.shutdown()
+            return {}
+        if "problem" in item:
+            from traceproof.solutions.suites import problem_definition
+
+            return problem_definition(Path(item["problem"]), pool=pool).as_json()
+        settings = JudgeSettings.model_validate({**item["settings"], "gpu": gpu, "environment": environment})
+        candidate = Candidate(**item["solution"])
+        why = blocked(candidate, gpu=gpu)
         if why is not None:
             return {"blocked": why}
         if settings.timed:  # a ground truth is called in this process, with what was compiled for it before
             os.environ.update(replace(here, record=record.result()).told(caches))
         torch.set_num_threads(1)
-        watch = trial.Watch(tell, order["begun"])
+        pool.hide(map(Path, settings.conceal))
+        watch = trial.Watch(tell, item["begun"])
         watch.done("importing")
         watch.say("planning")
-        definition, cases = trial.planned(order["definition"], settings)
+        definition, cases = trial.planned(item["definition"], settings)
         watch.done("planning")
-        with pool:
-            run = trial.SolutionRun.of(definition, candidate, settings, pool)
-            found = trial.tried(run, cases, whole=settings.whole, watch=watch)
+        run = trial.SolutionRun.of(definition, candidate, settings, pool)
+        found = trial.tried(run, cases, whole=settings.whole, watch=watch)
         own = record.result()
-        starting.shutdown()
         return {**found.model_dump(mode="json"), "device": own["device"], "versions": own["versions"]}
 
     return handle
-
-
-def workers(settings: JudgeSettings) -> Pool:
-    """The workers that solutions run in, which see nothing of what is judged by."""
-    conceal = [*map(Path, settings.conceal)]
-    return untrusted_pool(gpu=settings.gpu, conceal=conceal, weak=settings.weak, environment=settings.environment)

@@ -10,15 +10,19 @@ and a kernel is held against its shadow in float64. The formats are those of git
 import ast
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, read_bytes
 from traceproof.names import path_part
+
+if TYPE_CHECKING:
+    from traceproof.sandbox import Pool
 
 ATEN = (
     "aten::"  # before an operator's name, as PyTorch has it; behind it `::float32`, of another dtype than bfloat16
@@ -225,11 +229,12 @@ def _forward(model: ast.ClassDef) -> list[str]:
     return [one.arg for one in [*given.posonlyargs, *given.args][1:]]
 
 
-def problem_definition(file: Path, *, weak: bool = False) -> Definition:
+def problem_definition(file: Path, *, weak: bool = False, pool: "Pool | None" = None) -> Definition:
     """The definition of a problem of KernelBench's: its `Model` is the reference, with the shapes of `get_inputs`.
 
-    The file is run once for that, isolated, without memory for its tensors where PyTorch can do so. The first axis
-    is var if `Model` takes any size of it. Raises TraceproofError: it is no such file, or does not run.
+    The file is run once for that, isolated (in a worker of the pool, if one is given), without memory for its
+    tensors where PyTorch can do so. The first axis is var if `Model` takes any size of it. Raises TraceproofError:
+    it is no such file, or does not run.
     """
     from traceproof.ops.cases import Case
     from traceproof.run.untrusted import CallError, loaded, refusal
@@ -260,7 +265,10 @@ def problem_definition(file: Path, *, weak: bool = False) -> Definition:
     )
     limits = Limits(seconds=120.0, setup_seconds=120.0, memory_bytes=8 << 30)
     try:
-        with untrusted_pool(weak=weak) as pool, loaded(asked, pool, limits=limits, ours=True, fill=None) as source:
+        with (
+            untrusted_pool(weak=weak) if pool is None else nullcontext(pool) as used,
+            loaded(asked, used, limits=limits, ours=True, fill=None) as source,
+        ):
             found = source.run(Case("shapes", "small", {"count": 1}, 0), {"seed": 0}, seed=0, fill=None)
     except CallError as error:
         raise TraceproofError(f"{file}: its shapes are not to be had", problems=[error.told]) from None
@@ -288,8 +296,3 @@ def problem_definition(file: Path, *, weak: bool = False) -> Definition:
             "reference": reference,
         }
     )
-
-
-def setup(_: object) -> Any:  # noqa: ANN401 - of `traceproof.run.workers`
-    """Called in a worker that has torch: gives the definition of `{"file": ..., "weak": ...}` as JSON."""
-    return lambda item: problem_definition(Path(item["file"]), weak=item["weak"]).as_json()

@@ -4,8 +4,11 @@ Runs in a process of ours that has torch. The solution runs in others (`tracepro
 the inputs of one call at a time as a file, and nothing that is expected.
 """
 
+import errno
+import os
 import secrets
 import shutil
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +47,7 @@ from traceproof.run.untrusted import (
     refusal,
 )
 from traceproof.run.workers import EngineSettings
-from traceproof.sandbox import Limits, Pool
+from traceproof.sandbox import MIB, Limits, Pool
 from traceproof.sandbox.isolation import HOLDS
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.records import (
@@ -117,7 +120,7 @@ def tried(
 ) -> SolutionTrial:
     """All cases, the precision that was used, and where nothing speaks against the answers, properties and speed.
 
-    What has to be compiled is compiled first, once. If not `whole`, the first bad row ends it.
+    If not `whole`, the first bad row ends it.
     """
     from traceproof.solutions.properties import measure, precision
     from traceproof.solutions.speed import measure_speed
@@ -129,16 +132,14 @@ def tried(
     speed: tuple[SpeedResult, ...] = ()
     with evaluation.prepared() as ready, ExitStack() as stack:
         watch.done("preparing")
-        watch.say("a first call")
-        if ready.compiled is not None:
-            watch.say("compiling, with a first call")
-        failed = ready.compile(cases)
-        watch.done("compiling")
-        probing = ready.source
-        for row in ready.rows(cases) if failed is None else [failed]:
+        watch.say("a first call" if ready.compiled is None else "compiling, with a first call")
+        probing: Callable[[], AbstractContextManager[UntrustedSource]] = ready.source
+        for row in ready.rows(cases):
             rows.append(row)
+            if "a first call" not in watch.seconds and row.verdict is not Verdict.SKIP:
+                watch.done("a first call")
             watch.say(f"{len({(one.case, one.seed) for one in rows})} of {len(cases)} cases")
-            if row.bad and not whole:
+            if row.bad and (not whole or row.message.startswith(SETUP_FAILED)):
                 break
             if len(rows) == SURE:  # what is wrong mostly shows by then
                 probing = stack.enter_context(ready.begun())
@@ -173,39 +174,26 @@ FOLDERS = (FOLDER, ".cache", ".triton")
 
 @dataclass(frozen=True, slots=True)
 class CompiledFiles:
-    """What one solution compiles."""
+    """What one solution compiles in its first call, for all of its workers."""
 
     at: Path  # where its workers find their folder: compilers keep paths
-    kept: Path  # where its compiled files are kept; no worker sees it
+    kept: Path  # what was compiled; no worker sees it
     apart: bool = False  # whether each worker has a folder of its own, in a file view of its own; if not, that one
     name: str = field(default_factory=new_name)  # of the module that it becomes
-    keeping: bool = False  # whether what the next worker compiles is kept
 
     @classmethod
     @contextmanager
     def new(cls, *, apart: bool = False) -> Iterator[Self]:
         """Those of a solution that has compiled nothing yet; removed in the end."""
         with own_folder("scratch") as scratch, own_folder() as kept:
-            yield cls(scratch, kept / "files", apart)
+            yield cls(scratch, kept, apart)
 
     @contextmanager
     def restored(self) -> Iterator[Path]:
-        """The folder for one worker; where it is the same one for all, the worker before must have ended.
-
-        Of what is compiled, links are left out: those to trusted kernels are made again, none is followed.
-        """
+        """The folder for one worker; where it is the same one for all, the worker before must have ended."""
         with own_folder("scratch") if self.apart else self._emptied() as scratch:
-            if self.kept.is_dir():
-                shutil.copytree(self.kept, scratch, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(self.kept, scratch, dirs_exist_ok=True)
             yield scratch
-            compiled = [scratch / name for name in FOLDERS] if self.keeping else []
-            for folder in compiled:
-                if folder.is_dir() and not folder.is_symlink():
-                    try:
-                        shutil.copytree(folder, self.kept / folder.name, symlinks=True, ignore=_links)
-                    except OSError:  # a pipe, a file without permission: nothing that a compiler leaves
-                        remove_tree(self.kept)  # each worker compiles again
-                        break
 
     @contextmanager
     def _emptied(self) -> Iterator[Path]:
@@ -216,9 +204,47 @@ class CompiledFiles:
                 path.unlink(missing_ok=True)
         yield self.at
 
+    def keep(self, scratch: Path) -> None:
+        """Keep what a worker that still runs has compiled in its folder.
 
-def _links(folder: str, names: list[str]) -> set[str]:
-    return {name for name in names if (Path(folder) / name).is_symlink()}
+        Links are left out, and never followed: those to trusted kernels are made again.
+        """
+        opened = os.open(scratch, os.O_RDONLY)
+        try:
+            for name in FOLDERS:
+                _copy(opened, name, self.kept / name)
+        except (OSError, RecursionError):  # without permission, too deep: nothing that a compiler leaves
+            for name in FOLDERS:
+                remove_tree(self.kept / name)  # each worker compiles again
+        finally:
+            os.close(opened)
+
+
+def _copy(folder: int, name: str, target: Path) -> None:
+    """Copy a file or folder out of an open folder that untrusted code may be changing; nothing else is copied."""
+    try:
+        # Of a pipe nobody waits for the other end.
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOENT, errno.ENXIO}:  # a link, gone, a socket
+            return
+        raise
+    try:
+        found = os.fstat(opened)
+        if stat.S_ISDIR(found.st_mode):
+            target.mkdir()
+            for inner in os.listdir(opened):  # noqa: PTH208 - of an open folder
+                _copy(opened, inner, target / inner)
+        elif stat.S_ISREG(found.st_mode):
+            with open(opened, "rb", closefd=False) as source, target.open("wb") as copy:
+                left = found.st_size  # it may grow
+                while data := source.read(min(left, MIB)):
+                    copy.write(data)
+                    left -= len(data)
+            target.chmod(stat.S_IMODE(found.st_mode) | stat.S_IWUSR)
+            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))  # which ninja compares
+    finally:
+        os.close(opened)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,30 +288,29 @@ class SolutionRun:
         return Layout(room=ROOM, byte=BYTE, destinations=bool(self.candidate.destinations))
 
     def source(
-        self, *, first: bool = False, channels: int | None = None
+        self, *, channels: int | None = None, folder: Path | None = None
     ) -> AbstractContextManager[UntrustedSource]:
-        """The solution in a new worker; the first one of all compiles, with the time that a build may take.
+        """The solution in a new worker.
 
         Args:
-            first: whether it is the first one of all.
             channels: to the GPU; None: as few as will do where streams may wait for each other.
+            folder: the worker's own, of `compiled`; None: a new one.
         """
-        limits, compiled = self.limits, self.compiled
-        if first and compiled is not None:
-            limits, compiled = replace(limits, seconds=limits.setup_seconds), replace(compiled, keeping=True)
         solution = {
             "files": dict(self.candidate.files),
             "entry": self.candidate.entry,
             "binding": self.candidate.binding,
             "channels": channels,
         }
+        compiled = self.compiled
+        restored = None if compiled is None else compiled.restored() if folder is None else nullcontext(folder)
         return loaded(
             self.definition,
             self.pool,
-            limits=limits,
+            limits=self.limits,
             device=self.device,
             solution=solution,
-            scratch=None if compiled is None else compiled.restored(),
+            scratch=restored,
             at=None if compiled is None else compiled.at,
             token="" if compiled is None else compiled.name,
         )
@@ -311,25 +336,6 @@ class SolutionRun:
                 ready = replace(ready, reference=stack.enter_context(reference))
             yield ready
 
-    def compile(self, cases: Sequence[PlannedCase]) -> SolutionRow | None:
-        """Have the solution compiled by a call whose inputs are drawn for it alone and whose answer nobody reads.
-
-        The row says why it can not be loaded; None: it can, or nothing has to be compiled.
-        """
-        drawn = [case for case in cases if case.skip is None and case.case.size != WORKLOADS]
-        if self.compiled is None or not drawn:
-            return None
-        smallest = min(drawn, key=lambda case: (case.case.size != "small", case.memory))
-        case = replace(smallest.case, seed=secrets.randbits(SEED_BITS))
-        inputs = make_inputs(self.op, self.definition, case, device=CPU)
-        with self.source(first=True) as source:
-            try:
-                source.run(case, inputs, seed=secrets.randbits(62), layout=self.layout)
-            except CallError as error:
-                if error.reply.message.startswith(SETUP_FAILED):
-                    return refused(case, error)
-        return None
-
     @contextmanager
     def begun(
         self, *, channels: int | None = None
@@ -345,26 +351,39 @@ class SolutionRun:
     def rows(self, cases: Sequence[PlannedCase]) -> Iterator[SolutionRow]:
         """All cases but empty ones, which are a property, in one worker: the cheapest first.
 
-        Nobody knows the order of those that cost alike.
+        Nobody knows the order of those that cost alike. Where something is compiled, a further case comes first,
+        whose inputs nobody else has: later workers get what it compiles, and that must know of no other case.
         """
         order = [case for case in cases if case.skip is None and not self.is_empty(case.case)]
-        Random(self.settings.hidden_seed).shuffle(order)  # noqa: S311 - an order
+        random = Random(self.settings.hidden_seed)  # noqa: S311 - an order
+        random.shuffle(order)
         order.sort(key=lambda case: case.memory.bit_length() // ALIKE)
         for case in cases:
             if case.skip is not None:
                 yield row_of(case.case, WHOLE, Ruling(Verdict.SKIP, case.skip.reason, case.skip.message, {}))
         assert self.engine is not None
         run = DefinitionRun(self.engine, PlannedDefinition.alone(self.definition, order, self.unknown))
+        drawn = [case for case in order if case.case.size != WORKLOADS]
+        compiling: PlannedCase | None = None
+        if self.compiled is not None and drawn:
+            smallest = min(drawn, key=lambda case: (case.case.size != "small", case.memory))
+            own = replace(smallest.case, seed=random.getrandbits(SEED_BITS))
+            compiling = smallest.model_copy(update={"case": own, "digest": own.digest})
+            order.insert(0, compiling)
         waiting: deque[tuple[PlannedCase, Future[JudgedCase], Future[list[SolutionRow]]]] = deque()
-        with (
-            self.source() as source,
-            ThreadPoolExecutor(JUDGES) as judges,
-            ThreadPoolExecutor(1) as caller,
-        ):
+        with ExitStack() as stack:
+            folder = None if self.compiled is None else stack.enter_context(self.compiled.restored())
+            source = stack.enter_context(self.source(folder=folder))
+            judges = stack.enter_context(ThreadPoolExecutor(JUDGES))
+            caller = stack.enter_context(ThreadPoolExecutor(1))
             judges.submit(source.session.start)  # while the first case is drawn
 
-            def drawn(case: PlannedCase) -> JudgedCase:
-                return next(run.each([case], partial(self._called, source), SOLUTION))
+            def called(case: PlannedCase) -> JudgedCase:
+                seconds = self.limits.setup_seconds if case is compiling else None
+                found = next(run.each([case], partial(self._called, source, seconds=seconds), SOLUTION))
+                if case is compiling and self.compiled is not None and folder is not None:
+                    self.compiled.keep(folder)
+                return found
 
             try:
                 # The next cases are drawn and called, one after the other, while others are judged.
@@ -373,7 +392,7 @@ class SolutionRun:
                     while waiting and (len(waiting) > JUDGES or held + case.memory > self.settings.memory_limit):
                         held -= waiting[0][0].memory
                         yield from waiting.popleft()[-1].result()
-                    calling = caller.submit(drawn, case)
+                    calling = caller.submit(called, case)
                     waiting.append((case, calling, judges.submit(self._judged, run, calling)))
                 while waiting:
                     yield from waiting.popleft()[-1].result()
@@ -393,7 +412,7 @@ class SolutionRun:
         run.judge(drawn)
         return [row_of(drawn.planned.case, output, ruling) for output, ruling in drawn.rulings(SOLUTION)]
 
-    def _called(self, source: UntrustedSource, drawn: JudgedCase) -> CaseResult:
+    def _called(self, source: UntrustedSource, drawn: JudgedCase, *, seconds: float | None = None) -> CaseResult:
         """What a call of the solution leaves in a case."""
         case, order = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
         subject = self._subject(case, drawn.inputs or {})
@@ -401,7 +420,7 @@ class SolutionRun:
             drawn.right = Right(oracle=self._shadow(subject))
         # A slow sampler draws longer than a reference does, for it is one alone.
         further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
-        return self.call(source, subject, further=further)
+        return self.call(source, subject, further=further, seconds=seconds)
 
     def subject(self, case: Case) -> SolvedCase:
         """A case drawn and solved; by the reference's shadow where there is no oracle."""
