@@ -18,7 +18,7 @@ from traceproof.reasons import Skip, Verdict
 from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.sandbox import Reply, Status
 from traceproof.stacks import Stack
-from traceproof.tactics import backends_of, picking, refusal, setup, with_backend
+from traceproof.tactics import backends_of, picking, refusal, says_unsupported, setup, with_backend
 
 STACK = Stack(
     name="one",
@@ -104,31 +104,53 @@ def test_what_needs_another_package_is_a_skip_and_the_rest_is_a_finding() -> Non
     assert absent is not None
     assert absent.reason is Skip.PACKAGE_ABSENT
     assert refusal(RuntimeError("invalid configuration")) is None
+    for text in ("'tileiras' compiler not found: `pip install cuda-tile`", "Failed to load cubin for prefill"):
+        absent = refusal(RuntimeError(text))
+        assert absent is not None
+        assert absent.reason is Skip.PACKAGE_ABSENT
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("page_size=1 must be >= 8 and divide the tile"), True),
+        (ValueError("backend='x' requires kv_layout='HND'; got 'NHD'"), True),
+        (NotImplementedError("return_lse=True requires the graph backend; it is not supported by this one"), True),
+        (type("_PlanUnsupportedError", (RuntimeError,), {})("x backend requires a packed query view"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("TMA descriptor must be aligned"), False),
+        (ValueError("cannot convert float NaN to integer"), False),
+    ],
+)
+def test_a_backend_that_does_not_take_what_it_is_asked_is_told_from_one_that_fails(
+    error: Exception, *, said: bool
+) -> None:
+    assert says_unsupported(error) == said
 
 
 def test_a_worker_calls_and_judges_each_way() -> None:
     [definition] = [one for one in definitions("rmsnorm") if one.name == "rmsnorm_h96"]
-    order = {
+    order: dict[str, Any] = {
         "implementation": "torch",
-        "definition": definition.as_json(),
         "device": "cpu",
         "dataset": ".",
         "selection": {"sizes": ["small"], "seed": 0},
     }
-    answer = setup(order)
-    rows = [TacticRow(definition=definition.name, implementation="torch", **row) for row in ways(ok(answer))]
+    said = definition.as_json()
+    asked = ok(setup(order), said)
+    rows = [TacticRow(definition=definition.name, implementation="torch", **row) for row in ways(asked)]
     op, _ = registry.for_definition(definition)
     assert op.op_type == "rmsnorm"
     planned = planned_alone(definition, PlanSelection(sizes=("small",))).cases
     assert {row.case for row in rows} == {one.id for one in planned if not one.hidden}
     assert {row.verdict for row in rows} == {Verdict.PASS}
     order["implementation"] = "flashinfer"
-    [row] = ways(ok(setup(order)))
+    [row] = ways(ok(setup(order), said))
     assert row["reason"] in {Skip.NO_CUDA, Skip.PACKAGE_ABSENT, Skip.NEEDS_SM}
 
 
-def ok(answer: Any) -> Any:  # noqa: ANN401 - a handler
-    return lambda item: Reply(status=Status.OK, value=answer(item))
+def ok(answer: Any, definition: object) -> Any:  # noqa: ANN401 - a handler
+    return lambda item: Reply(status=Status.OK, value=answer({"definition": definition, **item}))
 
 
 def test_a_way_that_fails_is_a_row_with_its_number() -> None:

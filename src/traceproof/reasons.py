@@ -39,6 +39,7 @@ class Skip(StrEnum):
     NO_REFERENCE = "no_reference"
     NO_INPUTS = "no_inputs"
     DTYPE_UNSUPPORTED = "dtype_unsupported"
+    UNSUPPORTED = "unsupported"  # of this layout, size or option an implementation says that it does not take it
 
 
 @dataclass(frozen=True, slots=True)

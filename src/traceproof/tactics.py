@@ -38,6 +38,8 @@ AUTO = "auto"  # the value that leaves the choice to the package
 LITERAL = re.compile(r"Literal\[([^\]]*)\]")
 # What a package raises that has a backend or a tactic not for this GPU, these sizes, or at all.
 REFUSALS = (RuntimeError, ValueError, AssertionError, ImportError, TypeError, KeyError, OSError)
+# What one says that takes no such layout, size or option; a failure inside of a kernel says nothing of the kind.
+LIMITS = re.compile(r"\b(?:supports?|supported|unsupported|requires?|required|must be|must have)\b", re.IGNORECASE)
 Place = tuple[str, int, int]  # of a tactic: its operation in the call, the runner's number, the tactic's number
 
 
@@ -130,29 +132,35 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
 
 
 class Caller:
-    """A ground truth and a definition, in a worker; holds what is expected of the last case."""
+    """A ground truth, in a worker; holds the last definition, and what is expected of its last case."""
 
     def __init__(self, payload: Mapping[str, Any]) -> None:
-        """With `implementation`, `definition` (JSON), `device`, `dataset`, `selection` (a `PlanSelection`)."""
+        """With `implementation`, `device`, `dataset`, `selection` (a `PlanSelection`)."""
         self._device, self._dataset = torch.device(payload["device"]), Path(payload["dataset"])
-        self._definition = Definition.model_validate(payload["definition"])
-        self._op, self._unknown = registry.for_definition(self._definition)
         self._stack = STACKS[STACK_OF[payload["implementation"]]]
         self._selection = PlanSelection.model_validate(payload["selection"])
         self._plain = Implementation(payload["implementation"])
         self._plain.device = self._device.type
-        self._why = self._plain.unavailable(self._definition)
+        self._said: object = None
         self._right: SolvedCase | None = None
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        if said != self._said:
+            self._said, self._right = said, None
+            self._definition = Definition.model_validate(said)
+            self._op, self._unknown = registry.for_definition(self._definition)
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
         """What comes of one way of calling it.
 
-        An empty item asks for `cases` and `backends`. Another one has a `case`, a `backend` (or none) and a
-        `tactic`: a place that an earlier answer listed, or none.
+        An item with a `definition` (JSON) alone asks for `cases` and `backends`. Another one also has a `case`, a
+        `backend` (or none) and a `tactic`: a place that an earlier answer listed, or none.
         """
-        if self._why is not None:
-            return skipped(self._why)
-        if not item:
+        self._take(item["definition"])
+        why = self._plain.unavailable(self._definition)
+        if why is not None:
+            return skipped(why)
+        if "case" not in item:
             planned = planned_alone(self._definition, self._selection).cases
             cases = [one.case.as_json() for one in planned if not one.hidden and one.skip is None]
             return {"cases": cases, "backends": backends_of(self._plain.api, self._stack)}
@@ -163,6 +171,8 @@ class Caller:
             return skipped(error.unavailable)
         except REFUSALS as error:
             told = refusal(error)
+            if told is None and item["backend"] and not item["tactic"] and says_unsupported(error):
+                told = Unavailable(Skip.UNSUPPORTED, str(error))
             if told is None:
                 raise
             return skipped(told)
@@ -202,6 +212,12 @@ def refusal(error: Exception) -> Unavailable | None:
     if torch.cuda.is_available() and lookup.asks_for_another(said, torch.cuda.get_device_capability()):
         return Unavailable(Skip.NEEDS_SM, said)
     return None
+
+
+def says_unsupported(error: Exception) -> bool:
+    """Whether a backend refuses what it is asked for before it runs: no kernel gives such an exception."""
+    plain = isinstance(error, ValueError | NotImplementedError) or "Unsupported" in type(error).__name__
+    return plain and LIMITS.search(str(error)) is not None
 
 
 def skipped(why: Unavailable) -> dict[str, Any]:

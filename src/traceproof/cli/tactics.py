@@ -1,15 +1,20 @@
 """`traceproof tactics`: each backend and each tactic of a ground truth's call, judged by itself."""
 
 import io
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from traceproof.cli import options, run
+from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import find, read_tree
 from traceproof.environments.building import has_driver, probe, ready, resolve
@@ -22,7 +27,8 @@ from traceproof.sandbox import Reply, Status
 from traceproof.stacks import TRUTHS
 from traceproof.text import printable
 
-WIDTH = 180  # of the table
+WIDTH = 200  # of the table
+CORES = 4  # per worker: one draws, solves, compares and waits for the GPU, and packages compile on several
 SETUP = "traceproof.tactics:setup"
 FIRST = next(iter(TRUTHS))
 Truth = Annotated[str, typer.Option("--truth", help="The ground truth whose kernels are called.")]
@@ -50,7 +56,9 @@ class TacticRow(ClosedModel):
 
 
 def tactics(  # noqa: PLR0913 - one parameter per option
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A definition's name.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Definitions by name; none: all.")
+    ] = None,
     *,
     truth: Truth = FIRST,
     case: options.Cases = None,
@@ -59,13 +67,15 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     dataset: options.Dataset = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Judge every backend and tactic of a ground truth for a definition, each by itself, case by case.
+    """Judge every backend and tactic of a ground truth for definitions, each by itself, case by case.
 
     Exit codes: 0 all that run are right, 1 one is wrong or fails, 2 bad use.
     """
     root, config = run.configured(dataset=run.dataset_in(dataset), test_sizes=test_sizes, seed=seed)
     folder = dataset or fetch(config.dataset, root=root / config.results / "dataset")
-    definition = find(read_tree(folder, naming=[name]), name).definition
+    tree = read_tree(folder, naming=names or ())
+    found = [find(tree, name) for name in names] if names else [*tree.definitions.values()]
+    definitions = [entry.definition for entry in found]
     installation = resolve(config, environment_of(truth))
     python = str(ready(installation, root=root, say=run.say))
     with telling("asking its environment"):
@@ -73,16 +83,36 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     here = Environment(name=installation.name, python=python, record=record)
     order = {
         "implementation": truth,
-        "definition": definition.as_json(),
         "device": "cuda" if has_driver() and here.on_gpu else "cpu",
         "dataset": str(Path(folder).absolute()),
         "selection": {"sizes": list(config.test_sizes), "seed": config.seed},
     }
-    limits = config.limits.of_call()
-    with Worker(here, SETUP, order, limits, caches=root / config.results / "compiled") as worker:
-        asked = lambda item: worker.ask(item, config.limits.build_s)  # noqa: E731 - a call may compile
-        with telling(f"calling {truth} for {name}"):
-            rows = [TacticRow(definition=name, implementation=truth, **row) for row in ways(asked, case or ())]
+    caches, side_by_side = root / config.results / "compiled", max(1, len(os.sched_getaffinity(0)) // CORES)
+    workers: SimpleQueue[Worker] = SimpleQueue()
+    with ExitStack() as stack, ThreadPoolExecutor(side_by_side) as threads:
+        for _ in range(side_by_side):
+            worker = Worker(here, SETUP, order, config.limits.of_call(), caches=caches)
+            stack.callback(worker.close)
+            workers.put(worker)
+
+        def rows_of(definition: Definition) -> list[TacticRow]:
+            worker, said = workers.get(), definition.as_json()
+            try:  # a call may compile
+                asked = lambda item: worker.ask({"definition": said, **item}, config.limits.build_s)  # noqa: E731
+                own: dict[str, Any] = {"definition": definition.name, "implementation": truth}
+                return [TacticRow(**own, **row) for row in ways(asked, case or ())]
+            finally:
+                workers.put(worker)
+
+        futures = {threads.submit(rows_of, definition): definition.name for definition in definitions}
+        rows: list[TacticRow] = []
+        with telling(f"calling {truth}"):
+            for done, future in enumerate(as_completed(futures), 1):
+                rows += future.result()
+                counts = Counter(str(row.verdict) for row in future.result())
+                told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+                run.say(f"{done} of {len(futures)}: {futures[future]}: {told}")
+    rows.sort(key=lambda row: row.definition)
     value = {"rows": [row.model_dump(mode="json") for row in rows]}
     run.end(json_file, value, table(rows), bad=any(row.bad for row in rows))
 
@@ -114,21 +144,21 @@ def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> 
 
 
 def table(rows: Sequence[TacticRow]) -> str:
-    """The rows by backend and tactic: in how many cases each passes, and what the first other one says."""
+    """By definition, backend and tactic in how many cases each passes, and what the first other one says."""
     out = io.StringIO()
     kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
-    grid = headed("Backends and tactics", ("backend", "tactic"), (*kinds, "worst margin"), "says")
-    groups: dict[tuple[str, str], list[TacticRow]] = {}
+    grid = headed("Backends and tactics", ("definition", "backend", "tactic"), (*kinds, "worst margin"), "says")
+    groups: dict[tuple[str, str, str], list[TacticRow]] = {}
     for row in rows:
-        groups.setdefault((row.backend, row.tactic), []).append(row)
-    for (backend, tactic), members in groups.items():
+        groups.setdefault((row.definition, row.backend, row.tactic), []).append(row)
+    for (name, backend, tactic), members in groups.items():
         counts = Counter(row.verdict for row in members)
         margins = [row.margin for row in members if row.margin is not None]
         other = next((row for row in members if row.bad), None)
         other = other or next((row for row in members if row.verdict is Verdict.SKIP), None)
         says = "" if other is None else f"{other.case} {other.output}: {other.reason}: {other.message}"
         numbers = [*(str(counts[kind]) for kind in kinds), f"{max(margins):.3g}" if margins else ""]
-        names = (backend or "by default", printable(tactic) or "by default")
+        names = (name, backend or "by default", printable(tactic) or "by default")
         grid.add_row(*names, *numbers, printable(says)[:200])
     Console(file=out, width=WIDTH).print(grid)
     return out.getvalue()

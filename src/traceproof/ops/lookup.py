@@ -32,7 +32,8 @@ SM = re.compile(r"\bSM[ _-]?(\d{2,3})", re.IGNORECASE)
 CAPABILITY = re.compile(r"\b(\d{1,2})\.(\d)\b")
 REFUSED = re.compile(r"(?:does not support .* with capability |not supported on\s+\.target 'sm_)(\d+)")
 MAJORS = re.compile(r"No supported CUDA architectures found for major versions \[([\d, ]+)\]")
-ABSENT = re.compile(r"not found locally|requires .* pip install", re.DOTALL)  # what it needs is not installed
+# What it needs is not installed.
+ABSENT = re.compile(r"not found locally|(?:requires|not found).*\bpip install|Failed to load cubin", re.DOTALL)
 NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None
 Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
 NAMED = (

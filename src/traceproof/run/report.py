@@ -112,6 +112,7 @@ WHY: Mapping[str, str] = {
     Skip.API_ABSENT: "the installed version lacks the function",
     Skip.PACKAGE_ABSENT: "the package is not installed",
     Skip.DTYPE_UNSUPPORTED: "its dtype is not supported",
+    Skip.UNSUPPORTED: "its layout, sizes or options are not supported",
     Skip.NO_REFERENCE: "it has no reference",
     Skip.NO_INPUTS: "no inputs can be made for it",
     Skip.NO_ORACLE: "no oracle is known for it",
