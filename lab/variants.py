@@ -7,13 +7,14 @@ PyTorch, or keep in between what right kernels keep.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import partial
 from itertools import pairwise
 
 import torch
 
-from traceproof.ops.attention import each
+from traceproof.ops.attention_op import each, seeing
 from traceproof.ops.base import Tensors, dtype_of
 from traceproof.ops.families.expert import Scaling, mixture_of, stored
 from traceproof.ops.families.gdn import CHUNK
@@ -23,7 +24,7 @@ from traceproof.ops.families.product import in_blocks
 from traceproof.ops.families.quantiser import peak
 from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
 from traceproof.ops.families.single import is_causal
-from traceproof.ops.families.sparse import best, only
+from traceproof.ops.families.sparse import best
 from traceproof.ops.formats import E2M1, FP4_BLOCK, FP8_MAX, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide, has, same
 from traceproof.ops.gates import sigmoid, softplus
@@ -38,6 +39,17 @@ in_mxfp8 = partial(requantise_fp8, block=32)  # as activations are kept beside f
 def of_16_bits(wide: Wide) -> bool:
     """Whether the queries are float16 or bfloat16."""
     return wide.given(next(iter(wide.definition.inputs))).dtype.itemsize == 2
+
+
+def of(names: str, *variants: Variant) -> Iterator[Variant]:
+    """Variants that say nothing of a form without an input of one of these names."""
+
+    def limited(one: Variant) -> Variant:
+        found = copy(one)
+        found.applies = lambda wide: any(name in wide for name in names.split()) and one.applies(wide)
+        return found
+
+    return map(limited, variants)
 
 
 def of_softmax(wide: Wide) -> bool:
@@ -264,7 +276,7 @@ ATTENTION = (
             "qo_indptr" not in wide and "window_left" not in wide and {"q", "k"} != {*wide.values} & {"q", "k"}
         ),
         lost=False,
-        spans=each(lambda span: span.rows.flip(0)),
+        spans=each(lambda span: seeing(span, lambda at: at.flip(0))),
     ),
 )
 SINGLE = (
@@ -403,15 +415,15 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
         ),
     ),
     **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_ragged"), ATTENTION),
-    "mla_paged": (PLAIN, *only("q_nope query q", *ATTENTION)),
+    "mla_paged": (PLAIN, *of("q_nope query q", *ATTENTION)),
     **dict.fromkeys(
         ("block_sparse", "trtllm_paged", "trtllm_paged_dcp_spec", "cudnn_paged", "xqa", "msa_sparse"), TABLED
     ),
     **dict.fromkeys(("single_prefill", "single_decode"), SINGLE),
     "dsa_paged": (
         PLAIN,
-        *only("sparse_indices", *ATTENTION, Variant("rows in the order of the cache", inputs=cache_order)),
-        *only(
+        *of("sparse_indices", *ATTENTION, Variant("rows in the order of the cache", inputs=cache_order)),
+        *of(
             "block_table",
             Variant("indexer: one head after the other", scored=head_by_head),
             Variant("indexer: two-stage top-k, sorted by place", chosen=best_of_tiles),

@@ -12,7 +12,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.attention import operands_of
+from traceproof.ops.attention_calls import operands_of
 from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.families.sparse import unpack
 from traceproof.ops.op import Op
@@ -35,7 +35,7 @@ def test_a_log_sum_exp_may_lose_what_hopper_cuts_off_logits_of_60000_and_not_fou
     definition = planted.mla(prefill=False, page=64, heads=16, ckv=512, kpe=64)
     (case,) = (case for case in op_of(definition).stress(definition, seed=0) if case.id == case_id)
     subject = solve(definition, case)
-    operands, exact = operands_of(subject.inputs), subject.oracle["lse"]
+    operands, exact = operands_of(definition, subject.inputs), subject.oracle["lse"]
     found = exact.clone()
     for span in operands.spans:
         logits = on_hopper(operands.q[span.start], operands.k[span.rows, 0]) * operands.scale
@@ -118,7 +118,7 @@ def test_an_indexer_s_lengths_meet_topk_and_a_page_and_its_scales_spread_over_po
     assert {0, 1, PAGE - 1, PAGE, PAGE + 1, TOPK - 1, TOPK, TOPK + 1, 2 * TOPK} <= lengths
     for case in ops.cases(INDEXER, "small", "medium", "large"):
         assert case.axes["max_num_pages"] * PAGE >= TOPK
-        assert DSA.memory(INDEXER, case) > 0
+        assert DSA.of_form(INDEXER).memory(INDEXER, case) > 0
     inputs = ops.inputs_of(INDEXER, ops.case_named(INDEXER, "adversarial-plain"))
     cache = ops.tensor(inputs, "k_index_cache_fp8")
     _, scales = unpack(cache)
@@ -129,8 +129,7 @@ def test_an_indexer_s_lengths_meet_topk_and_a_page_and_its_scales_spread_over_po
 def test_when_relu_cuts_everything_any_choice_is_right_but_not_any_number() -> None:
     subject = solve(INDEXER, ops.case_named(INDEXER, "adversarial-zero"))
     assert not subject.oracle["topk_indices@scores"].clamp(min=-1).max(dim=1).values.any()
-    declared = registry.get("dsa_paged")
-    mutants = {mutant.name: mutant for mutant in declared.mutants}
+    mutants = {mutant.name: mutant for mutant in registry.mutants_of(INDEXER)}
     for name, verdict in (("worst instead of best", Verdict.PASS), ("one index left out", Verdict.FAIL)):
         outputs = mutants[f"indexer: {name}"].make(subject)
         assert outputs is not None
@@ -143,7 +142,7 @@ def test_sparse_lists_are_distinct_padded_and_never_name_the_ends_of_the_pool() 
         inputs = ops.inputs_of(SPARSE, case)
         lists = ops.tensor(inputs, "sparse_indices")
         pool = math.prod(ops.tensor(inputs, "ckv_cache").shape[:2])
-        for row, valid in zip(lists, case.params["valid"], strict=True):
+        for row, valid in zip(lists, case.params["kv_lens"], strict=True):
             named = row[row >= 0]
             assert len(named) == len(torch.unique(named)) == valid
             assert not len(named) or (int(named.min()) > 0 and int(named.max()) < pool - 1)
@@ -154,7 +153,7 @@ def test_sparse_lists_are_distinct_padded_and_never_name_the_ends_of_the_pool() 
         unnamed[lists[lists >= 0].long()] = False
         assert (cache[unnamed, cache.shape[1] // 2] == POISON).all()
         if case.id == "adversarial-holes":
-            assert int((lists[0] == -1).nonzero().min()) < case.params["valid"][0]
+            assert int((lists[0] == -1).nonzero().min()) < case.params["kv_lens"][0]
     assert {0, 1, planted.TOPK - 1, planted.TOPK} <= counts
 
 
@@ -164,5 +163,6 @@ def test_inputs_that_leave_one_choice_are_not_told_apart() -> None:
     inputs = ops.inputs_of(INDEXER, case)
     short = inputs | {"seq_lens": torch.full_like(ops.tensor(inputs, "seq_lens"), TOPK // 2)}
     other = short | {"weights": torch.flip(ops.tensor(short, "weights"), (-1,))}
-    assert not DSA.tells_apart(INDEXER, short, other)
-    assert DSA.tells_apart(INDEXER, short, short | {"block_table": ops.tensor(short, "block_table").flip(-1)})
+    op = op_of(INDEXER)
+    assert not op.tells_apart(INDEXER, short, other)
+    assert op.tells_apart(INDEXER, short, short | {"block_table": ops.tensor(short, "block_table").flip(-1)})

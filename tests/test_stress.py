@@ -17,7 +17,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import far, registry
 from traceproof.ops.adapter import Adapter, Api, Outputs, Signature
-from traceproof.ops.attention import operands_of
+from traceproof.ops.attention_calls import operands_of
 from traceproof.ops.base import Tensors, Values, rounded
 from traceproof.ops.cases import AFTER, SIZES, STRESS, Case
 from traceproof.ops.families.routing import Method, Weigh, sum_one
@@ -80,9 +80,9 @@ def test_right_answers_pass_the_cheap_stress_cases(definition: Definition) -> No
 
 def filled_mask(subject: SolvedCase) -> Tensors:
     """Attention over whole pages, the tail of a last page masked by a number that raw products go below."""
-    operands = operands_of(subject.inputs)
+    operands = operands_of(subject.definition, subject.inputs)
     full = torch.full_like(subject.tensor("kv_last_page_len"), 16)
-    whole = operands_of(subject.with_inputs(kv_last_page_len=full))
+    whole = operands_of(subject.definition, subject.with_inputs(kv_last_page_len=full))
     output, lse = [], []
     for right, span in zip(operands.spans, whole.spans, strict=True):
         keys = whole.k[span.rows].float().repeat_interleave(5, 1)

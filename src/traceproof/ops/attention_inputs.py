@@ -20,17 +20,19 @@ of 0, which is right and would give NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import DType
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
+from traceproof.ops import attention_calls as calls
 from traceproof.ops import far
-from traceproof.ops.attention import layout_of
-from traceproof.ops.base import Values, specified
-from traceproof.ops.cases import AFTER
+from traceproof.ops.attention_calls import KeyLayout, listed, one_of, page_of
+from traceproof.ops.base import Values
+from traceproof.ops.cases import AFTER, OTHER_SCALARS
 
 if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
@@ -106,12 +108,31 @@ class Visible:
     page_size: int  # tokens a page
     window: int = -1  # tokens that a query sees before its own; -1: all
 
+    @classmethod
+    def of(
+        cls, params: Mapping[str, Any], ids: list[list[int]], page: int, *, causal: bool, device: torch.device
+    ) -> Visible:
+        """Sequences of a case's lengths, on pages of these numbers if there are any, else end to end."""
+        kv_lens, q_lens = lengths_of(params)
+        parts = [torch.arange(sum(kv_lens))]
+        if ids:
+            at = [torch.tensor(own, dtype=torch.int64)[:, None] * page + torch.arange(page) for own in ids]
+            parts = [one.flatten()[:length] for one, length in zip(at, kv_lens, strict=True)]
+        found = cls(torch.cat(parts).to(device), [], [], [], page)
+        for start, kv_len, q_len in zip(starts(kv_lens), kv_lens, q_lens, strict=False):
+            found.first.extend([start] * q_len)
+            found.lengths.extend([kv_len] * q_len)
+            hidden = range(q_len - 1, -1, -1) if causal else [0] * q_len  # keys that come after each query
+            found.visible.extend(max(0, kv_len - after) for after in hidden)
+        return found
 
-def drawn(definition: Definition, case: Case, draw: Draw, sequences: Visible) -> Values:
+
+Specified = tuple[Mapping[str, tuple[int, ...]], Mapping[str, "torch.dtype"]]  # shapes and dtypes by name
+
+
+def drawn(layout: KeyLayout, specs: Specified, case: Case, draw: Draw, sequences: Visible) -> Values:
     """Queries, keys, values and the softmax scale in the case's style; rows that nobody may read hold poison."""
-    layout = layout_of(definition.inputs)
-    names = dict.fromkeys((*layout.queries, *layout.keys, layout.values))
-    shapes, dtypes = specified(definition, case, names)
+    shapes, dtypes = specs
     before = QK_NOPE if layout.latent else 0
     scale = float(torch.tensor(1 / math.sqrt(before + shapes[layout.keys[-1]][-1]), dtype=torch.float32))
     style = Style.of(case, width=sum(shapes[name][-1] for name in layout.keys), scale=scale)
@@ -225,6 +246,150 @@ class PageTable:
         return table
 
 
+# What says where keys lie.
+
+
+@dataclass(frozen=True, slots=True)
+class CaseLayout:
+    """Where keys and queries of a case lie, for an input that says so."""
+
+    definition: Definition
+    case: Case
+    ids: list[list[int]]  # pages of each sequence
+    heads: int  # of keys
+    shape: tuple[int, ...]  # of the input that is made
+
+    @property
+    def kv_lens(self) -> list[int]:
+        """Keys of each sequence."""
+        return list(self.case.params["kv_lens"])
+
+    @property
+    def q_lens(self) -> list[int]:
+        """Queries of each sequence."""
+        return lengths_of(self.case.params)[1]
+
+    @property
+    def world(self) -> int:
+        """Ranks that share the keys."""
+        ranks = int(calls.NUMBERS["cp_world"])
+        return ranks // 2 if OTHER_SCALARS in self.case.params else ranks
+
+    def coins(self, name: str, count: int) -> list[int]:
+        """About half of the numbers below `count`, with 0."""
+        host = HostDraw(definition=self.definition.name, case=f"{self.case.id} blocks", seed=self.case.seed)
+        return [at for at, one in enumerate(host.integers(name, count, low=0, high=2)) if one or not at]
+
+    @property
+    def kept(self) -> list[tuple[int, list[int]]]:
+        """Of each key head and sequence, this one's number, and which of its pages are selected: one is not."""
+        found = []
+        for head, (row, own) in product(range(self.heads), enumerate(self.ids)):
+            lost = (head + 1) % len(own) if len(own) > 1 else -1
+            found.append((row, [at for at in range(len(own)) if at != lost]))
+        return found
+
+
+def tables(of: CaseLayout) -> list[list[int]]:
+    """Pages of each sequence, then one that nobody has; with a third axis those that each key head selects."""
+    used = {page for own in of.ids for page in own}
+    spare = min({*range(len(used) + 1)} - used)
+    if listed(of.definition):  # of each query all but one, in turn
+        own = [(ids, at % len(ids)) for ids in of.ids for at in range(of.shape[1])]
+        found = [(ids[:lost] + ids[lost + 1 :] or ids)[: of.shape[2]] for ids, lost in own]
+        return [[*ids, *[-1] * (of.shape[2] - len(ids))] for ids in found]
+    rows = of.ids if len(of.shape) == 2 else [[of.ids[row][at] for at in own] for row, own in of.kept]
+    return [[*own, *[spare] * (of.shape[-1] - len(own))] for own in rows]
+
+
+def key_counts(of: CaseLayout) -> list[int]:
+    """Keys of each sequence; of each key head and sequence, where heads select pages."""
+    if not calls.by_heads(of.definition):
+        return of.kv_lens
+    page = page_of(of.definition)
+    return [sum(min(page, of.kv_lens[row] - at * page) for at in own) for row, own in of.kept]
+
+
+def block_lists(of: CaseLayout) -> list[list[int]]:
+    """Of each sequence, head of the pattern, and block of queries, the blocks of keys that it sees."""
+    height, width = calls.blocks_of(of.definition)
+    pattern = one_of(calls.BLOCKED, of.definition.inputs)
+    heads = of.definition.const_axes[pattern.shape[1]]
+    rows = range(-(-of.q_lens[0] // height))
+    return [
+        of.coins(f"{row} {head} {at}", -(-length // width))
+        for (row, length), head, at in product(enumerate(of.kv_lens), range(heads), rows)
+    ]
+
+
+def block_ends(of: CaseLayout) -> list[list[int]]:
+    """Where the lists of each sequence and head begin and end."""
+    lists = block_lists(of)
+    rows, ends = of.shape[2] - 1, starts([len(own) for own in lists])
+    return [ends[at : at + rows + 1] for at in range(0, len(lists), rows)]
+
+
+def block_bits(of: CaseLayout) -> list[list[int]]:
+    """The lists as words of bits."""
+    words = [[0] * of.shape[-1] for _ in block_lists(of)]
+    for word, own in zip(words, block_lists(of), strict=True):
+        for block in own:
+            word[block // 32] |= 1 << block % 32
+    return [[signed(one) for one in word] for word in words]
+
+
+def signed(word: int) -> int:
+    """32 bits as an int32."""
+    return word - (1 << 32) if word >> 31 else word
+
+
+def valid_bits(of: CaseLayout) -> list[list[int]]:
+    """Any keys, but the first of each 32."""
+    host = HostDraw(definition=of.definition.name, case=f"{of.case.id} valid", seed=of.case.seed)
+    return [
+        [one | 1 for one in host.integers(f"{row}", of.shape[1], low=0, high=1 << 31)]
+        for row in range(of.shape[0])
+    ]
+
+
+def query_lists(of: CaseLayout) -> list[list[list[int]]]:
+    """Of each key head and query, blocks of keys in order, then -1."""
+    owner = [row for row, count in enumerate(of.q_lens) for _ in range(count)]
+    found = []
+    for head in range(of.shape[0]):
+        lists = [
+            of.coins(f"{head} {at}", -(-of.kv_lens[row] // calls.MSA_BLOCK))[-of.shape[2] :]
+            for at, row in enumerate(owner)
+        ]
+        if "causal" not in of.definition.inputs:  # which hides all but the first block from the first queries
+            lists = [own[at % 2 :] or own for at, own in enumerate(lists)]
+        found.append([[*own, *[-1] * (of.shape[2] - len(own))] for own in lists])
+    return found
+
+
+STRUCTURE: Mapping[str, Callable[[CaseLayout], Any]] = {
+    **dict.fromkeys(calls.TABLES, tables),
+    **dict.fromkeys(calls.KV_LENGTHS, key_counts),
+    **dict.fromkeys(calls.KV_ENDS, lambda of: starts(of.kv_lens)),
+    **dict.fromkeys(calls.ENDS, lambda of: starts(of.q_lens)),
+    "kv_indptr": lambda of: starts(
+        list(map(len, of.ids)) if calls.POINTED in of.definition.inputs else of.kv_lens
+    ),
+    calls.POINTED: lambda of: [page for own in of.ids for page in own],
+    "kv_last_page_len": lambda of: [
+        length - max(0, len(own) - 1) * page_of(of.definition)
+        for length, own in zip(of.kv_lens, of.ids, strict=True)
+    ],
+    "actual_seq_lens_q": lambda of: of.q_lens,
+    # so that the last of several speculated tokens sees all keys that this rank holds, the first one fewer
+    "causal_seqlens_kv_global": lambda of: [(length - 1) * of.world for length in of.kv_lens],
+    "block_indptr": block_ends,
+    "block_indices": lambda of: [block for own in block_lists(of) for block in own],
+    "exact_block_bits": block_bits,
+    "kv_valid_bits": valid_bits,
+    "q2k_indices": query_lists,
+}
+
 # Lengths of sequences. The sizes are the specification's: batch 1-2, 4-16, 32-64; sequence length 1-16, 64-256,
 # 512-2048. The number of pages follows from lengths and page size (with page_size 1 a page is a token), which for
 # page sizes of 16 to 64 lands in the specification's 1-4, 16-64, 128-256 and above.
@@ -235,8 +400,9 @@ QUERY_CAP = {"small": 16, "medium": 16, "large": 64}
 WHOLE_CAP = {"small": 16, "medium": 128, "large": 640}
 LONG = 2048  # tokens; the specification's longest sequence, where at amplitude 3 most planted bugs show
 LONG_DECODE, LONGEST, LONG_PREFILL = [32768, 32767], 131072, 16384  # tokens, of cases of size `stress`
-# A case: its id, tokens of each sequence, its queries (unused in decode), further drawing instructions.
-Planned = tuple[str, list[int], list[int], Mapping[str, Any]]
+# A case: its id, tokens of each sequence, its queries (unused in decode) or about how many each has, further
+# drawing instructions.
+Planned = tuple[str, list[int], list[int] | int, Mapping[str, Any]]
 
 
 def sized(definition: Definition, seed: int, size: str, page: int) -> Iterator[Planned]:
@@ -289,6 +455,35 @@ def always(definition: Definition, page: int, *, causal: bool) -> Iterator[Plann
         yield f"adversarial-{pattern}", short, queries, {"pattern": pattern}
     yield "adversarial-tiny", short, queries, {"pattern": "tiny", "amplitude": tiny(definition)}
     yield "adversarial-ties", short, queries, {"pattern": "ties"}
+
+
+LENGTHS: Mapping[str, tuple[int, int]] = {"small": (2, 40), "medium": (64, 257), "large": (256, 700)}
+COUNTS: Mapping[str, tuple[int, int]] = {"small": (1, 3), "medium": (4, 5), "large": (16, 32)}
+SELF_LONGEST = 150  # tokens of a case in which all of them are queries
+
+
+def tabled(
+    definition: Definition, seed: int, sizes: Sequence[str], page: int, letters: Mapping[str, str]
+) -> Iterator[Planned]:
+    """Cases of calls with tables: lengths at random and at both sides of a page's end, a single key, patterns."""
+    for size in sizes:
+        low, high = LENGTHS[size]
+        for at, count in enumerate(COUNTS[size]):
+            host = HostDraw(definition=definition.name, case=f"{size}-{at}", seed=seed)
+            lengths = host.integers("kv_lens", count, low=low, high=high)
+            lengths[-1] = page * -(-low // page) + (at if size != "small" else -at)
+            if {"qkv", "seq_len"} & definition.inputs.keys():  # as many queries
+                lengths = [min(length, SELF_LONGEST) for length in lengths]
+            yield f"{size}-{at}", lengths, 1 + at * 10, {}
+    yield "edge-single", [1], 1, {}
+    if {*calls.CAUSAL[:2]} & definition.inputs.keys():
+        yield "edge-not-causal", [page + 2, 37], 9, {"causal": 0}
+    yield "adversarial-long", [640, 300], 3, {"amplitude": 3.0}
+    if "w" in letters:  # words of bits for many blocks
+        yield "adversarial-words", [int(calls.NUMBERS["kv_block_size"]) * 133], 3, {}
+    for pattern in ("negative", "outlier", "ties"):
+        yield f"adversarial-{pattern}", [page + 2, 37], 9, {"pattern": pattern}
+    yield "adversarial-tiny", [page + 2, 37], 9, {"pattern": "tiny", "amplitude": tiny(definition)}
 
 
 def stressing(page: int, pages: int, *, causal: bool) -> Iterator[Planned]:

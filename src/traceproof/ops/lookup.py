@@ -23,6 +23,7 @@ from traceproof.stacks import STACK_OF, STACKS, Stack
 ANY_GPU = ((0, 0), (99, 9))  # which one it needs, the function says
 RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says so
 WORKSPACE = "workspace"  # word of a parameter that takes memory to work in
+WORKED_IN = {WORKSPACE, "semaphores"}  # words of such inputs, whose sizes definitions leave open
 WORKSPACE_BYTES = 128 << 20
 # What a function says that refuses a GPU: "requires SM100 or SM103, got SM90", "requires compute capability 10.0".
 NEEDS = re.compile(r"require|support|need|only", re.IGNORECASE)
@@ -218,6 +219,8 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
     for name, place in bound.inputs.items():
         value = inputs[name]
         copied = value.clone() if isinstance(value, torch.Tensor) else value
+        if isinstance(value, torch.Tensor) and WORKED_IN & {*name.split("_")}:
+            copied = torch.zeros(WORKSPACE_BYTES // value.dtype.itemsize, dtype=value.dtype, device=value.device)
         if copied is None:
             continue
         if place.element is None:

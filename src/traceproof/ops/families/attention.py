@@ -3,244 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, pairwise, product
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
+from typing import Any
 
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, dtype_of, scalar, tensor
 from traceproof.ops.adapter import Module as Compiled
-from traceproof.ops.attention import (
-    GATES,
-    MAX_LOGITS,
-    MUTANTS,
-    attention,
-    flattened,
-    layout_of,
-    unfit,
-)
-from traceproof.ops.attention_inputs import (
-    NEGATIVE,
-    PageTable,
-    Planned,
-    Visible,
-    always,
-    drawn,
-    lengths_of,
-    sized,
-    starts,
-    stressing,
-)
-from traceproof.ops.base import Tensors, Values, ordered
-from traceproof.ops.cases import Case
+from traceproof.ops.attention_calls import attention, flattened, layout_of
+from traceproof.ops.attention_op import Attention
+from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Exact
-from traceproof.ops.families.tabled import TABLES, Tabled
-from traceproof.ops.far import Far
 from traceproof.ops.formats import DOWN, E4M3
 from traceproof.ops.formula import Form, Mutant, Part, Wide, has, same
-from traceproof.ops.lossless import NEVER, Exactly, full
 from traceproof.ops.op import Op
 from traceproof.reasons import Skip, Unavailable
 
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-
-# A window that ends in the last page or the one before it, and a cap that bends: logits reach some ten.
-SCALARS: Mapping[str, int] = {"window_left": 20, "logits_soft_cap": 8, "return_lse": 1}
-# in forms: last pages, queries, pages, keys, entries of the page table, indptrs; scales of latent keys in fp8
-LEADING = "btpnxijz"
-SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
-
-
-class Attention(Op):
-    """softmax(q k^T * sm_scale) v over a batch of sequences, and the base-2 log-sum-exp of the logits.
-
-    With a qo_indptr a sequence has several queries and a causal mask aligned to its end (the last query sees all);
-    without, one query that sees all. Queries that see no key, q_len > kv_len among them, give 0 and -inf.
-    Calls with a table [sequences, pages] are read as those of other op_types (`families/tabled.py`).
-    """
-
-    def of_form(self, definition: Definition) -> Op:
-        """The op of calls with tables, or of one sequence without an indptr, where it is one."""
-        whole = "kv_indices" not in self.forms[0].inputs
-        if {*TABLES} & {*definition.inputs} or (whole and "kv_indptr" not in definition.inputs):
-            return Tabled(self.op_type, family=self.family, causal=whole)
-        return super().of_form(definition)
-
-    def _unsized(self, definition: Definition, form: Form) -> str | None:
-        """Var axes elsewhere than in front, where the sequences tell their size; None: there are none."""
-        letters = form.axes(definition)
-        stray = [axis for one, axis in letters.items() if one not in LEADING and axis in definition.var_axes]
-        return f"can not tell the sizes of the axes {stray}" if stray else None
-
-    def page_size(self, definition: Definition) -> int:
-        """Tokens per page; 1 where there are no pages."""
-        cache = layout_of(definition.inputs).keys[0]
-        return (dim(definition, cache, 1) or 1) if "kv_indices" in definition.inputs else 1
-
-    def axes(self, definition: Definition, params: Mapping[str, Any]) -> dict[str, int]:
-        """Sizes of all var axes; that of an axis that no tensor has is the number of sequences."""
-        kv_lens, q_lens = lengths_of(params)
-        pages = PageTable.of(kv_lens, self.page_size(definition), shared=bool(params.get("shared")))
-        batch = len(kv_lens)
-        # those of `LEADING`; the last ones: some definitions give kv_last_page_len the axis of an indptr
-        sizes = (batch, sum(q_lens), pages.pool, sum(kv_lens), sum(pages.counts), batch + 1, batch + 1, 1)
-        letters = self.form(definition).axes(definition)
-        known = {letters[one]: size for one, size in zip(LEADING, sizes, strict=True) if one in letters}
-        return {name: known.get(name, batch) for name in definition.var_axes}
-
-    def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
-        name, kv_lens, q_lens, more = planned
-        page = self.page_size(definition)
-        if "kv_last_page_len" not in definition.inputs:  # pages are full
-            kv_lens = [-(-length // page) * page for length in kv_lens]
-        queries = {"q_lens": q_lens} if "qo_indptr" in definition.inputs else {}
-        params = {"kv_lens": kv_lens, "pattern": "lean", "amplitude": 1.0, **queries, **more}
-        return Case(name, name.partition("-")[0], self.axes(definition, params), seed, params)
-
-    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """The specification's sizes, boundary lengths, empty rows, and the adversarial pack."""
-        page, causal = self.page_size(definition), "qo_indptr" in definition.inputs
-        drawn = chain.from_iterable(sized(definition, seed, size, page) for size in sizes)
-        for planned in chain(drawn, always(definition, page, causal=causal)):
-            yield self._case(definition, seed, planned)
-
-    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many short sequences, or one of so many keys, half of them queries; of the short at most four."""
-        step = (self.page_size(definition) + 1) // 2  # so that some of many sequences have several pages
-        kv_lens = [count] if long else [1 + place % 7 * step for place in range(count)]
-        q_lens = [(length + 1) // 2 if long else min(length, 4) for length in kv_lens]
-        found = self._case(definition, case.seed, (case.id, kv_lens, q_lens, {}))
-        return replace(found, size=case.size)
-
-    def at_once(self, definition: Definition, *, long: bool) -> bool:
-        """The keys of a query."""
-        return long and "qo_indptr" not in definition.inputs
-
-    def lossless_case(self, definition: Definition, base: Case) -> Case:
-        """Sequences of a power of two of keys each, and one query."""
-        kv_lens = [1 << power for power in (2, 6, 0, 1, 5, 3, 4)]
-        found = self._case(definition, base.seed, (base.id, kv_lens, [1] * len(kv_lens), {}))
-        return replace(found, size=base.size)
-
-    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """See `stressing`."""
-        enlarged, causal = self.enlarged(definition), "qo_indptr" in definition.inputs
-        pages = 0 if enlarged is None else enlarged.size(definition, 1)
-        for planned in stressing(self.page_size(definition), pages, causal=causal):
-            yield self._case(definition, seed, planned)
-
-    def enlarged(self, definition: Definition) -> Far | None:
-        """The cache of pages."""
-        if "kv_indices" not in definition.inputs:
-            return None
-        cache = definition.inputs[layout_of(definition.inputs).keys[0]].shape or ()
-        return Far(axis=cache[0], slots=("kv_indices",), copies=1)
-
-    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Data in the case's style, over a permuted page table if there is one."""
-        kv_lens, q_lens = lengths_of(case.params)
-        page, causal = self.page_size(definition), "qo_indptr" in definition.inputs
-        units, ids = kv_lens, []
-        rows = torch.arange(sum(kv_lens), device=draw.device)
-        if "kv_indices" in definition.inputs:
-            table = PageTable.of(kv_lens, page, shared=bool(case.params.get("shared"))).table(draw)
-            units, ids = [len(pages) for pages in table], [at for pages in table for at in pages]
-            parts = [torch.empty(0, dtype=torch.int64)]
-            for pages, length in zip(table, kv_lens, strict=True):
-                slots = torch.tensor(pages, dtype=torch.int64)[:, None] * page + torch.arange(page)
-                parts.append(slots.view(-1)[:length])
-            rows = torch.cat(parts).to(draw.device)
-        first, visible, lengths = [], [], []
-        for start, kv_len, q_len in zip(starts(kv_lens), kv_lens, q_lens, strict=False):
-            first += [start] * q_len
-            lengths += [kv_len] * q_len
-            visible += [max(0, kv_len - q_len + at + 1) if causal else kv_len for at in range(q_len)]
-        more = {name: SCALARS[name] for name in definition.inputs.keys() & SCALARS.keys()}
-        values = drawn(
-            definition, case, draw, Visible(rows, first, visible, lengths, page, more.get("window_left", -1))
-        )
-        values = {**dict.fromkeys(definition.inputs), **values, **more}
-        if "sinks" in definition.inputs:  # beside negative logits they would have all the weight
-            low = NEGATIVE if case.params["pattern"] == "negative" else 0.0
-            values["sinks"] = draw.normal("sinks", (dim(definition, "q", 1) or 0,)) - low
-        structure = {
-            "qo_indptr": starts(q_lens),
-            "kv_indptr": starts(units),
-            "kv_indices": ids,
-            "kv_last_page_len": [n - max(0, pages - 1) * page for n, pages in zip(kv_lens, units, strict=True)],
-        }
-        for name in structure.keys() & definition.inputs.keys():
-            (size,) = definition.shape_of(definition.inputs[name], case.axes) or ()
-            # Some definitions shape kv_last_page_len like an indptr: its last entry means nothing.
-            padded = [*structure[name], *[0] * (size - len(structure[name]))]
-            values[name] = torch.tensor(padded, dtype=torch.int32, device=draw.device)
-        return ordered(definition, values)
-
-    def memory(self, definition: Definition, case: Case) -> int:
-        """Inputs as stored and once in float32, and the longest sequence with its logits.
-
-        A reference may expand the key heads to the query heads and hold the logits of a whole sequence; the oracle
-        holds one sequence in float64 and a bounded number of logits. The sequences of a workload line are taken as
-        equally long.
-        """
-        specs = [*definition.inputs.values(), *definition.outputs.values()]
-        elements = [(math.prod(definition.shape_of(spec, case.axes) or ()), spec.dtype.bits) for spec in specs]
-        stored = sum(count * (bits + 32) // 8 for count, bits in elements)
-        query = next(iter(definition.inputs.values()))
-        rows, heads, *_ = definition.shape_of(query, case.axes) or (0, 0)
-        if "kv_lens" in case.params:
-            kv_lens, q_lens = lengths_of(case.params)
-        else:
-            sizes = {**definition.const_axes, **case.axes}
-            batch = max(1, sizes[(definition.inputs["kv_indptr"].shape or ())[0]] - 1)
-            units = definition.inputs["kv_indices" if "kv_indices" in definition.inputs else "k"].shape or ()
-            kv_lens = [-(-sizes[units[0]] * self.page_size(definition) // batch)]
-            q_lens = [-(-rows // batch)]
-        pairs = [query * length for query, length in zip(q_lens, kv_lens, strict=True)]
-        width = sum(definition.const_axes.get((spec.shape or ("",))[-1], 0) for spec in definition.inputs.values())
-        sequence = max(kv_lens, default=0) * heads * width * 8
-        logits = max(pairs, default=0) * heads * 4 * SOFTMAX_COPIES
-        return stored + sequence + logits + SOFTMAX_COPIES * 8 * MAX_LOGITS
-
-
-# The four op_types
-
-
-def unknown(definition: Definition) -> str | None:
-    """What is unknown of a definition of a form; None: nothing."""
-    if "sinks" in definition.inputs and "lse" in definition.outputs:
-        return "nobody states whether the log-sum-exp counts the sinks"
-    return unfit(definition)
-
-
-def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
-    """Queries of zeros, to which all keys weigh the same."""
-    layout = layout_of(definition.inputs)
-    sinks: dict[str, Exactly] = {"sinks": NEVER} if "sinks" in definition.inputs else {}
-    if "window_left" in definition.inputs:
-        sinks["window_left"] = 15.0  # and one's own token
-    return sinks | {**dict.fromkeys((*layout.keys, layout.values), full(0)), **dict.fromkeys(layout.queries, 0.0)}
-
-
-SHARED: Any = {
-    "uneven": "d",
-    "staged": True,
-    "unread": {"return_lse": "it is always returned"},
-    "requires": unknown,
-    "apart": False,
-    "gates": GATES,
-    "mutants": MUTANTS,
-    "lossless": equal_keys,
-    # Of keys and values a row would have to be told that all queries see: masks multiply others by zero.
-    "unusual": {
-        "nan": ("q", "q_nope", "q_pe"),
-        **dict.fromkeys(("large", "small"), ("v", "v_cache")),
-    },
-}
 TABLE = "qo_indptr[i]? kv_indptr[j] kv_indices[x] kv_last_page_len[b]? sm_scale return_lse?"
 BENT = "window_left? logits_soft_cap? sinks[h]?"  # of Gemma and gpt-oss
 GQA_PAGED = Attention(
@@ -248,14 +28,15 @@ GQA_PAGED = Attention(
     Form(f"q[t h d] k_cache[p s g d] v_cache[p s g e] {TABLE} {BENT} -> output[t h e] lse[t h]", attention),
     family="gqa",
     long=True,
-    **SHARED,
+    staged=True,
 )
 END_TO_END = Form(
     f"q[t h d] k[n g d] v[n g e] qo_indptr[i] kv_indptr[j] sm_scale return_lse? {BENT} -> output[t h e] lse[t h]",
     attention,
 )
-GQA_RAGGED = Attention("gqa_ragged", END_TO_END, family="gqa", **SHARED)
-MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", **SHARED)  # before absorption: keys are wider
+GQA_RAGGED = Attention("gqa_ragged", END_TO_END, family="gqa", staged=True, causal=True)
+# before absorption: keys are wider
+MLA_RAGGED = Attention("mla_ragged", END_TO_END, family="mla", staged=True, causal=True)
 # Absorbed: logits q_nope . ckv + q_pe . kpe, values ckv, so that the output stays in the compressed space.
 NOPE = 128  # channels of a key's part that is not rotated, where no axis says how many
 
@@ -305,13 +86,14 @@ KEY_PARTS = Op(
 MLA_PAGED = Attention(
     "mla_paged",
     Form(
-        f"q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] {TABLE}"
-        " ckv_scale? ckv_scale_arr[p s z]? kpe_scale? -> output[t h c] lse[t h]",
+        f"q_nope[t h c] q_pe[t h R] ckv_cache[p s c] kpe_cache[p s R] {TABLE}"
+        " ckv_scale? ckv_scale_arr[p s one]? kpe_scale? -> output[t h c] lse[t h]",
         attention,
     ),
     family="mla",
     others=(KEY_PARTS,),
-    **{**SHARED, "uneven": "c"},
+    uneven="c",
+    staged=True,
 )
 BY_PLAN = "[window_left] [logits_soft_cap]"  # that FlashInfer's wrappers take when they plan
 GQA = "q k_cache v_cache kv_indptr kv_indices sm_scale [kv_last_page_len] [return_lse]"  # all return it

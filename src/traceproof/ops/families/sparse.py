@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
@@ -14,14 +13,15 @@ from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, 
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import formats
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, scalar, tensor
-from traceproof.ops.attention import GATES, MUTANTS, attention, unfit
-from traceproof.ops.attention_inputs import PageTable, Visible, drawn, starts, tiny
+from traceproof.ops.attention_calls import attention
+from traceproof.ops.attention_inputs import PageTable, Planned, Visible, starts, tiny
+from traceproof.ops.attention_op import MUTANTS, Attention
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import IndexSet
-from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, equal_keys, workspace
-from traceproof.ops.families.tabled import called, nothing
-from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Variant, Wanted, Wide, altered, same
+from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, workspace
+from traceproof.ops.families.tabled import called
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
 from traceproof.ops.op import Op
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
@@ -196,7 +196,7 @@ def indexer_cases(definition: Definition, sizes: Sequence[str], seed: int) -> It
         # One column more than needed: the table's unused entries name a page of poison.
         columns = max(-(-topk // page), *pages.counts) + 1
         letters = {"b": len(lens), "p": pages.pool, "r": columns}
-        yield DSA_PAGED.case(definition, name, letters, seed, {"seq_lens": lens, "pattern": pattern})
+        yield INDEXER.case(definition, name, letters, seed, {"seq_lens": lens, "pattern": pattern})
 
 
 def indexer_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
@@ -262,126 +262,87 @@ def indexer_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
 SPARE = 3  # one pool row in three is named by nobody, and holds poison
 
 
-def listed_cases(definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-    """Tokens 1-2, 4-16, 32-64, with lists that are empty, short, one below full, and full."""
-    topk = dim(definition, "sparse_indices", 1) or 0
+class Listed(Attention):
+    """Attention over lists, each token's being a sequence of its own."""
 
-    def integers(case: str, count: int, low: int) -> list[int]:
-        draw = HostDraw(definition=definition.name, case=case, seed=seed)
-        return draw.integers("valid", count, low=min(low, topk), high=topk + 1)
+    def planned_of(self, definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Planned]:
+        """Tokens 1-2, 4-16, 32-64, with lists that are empty, short, one below full, and full."""
+        topk = dim(definition, "sparse_indices", 1) or 0
 
-    short, few = min(16, topk), min(66, topk)
-    lists = {
-        "small": ([short], [1, short // 2 + 1]),
-        "medium": ([0, 1, topk - 1, topk], [min(count, 256) for count in integers("medium-1", 16, 64)]),
-        "large": ([0, 1, topk, *integers("large-0", 29, 512)], [topk] * 64),
-    }
-    planned: list[tuple[str, list[int], Mapping[str, Any]]] = [
-        *((f"{size}-{at}", valid, {}) for size in sizes for at, valid in enumerate(lists[size])),
-        ("edge-all-empty", [0, 0], {}),
-        ("edge-single", [1], {}),
-        ("adversarial-long", [topk, max(1, topk - 1), few], {"amplitude": 3.0}),
-        ("adversarial-holes", [few, 3, 0], {"holes": True}),  # -1 stand between the indices, not behind them
-        ("adversarial-negative", [few, 3], {"pattern": "negative"}),
-        ("adversarial-outlier", [few, 3], {"pattern": "outlier"}),
-        ("adversarial-tiny", [few, 3], {"pattern": "tiny", "amplitude": tiny(definition)}),
-        ("adversarial-ties", [few, 3], {"pattern": "ties"}),
-    ]
-    for name, valid, more in planned:
-        yield listed_case(definition, name, valid, seed, more)
+        def integers(case: str, count: int, low: int) -> list[int]:
+            draw = HostDraw(definition=definition.name, case=case, seed=seed)
+            return draw.integers("valid", count, low=min(low, topk), high=topk + 1)
+
+        short, few = min(16, topk), min(66, topk)
+        lists = {
+            "small": ([short], [1, short // 2 + 1]),
+            "medium": ([0, 1, topk - 1, topk], [min(count, 256) for count in integers("medium-1", 16, 64)]),
+            "large": ([0, 1, topk, *integers("large-0", 29, 512)], [topk] * 64),
+        }
+        yield from ((f"{size}-{at}", valid, 1, {}) for size in sizes for at, valid in enumerate(lists[size]))
+        yield "edge-all-empty", [0, 0], 1, {}
+        yield "edge-single", [1], 1, {}
+        yield "adversarial-long", [topk, max(1, topk - 1), few], 1, {"amplitude": 3.0}
+        yield "adversarial-holes", [few, 3, 0], 1, {"holes": True}  # -1 stand between the indices, not behind them
+        for pattern in ("negative", "outlier", "ties"):
+            yield f"adversarial-{pattern}", [few, 3], 1, {"pattern": pattern}
+        yield "adversarial-tiny", [few, 3], 1, {"pattern": "tiny", "amplitude": tiny(definition)}
+
+    def _case(self, definition: Definition, seed: int, planned: Planned) -> Case:
+        """Of the pool's rows the first and the last are always spare."""
+        name, valid, _, more = planned
+        named = max(valid, default=0)
+        rows = named + max(3, named // SPARE)
+        sizes = {"t": len(valid), "p": -(-rows // (dim(definition, "ckv_cache", 1) or 1))}
+        params = {"kv_lens": valid, "pattern": "lean", "amplitude": 1.0, "holes": False, **more}
+        return self.case(definition, name, sizes, seed, params)
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """The case as it is."""
+        del definition, count, long
+        return case
+
+    def lossless_case(self, definition: Definition, base: Case) -> Case:
+        """Lists of a power of two of keys each."""
+        topk = dim(definition, "sparse_indices", 1) or 0
+        valid = [1 << power for power in range(7) if 1 << power <= topk]
+        return replace(self._case(definition, base.seed, (base.id, valid, 1, {})), size=base.size)
+
+    def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
+        """None."""
+        del definition, seed
+        return ()
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Distinct indices in random order; rows that nobody names hold poison, the first and the last among them.
+
+        Those two are what a kernel reads that takes -1 for an index, from the end or clamped to 0. All tokens
+        choose from the same rows, so their lists overlap.
+        """
+        shapes, _ = specified(definition, case, definition.inputs)
+        valid, topk = list(case.params["kv_lens"]), shapes["sparse_indices"][1]
+        most, pool = max(valid, default=0), math.prod(shapes["ckv_cache"][:2])
+        rows = draw.permutation("pool", most, out_of=pool - 2) + 1
+        indices = torch.full((len(valid), topk), -1, dtype=torch.int32, device=draw.device)
+        for token, count in enumerate(valid):
+            own = draw.permutation(f"sparse_indices {token}", count, out_of=most)
+            places = torch.arange(count, device=draw.device)
+            if case.params["holes"]:
+                places = draw.permutation(f"holes {token}", count, out_of=topk).sort().values
+            indices[token, places] = rows[own].to(torch.int32)
+        read = indices[indices >= 0].to(torch.int64)
+        data = self._data(definition, case, draw, Visible(read, starts(valid)[:-1], valid, valid, 1))
+        return ordered(definition, {**data, "sparse_indices": indices})
 
 
-def listed_case(
-    definition: Definition, name: str, valid: list[int], seed: int, more: Mapping[str, Any] = NOTHING
-) -> Case:
-    """A case of lists with so many indices each."""
-    named = max(valid, default=0)
-    rows = named + max(3, named // SPARE)  # the first and the last row of the pool are always spare
-    sizes = {"t": len(valid), "p": -(-rows // (dim(definition, "ckv_cache", 1) or 1))}
-    params = {"valid": valid, "pattern": "lean", "amplitude": 1.0, "holes": False, **more}
-    return DSA_PAGED.case(definition, name, sizes, seed, params)
-
-
-def listed_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
-    """Distinct indices in random order; rows that nobody names hold poison, the first and the last among them.
-
-    Those two are what a kernel reads that takes -1 for an index, from the end or clamped to 0. All tokens choose
-    from the same rows, so their lists overlap.
-    """
-    shapes, _ = specified(definition, case, definition.inputs)
-    valid, topk = list(case.params["valid"]), shapes["sparse_indices"][1]
-    most, pool = max(valid, default=0), math.prod(shapes["ckv_cache"][:2])
-    rows = draw.permutation("pool", most, out_of=pool - 2) + 1
-    indices = torch.full((len(valid), topk), -1, dtype=torch.int32, device=draw.device)
-    for token, count in enumerate(valid):
-        own = draw.permutation(f"sparse_indices {token}", count, out_of=most)
-        places = torch.arange(count, device=draw.device)
-        if case.params["holes"]:
-            places = draw.permutation(f"holes {token}", count, out_of=topk).sort().values
-        indices[token, places] = rows[own].to(torch.int32)
-    read = indices[indices >= 0].to(torch.int64)
-    data = drawn(definition, case, draw, Visible(read, starts(valid)[:-1], valid, valid, 1))
-    return ordered(definition, {**data, "sparse_indices": indices})
-
-
-# The op.
-
-
-def is_listed(definition: Definition) -> bool:
-    """Whether it is attention over lists, not the indexer."""
-    return "sparse_indices" in definition.inputs
-
-
-def unknown(definition: Definition) -> str | None:
-    """What is unknown of a definition of either form; None: nothing."""
-    if is_listed(definition):
-        return unfit(definition)
+def packed_otherwise(definition: Definition) -> str | None:
+    """What is unknown of the indexer's cache or queries; None: nothing."""
     width = dim(definition, "q_index_fp8", 2) or 0
     packed = [dim(definition, "k_index_cache_fp8", axis) for axis in (2, 3)]
     if packed != [1, width + SCALE_BYTES]:
         return f"the cache's last axes are {packed}, known is [1, {width + SCALE_BYTES}]"
     kind = definition.inputs["q_index_fp8"].dtype
     return None if kind == "float8_e4m3fn" else f"q_index_fp8 is {kind}"
-
-
-class SparseAttention(Op):
-    """Both forms of a call, told apart by whether there is a list."""
-
-    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """See `listed_cases` and `indexer_cases`."""
-        return (listed_cases if is_listed(definition) else indexer_cases)(definition, sizes, seed)
-
-    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """See `listed_inputs` and `indexer_inputs`."""
-        return (listed_inputs if is_listed(definition) else indexer_inputs)(definition, case, draw)
-
-    def lossless_case(self, definition: Definition, base: Case) -> Case:
-        """Lists of a power of two of keys each."""
-        topk = dim(definition, "sparse_indices", 1) or 0
-        valid = [1 << power for power in range(7) if 1 << power <= topk]
-        return replace(listed_case(definition, base.id, valid, base.seed), size=base.size)
-
-    def memory(self, definition: Definition, case: Case) -> int:
-        """Caches and queries as stored and in float32, and one token's listed keys, in float64 four times."""
-        known = super().memory(definition, case)
-        if not is_listed(definition):
-            return known
-        width = sum(dim(definition, name, -1) or 0 for name in ("q_nope", "q_pe"))
-        return known + 4 * 8 * (dim(definition, "sparse_indices", 1) or 0) * width
-
-
-Either = TypeVar("Either", bound=Variant)
-
-
-def only(names: str, *variants: Either) -> tuple[Either, ...]:
-    """Variants that say nothing of a form without an input of one of these names."""
-
-    def limited(one: Either) -> Either:
-        found = copy(one)
-        found.applies = lambda wide: any(name in wide for name in names.split()) and one.applies(wide)
-        return found
-
-    return tuple(map(limited, variants))
 
 
 def last_row_read(wide: Wide) -> Mapping[str, torch.Tensor]:
@@ -414,79 +375,90 @@ SCORING = (  # of products [heads, tokens] and weights [heads]
     ),
     Mutant("indexer: scales of keys one token off", scaled=lambda scales: scales.roll(1, 0)),
 )
-DSA_PAGED = SparseAttention(
+
+
+class Indexer(Op):
+    """The indexer: see `indexer_cases` and `indexer_inputs`."""
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
+        """See there."""
+        return indexer_cases(definition, sizes, seed)
+
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """See there."""
+        return indexer_inputs(definition, case, draw)
+
+
+INDEXER = Indexer(
     "dsa_paged",
-    Form(
-        "q_nope[t h c] q_pe[t h r] ckv_cache[p s c] kpe_cache[p s r] sparse_indices[t k] sm_scale"
-        " -> output[t h c] lse[t h]",
-        attention,
-    ),
     Form(
         "q_index_fp8[b h d] k_index_cache_fp8[p s g w] weights[b h] seq_lens[b] block_table[b r]"
         " -> topk_indices[b k]",
         index,
     ),
-    family="dsa",
-    staged=True,
-    without_api=lambda definition: not is_listed(definition),  # the indexer is DeepGEMM's
-    requires=unknown,
+    requires=packed_otherwise,
     sizes={"p": (), "r": ()},  # as the cases have it
     apart=False,
-    # of a list; places of the indexer's best are no numbers
-    lossless=lambda definition: equal_keys(definition) if is_listed(definition) else {},
-    gates={**GATES, "topk_indices": IndexSet()},
+    gates={"topk_indices": IndexSet()},
     mutants=(
-        *only(
-            "sparse_indices",
-            *MUTANTS,
-            Mutant("-1 reads the last row", inputs=last_row_read),
-            altered("-1 reads the first row", "sparse_indices", change=lambda rows: rows.clamp_min(0)),
-            altered(
-                "list ends at its first -1",
-                "sparse_indices",
-                change=lambda rows: rows.masked_fill((rows < 0).cummax(-1).values, -1),
-            ),
-            altered(
-                "second half of the list ignored",
-                "sparse_indices",
-                change=lambda rows: rows.masked_fill(torch.arange(rows.shape[1]) >= rows.shape[1] // 2, -1),
-            ),
-            altered("lists of the token before", "sparse_indices", change=lambda rows: rows.roll(1, 0)),
-        ),
-        *only(
+        *SCORING,
+        Mutant("indexer: cache read token by token", unpacked=unpack_by_token),
+        altered(
+            "indexer: block table ignored",
             "block_table",
-            *SCORING,
-            Mutant("indexer: cache read token by token", unpacked=unpack_by_token),
-            altered(
-                "indexer: block table ignored",
-                "block_table",
-                change=lambda table: torch.arange(table.shape[1], device=table.device).expand(table.shape),
-            ),
-            altered(
-                "indexer: block table transposed", "block_table", change=lambda table: table.T.reshape(table.shape)
-            ),
-            altered("indexer: rows shifted by one", "block_table", change=lambda table: table.roll(1, 0)),
-            altered(
-                "indexer: sequence one token shorter", "seq_lens", change=lambda lens: (lens - 1).clamp_min(0)
-            ),
-            altered("indexer: sequence one token longer", "seq_lens", change=lambda lens: lens + (lens > 0)),
-            Mutant("indexer: last page ignored", inputs=last_page_ignored),
-            Mutant("indexer: place in the sequence for index in the cache", named=lambda places, *_: places),
-            Mutant(
-                "indexer: offset in the page dropped",
-                named=lambda places, pages, size: pages[places // size] * size,
-            ),
-            Mutant("indexer: k-th replaced by the one after it", chosen=without_kth),
-            Mutant("indexer: best index twice, last left out", chosen=first_twice),
-            Mutant("indexer: worst instead of best", chosen=lambda scores, topk: best(-scores, topk)),
-            Mutant(
-                "indexer: first of the sequence instead of best",
-                chosen=lambda s, topk: torch.arange(min(topk, len(s))),
-            ),
-            Mutant("indexer: one index left out", chosen=lambda scores, topk: best(scores, topk)[:-1]),
-            answering("indexer: padded with 0", lambda indices: indices.clamp_min(0)),
-            answering("indexer: zeros", lambda indices: torch.zeros_like(indices)),
+            change=lambda table: torch.arange(table.shape[1], device=table.device).expand(table.shape),
         ),
+        altered(
+            "indexer: block table transposed", "block_table", change=lambda table: table.T.reshape(table.shape)
+        ),
+        altered("indexer: rows shifted by one", "block_table", change=lambda table: table.roll(1, 0)),
+        altered("indexer: sequence one token shorter", "seq_lens", change=lambda lens: (lens - 1).clamp_min(0)),
+        altered("indexer: sequence one token longer", "seq_lens", change=lambda lens: lens + (lens > 0)),
+        Mutant("indexer: last page ignored", inputs=last_page_ignored),
+        Mutant("indexer: place in the sequence for index in the cache", named=lambda places, *_: places),
+        Mutant(
+            "indexer: offset in the page dropped",
+            named=lambda places, pages, size: pages[places // size] * size,
+        ),
+        Mutant("indexer: k-th replaced by the one after it", chosen=without_kth),
+        Mutant("indexer: best index twice, last left out", chosen=first_twice),
+        Mutant("indexer: worst instead of best", chosen=lambda scores, topk: best(-scores, topk)),
+        Mutant(
+            "indexer: first of the sequence instead of best",
+            chosen=lambda s, topk: torch.arange(min(topk, len(s))),
+        ),
+        Mutant("indexer: one index left out", chosen=lambda scores, topk: best(scores, topk)[:-1]),
+        answering("indexer: padded with 0", lambda indices: indices.clamp_min(0)),
+        answering("indexer: zeros", lambda indices: torch.zeros_like(indices)),
+    ),
+)
+DSA_PAGED = Listed(
+    "dsa_paged",
+    Form(
+        "q_nope[t h c] q_pe[t h R] ckv_cache[p s c] kpe_cache[p s R] sparse_indices[t k] sm_scale"
+        " -> output[t h c] lse[t h]",
+        attention,
+    ),
+    family="dsa",
+    staged=True,
+    without_api=lambda definition: "sparse_indices" not in definition.inputs,  # the indexer is DeepGEMM's
+    others=(INDEXER,),
+    unusual={},
+    mutants=(
+        *MUTANTS,
+        Mutant("-1 reads the last row", inputs=last_row_read),
+        altered("-1 reads the first row", "sparse_indices", change=lambda rows: rows.clamp_min(0)),
+        altered(
+            "list ends at its first -1",
+            "sparse_indices",
+            change=lambda rows: rows.masked_fill((rows < 0).cummax(-1).values, -1),
+        ),
+        altered(
+            "second half of the list ignored",
+            "sparse_indices",
+            change=lambda rows: rows.masked_fill(torch.arange(rows.shape[1]) >= rows.shape[1] // 2, -1),
+        ),
+        altered("lists of the token before", "sparse_indices", change=lambda rows: rows.roll(1, 0)),
     ),
 )
 LISTED = "q_nope q_pe ckv_cache kpe_cache sparse_indices sm_scale -> output lse"
@@ -732,8 +704,8 @@ class Largest(Op):
 
 
 SCORED = "kv_fused weights block_tables seq_lens max_seq_len -> logits"
-called(PAGED_MQA_LOGITS, "attn_scores.fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)(nothing)
-called(PAGED_MQA_LOGITS, "attn_scores.fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)(nothing)
+called(PAGED_MQA_LOGITS, "attn_scores.fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)
+called(PAGED_MQA_LOGITS, "attn_scores.fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)
 OF_LARGEST = (
     Mutant("one beyond the length", more=1),
     Mutant("one short of the length", more=-1),
@@ -773,7 +745,7 @@ called(
         definition.const_axes.get((definition.outputs["block_indices"].shape or ("",))[-1]) == 16  # no other
     ),
     sm=((12, 0), (12, 9)),
-)(nothing)
+)
 TOPK = Largest(
     "topk",
     Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest),
