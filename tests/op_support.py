@@ -42,6 +42,9 @@ def definitions(op_type: str) -> list[Definition]:
     return [load(op_type, path.stem) for path in sorted((ROOT / op_type).glob("*.json"))]
 
 
+OWN = [definition for op_type in registry.known() for definition in definitions(op_type)]
+
+
 def variant(definition: Definition, **const: int) -> Definition:
     """The definition with other sizes of const axes."""
     changed = definition.as_json()

@@ -150,3 +150,6 @@ def form(name: str) -> Definition:
             return sparse() if name == "dsa_sparse" else mla(prefill=name.endswith("prefill"), page=PAGE)
         case _:
             raise ValueError(name)
+
+
+ALL = [*map(form, FORMS + BENT), indexer()]  # none has a reference

@@ -31,8 +31,8 @@ from traceproof.run.untrusted import CaseResult
 from traceproof.sandbox import Limits
 from variants import variants_of
 
-OWN = [definition for op_type in registry.known() for definition in ops.definitions(op_type)]
-FORMS = [*OWN, *map(planted.form, planted.FORMS + planted.BENT), planted.indexer()]  # every op_type's
+OWN = ops.OWN
+FORMS = [*OWN, *planted.ALL]
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = 100.0  # by how many of them the answer has to move
 HEAVY = 4 << 30  # bytes: cases that need more are looked at no more

@@ -22,7 +22,7 @@ pytestmark = [
     # What the pinned packages use is theirs to bring up to date.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
-OWN = [one for op_type in registry.known() for one in support.definitions(op_type)]
+OWN = support.OWN
 # At sizes that SGLang's kernels take, with the name of such a definition.
 LARGER: dict[str, tuple[str, dict[str, int]]] = {
     "rope_with_cos_sin_cache_gptj_style_d32_rd32": ("d64_rd64", {"head_size": 64, "rotary_dim": 64}),
