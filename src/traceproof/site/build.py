@@ -161,42 +161,36 @@ def highlighted(source: str) -> Markup | str:
     return Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))  # noqa: S704 - escaped by Pygments
 
 
+@dataclass(frozen=True, slots=True)
 class Overview:
-    """Collects a row per definition and one per result; `tables.js` makes the table."""
+    """The table of definitions by implementation, which `tables.js` shows."""
 
-    def __init__(self) -> None:
-        # of each kind, words in the order in which they are met
-        self._words: dict[str, list[str]] = {
-            "implementations": list(IMPLEMENTATIONS),
-            **{name: [] for name in ("verdicts", "reasons", "op_types", "outcomes")},
-        }
-        self._definitions: list[list[Any]] = []
-        self._results: list[list[Any]] = []
+    # a definition's first cells, and by implementation what it came to on each device: verdict, reason, margin
+    rows: list[tuple[list[Any], dict[str, list[list[Any]]]]] = field(default_factory=list)
 
     def add(self, view: View) -> None:
         """Add a definition: of each implementation that has to do with it the worst verdict, margin and reason."""
-        name, slug = view.name, path_part(view.name)
-        places = [self._place("op_types", view.op_type), self._place("outcomes", view.outcome)]
-        self._definitions.append([name, *places, *([slug] if slug != name else [])])
+        results: dict[str, list[list[Any]]] = {}
         for ran, tally in view.places.items():
             if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
                 continue
             margin = None if tally.margin is None else float(f"{tally.margin:.2g}")
             reason = "" if tally.verdict == Verdict.PASS else tally.reason
-            told = {"implementations": ran.implementation, "verdicts": tally.verdict, "reasons": reason}
-            places = [self._place(kind, word) for kind, word in told.items()]
-            self._results.append([len(self._definitions) - 1, *places, margin])
+            results.setdefault(ran.implementation, []).append([tally.verdict, reason, margin])
+        link = [view.name, f"definitions/{path_part(view.name)}.html"]
+        self.rows.append(([link, view.op_type, view.outcome], results))
 
-    def _place(self, kind: str, word: str) -> int:
-        """Place of a word among those of its kind."""
-        words = self._words[kind]
-        if word not in words:
-            words.append(word)
-        return words.index(word)
-
+    @property
     def data(self) -> dict[str, Any]:
-        """The tables of the overview for `tables.js`: lists of words, and rows that name words by their places."""
-        return self._words | {"definitions": self._definitions, "results": self._results}
+        """A column for each implementation that has results; `results` is the place of the first of them."""
+        met = dict.fromkeys(name for _, results in self.rows for name in results)
+        used = [name for name in dict.fromkeys([*IMPLEMENTATIONS, *met]) if name in met]
+        rows = [
+            [*head, *({"results": results[name]} if name in results else "" for name in used)]
+            for head, results in self.rows
+        ]
+        columns = ["definition", "op_type", "outcome", *used]
+        return {"columns": columns, "facets": [1, 2], "results": 3, "rows": rows}
 
 
 class OpLine(NamedTuple):
@@ -298,6 +292,6 @@ def _index(finished: Finished, pages: SiteFolder, op_types: Sequence[OpType], ov
         outcomes=[(counts[one], WORDS[one], str(one)) for one in words],
         words=[str(one) for one in words],
         op_types=op_types,
-        overview=overview.data(),
+        overview=overview.data,
         stacks=list(finished.stacks()),
     )

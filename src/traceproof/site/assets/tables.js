@@ -17,56 +17,37 @@
   function filled(cell) {
     if (Array.isArray(cell)) return make("a", { href: cell[1], textContent: cell[0] });
     if (cell && cell.results) {
-      return make("span", { className: "r" }, ...cell.results.flatMap((one, place) => [
+      return make("span", { className: "r" }, ...cell.results.flatMap(([verdict, reason, margin], place) => [
         ...(place ? [make("br")] : []),
-        make("span", { className: `v ${one.verdict}`, textContent: one.verdict }), ` ${one.more}`]));
+        make("span", { className: `v ${verdict}`, textContent: verdict }), ` ${reason || (margin ?? "")}`]));
     }
     return WORDS.has(cell) ? make("span", { className: `v ${cell}`, textContent: cell }) : String(cell ?? "");
   }
 
-  // A table of rows that are there: filters are the columns named as facets.
-  function plain(data) {
-    const texts = data.rows.map((row) => row.map(said).join(" ").toLowerCase());
-    const facets = data.facets.map((column) => [data.columns[column],
-      [...new Set(data.rows.map((row) => String(said(row[column]))))].sort()])
-      .filter(([, values]) => values.length > 1 && values.length <= MOST_CHOICES);
+  // Filters are the columns named as facets; of the overview also verdict and implementation, from column `results` on.
+  function filterable(data) {
+    const { columns, rows, results } = data;
+    const texts = rows.map((row) => row.slice(0, results).map(said).join(" ").toLowerCase());
+    const facets = data.facets.map((column) => [columns[column],
+      [...new Set(rows.map((row) => String(said(row[column]))))].sort()]);
+    if (results) {
+      const verdicts = rows.flatMap((row) => row.slice(results).flatMap((cell) => cell ? cell.results : []));
+      facets.push(["verdict", [...new Set(verdicts.map(([verdict]) => verdict))]]);
+      facets.push(["implementation", columns.slice(results)]);
+    }
+    const has = (row, chosen) => row.slice(results).some((cell, place) => cell
+      && (!chosen.implementation || columns[results + place] === chosen.implementation)
+      && cell.results.some(([verdict]) => !chosen.verdict || verdict === chosen.verdict));
     return {
-      columns: data.columns, facets,
-      rows: (chosen, text) => data.rows.filter((row, place) => texts[place].includes(text)
-        && facets.every(([name]) => !chosen[name] || String(said(row[data.columns.indexOf(name)])) === chosen[name])),
+      columns, facets: facets.filter(([, values]) => values.length > 1 && values.length <= MOST_CHOICES),
+      rows: (chosen, text) => rows.filter((row, place) => texts[place].includes(text)
+        && data.facets.every((column) => !chosen[columns[column]] || String(said(row[column])) === chosen[columns[column]])
+        && (!results || (!chosen.verdict && !chosen.implementation) || has(row, chosen))),
     };
-  }
-
-  // The overview: a row per definition, a column per implementation.
-  function matrix(data) {
-    const used = [...new Set(data.results.map((one) => one[1]))].sort((a, b) => a - b);
-    const of = data.definitions.map(() => []);
-    data.results.forEach((one) => of[one[0]].push(one));
-    const facets = [["op_type", data.op_types], ["outcome", data.outcomes], ["verdict", data.verdicts],
-      ["implementation", used.map((place) => data.implementations[place])]];
-    const cell = (results) => (results.length ? { results: results.map(([, , verdict, reason, margin]) => (
-      { verdict: data.verdicts[verdict], more: data.reasons[reason] || (margin ?? "") })),
-      sort: results[0][4] ?? -1 - results[0][2] } : "");
-    const rows = (chosen, text) => {
-      const wanted = (one) => (!chosen.verdict || data.verdicts[one[2]] === chosen.verdict)
-        && (!chosen.implementation || data.implementations[one[1]] === chosen.implementation);
-      const found = [];
-      data.definitions.forEach(([name, op, outcome, slug], place) => {
-        if (!`${name} ${data.op_types[op]}`.toLowerCase().includes(text)) return;
-        if (chosen.op_type && data.op_types[op] !== chosen.op_type) return;
-        if (chosen.outcome && data.outcomes[outcome] !== chosen.outcome) return;
-        if ((chosen.verdict || chosen.implementation) && !of[place].some(wanted)) return;
-        found.push([[name, `definitions/${slug ?? name}.html`], data.op_types[op], data.outcomes[outcome],
-          ...used.map((implementation) => cell(of[place].filter((one) => one[1] === implementation)))]);
-      });
-      return found;
-    };
-    return { columns: ["definition", "op_type", "outcome", ...used.map((place) => data.implementations[place])],
-      facets, rows };
   }
 
   function compare(column, down) {
-    const key = (row) => (row[column] && row[column].results ? row[column].sort : said(row[column]));
+    const key = (row) => (row[column] && row[column].results ? row[column].results[0][2] ?? -1 : said(row[column]));
     const sign = down ? -1 : 1;
     return (a, b) => {
       const [one, other] = [key(a), key(b)];
@@ -78,7 +59,7 @@
   function show(section) {
     const title = section.getAttribute("aria-label");
     const data = JSON.parse(section.querySelector("script").textContent);
-    const source = data.definitions ? matrix(data) : plain(data);
+    const source = filterable(data);
     const chosen = {};
     let [text, page, sorted, down] = ["", 0, null, false];
 
