@@ -26,12 +26,12 @@ COPIED = {
     ("rmsnorm", "residual_out"),
     *(("kda", name) for name in ("conv_state_out", "state_out")),
     ("gdn", "conv_state_out"),
+    ("fused_topk_deepseek_e64_k4", "topk_values_out"),
     *((f"{name}fused_kda_decode_h2_d16", "output") for name in ("", "packed_")),
 }
 WITHOUT = {
     "attention",
     "block_sparse",
-    "minimax_h3_bf16_pre_attention",
     "msa_proxy",
     "msa_topk",
     "paged_mqa_logits",
@@ -56,12 +56,10 @@ WITHOUT = {
         "comm",
         "all_gather_gated_residual_next_rmsnorm",
         "all_gather_rmsnorm_fp4_quantize",
-        "linear_nvfp4_svdquant",
     ),
     *("mhc_pre_big_fuse", "fused_rmsnorm_silu_h96", "add_rmsnorm_fp4quant_h96"),
     *("mla_rope_quantize_fp8_h4_rope32", "rope_quantize_fp8_append_h4_kv2_rope32_ps4"),
-    *("moe_preprocess", "moe_finalize_rmsnorm_allreduce", "tp_moe_finalize_rmsnorm", "hash_topk_e48_k4_v64"),
-    "fused_topk_deepseek_e64_k4",
+    *("moe_preprocess", "hash_topk_e48_k4_v64"),
 }  # `ops.lossless` says why; copies are exact
 
 

@@ -27,7 +27,7 @@ from traceproof.dataset.constraints import text_of
 from traceproof.lazy import torch
 from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
-from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, scalar
+from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, scalar
 from traceproof.ops.base import Tensors, Unsupported, Value, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Comparison, Exact, Quantised
@@ -52,7 +52,7 @@ from traceproof.ops.formats import (
     unswizzle,
 )
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
-from traceproof.ops.lossless import SURE, Exactly, one_hot
+from traceproof.ops.lossless import BALANCED, SURE, Exactly, balanced, full, one_hot
 from traceproof.ops.op import ADVERSARIAL, SIZES, Op
 from traceproof.stacks.sglang import publish
 
@@ -1386,6 +1386,15 @@ def some_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
     )
 
 
+def exact_rows(definition: Definition) -> Mapping[str, Exactly]:
+    """Rows whose root is a power of two where they are of whole eights; weights of eight bits."""
+    if (dim(definition, "norm_weight", 0) or 1) % len(BALANCED):
+        return {}
+    weights = next(name for name in ("route_weights", "expert_weights") if name in definition.inputs)
+    rows = next(name for name in ("routed_rows", "gemm2_permuted") if name in definition.inputs)
+    return {rows: balanced, weights: full(0, most=8), "norm_weight": 1.0, "gain_center": 1.0}
+
+
 FINALISED: dict[str, Any] = {
     "family": "moe",
     "synonyms": {
@@ -1399,6 +1408,7 @@ FINALISED: dict[str, Any] = {
     "adversarial": {name: ADVERSARIAL[name] for name in ("tiny", "offset")},
     "draws": {"permuted_idx": some_rows, "route_weights": between(0.05, 0.55)},
     "unusual": {},
+    "lossless": exact_rows,
     "mutants": (
         Mutant("eps x 10", eps_by=10.0),
         Mutant("gain at the other end", flipped=True),

@@ -11,6 +11,7 @@ from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.families.norm import mean_square
 from traceproof.ops.formats import exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
+from traceproof.ops.lossless import full, one_hot
 from traceproof.ops.op import Op
 
 if TYPE_CHECKING:
@@ -112,6 +113,16 @@ PRE_ATTENTION = PreAttention(
         ("adaln_index", "adaln_scale", "adaln_shift", "rope_positions", "rope_cos_sin", "qkv_weight"), drawn
     ),
     unread=dict.fromkeys(("workspace", "out"), "it is written over"),
+    # Norms are of equal numbers, products of one: each stage is exact in bfloat16, up to the rotation's sum.
+    lossless=lambda _: {
+        "x": full(20, most=1),
+        **dict.fromkeys(("x_norm_weight", "adaln_scale"), 1.0),
+        "adaln_shift": 0.0,
+        "qkv_weight": lambda draw, wanted: one_hot(draw, wanted) * 2.0**14,
+        **dict.fromkeys(("q_norm_weight", "k_norm_weight", "rope_cos_sin"), full(0)),
+        **dict.fromkeys(("workspace", "out"), 0.0),
+    },
+    exact_on_gpu=lambda _: False,
     unusual={"nan": ("x",)},
     mutants=(
         Mutant("shift dropped", shifted=0.0),

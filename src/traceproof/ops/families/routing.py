@@ -825,9 +825,19 @@ def _routing_alone(definition: Definition) -> Routing:
 
 
 def clear_scores(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Of several rows the one whose choice is the clearest; the scores chosen by differ by what float32 holds."""
+    """Normal scores of which the choice is clear."""
+    return clearest(draw, wanted, draw.normal(wanted.name, (TRIALS, *wanted.shape), wanted.dtype, scale=2.0).cpu())
+
+
+def halves_and_ones(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Scores whose sigmoids are 1/2, and 1 of so few that both are chosen."""
+    drawn = (draw.integers(wanted.name, (TRIALS, *wanted.shape), low=0, high=16) == 0) * SURE
+    return clearest(draw, wanted, drawn.to(wanted.dtype).cpu())
+
+
+def clearest(draw: Draw, wanted: Wanted, drawn: torch.Tensor) -> torch.Tensor:
+    """Of several trials of each row the one whose choice is the clearest."""
     routing, [tokens, _] = _routing_alone(wanted.definition), wanted.shape
-    drawn = draw.normal(wanted.name, (TRIALS, *wanted.shape), wanted.dtype, scale=2.0).cpu()
     bias = steps_of_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
     margin = (margins(routing, drawn, bias) * DIGITS).round()
     return drawn[margin.argmax(0), torch.arange(tokens)].to(draw.device)
@@ -893,6 +903,7 @@ GROUPED = Op(
         "topk_indices": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device),
     },
     sizes_in_numbers=("topk",),
+    lossless=lambda _: {"scores": halves_and_ones, "bias": steps_of_bias, "topk_values": 0.0},
     unread=dict.fromkeys(("topk", "topk_values", "topk_indices"), "it is written over, or its size"),
     adversarial={},
     unusual={},

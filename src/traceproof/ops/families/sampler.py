@@ -679,16 +679,18 @@ def left(wide: Wide, *, power: float = 1.0, more: int = 0, whole: bool = True) -
 
 
 def distinct(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Logits of which no two in a row are alike."""
-    rank = draw.uniform(wanted.name, wanted.shape).argsort(-1).argsort(-1)
-    return ((rank - wanted.shape[1] // 2) / 64).to(wanted.dtype)
+    """Logits of which no two in a row are alike, nor in float32 next to another that 16 bits can tell."""
+    rank = draw.uniform(wanted.name, wanted.shape).argsort(-1).argsort(-1) - wanted.shape[1] // 2
+    close = rank // 2 / 32 + rank % 2 * 2.0**-13
+    return (close if wanted.dtype is torch.float32 else rank / 64).to(wanted.dtype)
 
 
 def clear(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Rows without ties, whose sums are far from the filters."""
     probs = torch.zeros(wanted.shape, device=draw.device)
     placed(draw, "clear", probs)
-    return probs.to(wanted.dtype)
+    fine = draw.integers(f"{wanted.name}.fine", wanted.shape, low=0, high=8) * 2.0**-14  # what 16 bits do not hold
+    return (probs * (1 + fine)).to(wanted.dtype)
 
 
 LEFT = Op(
