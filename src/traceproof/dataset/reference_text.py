@@ -4,8 +4,9 @@
 """
 
 import ast
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 
 from traceproof.files import parsed
@@ -15,6 +16,14 @@ PACKED_SHIFT = 16  # by which an expert's index is taken out of an int32 that ho
 # Functions of PyTorch by which a reference names its activation; an approximation by tanh is a keyword of gelu.
 ACTIVATIONS = {"silu": "silu", "sigmoid": "silu", "gelu": "gelu", "erf": "gelu", "tanh": "gelu_tanh"}
 HALVES, NEIGHBOURS = "halves", "interleaved"  # which channels a rotary embedding pairs: NeoX, GPT-J
+SECOND = re.compile(r":[^:,]*:2\b")  # a slice of every second element
+HALF = re.compile(r"^(?!.* [-+*%/] ).+ // 2$")  # nothing but a quotient by 2
+# Calls that pair neighbours: every second index, a view whose last axis is a pair, parts stacked on the last axis,
+# each angle twice.
+PAIRS = re.compile(
+    r"\b(ar|r)ange\([^,()]+, [^,()]+, 2\b|\.(view|reshape|unflatten)\(.*, 2\)+$|\bstack\(.*(dim=|, )-1\)$"
+    r"|\b(view_as_complex|repeat_interleave)\("
+)
 
 
 @cache
@@ -126,74 +135,50 @@ def implied_constraints(reference: str, axes: frozenset[str]) -> tuple[str, ...]
 def pairing(reference: str) -> str | None:
     """How the channels of a rotary embedding are paired; None: there are signs of both ways, or of none.
 
-    Neighbours: every second channel is taken, pairs are viewed as a last axis of 2, parts are stacked on the last
-    axis, or each angle is repeated. Halves: none of that, and channels are cut or joined; cutting something other
-    than the cache at half its size speaks against neighbours. The cache itself is cut in half either way. Where a
-    condition chooses, there is no answer.
+    Neighbours: every second channel is taken, or one of the calls of PAIRS is made. Halves: none of that, and
+    channels are cut or joined; cutting something other than the cache at half its size speaks against neighbours.
+    The cache itself is cut in half either way. Where a condition chooses, there is no answer.
     """
-    module = parsed(reference)
-    assignments = [node for node in ast.walk(module) if isinstance(node, ast.Assign)]
-    halved = (one for node in assignments if _is_half(node.value, frozenset()) for one in node.targets)
-    halves = frozenset(one.id for one in halved if isinstance(one, ast.Name))
-    cached = _names_from(module, "cos_sin_cache")
-    signs, joins = set(), False
-    for node, conditional in _walk(module, conditional=False):
-        joins = joins or (isinstance(node, ast.Call) and _called(node) in {"cat", "concat", "concatenate"})
-        sign = _sign(node, halves, cached)
-        if sign is not None and conditional:
-            return None
-        signs.add(sign)
-    signs.discard(None)
+    nodes = list(ast.walk(parsed(reference)))
+    assignments = [node for node in nodes if isinstance(node, ast.Assign)]
+    halves = frozenset(_stored(node for node in assignments if HALF.search(ast.unparse(node.value))))
+    cached = {"cos_sin_cache"}
+    for _ in range(8):  # a chain of assignments; references are short
+        cached |= _stored(node for node in assignments if _is_part_of(node.value, cached))
+    signs = {sign for node in nodes if (sign := _sign(node, halves, cached))}
+    choices = (node for node in nodes if isinstance(node, ast.If | ast.IfExp) and node.orelse)
+    if any(_sign(one, halves, cached) for node in choices for one in ast.walk(node)):
+        return None
+    joins = any(isinstance(node, ast.Call) and _called(node) in {"cat", "concat", "concatenate"} for node in nodes)
     if not signs:
         return HALVES if joins else None
     return signs.pop() if len(signs) == 1 else None
 
 
-def _walk(node: ast.AST, *, conditional: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node, and whether a condition with an else decides about it."""
-    yield node, conditional
-    chooses = isinstance(node, ast.If | ast.IfExp) and bool(node.orelse)
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child, conditional=conditional or chooses)
+def _stored(assignments: Iterable[ast.Assign]) -> set[str]:
+    """Names that some assignments give a value."""
+    targets = (part for node in assignments for target in node.targets for part in ast.walk(target))
+    return {part.id for part in targets if isinstance(part, ast.Name)}
 
 
-def _sign(node: ast.AST, halves: frozenset[str], cached: frozenset[str]) -> str | None:
+def _sign(node: ast.AST, halves: Collection[str], cached: Collection[str]) -> str | None:
     """What one expression says about the pairing, if anything."""
     if isinstance(node, ast.Subscript):
-        slices = [part for part in ast.walk(node.slice) if isinstance(part, ast.Slice)]
-        if any(_is_number(part.step, 2) for part in slices):
+        if SECOND.search(ast.unparse(node.slice)):
             return NEIGHBOURS
-        cuts = any(_is_half(bound, halves) for part in slices for bound in (part.lower, part.upper))
+        bounds = [
+            part for one in ast.walk(node.slice) if isinstance(one, ast.Slice) for part in (one.lower, one.upper)
+        ]
+        texts = [ast.unparse(part).removeprefix("-") for part in bounds if part is not None]
+        cuts = any(HALF.search(text) or text in halves for text in texts)
         return HALVES if cuts and _root(node) not in cached else None
-    if isinstance(node, ast.Call):
-        if _pairs_neighbours(node):
-            return NEIGHBOURS
-        return HALVES if _cuts_in_two(node, cached) else None
-    return None
-
-
-def _pairs_neighbours(node: ast.Call) -> bool:
-    """A view whose last axis is a pair, parts stacked on the last axis, each angle twice, every second index."""
-    name = _called(node)
-    if name in {"arange", "range"}:
-        return len(node.args) > 2 and _is_number(node.args[2], 2)
-    if name in {"view", "reshape", "unflatten"}:
-        arguments = list(node.args)
-        if arguments and isinstance(arguments[-1], ast.Tuple | ast.List):
-            arguments = list(arguments[-1].elts)
-        return len(arguments) > 1 and _is_number(arguments[-1], 2)
-    if name == "stack":
-        axes = [keyword.value for keyword in node.keywords if keyword.arg == "dim"] + node.args[1:2]
-        return any(_is_number(axis, -1) for axis in axes)
-    return name in {"view_as_complex", "repeat_interleave"}
-
-
-def _cuts_in_two(node: ast.Call, cached: frozenset[str]) -> bool:
-    """`x.chunk(2, ...)` or `torch.chunk(x, 2, ...)` of something other than the cache."""
-    numbers = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "chunks")]
-    if _called(node) != "chunk" or not any(_is_number(argument, 2) for argument in numbers):
-        return False
-    return _root(node.args[0] if _root(node.func) in MODULES and node.args else node.func) not in cached
+    if not isinstance(node, ast.Call):
+        return None
+    if PAIRS.search(ast.unparse(node)):
+        return NEIGHBOURS
+    cut = node.args[0] if _root(node.func) in MODULES and node.args else node.func
+    in_two = _called(node) == "chunk" and re.search(r"chunk\((\w+, )?2\b|chunks=2\b", ast.unparse(node))
+    return HALVES if in_two and _root(cut) not in cached else None
 
 
 def _called(node: ast.Call) -> str:
@@ -212,26 +197,8 @@ def _is_number(node: ast.expr | None, number: int) -> bool:
     return node is not None and _literal(node) == number
 
 
-def _is_half(node: ast.expr | None, halves: frozenset[str]) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id in halves
-    if isinstance(node, ast.UnaryOp):
-        return _is_half(node.operand, halves)
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv) and _is_number(node.right, 2)
-
-
-def _names_from(module: ast.Module, source: str) -> frozenset[str]:
-    """`source`, and names assigned a part of it: rows picked, a cast, a slice; not what it is mixed into."""
-    found = {source}
-    for _ in range(8):  # a chain of assignments; references are short
-        for node in ast.walk(module):
-            if isinstance(node, ast.Assign) and _is_part_of(node.value, found):
-                for target in node.targets:
-                    found |= {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
-    return frozenset(found)
-
-
-def _is_part_of(node: ast.expr, found: set[str]) -> bool:
+def _is_part_of(node: ast.expr, found: Collection[str]) -> bool:
+    """Whether a value is a part of one of some names: rows picked, a cast, a slice; not what it is mixed into."""
     root = _root(node)
     if root in MODULES and isinstance(node, ast.Call):  # torch.index_select(cache, 0, positions)
         return any(_root(argument) in found for argument in node.args)
