@@ -42,7 +42,7 @@ kv_lora_rank:512 qk_rope_head_dim:64 head_dim_qk:576 head_dim_ckv:512 head_dim_k
 conv_width:4 conv_history:3 singleton:1 one:1 num_tokens:1 hidden_dim:512 hidden_size:512 hidden:512
 hidden_padded:512 hidden_size_padded:512 shard_hidden:512 beam_width:1 num_householder:2 seq_len_q:1
 kv_pad_dim:1 K:256 N:128 block_size:16 K_packed:128 rank:32 intermediate_size:256 activation_type:3
-packed_head_dim:64 scale_dim:8 scale_head_dim:8 packed_head_dim_ckv:256 scale_dim_ckv:32
+heads_per_destination:7 packed_head_dim:64 scale_dim:8 scale_head_dim:8 packed_head_dim_ckv:256 scale_dim_ckv:32
 page_bytes:3168 B_scale_size:1024 SF_dim_1:16
 """
 AXES = dict(pair.split(":") for pair in SMALL.split())
@@ -66,6 +66,16 @@ DTYPES = {
 OF_OP = {
     "bmm_mxfp8": {"A": "float8_e4m3fn", "B": "float8_e4m3fn"},
     "gemm_bf16_fp4": {"A": "bfloat16", "B": "uint8", "b_descale": "uint8", "alpha": "float32"},
+    "minimax_h3_qkv_quantize_pack": {"out_q": "uint8", "out_sf": "uint8"},
+    "minimax_h3_mxfp8_pre_attention": {
+        "qkv_weight_q": "float8_e4m3fn",
+        "qkv_weight_sf": "uint8",
+        "out_q": "float8_e4m3fn",
+    },
+    "minimax_h3_nvfp4_pre_attention": {
+        **dict.fromkeys(("x_global_scale", "w_global_scale", "out_global_scale"), "float32"),
+        **dict.fromkeys(("qkv_weight_q", "qkv_weight_sf", "out_q", "out_sf"), "uint8"),
+    },
 }
 # Sizes that follow from others: scales in tiles, all in one axis or in two.
 FOLLOWING: dict[str, Callable[[dict[str, int]], int]] = {
@@ -236,9 +246,8 @@ def declared(template: Any) -> dict[str, Any]:  # noqa: ANN401 - a template
                 given[parameter] = sizes[name]
             continue
         said = (one.description or "").lower()
-        kinds = DTYPES | OF_OP.get(template.op_type, {})
-        told = next((kind for word, kind in WORDS.items() if word in said), kinds.get(name, "bfloat16"))
-        told = dtypes.get(name, told)
+        told = next((kind for word, kind in WORDS.items() if word in said), DTYPES.get(name, "bfloat16"))
+        told = dtypes.get(name, OF_OP.get(template.op_type, {}).get(name, told))
         dtype = getattr(torch, str(one.dtype or told).removeprefix("torch."))
         made = torch.empty(
             [sizes.get(axis, OTHER) if axis != "1" else 1 for axis in one.dim_names], dtype=dtype, device="meta"

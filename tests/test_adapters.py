@@ -33,7 +33,8 @@ FILES = sorted([*(ROOT / "dataset").rglob("definitions/*/*.json"), *(ROOT / "gpu
 # Of objects that several processes make together, or two streams; or of another layout.
 METHODS = {
     *(
-        "pcie_ipc_all_reduce_h64",
+        *("pcie_ipc_all_reduce_h64", "pcie_ipc_all_gather_tp2_h48", "pcie_ipc_reduce_scatter_tp4_h48"),
+        "segment_gemm_run_k40_n24",  # a method
         "moe_finalize_rmsnorm_allreduce_k2_h64_hp64",
         "tp_moe_finalize_rmsnorm_k4_h96_hp112",
     ),

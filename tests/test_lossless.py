@@ -60,6 +60,7 @@ WITHOUT = {
     *("mhc_pre_big_fuse", "fused_rmsnorm_silu_h96", "add_rmsnorm_fp4quant_h96"),
     *("mla_rope_quantize_fp8_h4_rope32", "rope_quantize_fp8_append_h4_kv2_rope32_ps4"),
     *("moe_preprocess", "hash_topk_e48_k4_v64"),
+    *("alphamoe_fused_router_e24_k3_bm4", "trtllm_gen_routing_e24_k3_t4", "layernorm_no_bias_h96"),
 }  # `ops.lossless` says why; copies are exact
 
 

@@ -40,6 +40,7 @@ HARMLESS |= {
     "mla_rope_quantize_fp8_h4_rope32": FP8,
     "rope_quantize_fp8_append_h4_kv2_rope32_ps4": FP8,
     "mxfp8_quantize_k96": FP8,
+    "minimax_h3_qkv_quantize_pack_mxfp8_p2_h4_d64": FP8,
     "mxfp8_grouped_quantize_k96": FP8,
     "concat_mla_kv_fp8_h3_kv160_rope16": FP8,
     "nvfp4_kv_quantize_k96": FP8,
@@ -263,6 +264,8 @@ NARROW = (torch.bfloat16, torch.float16)
 # Outputs of too few heads, rows or different values to say what is luck, of operands of fewer bits, or copies.
 FEW = {
     "fused_topk_deepseek_e64_k4": {"topk_values_out"},
+    "trtllm_gen_routing_e24_k3_t4": {"topk_weights"},
+    "pcie_ipc_reduce_scatter_tp4_h48": {"output"},
     "minimax_h3_pre_attention_h96_p2_d32": {"out_out"},
     "fused_kda_decode_h2_d16": {"output"},
     "packed_fused_kda_decode_h2_d16": {"output"},

@@ -1,4 +1,4 @@
-"""Findings 1 to 33 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
+"""Findings 1 to 38 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
 
 What is wrong in FlashInfer's trace templates: their references, definitions and `init`s. Needs torch and FlashInfer 0.7.2.post1, and no
 GPU. Each prints what it got and what is right.
@@ -295,11 +295,46 @@ def n33():
     return f"axes are {kinds} (right: both Var, as scales are of every token)"
 
 
+def n34():
+    right = torch.arange(12.0).view(3, 4)  # [N, K], in blocks of two columns
+    blocks = template("gemm_fp8").reference(torch.eye(4), right.view(3, 2, 2).transpose(0, 1))
+    return f"the weight, read out by A = 1: {blocks.T.tolist()} (right: {right.tolist()})"
+
+
+def n35():
+    given = {"input": torch.tensor([[0.0, 1.0]]), "offsets": torch.tensor([7]), "lengths": torch.tensor([2]), "k": 4}
+    found = template("top_k_ragged_transform").reference(**given)
+    return f"of two tokens the best four: {found.tolist()} (right: [[8, 7, -1, -1]])"
+
+
+def n36():
+    x, weight = torch.ones(1, 16), torch.ones(16)
+    _, scale = template("rmsnorm_fp4quant").reference(x, weight, global_scale=torch.tensor([1 / 64]))
+    return f"the scale of ones with global_scale 1/64: {float(scale[0, 0])} (right: 64 / 6, nearest 11.0)"
+
+
+def n37():
+    one, scales = torch.ones(1, 2, 4), torch.full((1, 2, 1), 3.0)
+    out = torch.zeros(1, 2, 2)
+    call = template("grouped_gemm_nt_masked")
+    found = call.reference((one, scales), (one, scales), out, torch.tensor([1]))
+    kinds = {name: str(spec.dtype) for name, spec in call.inputs.items() if name in {"ab_dtype", "sf_dtype"}}
+    return f"four ones by four ones, scales of 3: {float(found[0, 0, 0])}; {kinds} (right: 36, and texts)"
+
+
+def n38():
+    q, v = torch.zeros(2, 1, 64), torch.stack([torch.zeros(1, 64), torch.ones(1, 64)])  # what the second key has is 1
+    cache = (torch.zeros(1, 16, 1, 64), torch.zeros(1, 16, 1, 64))
+    found, _ = template("pod_run").reference(q, q, v, q[:1], cache)
+    default = inspect.signature(flashinfer.PODWithPagedKVCacheWrapper.run).parameters["causal_p"].default
+    return f"of two keys the first query sees {float(found[0, 0, 0])}, causal_p is {default} by default (right: 0.5, or True)"
+
+
 def f4():
     got, scale = template("mxfp8_quantize").reference(torch.ones(1, 32))
     back = float(got[0, 0].float() * 2.0 ** (int(scale.flatten()[0]) - 127))
     return f"1.0 comes back from mxfp8 as {back} (right: 1.0)"
 
 
-for name in sys.argv[1:] or (*map(str, range(1, 34)), "F4"):
+for name in sys.argv[1:] or (*map(str, range(1, 39)), "F4"):
     print(f"{name}: {globals()['n' + name if name.isdigit() else name.lower()]()}")

@@ -83,6 +83,7 @@ class Op:
         scalars: Mapping[str, float | str | None] = NOTHING,  # what scalar inputs get
         sizes_in_numbers: Collection[str] = (),  # see there
         # of further var axes by letter: sizes that are taken in turn, or what follows from those of other letters
+        # and of const axes by name
         sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
         # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
         adversarial: Mapping[str, Mapping[str, Any]] = ADVERSARIAL,
@@ -229,9 +230,8 @@ class Op:
         letters = form.axes(definition)
         sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}
         unsized = [axis for axis in definition.var_axes if axis in letters.values() and axis not in sized]
-        known = {
-            one: definition.const_axes[axis] for one, axis in letters.items() if axis in definition.const_axes
-        }
+        const = definition.const_axes
+        known = {**const, **{one: const[axis] for one, axis in letters.items() if axis in const}}
         for one, size in self.sizes.items():
             if callable(size) and one in known:
                 with suppress(KeyError):  # it follows from an axis that is var
@@ -257,7 +257,8 @@ class Op:
         if not any(callable(size) for size in self.sizes.values()):
             return case
         letters, axes = self.form(definition).axes(definition), dict(case.axes)
-        sizes = {letter: {**definition.const_axes, **axes}[axis] for letter, axis in letters.items()}
+        every = {**definition.const_axes, **axes}
+        sizes = {**definition.const_axes, **{letter: every[axis] for letter, axis in letters.items()}}
         for letter, size in self.sizes.items():
             if callable(size) and letters.get(letter) in axes:
                 axes[letters[letter]] = sizes[letter] = size(sizes)
@@ -366,8 +367,8 @@ class Op:
         letters = self.form(definition).axes(definition) if self.forms else {}
         rows = self.row_axis(definition)
         follow = {letters[one] for one, size in self.sizes.items() if callable(size) and one in letters} - {rows}
-        rows = rows if long and len(case.axes.keys() - follow) > 1 else None
-        kept = {rows, *(self.single(definition) if self.forms else ())}
+        single = self.single(definition) if self.forms else frozenset()
+        kept = {*single, *([rows] if long and len(case.axes.keys() - follow - single) > 1 else [])}
         grown = {name: size for name, size in case.axes.items() if name not in kept}
         more = max(0, count - min(grown.values(), default=0))
         axes = {**case.axes, **{name: size + more for name, size in grown.items()}}

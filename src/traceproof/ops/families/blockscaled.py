@@ -241,7 +241,7 @@ GATES = {
 
 def two_level(wide: Wide) -> bool:
     """Whether one float32 number scales the whole tensor."""
-    return any("global" in name for name in wide.values)
+    return any("global" in name and value is not None for name, value in wide.values.items())
 
 
 def tiled(wide: Wide) -> bool:

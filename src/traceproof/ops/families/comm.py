@@ -1,11 +1,13 @@
 """Collectives on one rank: what each gives whose other ranks are none, and what is fused behind them.
 
-A definition of several ranks asks for rows that no input holds: it has no oracle.
+What gathers or sums rows of several ranks is judged as on the first of ranks that all hold the same rows, which is
+what one process per rank draws. So an order of ranks is not seen.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from traceproof.lazy import torch
@@ -18,8 +20,8 @@ from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, quantiser
 from traceproof.ops.families.layout import Merge, levels, merged
 from traceproof.ops.families.norm import NEXT, Norm, gated_residual_next, rms_norm
-from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK
-from traceproof.ops.formula import Form, Part, Wide, altered, same
+from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, exact, to_bf16
+from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
 from traceproof.ops.op import Op
 
 # comm
@@ -29,6 +31,36 @@ def alone(wide: Wide, *, change: Part = same) -> Tensors:
     """What the only rank has."""
     given = {"output": "inp", "partial_o_out": "partial_o", "softmax_stats_out": "softmax_stats"}
     return {name: change(wide[source]) for name, source in given.items() if source in wide}
+
+
+def gathered(wide: Wide, *, count: int = 0) -> Tensors:
+    """The rows of all ranks, one after the other; `count`: of so many more or fewer."""
+    ranks = wide.definition.const_axes["world_size"]
+    rows = wide["inp"].repeat(ranks, 1)
+    return {"output": rows * (torch.arange(ranks) < ranks + count).repeat_interleave(len(wide["inp"]))[:, None]}
+
+
+def scattered(wide: Wide, *, count: int = 0, part: int = 0) -> Tensors:
+    """This rank's part of the sum of all ranks' rows; in float32 each sum is rounded, as of ranks in turn."""
+    ranks = wide.definition.const_axes["world_size"]
+    rounding = exact if wide.dtype is torch.float64 else to_bf16
+    own = wide["inp"].chunk(ranks)[part]
+    total = own
+    for _ in range(ranks - 1 + count):
+        total = rounding(total + own)
+    return {"output": total}
+
+
+def between_ranks(*shape: str) -> Callable[[Definition], str | None]:
+    """Why the axes of a definition's input and output are not these; None: they are."""
+
+    def lacking(definition: Definition) -> str | None:
+        specs = (*definition.inputs.values(), *definition.outputs.values())
+        found = tuple((spec.shape or ("",))[0] for spec in specs)
+        ranks = definition.const_axes.get("world_size")
+        return None if found == shape and ranks else f"rows of other ranks are no input: {found}"
+
+    return lacking
 
 
 def fused(wide: Wide, *, normed: Norm = rms_norm) -> Tensors:
@@ -42,12 +74,6 @@ def reduced(wide: Wide, *, merge: Merge = merged) -> Tensors:
     """Partial results [n c d] of as many ranks as one, by base-2 logarithms [n c]."""
     values, _ = merge(wide["partial_o"][:, :, None], wide["partial_lse"][..., None])
     return {"output": values[:, 0]}
-
-
-def of_one_rank(definition: Definition) -> str | None:
-    """Why what other ranks have decides; None: nothing does."""
-    rows = [(spec.shape or ("",))[0] for spec in (*definition.inputs.values(), *definition.outputs.values())]
-    return f"rows of other ranks are no input: {rows[0]} and {rows[-1]}" if rows[0] != rows[-1] else None
 
 
 WORKSPACE: dict[str, Any] = {
@@ -78,10 +104,7 @@ OF_COPIES = (
 COMM = Op(
     "comm",
     Form("inp[n h] -> output[n h]", alone),
-    Form("inp[n h] -> output[m h]", alone),
     family="comm",
-    requires=of_one_rank,
-    sizes={"n": ()},
     gates={"output": Exact()},
     unusual={},
     mutants=(
@@ -97,6 +120,28 @@ COMM = Op(
         altered("the first rank alone", "partial_o", change=lambda x: x[:, :1].expand(x.shape)),
     ),
     others=(
+        Op(
+            "comm",
+            Form("inp[n h] -> output[m h]", gathered),
+            requires=between_ranks("local_rows", "total_rows"),
+            sizes={"n": (3, 1, 4, 2), "m": lambda at: at["n"] * at["world_size"]},
+            apart=False,
+            gates={"output": Exact()},
+            mutants=(*OF_COPIES, Mutant("a rank less", count=-1)),
+        ),
+        Op(
+            "comm",
+            Form("inp[n h] -> output[m h]", scattered),
+            requires=between_ranks("total_rows", "local_rows"),
+            sizes={"n": lambda at: at["m"] * at["world_size"]},
+            apart=False,
+            mutants=(
+                *OF_COPIES[1:],
+                Mutant("a rank less", count=-1),
+                Mutant("a rank twice", count=1),
+                Mutant("another rank's part", part=1),
+            ),
+        ),
         Op(
             "comm",
             Form(
@@ -144,7 +189,7 @@ def whole_rows(definition: Definition) -> str | None:
     return None if sizes[0] == sizes[1] else f"columns of other ranks are no input: {share} and {hidden}"
 
 
-def gathered(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
+def of_whole_rows(wide: Wide, act: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
     """The norm of whole rows, and what it is multiplied by."""
     del act
     gain = wide["weight"] + wide.number("gain_center")
@@ -168,7 +213,7 @@ ALL_GATHER_CODES = Op(
     "all_gather_rmsnorm_fp4_quantize",
     Form(
         "shard[n s] weight[h] global_scale[o] eps gain_center workspace -> packed[n p] scales[n g]",
-        quantiser(NVFP4, gathered, "packed", "scales", near=ROUNDED),
+        quantiser(NVFP4, of_whole_rows, "packed", "scales", near=ROUNDED),
     ),
     family="comm",
     requires=whole_rows,

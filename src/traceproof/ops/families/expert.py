@@ -32,7 +32,7 @@ from traceproof.ops.base import Tensors, Unsupported, Value, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Comparison, Exact, Quantised
 from traceproof.ops.families import routing
-from traceproof.ops.families.blockscaled import between
+from traceproof.ops.families.blockscaled import any_bytes, between
 from traceproof.ops.families.routing import PACKED_SHIFT, ROLES, Method, Routing, choice_of, named, routing_of
 from traceproof.ops.formats import (
     BLOCK,
@@ -1316,6 +1316,15 @@ def taking_turns(wide: Wide, *, layout: Layout = Layout(turns=8, gate_first=True
     return found
 
 
+def folded(wide: Wide, *, within: Part = same, blocks: Part = same) -> Tensors:
+    """Scales of 64 rows and 128 columns in rows of 16 bytes: what stands there is of rows 16 apart, in order."""
+    scales, per = wide.given("scales"), 128 // int(wide.number("group_size"))
+    count, rows, columns = scales.shape
+    view = scales.view(count, rows // 64, 16 // per, 4 * per, columns // per, per)
+    made = blocks(within(view).permute(0, 1, 4, 3, 2, 5))
+    return {"interleaved_scales": made.reshape(*made.shape[:4], 16)}
+
+
 COPIED = Exact("rows are copied")
 MOE_PREPROCESS = Op(
     "moe_preprocess",
@@ -1337,6 +1346,40 @@ MOE_PREPROCESS = Op(
         Mutant("turns of one row", layout=Layout(turns=1, gate_first=True)),
         Mutant("scales of half after half", scaled=False),
         altered("rows as they were", *GEMM1, change=lambda value: roll(value, 1)),
+    ),
+    others=(
+        Op(
+            "moe_preprocess",
+            Form("scales[l r g] group_size -> interleaved_scales[l a b f c]", folded),
+            scalars={"group_size": 32},
+            sizes_in_numbers=("group_size",),
+            sizes={
+                "r": lambda at: 64 * (at["l"] % 3 + 1),
+                "g": lambda at: 4 * (at["l"] % 2 + 2),
+                "a": lambda at: at["r"] // 64,
+                "b": lambda at: at["g"] // 4,
+                "f": lambda _: 16,
+                "c": lambda _: 16,
+            },
+            apart=False,
+            draws={"scales": any_bytes},
+            adversarial={},
+            unusual={},
+            gates={"interleaved_scales": COPIED},
+            mutants=(
+                Mutant(
+                    "neighbouring rows",
+                    within=lambda view: view.reshape(view.transpose(2, 3).shape).transpose(2, 3),
+                ),
+                Mutant("blocks by columns first", blocks=lambda made: made.transpose(1, 2).reshape(made.shape)),
+                Mutant("columns in the opposite order", within=lambda view: view.flip(-1)),
+                Mutant("blocks by columns alone", blocks=lambda made: made.flip(2)),
+                Mutant("rows of the next block", blocks=lambda made: made.roll(1, 1)),
+                Mutant("rows as they were", within=lambda view: view.flip(3)),
+                Mutant("the first rows for all", within=lambda view: view[:, :, :1].expand(view.shape)),
+                altered("scales of the next row", "scales", change=lambda scales: scales.roll(1, 1)),
+            ),
+        ),
     ),
 )
 

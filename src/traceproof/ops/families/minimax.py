@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
+from traceproof.ops.families.blockscaled import (
+    GATES,
+    MXFP8,
+    NVFP4,
+    OF_TENSORS,
+    Scheme,
+    between,
+    exact_rows,
+    quantiser,
+    silu,
+)
+from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.norm import mean_square
-from traceproof.ops.formats import exact, to_bf16
+from traceproof.ops.formats import exact, swizzle, swizzled_size, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
 from traceproof.ops.lossless import full, one_hot
 from traceproof.ops.op import Op
@@ -19,6 +31,11 @@ if TYPE_CHECKING:
     from traceproof.draw import Draw
 
 KINDS = 3  # queries, keys, values
+
+
+def by_rank(parts: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Rows [m, heads, kinds, d] as each rank gets them, [ranks, m, heads / ranks, kinds, d]."""
+    return parts.view(len(parts), ranks, -1, *parts.shape[2:]).transpose(0, 1)
 
 
 def pre_attention(
@@ -51,8 +68,7 @@ def pre_attention(
         left, right = one[..., :half], one[..., half : 2 * half]
         found.append(torch.cat([left * cos - right * sin, right * cos + left * sin, one[..., 2 * half :]], -1))
     ranks = int(wide.number("ulysses_degree"))
-    packed = torch.stack([*found, parts[:, 2]], 2).view(len(x), ranks, -1, KINDS, width)
-    return {"out_out": packed.transpose(0, 1)}
+    return {"out_out": by_rank(torch.stack([*found, parts[:, 2]], 2), ranks)}
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -137,4 +153,60 @@ PRE_ATTENTION = PreAttention(
         altered("positions ignored", "rope_positions", change=lambda rows: torch.arange(len(rows))),
         altered("eps x 100", "eps", change=lambda eps: eps * 100),
     ),
+)
+
+
+# minimax_h3_qkv_quantize_pack
+
+
+def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
+    """The op of queries, keys and values by rank, as codes, and scales in tiles of all rows of a rank."""
+    given = "q[m h d] k[m h d] v[m h d] out_global_scale[o]? out_q[u m a c z]? out_sf[u s]?"
+
+    def read(wide: Wide, order: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
+        shape = wide.definition.outputs["out_q_out"].shape or ("",)
+        factor = wide.maybe("out_global_scale")
+        parts = torch.stack([wide[name] for name in "qkv"], 2)
+        rows = by_rank(parts if order is silu else order(parts), wide.definition.const_axes[shape[0]])
+        return rows, 1.0 if factor is None else factor, None
+
+    def tiles(scales: torch.Tensor) -> torch.Tensor:
+        return swizzle(scales.flatten(1, 3))
+
+    return Op(
+        "minimax_h3_qkv_quantize_pack",
+        Form(
+            f"{given.replace('z]', f'{elements}]')} -> out_q_out[u m a c {elements}] out_sf_out[u s]",
+            quantiser(scheme, read, "out_q_out", "out_sf_out", lay=tiles),
+        ),
+        sizes={
+            "m": (1, 3, 4, 16, 5),
+            "o": (1,),
+            "s": lambda at: swizzled_size(at["m"] * at["a"] * at["c"], at["d"] // scheme.width),
+        },
+        apart=False,
+        coupled=True,
+        draws={"out_global_scale": between(200.0, 400.0)},
+        lossless=lambda _: {**dict.fromkeys("qkv", exact_rows), "out_global_scale": 64.0, "out_q": 0.0},
+        unread=dict.fromkeys(("out_q", "out_sf"), "it is written over") | dict.fromkeys(absent, "it is not given"),
+        absent=absent,
+        unusual={},
+        exact_on_gpu=lambda _: False,
+        gates={"out_q_out": GATES[scheme.element], "out_sf_out": GATES[scheme.scale]},
+        **facts,
+    )
+
+
+PACK = packed(
+    NVFP4,
+    "z",
+    family="minimax",
+    mutants=(
+        *CODER_MUTANTS,
+        *OF_TENSORS,
+        Mutant("scales row by row", linear=True),
+        Mutant("values first", act=lambda parts: parts.flip(2)),
+        Mutant("heads of the next rank", act=lambda parts: parts.roll(1, 1)),
+    ),
+    others=(packed(MXFP8, "d", "out_global_scale"),),
 )

@@ -576,7 +576,9 @@ LAYERNORM = Op(
     rules=(epsilon("norm.layernorm", config=("layer_norm_eps", "layer_norm_epsilon")),),
     scalars={"scale": 0.75},
     # Running means are not exact but of zeros; then the bias is rounded.
-    lossless=lambda _: {"hidden_states": 0.0, "weight": full(0), "bias": full(0), "scale": 1.0},
+    lossless=lambda one: (
+        {"hidden_states": 0.0, "weight": full(0), "bias": full(0), "scale": 1.0} if "bias" in one.inputs else {}
+    ),
     adversarial={**ADVERSARIAL, "cancelled": {"noise": 2.0**-6}},
     adjust=cancel,
     mutants=(

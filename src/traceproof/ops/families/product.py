@@ -450,6 +450,20 @@ BMM_BF16 = Op(
         ),
     ),
 )
+# Nothing says which rows are of which segment, but of one alone.
+SEGMENT_GEMM = Op(
+    "segment_gemm",
+    Form(
+        "x[m k] weights[b k n] -> output[m n]",
+        lambda wide, *, times=matmul: bounded("output", wide["x"], wide["weights"][0], times),
+    ),
+    family="product",
+    **EXACT,
+    sizes={"b": (1,)},
+    data=("x",),
+    gates={"output": Backward()},
+    mutants=MUTANTS,
+)
 MM_BF16, FLASHINFER_BMM_BF16 = "flashinfer.gemm:mm_bf16", "flashinfer.gemm:bmm_bf16"
 TORCH_MATMUL, TORCH_BMM, TORCH_LINEAR = "torch:matmul", "torch:bmm", "torch.nn.functional:linear"
 

@@ -5,6 +5,7 @@ Ties go to the lowest expert index.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -925,6 +926,155 @@ GROUPED = Op(
         ),
     ),
 )
+# Routers that also say where each pair of token and slot goes: rows of an expert follow each other, filled up to
+# whole blocks. Which of an expert's pairs stands where is open, and so is what lies behind the valid part.
+
+
+def route_plan(
+    wide: Wide,
+    *,
+    chosen: Part = same,
+    weigh: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda logits, _: softmax(logits),
+    block_by: int = 1,
+) -> Tensors:
+    """The best of a row's logits and their softmax; AlphaMoE's list of pairs, or TensorRT-LLM's permutation.
+
+    The list has flat indices, and as many as there are where it is filled up. Of a permutation: the place of each
+    pair, the token in each place, and of each block of rows the expert and where its rows end.
+    """
+    flat = "logits" in wide
+    logits, size = (
+        wide["logits" if flat else "routing_logits"],
+        int(wide.number("block_m" if flat else "tile_tokens_dim")) // block_by,
+    )
+    (_, count), device = logits.shape, logits.device
+    experts = best(chosen(logits), int(wide.number("top_k")))
+    owner = experts.flatten()
+    order, pairs = owner.argsort(stable=True), torch.arange(len(owner), device=device)
+    counts = torch.bincount(owner, minlength=count)
+    blocks, before = -(-counts // size), counts.cumsum(0) - counts
+    starts, total, least = blocks.cumsum(0) - blocks, int(blocks.sum()), min(count, len(pairs))
+    place = torch.empty_like(order).index_put((order,), (starts * size - before)[owner[order]] + pairs)
+    tile = torch.arange(least + (len(pairs) - least) // size, device=device)
+    row = torch.arange(len(tile) * size, device=device)
+    owners = torch.zeros_like(tile)
+    owners[:total] = torch.arange(count, device=device).repeat_interleave(blocks)
+    listed = torch.full_like(row, len(pairs)).index_put((place,), pairs if flat else pairs // experts.shape[1])
+    behind, groups = tile >= total, (row + count).index_put((place,), owner)
+    rows, tiles = torch.full((1,), total * size, device=device), torch.full((1,), total, device=device)
+    found: Tensors = {"topk_weights": weigh(logits.gather(-1, experts), logits), "topk_ids": experts}
+    if not flat:
+        return found | {
+            "total_num_padded_tokens": rows,
+            "expanded_idx_to_permuted_idx": place.view_as(experts),
+            "expanded_idx_to_permuted_idx@groups": experts,
+            "permuted_idx_to_token_idx": listed,
+            "permuted_idx_to_token_idx@groups": groups,
+            "permuted_idx_to_token_idx@free": groups >= count,
+            "cta_idx_xy_to_batch_idx": owners,
+            "cta_idx_xy_to_batch_idx@free": behind,
+            "cta_idx_xy_to_mn_limit": torch.minimum((tile + 1) * size, (starts * size + counts)[owners]),
+            "cta_idx_xy_to_mn_limit@free": behind,
+            "num_non_exiting_ctas": tiles,
+        }
+    for name, length in (
+        ("expert_counts", count),
+        ("expert_offsets", count + 1),
+        ("expert_scatter_offsets", count),
+    ):
+        found |= {name: torch.zeros(length), f"{name}@free": torch.ones(length, dtype=torch.bool)}  # a workspace
+    return found | {
+        "sorted_token_ids": listed,
+        "sorted_token_ids@groups": groups,
+        "sorted_token_ids@free": row >= total * size,
+        "expert_ids": owners,
+        "expert_ids@free": behind,
+        "num_tokens_post_padded": rows,
+    }
+
+
+def capacity(at: Mapping[str, int]) -> int:
+    """Blocks that pairs may need at most: one per expert that has any, and as many as the others fill."""
+    pairs = at["n"] * at["k"]
+    least = min(at["e"], pairs)
+    return least + (pairs - least) // size_of_block(at)
+
+
+def size_of_block(at: Mapping[str, int]) -> int:
+    """Rows of a block."""
+    return at.get("block_m") or at["tile_tokens_dim"]
+
+
+def spoiled(name: str, *outputs: str, change: Part) -> Mutant:
+    """The first of some outputs that there is, changed."""
+
+    def spoil(_: Wide, found: Tensors) -> Tensors:
+        one = next(output for output in outputs if output in found)
+        return {one: change(found[one].flatten()).view_as(found[one])}
+
+    return Mutant(name, outputs=spoil)
+
+
+LISTED, FIXED = ("sorted_token_ids", "expanded_idx_to_permuted_idx"), "one way of routing is known, on one rank"
+UNREAD = (
+    "has_shared_expert routing_bias routing_method num_fused_shared_experts n_group topk_group local_expert_offset"
+    " local_num_experts routed_scaling_factor norm_topk_prob"
+)
+PLANNED_ROWS = (
+    "sorted_token_ids[p] expert_ids[c] num_tokens_post_padded[o] expert_counts[e] expert_offsets[f]"
+    " expert_scatter_offsets[e]"
+)
+PERMUTED_ROWS = (
+    "total_num_padded_tokens[o] expanded_idx_to_permuted_idx[n k] permuted_idx_to_token_idx[p]"
+    " cta_idx_xy_to_batch_idx[c] cta_idx_xy_to_mn_limit[c] num_non_exiting_ctas[o]"
+)
+PLANS = Op(
+    "moe_routing",
+    Form(
+        f"logits[n e] top_k block_m has_shared_expert -> topk_weights[n k] topk_ids[n k] {PLANNED_ROWS}",
+        route_plan,
+    ),
+    Form(
+        "routing_logits[n e] routing_bias[e]? routing_method top_k num_fused_shared_experts n_group topk_group"
+        " local_expert_offset local_num_experts? routed_scaling_factor tile_tokens_dim norm_topk_prob"
+        f" -> topk_ids[n k] topk_weights[n k] {PERMUTED_ROWS}",
+        route_plan,
+    ),
+    requires=lambda definition: (
+        "an expert that all tokens share" if definition.const_axes.get("has_shared_expert") else None
+    ),
+    scalars=dict.fromkeys(UNREAD.split(), 0)
+    | {"routing_method": 1, "norm_topk_prob": 1, "routed_scaling_factor": 1.0},
+    absent=("routing_bias", "local_num_experts"),
+    unread=dict.fromkeys(UNREAD.split(), FIXED),
+    sizes_in_numbers=("top_k", "block_m", "tile_tokens_dim"),
+    sizes={
+        "p": lambda at: capacity(at) * size_of_block(at),
+        "c": capacity,
+        "f": lambda at: at["e"] + 1,
+        "o": (1,),
+    },
+    apart=False,
+    draws=dict.fromkeys(("logits", "routing_logits"), ranks),
+    adversarial={},
+    unusual={},
+    gates={
+        name.partition("[")[0]: Exact("whole numbers, and no two experts are equally good")
+        for name in ("topk_ids", *re.findall(r"\w+\[", f"{PLANNED_ROWS} {PERMUTED_ROWS}"))
+    },
+    roundings={"topk_weights": 16.0},
+    mutants=(
+        Mutant("the worst experts", chosen=lambda logits: -logits),
+        Mutant("softmax over all", weigh=lambda logits, every: logits.exp() / every.exp().sum(-1, keepdim=True)),
+        Mutant("logits as weights", weigh=lambda logits, _: logits),
+        Mutant("blocks half as large", block_by=2),
+        spoiled("a pair twice", *LISTED, change=lambda one: torch.cat([one[:1], one[:1], one[2:]])[: len(one)]),
+        spoiled("places of the next pair", *LISTED, change=lambda one: one.roll(1)),
+        spoiled("another expert", "expert_ids", "cta_idx_xy_to_batch_idx", change=lambda one: one + 1),
+        spoiled("a block less", "num_tokens_post_padded", "num_non_exiting_ctas", change=lambda one: one - 1),
+        spoiled("rows end late", "sorted_token_ids", "cta_idx_xy_to_mn_limit", change=lambda one: one + 1),
+    ),
+)
 MOE_ROUTING = Op(
     "moe_routing",
     Form("router_logits[n e] -> topk_weights[n k] topk_ids[n k]", route, constants=("renormalize",)),
@@ -964,7 +1114,7 @@ MOE_ROUTING = Op(
         Mutant("the best expert left out", first=1, sums=True),
         Mutant("halves of the logits", score=lambda logits: softmax(logits / 2)),
     ),
-    others=(HASHED, GROUPED),
+    others=(HASHED, GROUPED, PLANS),
 )
 HASH_TOPK = "flashinfer.fused_moe.hash_topk:hash_topk"
 FUSED_TOPK = "flashinfer.fused_moe.fused_routing_dsv3:fused_topk_deepseek"
