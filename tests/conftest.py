@@ -6,7 +6,9 @@ import atexit
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,11 +55,23 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
+# Of tests that take each definition of ours in turn, the fast ones take the first of each op_type.
+OWN = Path(__file__).parent / "dataset" / "definitions"
+FURTHER = {path.stem for op_type in OWN.iterdir() for path in sorted(op_type.glob("*.json"))[1:]}
+IN_TURN = 100  # a test with more parameters is such a one
+
+
+@pytest.hookimpl(tryfirst=True)  # before those of other marks than `-m` names are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, then other slow ones, each of them whole; all processes have one order."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (order.get(item.path.name, len(order)), item.path not in slow, item.path))
+    counts = Counter(item.nodeid.partition("[")[0] for item in items)
+    for item in items:
+        test, _, parameters = item.nodeid.rstrip("]").partition("[")
+        if counts[test] > IN_TURN and not FURTHER.isdisjoint(parameters.split("-")):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,7 @@ def by_oracle(definition: Definition) -> Callable[..., Tensors]:
     return function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", api.forms().values(), ids=api.forms())
 def test_each_form_has_an_oracle_that_accepts_right_and_refuses_zeros(form: api.NamedForm) -> None:
     definition = form.definition("bfloat16", axes_of(form))

@@ -169,6 +169,7 @@ def run(hidden_states, residual, weight):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUFFERS)
 def test_what_a_definition_writes_to_is_judged(name: str, rows: dict[str, Rows]) -> None:
     found = [row for row in rows[name] if row["output"] == "intermediate_states_buffer"]
@@ -177,6 +178,7 @@ def test_what_a_definition_writes_to_is_judged(name: str, rows: dict[str, Rows])
     assert verdicts(found) == {("pass", None)} or name != "kept"
 
 
+@pytest.mark.slow
 def test_an_output_that_is_left_out_is_not_judged_and_the_definition_not_proved(rows: dict[str, Rows]) -> None:
     found = [row for row in rows["left_out"] if row["output"] == "residual_out"]
     assert verdicts(found) == {("skip", "unjudged")}

@@ -214,6 +214,7 @@ def ruled(form: str, kernel: Kernel, seed: int = 0) -> Iterator[tuple[str, Rulin
         yield subject.case.id, subject.ruling(output, kernel(subject, subject.trials, generator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_right_kernel_passes(name: str, seed: int) -> None:

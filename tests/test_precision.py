@@ -51,6 +51,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEEN)
 def test_a_refused_solution_is_told_what_it_did(name: str, judge: SolutionJudge) -> None:
     exploit = next(one for one in EXPLOITS if one.name == name)

@@ -63,6 +63,7 @@ def ran(folder: Path, *options: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_marked_test_runs_per_case_beside_others_and_tells(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(TESTS, encoding="utf-8")
     told = ran(tmp_path, "-n", "1")
