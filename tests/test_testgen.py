@@ -15,6 +15,7 @@ import torch
 from definitions import GOOD, rmsnorm, write
 from testgen_support import NOTHING_KNOWN, contents, dataset, everything
 
+from traceproof.audit import audit
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.reference_text import assigned
 from traceproof.dataset.tree import DatasetTree, read_tree
@@ -120,6 +121,15 @@ def test_one_file_a_definition_and_generating_again_changes_no_byte(dataset: Pat
     order = GenerateOptions(root=dataset, definitions=("rmsnorm_a",), python=sys.executable)
     assert generate(order, NOTHING_KNOWN).files == ["tests/references/test_rmsnorm_a.py"]
     assert contents(dataset) == written  # as another interpreter writes it
+
+
+def test_the_audit_finds_nothing_in_what_was_written(dataset: Path) -> None:
+    """Their assertions stand in the conftest; a file that asks it for none has a finding."""
+    everything(dataset)
+    (dataset / PLACE / "test_own.py").write_text("def test_own(case):\n    case.blocked()\n")
+    report = audit(dataset / PLACE, dataset)
+    assert [(str(one.path), one.code) for one in report.findings] == [("test_own.py", "TA101")]
+    assert report.tests > 2
 
 
 def test_an_edited_file_stays_unless_forced_and_somebody_else_s_in_any_case(dataset: Path) -> None:

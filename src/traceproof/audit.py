@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeGuard
@@ -46,8 +46,8 @@ class TestFile:
 
     __test__ = False  # its name begins as a test's does
 
-    def __init__(self, path: Path, text: str) -> None:
-        self.path = path
+    def __init__(self, path: Path, text: str, conftest: "TestFile | None" = None) -> None:
+        self.path, self.conftest = path, conftest
         self.lines = text.splitlines()
         self.tree = parse_quietly(text)
 
@@ -150,14 +150,24 @@ def _asserts(function: Function) -> list[ast.AST]:
 
 
 def _only_shape(test: ast.expr) -> bool:
+    """Whether an assertion is about shapes, or about finite numbers; `all` counts for what is in it."""
     attributes = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
-    return bool((attributes | set(called(test))) & SHAPE_ONLY)
+    calls = set(called(test)) - {"all", "any"}
+    bare = not calls and not {"all", "any"}.isdisjoint(called(test))
+    return bare or bool(((attributes | calls) & SHAPE_ONLY) - {"all", "any"})
 
 
 def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
     """What a helper asserts of its arguments, shapes or divisibility, says nothing about outputs."""
     own = [*_asserts(test), *(node for node in _own_nodes(test) if isinstance(node, ast.Raise))]
-    helpers = [function for function in file.reached(test) if function.name not in {"run", test.name}]
+    reached = file.reached(test)
+    if file.conftest is not None:  # whose fixtures may assert: `case.check()`
+        names = {name for function in reached for name in called(function)} & file.conftest.functions.keys()
+        reached = (
+            *reached,
+            *(one for name in names for one in file.conftest.reached(file.conftest.functions[name])),
+        )
+    helpers = [function for function in reached if function.name not in {"run", test.name}]
     for node in (node for function in helpers for node in _asserts(function)):
         divides = isinstance(node, ast.Assert) and any(isinstance(one, ast.Mod) for one in ast.walk(node.test))
         if not (isinstance(node, ast.Assert) and (divides or _only_shape(node.test))):
@@ -387,10 +397,16 @@ def audit(folder: Path, dataset: Path) -> AuditReport:
         raise TraceproofError(f"{folder} holds no test_*.py", todo="Give the folder of the tests.")
     definitions = {name: entry.definition for name, entry in read_tree(dataset).definitions.items()}
     report = AuditReport(files=len(paths))
+
+    @cache
+    def conftest_of(place: Path) -> TestFile | None:
+        path = place / "conftest.py"
+        return TestFile(path, read_bytes(path, most=LARGEST).decode()) if path.is_file() else None
+
     for path in paths:
         relative = path.relative_to(folder)
         try:
-            file = TestFile(relative, read_bytes(path, most=LARGEST).decode())
+            file = TestFile(relative, read_bytes(path, most=LARGEST).decode(), conftest_of(path.parent))
         except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
             report.findings.append(Finding(relative, 1, 1, "TA000", "", str(error)))
             continue
