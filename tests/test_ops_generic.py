@@ -259,11 +259,19 @@ def test_a_package_of_somebody_else_declares_an_op(tmp_path: Path) -> None:
     assert second == "pass fail"
 
 
-def test_a_module_of_ops_that_can_not_be_imported_says_whose_it_is(tmp_path: Path) -> None:
-    package(tmp_path, "import no_such_package\n")
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import no_such_package\n", "No module named"),
+        ("from traceproof.lazy import torch\nHALF = torch.half\n", "own_ops.py:2: torch.half while the module"),
+    ],
+)
+def test_a_module_of_ops_that_can_not_be_imported_says_whose_it_is(code: str, why: str, tmp_path: Path) -> None:
+    package(tmp_path, code)
     program = (
         "from traceproof.errors import TraceproofError\nfrom traceproof.ops import registry\n"
         "try:\n    registry.known()\nexcept TraceproofError as error:\n    print(error)\n"
     )
     [line] = said(program, tmp_path)
-    assert line.startswith("own-ops names own_ops as a module of ops, which can not be imported: No module named")
+    assert line.startswith("own-ops names own_ops as a module of ops, which can not be imported: ")
+    assert why in line

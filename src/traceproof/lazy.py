@@ -1,13 +1,15 @@
 """Packages that may be absent: PyTorch, imported when something of it is first used, and modules in their place.
 
 The driver reads what ops say of themselves (names, constants, which ground truths there are, models' calls) and
-has no PyTorch. So modules that declare ops take `torch` from here, and use nothing of it while they are imported.
+has no PyTorch. So modules that declare ops take `torch` from here, and use nothing of it while they are imported: that
+raises ImportError, with PyTorch as without.
 """
 
 import sys
 from collections.abc import Callable, Iterable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from inspect import CO_OPTIMIZED
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,13 @@ else:
         """Stands for the package; each attribute is the package's own."""
 
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the package holds
+            user = sys._getframe(1)  # noqa: SLF001 - the cheapest way to know it
+            if not user.f_code.co_flags & CO_OPTIMIZED:  # the body of a module or of a class
+                place = f"{user.f_code.co_filename}:{user.f_lineno}"
+                raise ImportError(
+                    f"{place}: torch.{name} while the module is imported, and ops are declared where there is no "
+                    "PyTorch: use it within a function, or a lambda"
+                )
             import torch
 
             return getattr(torch, name)
