@@ -23,7 +23,6 @@ from traceproof.ops.families.norm import by_reciprocal_root, mean_square
 from traceproof.ops.families.product import in_blocks
 from traceproof.ops.families.quantiser import peak
 from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
-from traceproof.ops.families.single import is_causal
 from traceproof.ops.families.sparse import best
 from traceproof.ops.formats import E2M1, FP4_BLOCK, FP8_MAX, requantise_fp8, to_bf16, to_fp8
 from traceproof.ops.formula import Variant, Wide, has, same
@@ -55,11 +54,6 @@ def of(names: str, *variants: Variant) -> Iterator[Variant]:
 def of_softmax(wide: Wide) -> bool:
     """Whether experts are chosen by a softmax of their logits."""
     return wide.values.keys() == {"router_logits"}
-
-
-def is_bare(wide: Wide) -> bool:
-    """Whether all queries see all keys, and nothing bends their logits."""
-    return wide.values.keys() <= {"q", "k", "v", "sm_scale"} and not is_causal(wide)
 
 
 def requantise_fp4(values: torch.Tensor) -> torch.Tensor:
@@ -171,25 +165,6 @@ def by_softmax(v: torch.Tensor, s: torch.Tensor) -> States:
     return (v * weights).sum(1), torch.logsumexp(scaled.double(), 1).float() / math.log(2.0)
 
 
-def keys_in_blocks(wide: Wide) -> Tensors:
-    """Attention of one request by blocks of keys, merged by their sums, where all queries see all keys."""
-    q, k, v = wide["q"], wide["k"], wide["v"]
-    queries = q if q.dim() == 3 else q[None]
-    group = torch.arange(queries.shape[1]) // (queries.shape[1] // k.shape[1])
-    scale = wide.number("sm_scale", 1 / math.sqrt(q.shape[-1]))
-    logits = torch.einsum("nhd,lhd->hnl", queries, k[:, group]) * scale
-    tops, sums, mixed = [], [], []
-    for part, values in zip(torch.split(logits, BLOCK, -1), torch.split(v[:, group], BLOCK), strict=True):
-        tops.append(part.amax(-1).T)
-        powers = torch.exp(part - part.amax(-1, keepdim=True))
-        sums.append(powers.sum(-1).T)
-        mixed.append(torch.einsum("hnl,lhe->nhe", powers, values))
-    factors = torch.exp(torch.stack(tops) - torch.stack(tops).amax(0))
-    total = (torch.stack(sums) * factors).sum(0)
-    output = (torch.stack(mixed) * factors.unsqueeze(-1)).sum(0) / total.unsqueeze(-1)
-    return {"output": output if q.dim() == 3 else output[0]}
-
-
 def head_by_head(products: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """An indexer's scores, the last head first."""
     total = torch.zeros_like(products[0])
@@ -278,11 +253,6 @@ ATTENTION = (
         lost=False,
         spans=each(lambda span: seeing(span, lambda at: at.flip(0))),
     ),
-)
-SINGLE = (
-    PLAIN,
-    Variant("float32 throughout", weights="float32"),
-    Variant("keys in blocks", applies=is_bare, formula=keys_in_blocks),
 )
 PRODUCTS = (
     PLAIN,
@@ -417,9 +387,18 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
     **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_ragged"), ATTENTION),
     "mla_paged": (PLAIN, *of("q_nope query q", *ATTENTION)),
     **dict.fromkeys(
-        ("block_sparse", "trtllm_paged", "trtllm_paged_dcp_spec", "cudnn_paged", "xqa", "msa_sparse"), TABLED
+        (
+            "block_sparse",
+            "trtllm_paged",
+            "trtllm_paged_dcp_spec",
+            "cudnn_paged",
+            "xqa",
+            "msa_sparse",
+            "single_prefill",
+            "single_decode",
+        ),
+        TABLED,
     ),
-    **dict.fromkeys(("single_prefill", "single_decode"), SINGLE),
     "dsa_paged": (
         PLAIN,
         *of("sparse_indices", *ATTENTION, Variant("rows in the order of the cache", inputs=cache_order)),

@@ -1,8 +1,8 @@
 """Packages that may be absent: PyTorch, imported when something of it is first used, and modules in their place.
 
 The driver reads what ops say of themselves (names, constants, which ground truths there are, models' calls) and
-has no PyTorch. So modules that declare ops take `torch` from here, and use nothing of it while they are imported: that
-raises ImportError, with PyTorch as without.
+has no PyTorch. So modules that declare ops take `torch` from here, and use nothing of it while they are imported:
+that raises ImportError, with PyTorch as without.
 """
 
 import sys

@@ -40,7 +40,7 @@ class Span:
     rows: torch.Tensor  # int64 [kv_len], the rows of the flattened keys and values, in the order of the sequence
     causal: bool  # the last query sees all rows, each query before it one row less; otherwise all see all
     window: int = -1  # rows that a query sees before its own place, the last query's being the last row; -1: all
-    bias: torch.Tensor | None = None  # [1 or Hkv, queries or 1, kv_len], added to scaled logits; -inf hides a row
+    bias: torch.Tensor | None = None  # [1, Hkv or Hq, queries or 1, kv_len], added to scaled logits; -inf hides
 
 
 Spans = tuple[Span, ...]
@@ -98,9 +98,10 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
             if operands.cap:
                 logits = operands.cap * torch.tanh(logits / operands.cap)
             if span.bias is not None:
-                wide = span.bias.shape[1] > 1
-                bias = span.bias[:, first - span.start : last - span.start] if wide else span.bias
-                bias = bias.to(compute).repeat_interleave(ratio if wide else 1, 1)
+                bias = (
+                    span.bias[:, first - span.start : last - span.start] if span.bias.shape[1] > 1 else span.bias
+                )
+                bias = _by_key_head(bias.to(compute), kv_heads, ratio)
                 logits = (logits + bias).masked_fill_(torch.isneginf(bias), -math.inf)
             if (span.causal and first + 1 < span.stop) or span.window >= 0:  # the last query sees all keys
                 places = torch.arange(first, last, device=q.device) + length - span.stop
@@ -118,6 +119,13 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
             output[first:last] = mixed.view(kv_heads, last - first, ratio, -1).transpose(0, 1).flatten(1, 2)
             lse[first:last] = sums.transpose(0, 1).flatten(1, 2)
     return {"output": output, "lse": lse}
+
+
+def _by_key_head(bias: torch.Tensor, kv_heads: int, ratio: int) -> torch.Tensor:
+    """What is added to logits [Hkv, queries * ratio, keys], where one for all of them is 1 long."""
+    if len(bias) in {1, kv_heads}:
+        return bias.repeat_interleave(ratio if bias.shape[1] > 1 else 1, 1)
+    return bias.view(kv_heads, ratio, *bias.shape[1:]).transpose(1, 2).flatten(1, 2)
 
 
 def _products(queries: torch.Tensor, keys: torch.Tensor, precision: Precision) -> torch.Tensor:

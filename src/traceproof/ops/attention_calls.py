@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # scales of codes. Widths may be packed.
 OUTPUTS = ("output", "output_out", "out_out")
 AXES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("q", "query", "q_fp4"), ("t h d", "b y h d")),
+    **dict.fromkeys(("q", "query", "q_fp4"), ("t h d", "b y h d", "h d")),
     **dict.fromkeys(("k", "key", "k_fp4"), ("n g D", "b l g D")),
     **dict.fromkeys(("v", "value"), ("n g e", "b l g e")),
     **dict.fromkeys(("k_cache", "v_cache"), ("p g s e",)),
@@ -51,7 +51,9 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "block_indices": ("x",),
     "exact_block_bits": ("b a r w",),
     "kv_valid_bits": ("b z",),
-    **dict.fromkeys(OUTPUTS, ("t h o", "b y h o")),
+    "custom_mask": ("t n",),
+    "alibi_slopes": ("h",),
+    **dict.fromkeys(OUTPUTS, ("t h o", "b y h o", "h o")),
     "lse": ("t h",),
 }
 QUERIES, VALUES = ("q", "query", "qkv", "q_fp4", "q_nope", "q_pe"), ("v", "value", "v_cache")
@@ -112,8 +114,10 @@ def is_causal(definition: Definition, inputs: Given) -> bool:
     """Whether the last query of a sequence sees all keys, each before it one less; otherwise all see all."""
     said = number(definition, inputs, *CAUSAL)
     if said is None:
-        usual = bool(getattr(registry.get(definition.op_type), "causal", False))
-        said = usual if is_tabled(definition) else "qo_indptr" in definition.inputs
+        if not is_tabled(definition):
+            return "qo_indptr" in definition.inputs
+        usual = getattr(registry.get(definition.op_type), "causal", False)
+        return bool(definition.constants.get("causal")) or usual
     return bool(said)
 
 
@@ -283,6 +287,8 @@ def operands_of(definition: Definition, inputs: Given) -> Operands:
     spans = [Span(*pair, own, causal, kept) for pair, own in zip(pairwise(bounds), rows, strict=True)]
     if "causal_seqlens_kv_global" in inputs:
         spans = [replace(span, bias=owned(inputs, row, span), causal=False) for row, span in enumerate(spans)]
+    if inputs.get("custom_mask") is not None or inputs.get("alibi_slopes") is not None:
+        spans = [replace(span, bias=added(inputs, span)) for span in spans]
     if "q2k_indices" in inputs:
         spans = [replace(span, bias=named(inputs["q2k_indices"], span)) for span in spans]
     if one_of(BLOCKED, inputs) is not None:
@@ -327,6 +333,20 @@ def owned(inputs: Given, row: int, span: Span) -> torch.Tensor:
     )
     count = ((place - rank).div(world, rounding_mode="floor") + 1).clamp_min(0)
     return hiding((torch.arange(len(span.rows), device=place.device) < count[:, None])[None])
+
+
+def added(inputs: Given, span: Span) -> torch.Tensor:
+    """Of the one sequence a custom mask, and slopes of heads times the key's place less the query's."""
+    count, length, device = span.stop - span.start, len(span.rows), span.rows.device
+    bias = torch.zeros((1, count, length), dtype=torch.float64, device=device)
+    if inputs.get("custom_mask") is not None:
+        bias = hiding(inputs["custom_mask"])[None]
+    if inputs.get("alibi_slopes") is not None:
+        place = torch.arange(count, device=device)[:, None] + (length - count)
+        bias = bias + inputs["alibi_slopes"].double()[:, None, None] * (
+            torch.arange(length, device=device) - place
+        )
+    return bias
 
 
 def named(lists: torch.Tensor, span: Span) -> torch.Tensor:
@@ -399,7 +419,9 @@ def attention(  # noqa: PLR0913 - one keyword per way of being wrong
     if interleaved:
         heads = torch.arange(given.q.shape[1], device=given.q.device) % given.k.shape[1]
         own = tuple(
-            span if span.bias is None or len(span.bias) == 1 else replace(span, bias=span.bias[heads])
+            span
+            if span.bias is None or len(span.bias) in {1, len(heads)}
+            else replace(span, bias=span.bias[heads])
             for span in given.spans
         )
         given = replace(given, k=given.k[:, heads], v=given.v[:, heads], spans=own)

@@ -321,10 +321,14 @@ def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
     """Queries of zeros, to which all keys weigh the same; where keys are left out, they are no power of two."""
     patterned = one_of((*calls.BLOCKED, "causal_seqlens_kv_global", "qkv"), definition.inputs) is not None
     patterned = patterned or listed(definition) or calls.by_heads(definition)  # which name all pages but one
+    patterned = patterned or "custom_mask" in definition.inputs
     if patterned or one_of(calls.QUERIES, definition.inputs).dtype == calls.CODES:  # fp8 has no ties in bfloat16
         return {}
     values = (*calls.KEYS, *calls.VALUES, *calls.COMBINED, "ckv_cache", "kpe_cache")
-    found = dict.fromkeys(calls.QUERIES, 0.0) | {"sinks": NEVER, "window_left": 15.0}  # and one's own token
+    found = dict.fromkeys((*calls.QUERIES, "alibi_slopes"), 0.0) | {
+        "sinks": NEVER,
+        "window_left": 15.0,
+    }  # and one's own token
     return found | dict.fromkeys(values, full(0))
 
 
@@ -433,7 +437,7 @@ class Attention(Op):
         if not is_tabled(definition):
             assert not isinstance(asked, int)
             return kv_lens, asked if "qo_indptr" in inputs else [1] * len(kv_lens)
-        alone = {"t", "n"} <= letters.keys() and not {"i", "j"} & letters.keys()  # of one sequence
+        alone = "n" in letters and not {"i", "j"} & letters.keys()  # of one sequence
         if alone or "l" in letters or ("max_sequence_kv" in inputs and "b" in letters):
             kv_lens = [max(kv_lens)] * (1 if alone else len(kv_lens))
         if "qkv" in inputs or letters.get("y") == letters.get("l", ""):
@@ -445,7 +449,7 @@ class Attention(Op):
         # as many in each
         told = {"mask_type", *calls.CAUSAL, "seqlen_q", "causal_seqlens_kv_global"} & {*inputs, *definition.axes}
         several = alone or "a" in letters or listed(definition) or (told and "y" in letters)
-        several = several or told - {"mask_type", *calls.CAUSAL[:2]}
+        several = (several or told - {"mask_type", *calls.CAUSAL[:2]}) and {"t", "y"} & letters.keys()
         most = (asked if isinstance(asked, int) else max(asked)) + 2 * calls.blocks_of(definition)[0] * (
             "a" in letters
         )
@@ -559,6 +563,11 @@ class Attention(Op):
             elif name == "sinks":  # beside negative logits they would have all the weight
                 low = NEGATIVE if case.params["pattern"] == "negative" else 0.0
                 values[name] = draw.normal(name, shape) - low
+            elif name == "alibi_slopes":
+                values[name] = draw.uniform(name, shape, low=0.02, high=0.5)
+            elif name == "custom_mask":  # about half of the keys, and the first
+                values[name] = draw.integers(name, shape, torch.int32, low=0, high=2) > 0
+                values[name][:, :1] = True
             elif name in STRUCTURE and not (spec.optional and name in calls.ENDS and is_tabled(definition)):
                 lists = STRUCTURE[name](CaseLayout(definition, case, ids, heads, shape))
                 if len(shape) == 1:  # some definitions shape kv_last_page_len like an indptr, lists have room
@@ -650,7 +659,8 @@ class Attention(Op):
         elements = [(math.prod(definition.shape_of(spec, case.axes) or ()), spec.dtype.bits) for spec in specs]
         stored = sum(count * (bits + 32) // 8 for count, bits in elements)
         query = next(definition.inputs[name] for name in calls.QUERIES if name in definition.inputs)
-        rows, *_, heads, _ = definition.shape_of(query, case.axes) or (0, 0, 0)
+        shape = definition.shape_of(query, case.axes) or (0, 0, 0)
+        rows, heads = shape[0], shape[-2]
         if "kv_lens" in case.params:
             kv_lens, q_lens = lengths_of(case.params)
         elif is_tabled(definition):

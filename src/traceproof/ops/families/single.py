@@ -1,164 +1,47 @@
-"""Attention of one request, its keys and values in one piece: causal or not, window, soft cap, sinks."""
+"""Attention of one request, its keys and values in one piece: causal or not, window, soft cap, sinks, masks.
+
+A definition is causal if its constant says so; a window keeps that many keys before the query's own. A custom mask
+[n l] says which keys a query sees; a slope of ALiBi's times the key's place less the query's is added to a logit.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
-from traceproof.ops.attention_inputs import Style
-from traceproof.ops.base import Tensors
-from traceproof.ops.formula import Form, Mutant, Wanted, Wide, altered, has
-from traceproof.ops.lossless import NEVER, full
-from traceproof.ops.op import Op
-
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
+from traceproof.ops.attention_calls import attention
+from traceproof.ops.attention_op import MUTANTS, Attention
+from traceproof.ops.formula import Formula, Mutant, altered
 
 
-def attend(
-    wide: Wide,
-    *,
-    causal: bool = True,
-    shift: int = 0,
-    window: int = 0,
-    scale: float = 1.0,
-    capped: bool = True,
-    sinks: bool = True,
-    interleaved: bool = False,
-    dropped: int = 0,
-    weights: str = "",
-) -> torch.Tensor:
-    """Attention of queries [n h d] over keys [l g d], values [l g e]: [n h e].
+class Single(Attention):
+    """One sequence. In float32 the weights are rounded to bfloat16 before they meet the values, as kernels do."""
 
-    Query i stands at l - n + i. A definition is causal if its constant says so; a window keeps that many keys
-    before the query's own; a soft cap bends logits; a sink is one more logit per head, without a value. A custom
-    mask [n l] says which keys a query sees; a slope of ALiBi's times the key's place less the query's is added to
-    a logit. In float32 the weights are rounded to bfloat16 before they meet the values, as kernels do.
-
-    Of a mutant: `shift` of the diagonal, `window` of its left end, `dropped` keys, `weights` kept in that dtype.
-    """
-    q, k, v = wide["q"], wide["k"], wide["v"]
-    count, heads, length = q.shape[0], q.shape[1], k.shape[0]
-    group = torch.arange(heads, device=q.device)
-    group = group % k.shape[1] if interleaved else group // (heads // k.shape[1])
-    logits = torch.einsum("nhd,lhd->hnl", q, k[:, group])
-    logits = logits * (wide.number("sm_scale", 1 / math.sqrt(q.shape[-1])) * scale)
-    if "logits_soft_cap" in wide and capped:
-        cap = wide.number("logits_soft_cap")
-        logits = cap * torch.tanh(logits / cap)
-    place = torch.arange(count, device=q.device)[:, None] + (length - count) + shift
-    key = torch.arange(length, device=q.device)[None]
-    if "alibi_slopes" in wide:
-        logits = logits + wide["alibi_slopes"][:, None, None] * (key - place)
-    hidden = torch.zeros((count, length), dtype=torch.bool, device=q.device)
-    if "custom_mask" in wide:
-        hidden |= ~wide["custom_mask"]
-    if is_causal(wide) and causal:
-        hidden |= key > place
-    if "window_left" in wide:
-        hidden |= key < place - int(wide.number("window_left")) - window
-    hidden |= key >= length - dropped
-    logits = logits.masked_fill(hidden, -math.inf)
-    top = logits.amax(-1, keepdim=True).clamp_min(-1e30)
-    powers = torch.exp(logits - top)
-    total = powers.sum(-1)
-    if "sinks" in wide and sinks:
-        total = total + torch.exp(wide["sinks"][:, None] - top.squeeze(-1))
-    low = torch.bfloat16 if wide.dtype is torch.float32 and not weights else wide.dtype
-    mixed = torch.einsum("hnl,lhe->nhe", powers.to(low).to(wide.dtype), v[:, group])
-    total = torch.where(total == 0, torch.ones_like(total), total)
-    return mixed / total.T.unsqueeze(-1)
-
-
-def is_causal(wide: Wide) -> bool:
-    """Whether a query sees only the keys up to its own place."""
-    return bool(wide.number("causal", 0.0))
-
-
-def patterned(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
-    """Queries and keys in the case's pattern, if it has one."""
-    if "pattern" not in wanted.params:
-        return None
-    style = Style.of(wanted.case, width=wanted.shape[-1], scale=wanted.shape[-1] ** -0.5)
-    return style.tensor(draw, wanted.name, wanted.shape, wanted.dtype, keys=wanted.name == "k")
-
-
-def seen(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """About half of the keys, and the first."""
-    mask = draw.integers(wanted.name, wanted.shape, torch.int32, low=0, high=2) > 0
-    mask[:, :1] = True
-    return mask
-
-
-SCALARS = {"sm_scale": 0.125, "logits_soft_cap": 4.0, "window_left": 7}
-CASES = {"large": {"scale": 3.0}, "offset": {"offset": 1.0}, "outlier": {"outlier": 20.0}}
-# Raw products of queries and keys beyond what masks have been filled with.
-EXTREMES = {name: {"pattern": name, "amplitude": 1.0} for name in ("below", "deep", "above")}
-MUTANTS = (
-    Mutant("scale dropped", scale=2.0),
-    Mutant("scale squared", scale=0.5),
-    Mutant("heads interleaved", interleaved=True),
-    Mutant("last key dropped", dropped=1),
-    Mutant("mask dropped", applies=is_causal, causal=False),
-    Mutant("diagonal one further", applies=is_causal, shift=1),
-    Mutant("diagonal one before", applies=is_causal, shift=-1),
-    Mutant("window one longer", applies=has("window_left"), window=1),
-    Mutant("window one shorter", applies=has("window_left"), window=-1),
-    Mutant("soft cap dropped", applies=has("logits_soft_cap"), capped=False),
-    Mutant("sinks dropped", applies=has("sinks"), sinks=False),
-    altered("mask not looked at", "custom_mask", change=lambda one: torch.ones_like(one)),
-    altered("mask of the query before", "custom_mask", change=lambda mask: mask.roll(1, 0)),
-    altered("ALiBi dropped", "alibi_slopes", change=lambda slopes: slopes * 0),
-    altered("slopes of the next head", "alibi_slopes", change=lambda slopes: slopes.roll(1)),
-)
-
-
-def prefill(wide: Wide, *, opposite: bool = False, **ways: Any) -> Tensors:  # noqa: ANN401 - those of `attend`
-    """All queries of the request."""
-    found = attend(wide, **ways)
-    return {"output": found.flip(0) if opposite else found}
-
-
-def decode(wide: Wide, *, mean: bool = False, **ways: Any) -> Tensors:  # noqa: ANN401 - those of `attend`
-    """The one query as a request of one."""
-    if mean:
-        return {"output": wide["v"].mean((0, 1)).expand(wide["q"].shape)}
-    return {"output": prefill(wide.changed(q=wide["q"][None]), **ways)["output"][0]}
+    formula: Formula = staticmethod(partial(attention, lost=False, weights="bfloat16"))
 
 
 SHARED: Any = {
-    "uneven": "d",
     "family": "attention",
     "compiles_late": ("torch",),
     "coupled": True,
-    "scalars": SCALARS,
-    "draws": {
-        **dict.fromkeys(("q", "k"), patterned),
-        "custom_mask": seen,
-        "alibi_slopes": lambda draw, wanted: draw.uniform(wanted.name, wanted.shape, low=0.02, high=0.5),
-    },
-    "adversarial": CASES,
-    "extremes": EXTREMES,
-    "data": ("q", "k"),
-    "apart": False,
-    "unusual": {"nan": ("q",), "large": ("v",), "small": ("v",)},
-    "lossless": lambda definition: (
-        {}
-        if "custom_mask" in definition.inputs
-        else {**dict.fromkeys(("q", "alibi_slopes"), 0.0), "k": full(0), "v": full(0), "sinks": NEVER}
+    "mutants": (
+        *MUTANTS,
+        altered("mask not looked at", "custom_mask", change=lambda one: torch.ones_like(one)),
+        altered("mask of the query before", "custom_mask", change=lambda mask: mask.roll(1, 0)),
+        altered("ALiBi dropped", "alibi_slopes", change=lambda slopes: slopes * 0),
+        altered("slopes of the next head", "alibi_slopes", change=lambda slopes: slopes.roll(1)),
+        Mutant(
+            "queries in the opposite order",
+            applies=lambda wide: wide.given("q").dim() > 2 and len(wide.given("q")) > 1,
+            outputs=lambda _, found: {"output": found["output"].flip(0)},
+        ),
     ),
-    "lossless_sizes": {"n": 1, "l": 64},
 }
-SINGLE_PREFILL = Op(
+SINGLE_PREFILL = Single(
     "single_prefill",
-    Form(
-        "q[n h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? custom_mask[n l]?"
-        " alibi_slopes[h]? -> output[n h e]",
-        prefill,
-    ),
     rules=(
         Rule(
             name="causal",
@@ -170,20 +53,9 @@ SINGLE_PREFILL = Op(
             usual=0,
         ),
     ),
-    sizes={"l": (5, 2, 33, 64, 100, 257)},
-    mutants=(
-        *MUTANTS,
-        Mutant("queries in the opposite order", applies=lambda wide: len(wide["q"]) > 1, opposite=True),
-    ),
     **SHARED,
 )
-SINGLE_DECODE = Op(
-    "single_decode",
-    Form("q[h d] k[l g d] v[l g e] sm_scale? logits_soft_cap? window_left? sinks[h]? -> output[h e]", decode),
-    sizes={"l": (17, 1, 64, 300, 33, 1000)},
-    mutants=(*MUTANTS, Mutant("one value for all heads", mean=True)),
-    **SHARED,
-)
+SINGLE_DECODE = Single("single_decode", **SHARED)
 BARE = "q k v [sm_scale] -> output"
 BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] [custom_mask] -> output"
 SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] [custom_mask] [alibi_slopes] -> output"
