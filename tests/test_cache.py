@@ -20,7 +20,7 @@ from repository import DEFINITIONS, Repository
 
 from traceproof.cli import main
 from traceproof.errors import TraceproofError
-from traceproof.reasons import Error, Failure, Skip, Verdict
+from traceproof.reasons import Error, Failure, Skip, Unavailable, Verdict
 from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.engine import Engine
 from traceproof.run.job import Job
@@ -34,7 +34,6 @@ from traceproof.run.schema import (
     OpTypePlan,
     PlannedDefinition,
     RowDigests,
-    SkipNote,
     VerdictRow,
     read_rows,
     rows_text,
@@ -232,7 +231,7 @@ def test_a_skip_is_kept_and_bundles_of_an_earlier_run_go(verify: Verify, tmp_pat
 
 
 def test_what_the_plan_skips_whole_asks_no_engine(verify: Verify, planned: OpTypePlan) -> None:
-    skip = SkipNote(reason=Skip.DOES_NOT_FIT, message="needs about 99.0 GiB")
+    skip = Unavailable(Skip.DOES_NOT_FIT, "needs about 99.0 GiB")
     alpha = planned.definitions["alpha"]
     large = alpha.holding(case.model_copy(update={"skip": skip}) for case in alpha.cases)
     stub = Stub()

@@ -599,7 +599,7 @@ class DrawnCase:
     def unavailable(self) -> Unavailable | None:
         """Why it can not be judged here; None: it can."""
         if self.planned.skip is not None:
-            return Unavailable(self.planned.skip.reason, self.planned.skip.message)
+            return self.planned.skip
         if self.no_oracle is not None:
             return Unavailable(Skip.NO_ORACLE, self.no_oracle)
         return _no_gpu(self.device)

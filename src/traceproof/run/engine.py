@@ -25,6 +25,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.digests import digest_json
+from traceproof.draw import normal_table
 from traceproof.environments import jit
 from traceproof.files import sweep
 from traceproof.judge.output import OTHER_TIES, Ruling
@@ -126,6 +127,7 @@ class Engine:
         main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
         # A process that has asked for a GPU (`this_interpreter`) has its driver open, which survives no fork.
         closed = not main.on_gpu or bool(main.record["digest"])
+        normal_table(CPU)  # which copies of this process have, too
         names = {environment_of(name) for name in implementations if name != REFERENCE}
         for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
             if self.environments[name].python == sys.executable and name not in self._workers:

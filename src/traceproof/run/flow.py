@@ -278,7 +278,7 @@ class Pipeline:
     def _listed(self, wildcards: Wildcards) -> Listed:
         """What the list of plans says of an op_type; of one that is not planned, what asks for little."""
         found = self.index.op_types.get(wildcards.op_type) if self.index else None
-        return found or Listed(digests={}, definitions=(), mem_mb=2000, gpu_mb=0, parallel=1, builds=0, seconds=0)
+        return found or Listed(digests={}, mem_mb=2000, gpu_mb=0, parallel=1, builds=0, seconds=0)
 
     def job_records(self, wildcards: Wildcards) -> list[str]:
         """Records of the stacks that a job works with."""

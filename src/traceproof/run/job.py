@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +221,7 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
             [
                 [
                     case.digest,
-                    case.skip and case.skip.as_json(),
+                    case.skip and asdict(case.skip),
                     case.repeat,
                     case.nonce if ours else 0,
                     case.blobs,

@@ -33,7 +33,7 @@ from traceproof.ops.cases import EDGE, WORKLOADS, Case
 from traceproof.ops.op import Op
 from traceproof.ops.scaled_down import PREFIX, scaled_down_of
 from traceproof.programs import bounded
-from traceproof.reasons import Skip
+from traceproof.reasons import Skip, Unavailable
 from traceproof.run.hidden import hidden_cases
 from traceproof.run.judging import is_large
 from traceproof.run.schema import (
@@ -48,7 +48,6 @@ from traceproof.run.schema import (
     OpTypePlan,
     PlannedCase,
     PlannedDefinition,
-    SkipNote,
     environment_of,
     for_op_type,
     group_names,
@@ -197,7 +196,6 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
             group: digest_bytes(planned.of_group(group).as_text().encode())
             for group in group_names(len(planned.whole))
         },
-        definitions=tuple(sorted(planned.whole)),
         mem_mb=(GPU_BASE_MB if gpu else BASE_MB)
         + parallel * PROCESS_MB
         + (stacks * STACK_MB + largest // parallel if gpu else largest),
@@ -310,7 +308,7 @@ def _noted(case: PlannedCase, becomes: str) -> PlannedCase:
     if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
         return case
     why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
-    note = SkipNote(reason=Skip.DOES_NOT_FIT, message=f"{why}; {becomes}")
+    note = Unavailable(Skip.DOES_NOT_FIT, f"{why}; {becomes}")
     return case.model_copy(update={"skip": note})
 
 
@@ -328,10 +326,10 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     if blocked is not None:
         case = Case(UNDRAWN, "edge", {}, selection.seed)
         selection.met.add(case.id)
-        note = SkipNote(reason=Skip.NO_INPUTS, message=blocked)
+        note = Unavailable(Skip.NO_INPUTS, blocked)
         return [PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)]
 
-    def made(case: Case, skip: SkipNote | None = None) -> PlannedCase:
+    def made(case: Case, skip: Unavailable | None = None) -> PlannedCase:
         """One case as the plan has it; `skip`: why it is not run, whatever its size."""
         need, trials = op.memory(definition, case), op.trials(definition, case)
         # What a kernel gets in place of a small case's tensors.
@@ -340,7 +338,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
         if skip is None and need + more > selection.memory_limit:
             limit = f"the limit (limits.memory_gb) is {selection.memory_limit / 2**30:.1f} GiB"
             told = f"needs about {(need + more) / 2**30:.1f} GiB, {limit}"
-            skip = SkipNote(reason=Skip.DOES_NOT_FIT, message=told)
+            skip = Unavailable(Skip.DOES_NOT_FIT, told)
         return PlannedCase(
             case=case,
             digest=case.digest,
@@ -361,7 +359,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
         workload, skip = line.trace.workload, None
         if line.missing:
             message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
-            skip = SkipNote(reason=Skip.BLOB_MISSING, message=message)
+            skip = Unavailable(Skip.BLOB_MISSING, message)
         inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
         name, axes = f"workload-{workload.uuid}", dict(workload.axes)
         planned.append(made(Case(name, WORKLOADS, axes, selection.seed, {"inputs": inputs}), skip))

@@ -7,6 +7,7 @@ not written, so that a verdict's columns are those that it has something to say 
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +19,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import BorderError, read_regular, sealed, unsealed
 from traceproof.ops import registry
 from traceproof.ops.cases import Case, Further
-from traceproof.reasons import Failure, Grade, Skip, Verdict
+from traceproof.reasons import Failure, Grade, Skip, Unavailable, Verdict
 from traceproof.stacks import MAIN, STACK_OF, STACKS, TAGGED, TRUTHS
 
 WHOLE = "*"  # the `output` of a row about a case as a whole
@@ -71,13 +72,6 @@ class ClosedModel(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-class SkipNote(ClosedModel):
-    """Why a planned case is not run."""
-
-    reason: Skip
-    message: str
-
-
 class PlannedCase(ClosedModel):
     """One case of a plan."""
 
@@ -85,7 +79,7 @@ class PlannedCase(ClosedModel):
     digest: str  # of the case
     memory: int  # bytes that the reference or the oracle needs, by the op's estimate
     trials: int  # how often a sampling op is run; 0: it is no such op
-    skip: SkipNote | None  # why it is not run; None: it is
+    skip: Unavailable | None  # why it is not run; None: it is
     large: bool  # whether the judge computes its oracle chunk by chunk
     nonce: int  # what the seeds of its trials follow from
     repeat: bool = False  # whether it is run again, for determinism and remembered answers
@@ -187,7 +181,7 @@ class PlannedDefinition(ClosedModel):
         said = {"verdict": Verdict.FAIL, "reason": Failure.CONSTANTS}
         first = self.cases[:1] if name == REFERENCE and not self.scaled_down else ()
         found = [(one, {**said, "message": why}) for one in first for why in self.conflicts]
-        found += [(one, {**one.skip.as_json(), "verdict": Verdict.SKIP}) for one in self.cases if one.skip]
+        found += [(one, {**asdict(one.skip), "verdict": Verdict.SKIP}) for one in self.cases if one.skip]
         return [self.row(one, name, record, code, output=WHOLE, **said) for one, said in found]
 
 
@@ -266,7 +260,6 @@ class Listed(ClosedModel):
     """What the rules have to know of an op_type's plan and jobs."""
 
     digests: dict[str, str]  # of what each of its jobs runs, by group
-    definitions: tuple[str, ...]  # the dataset's, by name
     # mem_mb, gpu_mb: MiB of the host and of a GPU that a job takes; no gpu_mb: it opens none
     mem_mb: int
     gpu_mb: int
@@ -283,7 +276,7 @@ class Index(PlanFile):
 
     def files(self, op_type: str) -> list[str]:
         """What the verdict files of an op_type are called, one per job, without their ending."""
-        return [f"{op_type}{group}" for group in group_names(len(self.op_types[op_type].definitions))]
+        return [f"{op_type}{group}" for group in self.op_types[op_type].digests]
 
 
 UNJUDGED = frozenset({Skip.NO_ORACLE, Skip.UNJUDGED})

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -44,6 +45,7 @@ def new_name() -> str:
     return f"m{secrets.token_hex(6)}"
 
 
+@lru_cache(64)  # a definition's reference is read for each of its processes
 def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> Reply | None:
     """What comes of a source that the policy refuses; None: it may run."""
     refusals = policy.check(source, rules)
