@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -77,13 +78,14 @@ def solutions(every: int) -> bool:
         out = Path(scratch, "certificates.json")
         command = [sys.executable, "-m", "traceproof", "judge", str(folder), "--dataset", str(root)]
         command += ["--test-sizes", "small", "--out", f"{scratch}/out", "--json", str(out)]
-        subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         plugin = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]
         wide = {**os.environ, "COLUMNS": "500"}  # pytest cuts what it says of a test
         plugin += ["-p", "traceproof.pytest_plugin"] if not _installed() else []
-        done = subprocess.run(
-            [*plugin, f"{scratch}/test_all.py"], check=False, text=True, capture_output=True, env=wide
-        )
+        plugin += ["-n", str(max(1, len(os.sched_getaffinity(0)) // 2))] if find_spec("xdist") else []
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL):  # beside the plugin
+            done = subprocess.run(
+                [*plugin, f"{scratch}/test_all.py"], check=False, text=True, capture_output=True, env=wide
+            )
         by_command = {one["solution"]: one["verdict"] for one in json.loads(out.read_text())["certificates"]}
         by_plugin = {}
         for line in done.stdout.splitlines():

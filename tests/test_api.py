@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -219,9 +220,14 @@ def test_a_file_is_judged_isolated(tmp_path: Path) -> None:
     source += "    return (y * weight.float()).to(hidden_states.dtype)\n"
     for eps, accepted in ((1e-6, True), (1e-5, False)):
         file.write_text(source.replace("EPS", str(eps)), encoding="utf-8")
-        found = traceproof.judge_file(file, "rmsnorm", sizes=("small",), weak=True, hidden_size=96)
+        options: dict[str, Any] = {"sizes": ("small",), "weak": True, "hidden_size": 96}
+        found = traceproof.judge_file(file, "rmsnorm", demand=["errors"], **options)
         assert bool(found) == accepted
+        assert "demand=('errors',)" in found.repeat
+        assert [one.demanded for one in found.properties if one.name == "errors"] == [True] * accepted
         assert ("ACCEPTED: mine for rmsnorm_h96" in str(found)) == accepted
+    with pytest.raises(TraceproofError, match="not error"):
+        traceproof.judge_file(file, "rmsnorm", demand=["error"], **options)
 
 
 def test_importing_it_takes_no_torch_and_no_time() -> None:

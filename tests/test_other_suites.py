@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import traceproof
 from traceproof import TraceproofError
 from traceproof.solutions import suites
 from traceproof.solutions.judging import target_of
-from traceproof.solutions.reading import read
+from traceproof.solutions.reading import read, without_tests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SOFTMAX = """import torch
@@ -144,16 +146,83 @@ def test_what_has_no_file_of_its_own_is_not_isolated(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_functions_file_is_read_by_the_policy(tmp_path: Path) -> None:
-    report = traceproof.check(own_norm, "rmsnorm", hidden_size=96, isolated=True, device="cpu")  # beside a pytest
-    assert not report
-    assert "refused" in str(report)
-    source = Path(__file__).read_text(encoding="utf-8").partition("def own_norm")[2].partition("\n\n\n")[0]
-    file = written(tmp_path / "own.py", f"import torch\n\n\ndef own_norm{source}\n")
-    space: dict[str, object] = {}
-    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), space)  # noqa: S102 - ours
-    report = traceproof.check(
-        space["own_norm"],  # type: ignore[arg-type]
-        "rmsnorm", hidden_size=96, isolated=True, device="cpu", sizes=("small",),
-    )  # fmt: skip
+def test_a_function_beside_its_tests_is_judged_without_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"isolated": True, "device": "cpu", "sizes": ("small",)}
+    report = traceproof.check(own_norm, "rmsnorm", hidden_size=96, **options)  # of this file
     assert report, str(report)
+    file = written(tmp_path / "own.py", BESIDE_TESTS.replace("# ...", "OTHERS = open('x')"))
+    report = traceproof.check(f"{file}::norm", "rmsnorm", hidden_size=96, **options)
+    assert not report
+    assert "line 26, column 10: name: open reads or writes files" in str(report)
+
+
+BESIDE_TESTS = """from __future__ import annotations
+import os, re
+import pytest
+import torch
+import traceproof
+from unittest import mock
+
+CASES = [torch.float16, torch.bfloat16]
+EPS = 1e-6
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="x")
+
+
+def norm(hidden_states, weight):
+    y = hidden_states.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + EPS) * weight.float()).to(hidden_states.dtype)
+
+
+class TestIt:
+    'Tests.'
+
+    @pytest.mark.parametrize("function", [norm])
+    def test_a(self, function):
+        os.system("x")
+
+
+# ...
+@pytest.fixture(scope="module")
+def data(tmp_path: Path) -> list[int]:
+    return open("x")
+
+
+@pytest.mark.parametrize("dtype", CASES)
+def test_norm(data, dtype):
+    assert traceproof.check(norm, "rmsnorm", hidden_size=96)
+"""
+
+
+def left(text: str) -> list[str]:
+    """The first line of each statement that stays."""
+    text = without_tests(text, "norm")
+    return [text.splitlines()[one.lineno - 1] for one in ast.parse(text).body]
+
+
+def test_what_stays_beside_a_function_is_what_it_names_and_whatever_does_something() -> None:
+    always = [
+        "from __future__ import annotations",
+        "import torch",
+        "EPS = 1e-6",
+        "def norm(hidden_states, weight):",
+    ]
+    assert left(BESIDE_TESTS) == always
+    for text in (
+        "STATE = norm.cache",  # an attribute may compute
+        "torch.set_default_dtype(torch.float16)",
+        "OTHERS = [norm(one, one) for one in ()]",
+        "EPS = 1e-5",
+        "import numpy",
+        "__builtins__ = {}",
+        "class Other(torch.nn.Module): pass",
+        "def other(x=norm(1, 2)): pass",
+        "def other(x: EPS[norm]): pass",
+        "if EPS: pass",
+    ):
+        assert text in left(BESIDE_TESTS.replace("# ...", text)), text
+    for text in (  # which is no module any more
+        "pytest = torch",
+        "match EPS:\n    case pytest: pass",
+        "def other():\n    global pytest\n    pytest = EPS\nother()",
+    ):
+        assert "import pytest" in left(BESIDE_TESTS.replace("# ...", text)), text

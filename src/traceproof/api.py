@@ -27,6 +27,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
 from traceproof.gradients import chosen
 from traceproof.gradients import rows as gradient_rows
+from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Values
 from traceproof.ops.cases import ALL_SIZES, Case
@@ -402,7 +403,10 @@ def check(  # noqa: PLR0913 - all but one have defaults
 
 
 # What need not be said.
-USUAL = {"sizes": SIZES, "seed": 0, "dtype": "bfloat16", "dataset": None, "tolerance": None, "gradients": False}
+USUAL: Mapping[str, object] = {
+    "sizes": SIZES, "seed": 0, "dtype": "bfloat16", "dataset": None, "tolerance": None, "gradients": False,
+    "demand": (),
+}  # fmt: skip
 
 
 def _line(call: str, named: str, of: object, axes: Mapping[str, Axis], **options: Any) -> str:  # noqa: ANN401
@@ -863,6 +867,7 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     seed: int = 0,
     hidden_seed: int | None = None,
     tolerance: float | None = None,
+    demand: Sequence[str] = (),
     timed: bool = False,
     whole: bool = False,
     weak: bool = False,
@@ -879,6 +884,7 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
         seed: of the public cases.
         hidden_seed: of those that it can not know; None: drawn.
         tolerance: as in `check`.
+        demand: properties without which it is refused, beside those that always are: `errors`, `batch`, ...
         timed: whether it is timed if it is accepted.
         whole: whether all cases are called; if not, the first wrong answer ends it.
         weak: whether it may run where isolation is not whole.
@@ -889,9 +895,15 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     Raises:
         TraceproofError: it can not be read, called or isolated.
     """
+    strange = [name for name in demand if name not in PROPERTIES]
+    if strange:
+        raise TraceproofError(
+            f"properties are {', '.join(PROPERTIES)}", problems=[f"not {one}" for one in strange]
+        )
     settings = JudgeSettings(
         sizes=tuple(sizes), seed=seed, hidden_seed=new_hidden_seed() if hidden_seed is None else hidden_seed,
         tolerance=tolerance, timed=timed, whole=whole, weak=weak, gpu=_on_gpu(None),
+        demanded=(*dict.fromkeys((*DEMANDED, *demand)),),
     )  # fmt: skip
     return _certificate(_candidate_of(file), of, settings, dtype=dtype, dataset=dataset, axes=axes)[1]
 
@@ -913,6 +925,7 @@ def _certificate(  # noqa: PLR0913 - of two callers
     repeat = _line(
         "judge_file", repr(candidate.path), of, axes, sizes=settings.sizes, seed=settings.seed, dtype=str(dtype),
         dataset=dataset and str(dataset), hidden_seed=settings.hidden_seed, tolerance=settings.tolerance,
+        demand=tuple(name for name in settings.demanded if name not in DEMANDED),
     )  # fmt: skip
     with target as found:
         settings = settings.model_copy(update={"caches": str(_caches())})

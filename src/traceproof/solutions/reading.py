@@ -2,7 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -140,6 +141,117 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.suffix in KINDS and path.is_file())
 
 
+# Where tests stand beside a function, what may go that neither names: imports that change nothing, ...
+TESTING = frozenset({"pytest", "traceproof"})
+BESIDE = TESTING | (sys.stdlib_module_names - {"__future__"})
+# ... and what is done while Python meets a test: calls of these, and plain values.
+MARKS = re.compile(r"pytest\.(mark\.[\w.]+|fixture|param)|torch\.(cuda\.is_available|device)")
+PLAIN = (ast.Attribute, ast.Call, ast.Constant, ast.List, ast.Load, ast.Name, ast.Tuple, ast.keyword)
+
+
+def without_tests(text: str, function: str) -> str:
+    """A module less the tests that stand beside a function: blank lines where they, and their imports, were.
+
+    A function, a class without bases or a plain value goes if nothing that stays names it, and if Python does no
+    more than make it: so what is left runs as it does beside them. Everything else stays, for the policy to read.
+    """
+    body = ast.parse(text).body
+    bound = [_bound(one) for one in body]
+    others = {name for one, names in zip(body, bound, strict=True) if not [*_imports(one)] for name in names}
+    modules = {name: path for one in body for name, path in _imports(one) if name not in others}
+    needed, stays = {function}, [False] * len(body)
+    before = -1
+    while sum(stays) != before:
+        before = sum(stays)
+        for place, one in enumerate(body):
+            if not stays[place] and (bound[place] & needed or not _may_go(one, modules, others)):
+                stays[place] = True
+                needed |= _named(one)
+    lines = text.splitlines(keepends=True)
+    for one, stay in zip(body, stays, strict=True):
+        first = min([one.lineno, *(mark.lineno for mark in getattr(one, "decorator_list", ()))])
+        for line in range(first - 1, one.end_lineno or first) if not stay else ():
+            lines[line] = "\n"
+    return "".join(lines)
+
+
+def _imports(statement: ast.stmt) -> Iterator[tuple[str, str]]:
+    """Names that an import binds, with the dotted path of each."""
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        module = f"{'.' * statement.level}{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
+        for alias in statement.names:
+            first = alias.name if alias.asname or module else alias.name.partition(".")[0]
+            yield alias.asname or first, f"{module}{first}"
+
+
+def _named(statement: ast.stmt, *, bound: bool = False) -> set[str]:
+    """All names in a statement, or those that it binds, whatever they mean there."""
+    found: set[str] = set()
+    for node in ast.walk(statement):
+        read = bound and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        if read or isinstance(node, ast.Attribute | ast.Constant | ast.keyword):
+            continue
+        told = [one for _, one in ast.iter_fields(node) if isinstance(one, str)]
+        told += node.names if isinstance(node, ast.Global) else []
+        found |= {one.partition(".")[0] for one in told}
+    return found
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a statement binds in its module, and perhaps more."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Import() | ast.ImportFrom():
+            return {name for name, _ in _imports(statement)}
+    return _named(statement, bound=True)
+
+
+def _may_go(statement: ast.stmt, modules: Mapping[str, str], others: Collection[str]) -> bool:
+    """Whether a module is the same without a statement, for who names nothing that it binds.
+
+    `modules` are the paths of imported names, `others` names that are bound otherwise.
+    """
+    values: list[ast.expr] = []
+    match statement:
+        case ast.Import() | ast.ImportFrom():
+            return all(path.partition(".")[0] in BESIDE and "*" not in path for _, path in _imports(statement))
+        case ast.FunctionDef(name=name, args=given, decorator_list=marks, returns=returns):
+            values += [*marks, *given.defaults, *(one for one in given.kw_defaults if one is not None)]
+            taken = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            told = [*(one.annotation for one in taken if one is not None), returns]
+            # Only a class of the module's own does more when it is asked what it means in brackets.
+            if any(isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in others)
+                   for one in told if one is not None for node in ast.walk(one)):  # fmt: skip
+                return False
+        case ast.ClassDef(name=name, bases=[], keywords=[], body=body, decorator_list=marks):
+            values += marks
+            inner = [one for one in body if not isinstance(one, ast.Pass)]
+            if not all(_may_go(one, modules, others) for one in inner):
+                return False
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            values.append(value)
+        case ast.Expr(value=ast.Constant()):
+            return True
+        case _:
+            return False
+    return not name.startswith("__") and all(_plain(one, modules) for one in values)
+
+
+def _plain(value: ast.expr, modules: Mapping[str, str]) -> bool:
+    """Whether to compute a value does nothing else: constants, names, lists, what modules have, marks."""
+    for node in ast.walk(value):
+        if not isinstance(node, PLAIN):
+            return False
+        if isinstance(node, ast.Attribute | ast.Call):
+            first, _, rest = ast.unparse(node.func if isinstance(node, ast.Call) else node).partition(".")
+            path = f"{modules.get(first, '')}{'.' if rest else ''}{rest}"
+            chained = isinstance(node, ast.Attribute) and first in modules
+            if not chained and not (isinstance(node, ast.Call) and MARKS.fullmatch(path)):
+                return False
+    return True
+
+
 def _read(file: Path, entry: str | None) -> Candidate:
     text = read_bytes(file, most=MOST_BYTES).decode("utf-8")
     if file.suffix == ".json":
@@ -152,6 +264,8 @@ def _read(file: Path, entry: str | None) -> Candidate:
     function = entry or ENTRY
     if file.suffix == ".py" and entry is None:
         text = suites.with_model(text) if operator is None else suites.called_as_operator(text, operator)
+    if file.suffix == ".py" and TESTING & _imported(text):
+        text = without_tests(text, function)
     return Candidate(
         name=file.stem,
         definition="" if operator is None else f"{suites.ATEN}{operator}",
