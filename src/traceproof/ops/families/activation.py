@@ -155,18 +155,12 @@ def is_kind(*kinds: str) -> Callable[[Definition], bool]:
     return lambda definition: activation_of(definition) in kinds
 
 
-def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    return {"output": api[IN_FLASHINFER[str(activation_of(definition))]](inputs["input"])}
+def _activated(api: Api, _: Definition, inputs: Given) -> Outputs:
+    [function] = api.values()
+    return {"output": function(inputs["input"])}
 
 
-def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    return {"output": api[IN_SGLANG[str(activation_of(definition))]](inputs["input"])}
-
-
-for _source, _call, _places, _packages in (
-    ("flashinfer", _flashinfer, IN_FLASHINFER, ()),
-    ("sglang", _sglang, IN_SGLANG, ("sgl_kernel",)),
-):
+for _source, _places, _packages in (("flashinfer", IN_FLASHINFER, ()), ("sglang", IN_SGLANG, ("sgl_kernel",))):
     for _kind, _place in _places.items():
         ACTIVATION.truth(
             _source,
@@ -176,7 +170,7 @@ for _source, _call, _places, _packages in (
             dtypes=HALVES,
             packages=_packages,
             sm=SM75,
-        )(_call)
+        )(_activated)
 
 
 @ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, rows=None, accepts=is_kind(SILU))

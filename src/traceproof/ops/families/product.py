@@ -830,9 +830,8 @@ def powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 SCALES, CODES = of_codes(0x28, 0x40), of_codes(0, 256)
 CODED_MUTANTS = (
-    *MUTANTS[:3],
-    Mutant("A shifted by a column", times=lambda a, b: a.roll(1, -1) @ b),
-    Mutant("sums in bfloat16", times=lambda a, b: in_blocks(a, b, torch.bfloat16, 16)),
+    *MUTANTS[:4],
+    MUTANTS[5],
     Mutant("scales of the second factor dropped", b_scales=lambda scale: torch.ones_like(scale)),
     Mutant("scales of the second factor inverted", b_scales=lambda scale: 1 / scale),
     Mutant("the first block's scale for all", b_scales=lambda scale: scale[..., :1].expand(scale.shape)),
@@ -870,47 +869,37 @@ def in_bytes(*names: str) -> Callable[[Definition], str | None]:
     return lacking
 
 
-GEMM_MXFP8 = Op(
-    "gemm_mxfp8",
-    Form(
-        "A[m k] B[k n] a_descale[x] b_descale[y] -> C[m n]",
-        coded_product(Coded("A", "a_descale", E4M3, E8M0), Coded("B", "b_descale", E4M3, E8M0, turned=True), "C"),
-    ),
-    family="product",
-    requires=in_bytes("A", "B", "a_descale", "b_descale"),
-    lossless=lambda _: {"A": summable, "B": summable, **unit_scales(("a_descale", "b_descale"), 127)},
-    exact_on_gpu=lambda _: False,
-    apart=False,
-    sizes={"x": tile_size("m", "k", MX_BLOCK), "y": tile_size("n", "k", MX_BLOCK)},
-    draws={"a_descale": powers, "b_descale": powers},
-    adversarial=ADVERSARIAL,
-    data=("A",),
-    gates={"C": Backward()},
-    mutants=(*CODED_MUTANTS, *BOTH_CODED),
-)
-BMM_MXFP8 = Op(
-    "bmm_mxfp8",
-    Form(
-        "A[b m k] B[b k n] A_scale[x] B_scale[y] dtype? -> C[b m n]",
-        coded_product(Coded("A", "A_scale", E4M3, E8M0), Coded("B", "B_scale", E4M3, E8M0, turned=True), "C"),
-    ),
-    family="product",
-    requires=in_bytes("A", "B", "A_scale", "B_scale"),
-    lossless=lambda _: {"A": summable, "B": summable, **unit_scales(("A_scale", "B_scale"), 127)},
-    exact_on_gpu=lambda _: False,
-    apart=False,
-    scalars={"dtype": 1},  # a number that only names the output's dtype
-    sizes={
-        "m": (3, 1, 17, 8),
-        "x": tile_size("m", "k", MX_BLOCK, "b"),
-        "y": tile_size("n", "k", MX_BLOCK, "b"),
-    },
-    draws={"A_scale": powers, "B_scale": powers},
-    adversarial=ADVERSARIAL,
-    data=("A",),
-    gates={"C": Backward()},
-    mutants=(*CODED_MUTANTS, *BOTH_CODED),
-)
+OF_CODED: dict[str, Any] = {
+    "family": "product",
+    "exact_on_gpu": lambda _: False,
+    "adversarial": ADVERSARIAL,
+    "data": ("A",),
+    "gates": {"C": Backward()},
+}
+
+
+def mxfp8(op_type: str, batch: str, a_scale: str, b_scale: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
+    """The op of products of two factors in mxfp8, alone or, with a letter for them, in batches."""
+    scales, b, rows = (a_scale, b_scale), f"{batch} ".lstrip(), {"m": (3, 1, 17, 8)} if batch else {}
+    factors = Coded("A", a_scale, E4M3, E8M0), Coded("B", b_scale, E4M3, E8M0, turned=True)
+    form = f"A[{b}m k] B[{b}k n] {a_scale}[x] {b_scale}[y] dtype? -> C[{b}m n]"
+    return Op(
+        op_type,
+        Form(form, coded_product(*factors, "C")),
+        **OF_CODED,
+        requires=in_bytes("A", "B", *scales),
+        lossless=lambda _: {"A": summable, "B": summable, **unit_scales(scales, 127)},
+        apart=False,
+        sizes={**rows, "x": tile_size("m", "k", MX_BLOCK, *batch), "y": tile_size("n", "k", MX_BLOCK, *batch)},
+        draws=dict.fromkeys(scales, powers),
+        mutants=(*CODED_MUTANTS, *BOTH_CODED),
+        **facts,
+    )
+
+
+GEMM_MXFP8 = mxfp8("gemm_mxfp8", "", "a_descale", "b_descale")
+# The dtype is a number that only names the output's.
+BMM_MXFP8 = mxfp8("bmm_mxfp8", "b", "A_scale", "B_scale", scalars={"dtype": 1})
 WEIGHTS = "A[m k] B[n p] b_descale{} alpha[o]? block_size? out_dtype? out[m n]? -> C[m n]"
 
 
@@ -926,10 +915,9 @@ GEMM_BF16_FP4 = Op(
     Form(WEIGHTS.format("[e f]"), weights("tiles")),
     Form(WEIGHTS.format("[q r t u v w]"), weights("six axes")),
     Form(WEIGHTS.format("[g n]").replace("B[n p]", "B[x y]"), weights("mma tiles")),
-    family="product",
+    **OF_CODED,
     requires=in_bytes("B", "b_descale"),
     lossless=lambda _: {"A": summable, "alpha": 0.5, **unit_scales(("b_descale",), 0x38)},
-    exact_on_gpu=lambda _: False,
     scalars={"block_size": FP4_BLOCK},
     unread={"block_size": "the scales' shape says it"},
     sizes={
@@ -943,9 +931,6 @@ GEMM_BF16_FP4 = Op(
         "y": lambda at: at["n"] * 2,
     },
     draws={"B": CODES, "b_descale": SCALES, "alpha": of_tensor},
-    adversarial=ADVERSARIAL,
-    data=("A",),
-    gates={"C": Backward()},
     mutants=(*CODED_MUTANTS, *OF_PAIRS, *OF_ALPHA),
 )
 GEMM_SVDQUANT = Op(
