@@ -239,7 +239,10 @@ def of_suite(path: Path, *, python: str) -> Coverage:
         raise TraceproofError(f"{path}: its tests were not collected in {SECONDS:g} s", todo=todo) from error
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     if not rows:
-        problems = done.stderr.strip().splitlines()[-5:]
+        said = done.stderr.strip().splitlines()
+        problems = [line for line in said if line.startswith("E  ")][-5:] or said[
+            -5:
+        ]  # pytest's own reasons first
         raise TraceproofError(f"{path}: no test was collected", problems=problems)
     return cover(SPACE, [read(row["test"], row["parameters"], row["names"]) for row in rows])
 

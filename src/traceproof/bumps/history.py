@@ -145,6 +145,8 @@ def find(folder: Path, name: str) -> Kept:
         found = [path for path in files if path.stem.startswith(name)]
     if len(found) == 1:
         return load(found[0])
+    if not files:
+        raise TraceproofError(f"no verdicts are kept in {folder}", todo="Run `traceproof verify` first.")
     if name == "previous" and len(files) == 1:
         what = f"there is nothing to compare: one state is kept, {files[0].stem}"
         todo = "Bump a source or an environment and verify again: a state is one set of pins and environments."

@@ -148,8 +148,8 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
 
     Raises TraceproofError: there are no verdicts, a name is not in the dataset, or one named is not verified.
     """
+    verdicts = verdicts_of(source.run)  # before the dataset, which nothing has fetched before the first run
     tree = read_tree(source.dataset)
-    verdicts = verdicts_of(source.run)
     found = {
         name: verified.verification(entry.definition, verdicts.get(name, {}))
         for name, entry in tree.definitions.items()
