@@ -204,7 +204,12 @@ def flattened(inputs: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
 
 
 def rows_of(inputs: Given, page: int) -> list[torch.Tensor]:
-    """Each sequence's rows, int64: end to end, through a page table, or as a token's list names them, -1 none."""
+    """Each sequence's rows, int64: end to end, through a page table, or as a token's list names them, -1 none.
+
+    Without any of these there is one sequence, of all rows.
+    """
+    if "kv_indptr" not in inputs and "sparse_indices" not in inputs:
+        return [torch.arange(len(inputs["k"]), device=inputs["k"].device)]
     if "sparse_indices" in inputs:
         return [row[row >= 0] for row in tensor(inputs, "sparse_indices").long()]
     bounds = tensor(inputs, "kv_indptr")

@@ -88,7 +88,10 @@ def misread(
     inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},
     spans: Callable[[Spans], Spans] = lambda spans: spans,
 ) -> Mutant:
-    """A mutant whose queries see other keys. Where they see the same ones, in some order, it says nothing."""
+    """A mutant whose queries see other keys. Where they see the same ones, in some order, it says nothing.
+
+    What is wrong is the sequences or, of a table or a length, the inputs.
+    """
 
     def seen(span: Span) -> torch.Tensor:
         return span.rows if span.bias is None else span.rows[span.bias.isfinite().any(0).any(0)]
@@ -100,6 +103,9 @@ def misread(
         several = one.stop - one.start > 1
         if one.stop <= one.start or (one.causal and several) != (other.causal and several):
             return one.stop > one.start
+        biases = [span.bias for span in (one, other) if span.bias is not None]
+        if len({bias.shape for bias in biases}) == 1 and not torch.equal(biases[0], biases[-1]):
+            return True
         rows = (seen(one), seen(other))
         if not (one.causal and several):
             rows = (rows[0].sort().values, rows[1].sort().values)
@@ -133,14 +139,9 @@ def transposed_table(bounds: list[int]) -> list[int]:
     return [place[turn] for turn in turns]
 
 
-def last_pages(filled: Callable[[Wide], int]) -> Callable[[Wide], Mapping[str, Value]]:
-    """All last pages said to hold so many tokens."""
-
-    def inputs(wide: Wide) -> Mapping[str, Value]:
-        last = wide.maybe("kv_last_page_len")
-        return {} if last is None else {"kv_last_page_len": torch.full_like(last, filled(wide))}
-
-    return inputs
+def replaced(*names: str, change: Callable[[Any], Value]) -> Callable[[Wide], Mapping[str, Value]]:
+    """Those of some inputs that are given, changed."""
+    return lambda wide: {name: change(wide.value(name)) for name in names if name in wide}
 
 
 def has_lse(wide: Wide) -> bool:
@@ -148,39 +149,9 @@ def has_lse(wide: Wide) -> bool:
     return "lse" in wide.definition.outputs
 
 
-def wider(wide: Wide, more: int) -> Mapping[str, Value]:
-    """The window so many keys longer, where there is one."""
-    return {"window_left": max(0, int(wide.number("window_left")) + more)} if "window_left" in wide else {}
-
-
-def in_order(wide: Wide) -> bool:
-    """Whether there is a table with several pages a sequence, in their order."""
-    table = one_of(calls.TABLES, wide.values)
-    return table is not None and table.shape[-1] > 2 and not listed(wide.definition)
-
-
 def biased(change: Part) -> Callable[[Spans], Spans]:
     """Sequences with another mask of blocks."""
     return each(lambda span: span if span.bias is None else replace(span, bias=change(span.bias)))
-
-
-def patterned(wide: Wide) -> bool:
-    """Whether blocks or places leave out keys."""
-    masks = (*calls.BLOCKED, "q2k_indices", "causal_seqlens_kv_global")
-    return one_of(masks, wide.values) is not None and "k_summary" not in wide
-
-
-def headed(wide: Wide) -> bool:
-    """Whether key heads have patterns of their own."""
-    pattern = one_of((*calls.BLOCKED, "q2k_indices"), wide.values)
-    return pattern is not None and pattern.shape[0 if "q2k_indices" in wide else 1] > 1
-
-
-def tall(wide: Wide) -> bool:
-    """Whether a sequence has several blocks of queries."""
-    if "block_indptr" in wide:
-        return wide.given("block_indptr").shape[2] > 2
-    return "exact_block_bits" in wide and wide.given("exact_block_bits").shape[2] > 1
 
 
 MUTANTS = (
@@ -221,15 +192,15 @@ MUTANTS = (
         ),
     ),
     Mutant("wrong head map", applies=grouped, interleaved=True),
-    misread("last page ignored", inputs=last_pages(lambda _: 0)),
-    misread("last page read whole", inputs=last_pages(lambda wide: page_of(wide.definition))),
+    misread("last page ignored", inputs=replaced("kv_last_page_len", change=lambda last: last * 0)),
+    misread("last page read whole", inputs=replaced("kv_last_page_len", change=lambda last: last * 0 + (1 << 20))),
     Mutant("values of the next head", applies=grouped, values=lambda values: values.roll(1, 1)),
     Mutant("no maximum subtracted", shifted=False),
     Mutant("soft cap dropped", applies=has("logits_soft_cap"), capped=False),
     Mutant("sinks dropped", applies=has("sinks"), sinks=False),
-    misread("window one longer", inputs=lambda wide: wider(wide, 1)),
-    misread("window one shorter", inputs=lambda wide: wider(wide, -1)),
-    misread("window dropped", inputs=lambda wide: wider(wide, 1 << 20)),
+    misread("window one longer", inputs=replaced("window_left", change=lambda size: int(size) + 1)),
+    misread("window one shorter", inputs=replaced("window_left", change=lambda size: max(0, int(size) - 1))),
+    misread("window dropped", inputs=replaced("window_left", change=lambda size: int(size) + (1 << 20))),
     Mutant("sums in bfloat16", precision="bfloat16"),
     Mutant(
         "weights in fp8",
@@ -248,27 +219,24 @@ MUTANTS = (
         outputs=lambda _, found: {"lse": found["lse"] - found["lse"].floor()},
     ),
     altered("rotary part of the query ignored", "q_pe", change=lambda q: q * 0),
-    altered(
-        "page table in the opposite order", *calls.TABLES, change=lambda table: table.flip(-1), applies=in_order
+    misread(
+        "page table in the opposite order", inputs=replaced(*calls.TABLES, change=lambda table: table.flip(-1))
     ),
-    altered(
-        "tables of the sequence before",
-        *calls.TABLES,
-        change=lambda table: table.roll(1, -2),
-        applies=lambda wide: one_of(calls.TABLES, wide.values).shape[-2] > 1,
+    misread(
+        "tables of the sequence before", inputs=replaced(*calls.TABLES, change=lambda table: table.roll(1, -2))
     ),
-    Mutant("all blocks seen", applies=patterned, spans=biased(lambda bias: bias.clamp_min(-1e-9))),
-    Mutant("blocks of the next key head", applies=headed, spans=biased(lambda bias: bias.roll(1, 0))),
-    Mutant(
+    misread("all blocks seen", spans=biased(lambda bias: bias.clamp_min(-1e-9))),
+    misread("blocks of the next key head", spans=biased(lambda bias: bias.roll(1, 0))),
+    misread(
         "pattern of the queries before",
-        applies=tall,
         spans=biased(lambda bias: bias.roll(int(calls.NUMBERS["q_block_size"]), 1)),
     ),
-    Mutant("summaries weigh one key each", applies=has("k_summary"), spans=biased(lambda bias: bias.clamp_max(0))),
-    altered(
+    misread("summaries weigh one key each", spans=biased(lambda bias: bias.clamp_max(0))),
+    misread(
         "validity of keys not looked at",
-        "kv_valid_bits",
-        change=lambda bits: torch.full_like(bits.view(torch.int32), -1).view(bits.dtype),
+        inputs=replaced(
+            "kv_valid_bits", change=lambda bits: torch.full_like(bits.view(torch.int32), -1).view(bits.dtype)
+        ),
     ),
     altered("another rank's keys", "cp_rank", change=lambda rank: rank - 1),
     Mutant(

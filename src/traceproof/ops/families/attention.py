@@ -418,11 +418,13 @@ ALL_BENT = f"{BY_PLAN} [sinks]"
     "torch", "softmax", SOFTMAX, serves=f"q k v qo_indptr kv_indptr sm_scale {ALL_BENT} -> output lse"
 )
 def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """With a window, a soft cap or sinks: one softmax over a sequence's logits and the sink of each head."""
+    """With a window, a cap, sinks, a mask or ALiBi: one softmax over a sequence's logits and each head's sink."""
     q, k, v, rows = flattened(inputs)
     output, lse = unseeing(q, v)
-    causal, scale, share = "qo_indptr" in inputs, scalar(inputs, "sm_scale"), q.shape[1] // k.shape[1]
-    bounds = tensor(inputs, "qo_indptr").tolist() if causal else list(range(len(rows) + 1))
+    share, given = q.shape[1] // k.shape[1], inputs.get("sm_scale")
+    scale = q.shape[-1] ** -0.5 if given is None else float(given)
+    bounds = list(range(len(rows) + 1)) if "kv_indptr" in inputs else [0, len(q)]
+    bounds = tensor(inputs, "qo_indptr").tolist() if "qo_indptr" in inputs else bounds
     for (start, stop), own in zip(pairwise(bounds), rows, strict=True):
         if start == stop or not len(own):
             continue
@@ -434,6 +436,12 @@ def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
         key = torch.arange(len(own), device=q.device)
         place = torch.arange(start, stop, device=q.device)[:, None] + (len(own) - stop)
         hidden = key > place
+        if "kv_indptr" not in inputs and not definition.constants.get("causal"):
+            hidden = key < 0
+        if inputs.get("alibi_slopes") is not None:
+            logits = logits + inputs["alibi_slopes"][:, None] * (key - place)[:, None]
+        if inputs.get("custom_mask") is not None:
+            hidden = hidden | ~inputs["custom_mask"]
         if inputs.get("window_left") is not None:
             hidden = hidden | (key < place - int(scalar(inputs, "window_left")))
         logits = logits.masked_fill(hidden[:, None], -math.inf)

@@ -11,9 +11,10 @@ from typing import Any
 
 from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
-from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs, scalar
+from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs
 from traceproof.ops.attention_calls import attention
 from traceproof.ops.attention_op import MUTANTS, Attention
+from traceproof.ops.families.attention import SOFTMAX, by_softmax
 from traceproof.ops.formula import Formula, Mutant, altered
 
 
@@ -61,7 +62,7 @@ BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] [custom_mask] -> output
 SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] [custom_mask] [alibi_slopes] -> output"
 PREFILL = "flashinfer.prefill:single_prefill_with_kv_cache"
 DECODE = "flashinfer.decode:single_decode_with_kv_cache"
-SDPA, SOFTMAX = "torch.nn.functional:scaled_dot_product_attention", "torch:softmax"
+SDPA = "torch.nn.functional:scaled_dot_product_attention"
 BY_SDPA: Any = {"serves": BARE, "rows": None}
 
 
@@ -93,27 +94,4 @@ def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": found.squeeze(0).transpose(0, 1).reshape(*q.shape[:-1], v.shape[-1])}
 
 
-@SINGLE_PREFILL.truth("torch", "softmax", SOFTMAX, serves=SUNK, rows=None)
-def _pytorch_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """With a window, a soft cap, sinks, a mask or ALiBi: logits and one softmax over them and the sinks."""
-    q, k, v = inputs["q"].float(), inputs["k"].float(), inputs["v"].float()
-    k, v = (one.repeat_interleave(q.shape[1] // k.shape[1], 1) for one in (k, v))
-    scale = inputs.get("sm_scale")
-    logits = torch.einsum("nhd,lhd->hnl", q, k) * (q.shape[-1] ** -0.5 if scale is None else float(scale))
-    if inputs.get("logits_soft_cap") is not None:
-        cap = scalar(inputs, "logits_soft_cap")
-        logits = cap * torch.tanh(logits / cap)
-    place = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
-    key = torch.arange(len(k), device=q.device)[None]
-    if inputs.get("alibi_slopes") is not None:
-        logits = logits + inputs["alibi_slopes"][:, None, None] * (key - place)
-    hidden = key > place if definition.constants.number("causal") else key < 0
-    if inputs.get("custom_mask") is not None:
-        hidden = hidden | ~inputs["custom_mask"]
-    if inputs.get("window_left") is not None:
-        hidden = hidden | (key < place - int(scalar(inputs, "window_left")))
-    logits = logits.masked_fill(hidden, float("-inf"))
-    if inputs.get("sinks") is not None:
-        logits = torch.cat([logits, inputs["sinks"][:, None, None].expand(-1, len(q), 1)], -1)
-    weights = api[SOFTMAX](logits, -1)[..., : len(k)]
-    return {"output": torch.einsum("hnl,lhd->nhd", weights, v).to(inputs["q"].dtype)}
+SINGLE_PREFILL.truth("torch", "softmax", SOFTMAX, serves=SUNK, rows=None)(by_softmax)
