@@ -32,6 +32,7 @@ FOREIGN = {
     (SOURCE / "extract/bootstrap/transformers_model.py", "softcap"),
     (SOURCE / "lint/definitions.py", "quantization"),
     (SOURCE / "extract/kernels.py", "mamba"),
+    (SOURCE / "ops/families/product.py", "activation"),  # a fact of a module, as SGLang names it
     *(  # as a word for a number
         (SOURCE / f"{name}.py", "topk")
         for name in (

@@ -25,10 +25,8 @@ ENGINE = (
         for name in ("constants", "constraints", "definition", "dialects", "hints", "reference_text")
     ),
     *("draw.py", "environments/interpreted.py", "environments/jit.py"),
-    *(
-        f"judge/{name}.py"
-        for name in ("arbitration", "gates", "metrics", "numerics", "octaves", "output", "sampling")
-    ),
+    *(f"judge/{name}.py" for name in ("arbitration", "gates", "metrics", "numerics", "octaves", "output")),
+    "judge/sampling.py",
     *(
         f"run/{name}.py"
         for name in ("calls", "case", "engine", "inits", "job", "judging", "runner", "schema", "shadow")
