@@ -6,6 +6,7 @@ count then.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,7 @@ from traceproof.judge.output import Ruling
 from traceproof.judge.precision import examine
 from traceproof.ops.base import TORCH_DTYPES, Tensors
 from traceproof.ops.batch import halved
-from traceproof.ops.cases import UNUSUAL, WORKLOADS
+from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.ops.op import BEST, UNEVEN
 from traceproof.run.calls import BYTES, PAGES, UNFENCED, UNMAPPED
@@ -155,7 +156,11 @@ def measure(
         why = f"no ordinary case needs less than {LEAST_OF_LARGE >> 30} GiB"
         return tuple(_result(evaluation, name, (UNMEASURED, why)) for name in PROPERTIES), []
     subject = evaluation.subject(base.case)
-    with evaluation.begun(channels=CHANNELS) as anew:
+    with evaluation.begun(channels=CHANNELS) as anew, ThreadPoolExecutor(1) as beside:
+        others = beside.submit(lambda: [*_others(evaluation, subject)])  # they are solved while others are called
+        sizes = beside.submit(
+            lambda: [evaluation.subject(case) for case in _other_sizes(evaluation, subject, cases)]
+        )
         with probing() as source:
             first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
             ruled: dict[str, Ruling] | None = None
@@ -182,9 +187,9 @@ def measure(
             }
             for name, way in ways.items():
                 found.same(name, found.call(source, name, **way))
-            _contents(found, source)
+            _contents(found, source, others.result())
             _batch(found, source)
-            _after_others(found, source, cases)
+            _after_others(found, source, sizes.result())
             fences: set[str] = set()
             for how in (FENCED_BEFORE, FENCED_BEHIND):  # what touches a fence ends its process
                 fenced = found.call(source, "bounds", how=how)
@@ -239,10 +244,10 @@ def _result(evaluation: SolutionRun, name: str, state: tuple[str, str] | None) -
     )
 
 
-def _contents(found: PropertyCalls, source: UntrustedSource) -> None:
+def _contents(found: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
     """Other contents where the last call had its inputs: those of `_others`."""
     trials = found.subject.trials
-    for other in _others(found):
+    for other in others:
         if found.call(source, "contents") is None:
             return
         taken = found.call(source, "contents", other, how=SAME_MEMORY, trials=trials)
@@ -256,14 +261,14 @@ def _contents(found: PropertyCalls, source: UntrustedSource) -> None:
             return
 
 
-def _others(found: PropertyCalls) -> Iterator[SolvedCase]:
+def _others(evaluation: SolutionRun, subject: SolvedCase) -> Iterator[SolvedCase]:
     """The case with other inputs: of the same sums and ends, where right answers allow for it; of another seed."""
-    subject, kinds = found.subject, found.evaluation.op.comparisons(found.evaluation.definition).values()
+    kinds = evaluation.op.comparisons(evaluation.definition).values()
     values = None if any(isinstance(kind, CHOOSING) for kind in kinds) else moved(subject.inputs)
     if values is not None:
         with suppress(RuntimeError, ValueError, IndexError):  # the oracle does not take such inputs
-            yield found.evaluation.solved(replace(subject, inputs=values))
-    yield found.evaluation.subject(replace(subject.case, seed=subject.case.seed + 1))
+            yield evaluation.solved(replace(subject, inputs=values))
+    yield evaluation.subject(replace(subject.case, seed=subject.case.seed + 1))
 
 
 def _on_gpu(found: PropertyCalls, source: UntrustedSource, name: str, *hows: str) -> None:
@@ -320,18 +325,21 @@ def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
     found.states["batch"] = _same(halves.whole(found.first.outputs), halves.joined(outputs))
 
 
-def _after_others(found: PropertyCalls, source: UntrustedSource, cases: Sequence[PlannedCase]) -> None:
-    """The same call again, after calls in other sizes."""
-    sizes = {tuple(sorted(found.subject.case.axes.items()))}
+def _other_sizes(evaluation: SolutionRun, subject: SolvedCase, cases: Sequence[PlannedCase]) -> Iterator[Case]:
+    """Cases in other sizes, the smallest first."""
+    sizes = {tuple(sorted(subject.case.axes.items()))}
     ordered = sorted(cases, key=lambda case: case.memory)
     for case in (case for case in ordered if case.skip is None and case.memory <= LARGEST):
         key = tuple(sorted(case.case.axes.items()))
-        if key in sizes or len(sizes) > OTHERS or found.evaluation.is_empty(case.case):
-            continue
-        sizes.add(key)
-        if found.call(source, "order", found.evaluation.subject(case.case)) is None:
-            return
-    found.same("order", found.call(source, "order"))
+        if key not in sizes and len(sizes) <= OTHERS and not evaluation.is_empty(case.case):
+            sizes.add(key)
+            yield case.case
+
+
+def _after_others(found: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
+    """The same call again, after calls in other sizes."""
+    if all(found.call(source, "order", other) is not None for other in others):
+        found.same("order", found.call(source, "order"))
 
 
 def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
