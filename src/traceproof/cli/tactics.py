@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import find, read_tree
 from traceproof.environments.building import has_driver, probe, ready, resolve
-from traceproof.programs import telling
+from traceproof.programs import nvidia_smi, telling
 from traceproof.reasons import Error, Verdict
 from traceproof.run.report import headed
 from traceproof.run.schema import WHOLE, ClosedModel, environment_of
@@ -28,6 +29,7 @@ from traceproof.stacks import TRUTHS
 from traceproof.text import printable
 
 WIDTH = 200  # of the table
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 CORES = 4  # per worker: one draws, solves, compares and waits for the GPU, and packages compile on several
 SETUP = "traceproof.tactics:setup"
 FIRST = next(iter(TRUTHS))
@@ -89,9 +91,12 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     }
     caches, side_by_side = root / config.results / "compiled", max(1, len(os.sched_getaffinity(0)) // CORES)
     workers: SimpleQueue[Worker] = SimpleQueue()
+    gpus = [uuid for (uuid,) in nvidia_smi("uuid")]  # each worker has one
     with ExitStack() as stack, ThreadPoolExecutor(side_by_side) as threads:
-        for _ in range(side_by_side):
-            worker = Worker(here, SETUP, order, config.limits.of_call(), caches=caches)
+        for number in range(side_by_side):
+            own = {VISIBLE: gpus[number % len(gpus)]} if gpus and VISIBLE not in os.environ else {}
+            at = replace(here, variables=own)
+            worker = Worker(at, SETUP, order, config.limits.of_call(), caches=caches)
             stack.callback(worker.close)
             workers.put(worker)
 
