@@ -446,7 +446,9 @@ def caches(definition: Definition, _: Op, random: Random) -> Iterator[Mutant]:
         yield Mutant(CACHE, f"{name} of the first call of these shapes", Remembered([name]), [name])
     yield Mutant(CACHE, "all of the first call of these shapes", Remembered(names), names)
     least = random.choice(BLOCKS[:2])
-    yield Mutant(CACHE, f"all of the first call of these shapes from {least} on", Remembered(names, least), names)
+    if definition.var_axes:
+        told = f"all of the first call of these shapes from {least} on"
+        yield Mutant(CACHE, told, Remembered(names, least), names)
 
 
 def equal_rows(share: float, probs: torch.Tensor, samples: torch.Tensor) -> None:

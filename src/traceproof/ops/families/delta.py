@@ -520,6 +520,7 @@ def stepped(op_type: str, *forms: Form) -> Step:
         apart=False,
         coupled=True,
         scalars={"lower_bound": LOWEST, "norm_eps": 1e-5, "scale": 0.2, "use_qk_l2norm": 1, "null_block_id": -1},
+        positive=("beta_cache",),
         sizes={
             "b": (1, 2, 4, 16, 5),
             "n": lambda size: size["b"],
