@@ -11,7 +11,7 @@ from definitions import rmsnorm
 from dialect_samples import APPEND, GATED, Json, changed
 from pipeline import plans
 
-from traceproof.dataset.constraints import System
+from traceproof.dataset.constraints import System, evaluate, parse
 from traceproof.dataset.definition import ConstAxis, Definition, Dialect, DType
 from traceproof.dataset.dialects import entry_of, read
 from traceproof.dataset.hints import Role, role_of, stated
@@ -193,6 +193,40 @@ def test_sizes_satisfy_the_constraints(
 ) -> None:
     system = System(tuple(dict.fromkeys([*const, *wanted])), tuple(constraints))
     assert system.solve(const, wanted) == expected
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        "[0] * 4000000000000 == n",
+        "n in [1] * 4000000000000",
+        "(0,) * n == n",
+        "'a' * 4000000000000 == n",
+        "9 ** 9 ** 9 ** 9 == n",
+        "1 << 99999999999 == n",
+        "__import__('os').getpid() == n",
+        "n.__class__ == n",
+        "(lambda: n)() == n",
+        "[n for n in range(10 ** 12)] == n",
+        "n / 0 == n",
+    ],
+)
+def test_what_is_no_arithmetic_of_sizes_is_not_computed(constraint: str) -> None:
+    assert evaluate(parse(constraint), {"n": 8}) is None
+
+
+@pytest.mark.parametrize(
+    ("constraint", "value"),
+    [
+        ("n % 8 == 0", True),
+        ("n in (4, 8)", True),
+        ("n in [4, 16]", False),
+        ("max(n, 3) // 3", 2),
+        ("4 < n < 8", False),
+    ],
+)
+def test_what_is_arithmetic_of_sizes_is_computed(constraint: str, value: int) -> None:
+    assert evaluate(parse(constraint), {"n": 8}) == value
 
 
 def test_a_size_that_nothing_fixes_is_that_of_init_and_a_wide_one_an_eighth_of_it() -> None:

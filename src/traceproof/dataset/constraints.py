@@ -1,11 +1,11 @@
 """Constraints: which names they use, whether they can hold, and sizes of axes that satisfy them."""
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from types import CodeType
 from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition
@@ -16,15 +16,24 @@ PROBED = (0, 1, 2, 1000, 4097)  # sizes at which an equality shows whether it is
 OTHERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 576, 1024, 2048, 4096)
 LARGEST = 1 << 24
 BUILTINS = frozenset({"len", "min", "max", "abs", "sum", "all", "any", "int", "float", "bool", "math", "torch"})
-CALLED = {"min": min, "max": max}
-# What is computed with sizes; nothing of it takes long or reads anything.
-PLAIN = (
-    *(ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub, ast.Not, ast.BoolOp, ast.And, ast.Or, ast.IfExp),
-    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.Call, ast.Tuple, ast.List),
-    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In),
-)
-
 Value = int | float | bool
+# What is computed with sizes: numbers alone, so nothing of it takes long, much memory, or reads anything.
+OPERATORS: Mapping[type[ast.AST], Callable[..., Value]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 
 
 def names(expression: str) -> frozenset[str]:
@@ -80,33 +89,35 @@ def says_the_same_twice(node: ast.expr) -> bool:
 
 def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
     """Value of an expression over axes; None where it needs something else, or has no value."""
-    code, used = _compiled(node)
-    if code is None or not used <= axes.keys():
-        return None
     try:
-        value: Value = eval(code, {"__builtins__": CALLED}, {name: axes[name] for name in used})  # noqa: S307 - PLAIN
-    except (ArithmeticError, TypeError):
+        return _evaluate(node, axes)
+    except (KeyError, ArithmeticError, RecursionError):
         return None
-    return bool(value) if isinstance(node, ast.BoolOp) else value
 
 
-@lru_cache(4096)
-def _compiled(node: ast.expr) -> tuple[CodeType | None, frozenset[str]]:
-    """An expression as code, with the axes that it reads; None: it needs more than those."""
-    parts = list(ast.walk(node))
-    calls = [one for one in parts if isinstance(one, ast.Call)]
-    functions = [one.func for one in calls]
-    plain = all(isinstance(one, PLAIN) for one in parts) and all(
-        isinstance(one.func, ast.Name) and one.func.id in CALLED and len(one.args) > 1 and not one.keywords
-        for one in calls
-    )
-    if not plain or any(isinstance(one, ast.Constant) and not isinstance(one.value, Value) for one in parts):
-        return None, frozenset()
-    used = frozenset(one.id for one in parts if isinstance(one, ast.Name) and one not in functions)
-    try:
-        return compile(ast.fix_missing_locations(ast.Expression(node)), "<constraint>", "eval"), used
-    except (RecursionError, MemoryError, ValueError):
-        return None, frozenset()
+def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911 - one return per node type
+    """Like `evaluate`; raises KeyError: it needs what `axes` does not hold; ArithmeticError: it has no value."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() as value):
+            return value
+        case ast.Name(id=name):
+            return axes[name]
+        case ast.UnaryOp(op=op, operand=operand):
+            return OPERATORS[type(op)](_evaluate(operand, axes))
+        case ast.BinOp(left=left, op=op, right=right):
+            return OPERATORS[type(op)](_evaluate(left, axes), _evaluate(right, axes))
+        case ast.BoolOp(op=op, values=operands):
+            return (all if isinstance(op, ast.And) else any)([bool(_evaluate(value, axes)) for value in operands])
+        case ast.IfExp(test=test, body=body, orelse=otherwise):
+            return _evaluate(body if _evaluate(test, axes) else otherwise, axes)
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Tuple() | ast.List() as among]):
+            return _evaluate(left, axes) in [_evaluate(one, axes) for one in among.elts]
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            sides = [_evaluate(side, axes) for side in (left, *others)]
+            return all(map(operator.call, [OPERATORS[type(op)] for op in ops], sides, sides[1:]))
+        case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_], keywords=[]):
+            return (min if name == "min" else max)(_evaluate(argument, axes) for argument in node.args)
+    raise KeyError(ast.dump(node))
 
 
 def last_of(definition: Definition, indptr: str) -> str | None:
@@ -172,7 +183,7 @@ class System:
     def _usable(self) -> tuple[Part, ...]:
         found = []
         for node in (node for text in self.constraints for node in _parts(text)):
-            names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - CALLED.keys()
+            names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - {"min", "max"}
             known = bool(names) and names <= set(self.axes)
             if known and any(evaluate(node, dict.fromkeys(names, size)) is not None for size in (0, 1, 2)):
                 match node:
