@@ -670,7 +670,9 @@ GEMM_FP8 = scaled_by_blocks(
         altered("scales of b transposed", "b_scale", change=lambda scale: scale.mT.reshape(scale.shape)),
         altered("memory of blocks read as [K, N]", "blocks", change=of_rows),
         altered("a row less", "masked_m", change=lambda count: (count - 1).clamp_min(0)),
-        altered("the smallest one's rows", "masked_m", change=lambda count: count.min().expand(count.shape)),
+        altered(
+            "the smallest one's rows", "masked_m", change=lambda count: count.sort().values[:1].expand(count.shape)
+        ),
         altered("the first weights for all", "m_indices", change=lambda owner: owner * 0),
         altered("the next tile's weights", "m_indices", change=lambda owner: owner.roll(128)),
     ),
