@@ -286,9 +286,8 @@ def unfit(definition: Definition) -> str | None:  # noqa: PLR0911 - a reason eac
 
 
 def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
-    """Queries of zeros, to which all keys weigh the same; where keys are left out, they are no power of two."""
+    """Queries of zeros, to which all keys weigh the same; what patterns leave is no power of two."""
     patterned = one_of((*calls.BLOCKED, "causal_seqlens_kv_global", "qkv"), definition.inputs) is not None
-    patterned = patterned or listed(definition) or calls.by_heads(definition)  # which name all pages but one
     patterned = patterned or "custom_mask" in definition.inputs
     if patterned or one_of(calls.QUERIES, definition.inputs).dtype == calls.CODES:  # fp8 has no ties in bfloat16
         return {}
@@ -490,8 +489,12 @@ class Attention(Op):
         return long and not is_tabled(definition) and "qo_indptr" not in definition.inputs
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
-        """Sequences of a power of two of keys each, and one query."""
+        """Sequences of a power of two of keys each, or of pages where all but one are named, and one query."""
         lens = [1 << power for power in (2, 6, 0, 1, 5, 3, 4)]
+        if listed(definition) or calls.by_heads(definition):
+            named, page = (one_of(calls.TABLES, definition.inputs).shape or ("",))[-1], page_of(definition)
+            most = min(definition.const_axes.get(named, 64), max(1, 64 // page))
+            lens = [page * (pages + 1) for pages in lens if pages <= most]
         return replace(self._case(definition, base.seed, (base.id, lens, [1] * len(lens), {})), size=base.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:

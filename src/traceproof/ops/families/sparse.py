@@ -20,7 +20,7 @@ from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import IndexSet
 from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, workspace
-from traceproof.ops.families.tabled import called
+from traceproof.ops.families.tabled import called, nothing
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
 from traceproof.ops.op import Op
 
@@ -704,8 +704,8 @@ class Largest(Op):
 
 
 SCORED = "kv_fused weights block_tables seq_lens max_seq_len -> logits"
-called(PAGED_MQA_LOGITS, "attn_scores.fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)
-called(PAGED_MQA_LOGITS, "attn_scores.fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)
+called(PAGED_MQA_LOGITS, "attn_scores.fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)(nothing)
+called(PAGED_MQA_LOGITS, "attn_scores.fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)(nothing)
 OF_LARGEST = (
     Mutant("one beyond the length", more=1),
     Mutant("one short of the length", more=-1),
@@ -745,7 +745,7 @@ called(
         definition.const_axes.get((definition.outputs["block_indices"].shape or ("",))[-1]) == 16  # no other
     ),
     sm=((12, 0), (12, 9)),
-)
+)(nothing)
 TOPK = Largest(
     "topk",
     Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest),

@@ -6,7 +6,7 @@ Their inputs are told by names: see `ops/attention_calls.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from traceproof.dataset.definition import Definition
@@ -115,144 +115,168 @@ CUDNN_PAGED, XQA, BLOCK_SPARSE, MSA_SPARSE, DCP = (
 # FlashInfer's functions, given what a definition has by its own names, and what they want beside it.
 
 WORKSPACE = 128 << 20  # bytes
+More = Callable[[Given], dict[str, Any]]
 SM100 = ((10, 0), (12, 9))
-Beside = Callable[[Given], Mapping[str, Any]]
 
 
-def called(
-    op: Op,
-    name: str,
-    serves: str,
-    beside: Beside = lambda _: {},
-    **conditions: Any,  # noqa: ANN401 - an adapter's
-) -> None:
-    """A function that is called by keyword, and what it wants beside a definition's inputs.
+def called(op: Op, name: str, serves: str, **conditions: Any) -> Callable[[More], More]:  # noqa: ANN401
+    """Decorate what a function wants beside a definition's inputs: it is called by keyword.
 
     Outputs are in the order in which it gives them.
     """
     key = f"flashinfer.{name.replace('.', ':')}"
 
-    @op.truth("flashinfer", name, key, serves=serves, rows=None, **conditions)
-    def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
-        given = {**{one: value for one, value in inputs.items() if value is not None}, **beside(inputs)}
-        given = {one: value for one, value in given.items() if value is not None}
-        found = api[key](**given)
-        parts = found if isinstance(found, tuple) else (given.get("output") if found is None else found,)
-        return dict(zip(definition.outputs, parts, strict=False))
+    def added(more: More) -> More:
+        @op.truth("flashinfer", name, key, serves=serves, rows=None, **conditions)
+        def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
+            given = {**{one: value for one, value in inputs.items() if value is not None}, **more(inputs)}
+            given = {one: value for one, value in given.items() if value is not None}
+            found = api[key](**given)
+            parts = found if isinstance(found, tuple) else (given.get("output") if found is None else found,)
+            return dict(zip(definition.outputs, parts, strict=False))
+
+        return more
+
+    return added
 
 
 def scratch(inputs: Given) -> dict[str, Any]:
     """Memory to work in."""
-    device = one_of(QUERIES, inputs).device
-    return {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)}
+    q = one_of(QUERIES, inputs)
+    return {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)}
 
 
-def bounds(lengths: torch.Tensor) -> torch.Tensor:
-    """Where sequences of these lengths begin and end, int32."""
-    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+def nothing(_: Given) -> dict[str, Any]:
+    """The function takes a definition's inputs and no more."""
+    return {}
 
 
-called(
+def longest(inputs: Given, *names: str) -> int:
+    """The largest number of the first of these inputs."""
+    return int(one_of(names, inputs).max())
+
+
+@called(
     XQA,
     "xqa.xqa",
     "q k_cache v_cache page_table seq_lens -> output",
-    lambda x: {
-        **scratch(x),
-        "seq_lens": x["seq_lens"].to(torch.uint32),
-        "output": torch.empty_like(x["q"]),
-        "semaphores": torch.zeros(8 << 20, dtype=torch.uint32, device=x["q"].device),
-        "num_kv_heads": x["k_cache"].shape[2],
-        "page_size": x["k_cache"].shape[1],
-    },
     sm=((9, 0), (12, 9)),
 )
-called(
+def for_xqa(inputs: Given) -> dict[str, Any]:
+    """Semaphores, and sizes of the cache."""
+    return {
+        **scratch(inputs),
+        "seq_lens": inputs["seq_lens"].to(torch.uint32),
+        "output": torch.empty_like(inputs["q"]),
+        "semaphores": torch.zeros(8 << 20, dtype=torch.uint32, device=inputs["q"].device),
+        "num_kv_heads": inputs["k_cache"].shape[2],
+        "page_size": inputs["k_cache"].shape[1],
+    }
+
+
+@called(
     TRTLLM_PAGED,
     "prefill.trtllm_batch_context_with_kv_cache",
     "query kv_cache block_tables seq_lens bmm1_scale bmm2_scale cum_seq_lens_q [window_left] [sinks] -> output",
-    lambda x: {
-        **scratch(x),
-        "max_q_len": int(x["cum_seq_lens_q"].diff().max()),
-        "max_kv_len": int(x["seq_lens"].max()),
-        "batch_size": len(x["seq_lens"]),
-        "cum_seq_lens_kv": bounds(x["seq_lens"]),
-        "sinks": None if x.get("sinks") is None else [x["sinks"]],
-    },
     sm=SM100,
 )
-called(
-    TRTLLM_PAGED,
-    "prefill.trtllm_fmha_v2_prefill",
-    "qkv bmm1_scale bmm2_scale cum_seq_lens_q cum_seq_lens_kv -> output",
-    lambda x: {
-        **scratch(x),
-        **dict.fromkeys(("max_q_len", "max_kv_len"), int(x["cum_seq_lens_kv"].diff().max())),
-        "batch_size": len(x["cum_seq_lens_kv"]) - 1,
-        "input_layout": "PACKED_QKV",
-        "seq_lens": x["cum_seq_lens_kv"].diff(),
-    },
-    accepts=lambda definition: len(definition.inputs["qkv"].shape or ()) == 4,
-    sm=((9, 0), (12, 9)),
-)
-called(
+def for_context(inputs: Given) -> dict[str, Any]:
+    """The longest sequences, and where those of keys begin."""
+    return {
+        **scratch(inputs),
+        "max_q_len": int(inputs["cum_seq_lens_q"].diff().max()),
+        "max_kv_len": longest(inputs, "seq_lens"),
+        "batch_size": len(inputs["seq_lens"]),
+        "cum_seq_lens_kv": torch.nn.functional.pad(inputs["seq_lens"].cumsum(0), (1, 0)).int(),
+        "sinks": None if inputs.get("sinks") is None else [inputs["sinks"]],
+    }
+
+
+@called(
     DCP,
     "decode.trtllm_batch_decode_with_kv_cache",
     "query k_cache v_cache block_tables seq_lens bmm1_scale bmm2_scale causal_seqlens_kv_global cp_world cp_rank"
     " -> output lse",
-    lambda x: {
-        **scratch(x),
-        "kv_cache": (x["k_cache"], x["v_cache"]),
-        **dict.fromkeys(("k_cache", "v_cache")),
-        "max_seq_len": int(x["seq_lens"].max()),
-        "q_len_per_req": len(x["query"]) // len(x["seq_lens"]),
-        "return_lse": True,
-    },
     sm=SM100,
 )
-called(
+def for_speculation(inputs: Given) -> dict[str, Any]:
+    """Both caches as one argument, and the longest sequence."""
+    return {
+        **scratch(inputs),
+        "kv_cache": (inputs["k_cache"], inputs["v_cache"]),
+        **dict.fromkeys(("k_cache", "v_cache")),
+        "max_seq_len": longest(inputs, "seq_lens"),
+        "q_len_per_req": len(inputs["query"]) // len(inputs["seq_lens"]),
+        "return_lse": True,
+    }
+
+
+@called(
     CUDNN_PAGED,
     "cudnn.cudnn_batch_prefill_with_kv_cache",
     "q k_cache v_cache scale actual_seq_lens_q actual_seq_lens_kv block_tables [causal] -> output lse",
-    lambda x: {
-        **scratch(x),
-        "max_token_per_sequence": int(x["actual_seq_lens_q"].max()),
-        "max_sequence_kv": int(x["actual_seq_lens_kv"].max()),
-        **{f"actual_seq_lens_{one}": x[f"actual_seq_lens_{one}"].view(-1, 1, 1, 1) for one in ("q", "kv")},
-        "batch_offsets_q": bounds(x["actual_seq_lens_q"]),
-        "batch_offsets_units": "tokens",
-        "causal": bool(x.get("causal")),
-        "return_lse": True,
-    },
     accepts=lambda definition: dim(definition, "q", 2) == 128,  # the only width without cuDNN's own graphs
     sm=((8, 0), (12, 9)),
 )
-called(
+def for_cudnn(inputs: Given) -> dict[str, Any]:
+    """Lengths with four axes, the longest ones, and where queries begin."""
+    return {
+        **scratch(inputs),
+        "max_token_per_sequence": longest(inputs, "actual_seq_lens_q"),
+        "max_sequence_kv": longest(inputs, "actual_seq_lens_kv"),
+        **{f"actual_seq_lens_{one}": inputs[f"actual_seq_lens_{one}"].view(-1, 1, 1, 1) for one in ("q", "kv")},
+        "batch_offsets_q": torch.nn.functional.pad(inputs["actual_seq_lens_q"].cumsum(0), (1, 0)).int(),
+        "batch_offsets_units": "tokens",
+        "causal": bool(inputs.get("causal")),
+        "return_lse": True,
+    }
+
+
+@called(
     CUDNN_PAGED,
     "cudnn.cudnn_batch_decode_with_kv_cache",
     "q k_cache v_cache scale max_sequence_kv block_tables [q_len_per_req] [window_left] [sinks] -> output",
-    lambda x: {
-        **scratch(x),  # as many keys of each sequence as the longest has
-        "actual_seq_lens_kv": x["block_tables"].new_full((len(x["block_tables"]),), int(x["max_sequence_kv"])),
-    },
     accepts=lambda definition: dim(definition, "q", 2) == 128,
     sm=((9, 0), (12, 9)),
 )
-for of_codes, given in (("", "q k"), ("_fp4", "q_fp4 k_fp4 q_scale k_scale q_global_scale k_global_scale")):
-    called(
-        MSA_PROXY,
-        f"msa_ops.msa_proxy_score{of_codes}",
-        f"{given} cu_seqlens_q cu_seqlens_k [causal] -> max_score",
-        lambda x: {"causal": bool(x.get("causal", True))},
-        accepts=lambda definition: value_width(definition) == (64 if "q_fp4" in definition.inputs else 128),
-        sm=((12, 0), (12, 9)),
-    )
-called(
-    MSA_SPARSE,
-    "msa_ops.msa_sparse_attention",
-    "q k v q2k_indices cu_seqlens_q cu_seqlens_k [causal] [softmax_scale] -> output",
-    lambda x: {"causal": bool(x.get("causal"))},
-    sm=SM100,
+def for_cudnn_decode(inputs: Given) -> dict[str, Any]:
+    """As many keys of each sequence as the longest has."""
+    table, most = inputs["block_tables"], int(inputs["max_sequence_kv"])
+    return {**scratch(inputs), "actual_seq_lens_kv": torch.full((len(table),), most, device=table.device).int()}
+
+
+@called(
+    TRTLLM_PAGED,
+    "prefill.trtllm_fmha_v2_prefill",
+    "qkv bmm1_scale bmm2_scale cum_seq_lens_q cum_seq_lens_kv -> output",
+    accepts=lambda definition: len(definition.inputs["qkv"].shape or ()) == 4,
+    sm=((9, 0), (12, 9)),
 )
+def for_packed(inputs: Given) -> dict[str, Any]:
+    """The layout, and lengths."""
+    lengths = inputs["cum_seq_lens_kv"].diff()
+    most = int(lengths.max())
+    sizes = {"max_q_len": most, "max_kv_len": most, "batch_size": len(lengths)}
+    return {**scratch(inputs), **sizes, "input_layout": "PACKED_QKV", "seq_lens": lengths}
+
+
+FLAT = "cu_seqlens_q cu_seqlens_k [causal] -> max_score"
+PROXY: Any = {
+    "accepts": lambda definition: value_width(definition) == (64 if "q_fp4" in definition.inputs else 128),
+    "sm": ((12, 0), (12, 9)),
+}
+
+
+@called(MSA_PROXY, "msa_ops.msa_proxy_score", f"q k {FLAT}", **PROXY)
+@called(
+    MSA_PROXY,
+    "msa_ops.msa_proxy_score_fp4",
+    f"q_fp4 k_fp4 q_scale k_scale q_global_scale k_global_scale {FLAT}",
+    **PROXY,
+)
+def for_proxy(inputs: Given) -> dict[str, Any]:
+    """Whether there is a causal mask."""
+    return {"causal": bool(inputs.get("causal", True))}
 
 
 def pattern(definition: Definition, inputs: Given) -> dict[str, Any]:
@@ -287,7 +311,7 @@ def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outpu
     lists = ["block_indptr", "block_indices"]
     given = {name: inputs[name] for name in [*names, *lists * paged] if inputs.get(name) is not None}
     if paged:
-        cache, most = (inputs["k_cache"], inputs["v_cache"]), int(inputs["seq_lens_kv"].max())
+        cache, most = (inputs["k_cache"], inputs["v_cache"]), longest(inputs, "seq_lens_kv")
         return {
             "output": attend(**given, paged_kv_cache=cache, max_seq_len_kv=most, **pattern(definition, inputs))
         }
@@ -298,3 +322,14 @@ def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outpu
             **given, sparse_format=form, use_proxy_routes="k_summary" in inputs, **pattern(definition, inputs)
         )
     }
+
+
+@called(
+    MSA_SPARSE,
+    "msa_ops.msa_sparse_attention",
+    "q k v q2k_indices cu_seqlens_q cu_seqlens_k [causal] [softmax_scale] -> output",
+    sm=SM100,
+)
+def for_lists(inputs: Given) -> dict[str, Any]:
+    """Whether there is a causal mask."""
+    return {"causal": bool(inputs.get("causal"))}
