@@ -7,7 +7,6 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import file_digest
 from pathlib import Path
 
 from pydantic import Field
@@ -24,7 +23,7 @@ from traceproof.dataset.tree import (
     read_tree,
     why,
 )
-from traceproof.digests import digest_bytes, digest_json, verdict_code
+from traceproof.digests import digest_bytes, digest_file, digest_json, verdict_code
 from traceproof.environments import jit
 from traceproof.errors import TraceproofError
 from traceproof.files import write_if_changed, write_text
@@ -416,8 +415,5 @@ def _blobs_of(root: Path, planned: PlannedCase) -> dict[str, str]:
     if case.size != WORKLOADS or planned.skip is not None:
         return {}
     described = case.params["inputs"].values()
-    digests = {}
-    for path in sorted({value["path"] for value in described if value["type"] == "safetensors"}):
-        with (root / path).open("rb") as file:
-            digests[path] = file_digest(file, "sha256").hexdigest()
-    return digests
+    paths = sorted({value["path"] for value in described if value["type"] == "safetensors"})
+    return {path: digest_file(root / path) for path in paths}

@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import takewhile
@@ -166,15 +166,7 @@ class _Caller:
                 tensors.whole(given)[start:end] = buffer[start:end].cpu()
         if not item["mode"] and not calls.FENCES:  # what lies between fences goes with them
             self._held, self._inputs = values, inputs
-            if not item["destinations"]:
-                small = (
-                    (place, value)
-                    for place, value in enumerate(values)
-                    if tensors.address_of(value) is not None and place not in conduct["aliased"]
-                )
-                self._kept.append(
-                    [(place, value, value.clone()) for place, value in small if value.nbytes <= KEPT_BYTES]
-                )
+            self._keep(returned, item["destinations"], but=conduct["aliased"])
         crossed = any(fences.crossed for fences in calls.FENCES)
         ways = sorted({way for fences in calls.FENCES for way in fences.ways})
         calls.FENCES.clear()
@@ -310,11 +302,13 @@ class _Caller:
         given = {"seed": last, "device": self._device, "destinations": destinations}
         return [*calls.stacked_draws(call, inputs, item["seeds"], further=item["further"], **given)], odd
 
-    def _keep(self, entries: Sequence[tuple[str | None, Any]], destinations: int) -> None:
-        """Copy what a call gave, to look whether it changes later."""
+    def _keep(
+        self, entries: Sequence[tuple[str | None, Any]], destinations: int, but: Collection[int] = ()
+    ) -> None:
+        """Copy what a call gave, to look whether it changes later; `but` places that lie in memory of others."""
         if not destinations:
-            plain = [(place, one) for place, (_, one) in enumerate(entries) if type(one) is torch.Tensor]
-            self._kept.append([(place, one, one.clone()) for place, one in plain if one.nbytes <= KEPT_BYTES])
+            plain = [(n, one) for n, (_, one) in enumerate(entries) if type(one) is torch.Tensor and n not in but]
+            self._kept.append([(n, one, one.clone()) for n, one in plain if one.nbytes <= KEPT_BYTES])
 
     def _entries_of(self, inputs: Sequence[Any], destinations: int) -> list[tuple[str | None, Any]]:
         """One call; the last `destinations` of the inputs are the places of its outputs."""
