@@ -20,6 +20,7 @@ from worker_pools import Workers, pool
 from traceproof.errors import TraceproofError
 from traceproof.run.workers import Environment, Worker
 from traceproof.sandbox import MIB, Limits, Pool, Reply, Status
+from traceproof.sandbox.isolation import HOLDS
 from traceproof.sandbox.model import Shared
 
 
@@ -156,6 +157,35 @@ def test_files_in_a_given_scratch_folder_stay(workers: Workers, tmp_path: Path) 
     )
     assert reply.status is Status.OK, reply
     assert (tmp_path / "kept").read_text(encoding="utf-8") == "was here"
+
+
+def test_a_worker_finds_its_folder_elsewhere_where_it_has_a_file_view_of_its_own(
+    workers: Workers, tmp_path: Path
+) -> None:
+    if workers.pool.layers()["files"] != HOLDS:
+        pytest.skip("no file view of its own")
+    folder, at = tmp_path / "one", tmp_path / "other"
+    folder.mkdir()
+    with workers.pool.session(setup="worker_misdeeds:setup", payload=None, scratch=folder, at=at) as session:
+        reply = session.ask({"do": "write", "path": str(at / "kept")})
+    assert reply.status is Status.OK, reply
+    assert (folder / "kept").exists()
+    assert not at.exists()
+
+
+def test_a_session_starts_one_worker_from_whatever_thread(workers: Workers) -> None:
+    with workers.pool.session(setup="worker_misdeeds:setup", payload=None) as session:
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(2):
+                threads.submit(session.start)
+            first = session.ask({"do": "id"})
+        assert session.ask({"do": "id"}).value == first.value
+    with (
+        ThreadPoolExecutor(1) as threads,
+        workers.pool.session(setup="worker_misdeeds:hang", payload=None) as session,
+    ):
+        threads.submit(session.start)  # the session's end ends it
+    assert session.ask({"do": "id"}).status is Status.CRASH
 
 
 def test_several_threads_share_a_pool(workers: Workers) -> None:

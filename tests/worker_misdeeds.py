@@ -44,9 +44,13 @@ class Deeds:
     def __init__(self, payload: Any, scratch: Path) -> None:  # noqa: ANN401 - any JSON value
         self.payload = payload
         self.scratch = scratch
+        self.born = time.monotonic()
 
     def echo(self, value: Any) -> Any:  # noqa: ANN401 - any JSON value
         return value
+
+    def id(self) -> float:
+        return id(self) + self.born
 
     def given(self) -> Any:  # noqa: ANN401 - any JSON value
         return self.payload
