@@ -27,7 +27,7 @@ TAKEN = re.compile(r"the name .* is already taken by ")
 
 
 def files(dataset: LintedDataset) -> Iterator[Hit]:
-    """Files that can not be used (TP101), of a name that is taken (TP102), or completed as they were read (TP106)."""
+    """Files that can not be used (TP101), of a name that is taken (TP102), or completed when read (TP106)."""
     for broken in dataset.tree.broken:
         if TAKEN.match(broken.what):
             yield Hit("TP102", NAME, broken.what, broken.path)
