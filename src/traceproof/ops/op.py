@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from traceproof.dataset.constraints import text_of
+from traceproof.dataset.constraints import evaluate, parse, text_of
 from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
 from traceproof.ops import far
@@ -294,7 +294,8 @@ class Op:
             for index, count in enumerate(SIZES[size]):
                 yield self.settled(definition, Case(f"{size}-{index}", size, axes(count, turn), seed))
                 turn += 1
-        if rows is not None:
+        none = [text for text in definition.constraints or () if evaluate(parse(text), {rows or "": 0}) is False]
+        if rows is not None and not none:  # unless a constraint rules it out
             yield self.settled(definition, Case("edge-empty", "edge", axes(0, 0), seed))
         if self.tile:
             yield self.settled(definition, Case("edge-tile", "edge", axes(self.tile, 0), seed))
