@@ -163,14 +163,19 @@ class Op:
 
     def of_form(self, definition: Definition) -> Op:
         """The op of the form that a definition has, of several that share nothing, in the definition's names."""
-        for one in self.others:
-            op = one.named(definition)
+        own, nearly = self.named(definition), []
+        for op in (one.named(definition) for one in self.others):
             try:
                 op.form(definition)
             except Unsupported:
+                nearly += [op] if op.looks_like(definition) else []
                 continue
             return op
-        return self.named(definition)
+        return nearly[0] if nearly and not own.looks_like(definition) else own  # which says what is lacking
+
+    def looks_like(self, definition: Definition) -> bool:
+        """Whether a definition has the names and shapes of one of the forms."""
+        return any(form.misfit(definition) is None for form in self.forms_of(definition))
 
     def named(self, definition: Definition) -> Op:
         """The op with the definition's names, where `synonyms` have them, in forms and tables."""
