@@ -21,7 +21,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.errors import TraceproofError
 from traceproof.ops.families import sampler
 from traceproof.run import runner
-from traceproof.solutions.judging import blocked, judge, target_of
+from traceproof.solutions.judging import Judge, blocked, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.render import as_json, page, table
@@ -147,8 +147,8 @@ def _judged(source: str, tmp_path: Path, *, whole: bool = True) -> Certificate:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     [found] = read(tmp_path / "mine.py")
     settings = JudgeSettings(whole=whole, sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
-    with target_of(NAME, DATASET) as target:
-        return judge(found, target, settings, repeat="traceproof judge mine.py")
+    with Judge() as judge, target_of(NAME, DATASET) as target:
+        return judge.judged(found, target, settings, repeat="traceproof judge mine.py")
 
 
 def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     (tmp_path / "python").chmod(0o755)
     settings = JudgeSettings(python=str(tmp_path / "python"), sizes=("small",), hidden_seed=5, weak=True)
     [found] = read(tmp_path / "mine.py")
-    with target_of(NAME, DATASET) as target, pytest.raises(TraceproofError) as caught:
-        judge(found, target, settings, repeat="traceproof judge mine.py")
+    with Judge() as judge, target_of(NAME, DATASET) as target, pytest.raises(TraceproofError) as caught:
+        judge.judged(found, target, settings, repeat="traceproof judge mine.py")
     assert "python can not judge" in str(caught.value)
     assert "names a Python with torch" in str(caught.value)
 

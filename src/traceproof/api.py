@@ -9,7 +9,7 @@ import inspect
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
@@ -24,7 +24,6 @@ import torch
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import closest, find, read_file, read_tree
 from traceproof.errors import TraceproofError
-from traceproof.files import own_folder
 from traceproof.gradients import chosen
 from traceproof.gradients import rows as gradient_rows
 from traceproof.judge.kernel_properties import DEMANDED, PROPERTIES
@@ -928,7 +927,6 @@ def _certificate(  # noqa: PLR0913 - of two callers
         demand=tuple(name for name in settings.demanded if name not in DEMANDED),
     )  # fmt: skip
     with target as found:
-        settings = settings.model_copy(update={"caches": str(_caches())})
         return found.definition, _judge().judged(candidate, found, settings, repeat=repeat)
 
 
@@ -938,11 +936,3 @@ def _judge() -> Judge:
     found = Judge()
     atexit.register(found.close)
     return found
-
-
-@cache
-def _caches() -> Path:
-    """A folder for what it compiles on the way, until this process ends."""
-    open_ = ExitStack()
-    atexit.register(open_.close)
-    return open_.enter_context(own_folder())

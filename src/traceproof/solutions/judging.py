@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -108,7 +108,8 @@ class Judge:
         self._told = told
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        self._order: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}  # its settings
+        self._folder = ExitStack()  # for what is compiled, where they name none
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +124,7 @@ class Judge:
             worker.ask({"end": True})
         if worker is not None:
             worker.close()
+        self._folder.close()
 
     def judged(
         self,
@@ -211,27 +213,16 @@ class Judge:
         """Have the process do something; another one is started where it must be of other settings."""
         own = settings.model_dump(mode="json", include=OF_PROCESS)
         with self._lock:
-            if self._worker is None or not own.items() <= self._order.items():
+            if self._worker is None or own != self._own:
                 self.close()
-                self._order = {**own, "preload": preload}
+                self._own = own
+                caches = settings.caches or str(self._folder.enter_context(own_folder()))
+                order = {**own, "caches": caches, "preload": preload}
                 record = {"device_type": "cuda" if settings.gpu else "cpu"}
                 here = Environment(name=MAIN, python=settings.python, record=record)
                 # Our own code, which has the solution called in workers that are shut in.
-                self._worker = Worker(here, SETUP, self._order, OVERALL, told=self._told)
+                self._worker = Worker(here, SETUP, order, OVERALL, told=self._told)
             return self._worker.ask(item)
-
-
-def judge(
-    candidate: Candidate,
-    target: Target,
-    settings: JudgeSettings,
-    *,
-    repeat: str,
-    told: Callable[[str], object] = lambda _: None,
-) -> Certificate:
-    """Judge one solution in a process of its own; otherwise as `Judge.judged`."""
-    with Judge(told) as one:
-        return one.judged(candidate, target, settings, repeat=repeat)
 
 
 def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:

@@ -19,7 +19,7 @@ class JudgeSettings(ClosedModel):
     """How a solution is judged, as the judging process is told."""
 
     python: str = sys.executable  # the interpreter that judges
-    caches: str = ""  # folder for what is compiled on the way
+    caches: str = ""  # folder for what is compiled on the way; empty: one that goes with the judging process
     cuda_home: str = ""  # the CUDA toolkit of this machine that it compiles with; empty: its environment's
     dataset: str = ""  # the folder that holds the definition, its workload lines and blobs
     conceal: tuple[str, ...] = ()  # what a solution must not see, beside this project and the dataset
