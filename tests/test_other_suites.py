@@ -151,6 +151,8 @@ def test_a_function_beside_its_tests_is_judged_without_them(tmp_path: Path) -> N
     report = traceproof.check(own_norm, "rmsnorm", hidden_size=96, **options)  # of this file
     assert report, str(report)
     file = written(tmp_path / "own.py", BESIDE_TESTS.replace("# ...", "OTHERS = open('x')"))
+    with pytest.raises(TraceproofError, match=r"it has no function gone; .* there are: norm, data, test_norm"):
+        read(file, "gone")
     report = traceproof.check(f"{file}::norm", "rmsnorm", hidden_size=96, **options)
     assert not report
     assert "line 26, column 10: name: open reads or writes files" in str(report)

@@ -264,13 +264,14 @@ def _read(file: Path, entry: str | None) -> Candidate:
     function = entry or ENTRY
     if file.suffix == ".py" and entry is None:
         text = suites.with_model(text) if operator is None else suites.called_as_operator(text, operator)
+    language = _language(text, function) if file.suffix == ".py" else Language.CUDA
     if file.suffix == ".py" and TESTING & _imported(text):
         text = without_tests(text, function)
     return Candidate(
         name=file.stem,
         definition="" if operator is None else f"{suites.ATEN}{operator}",
         path=str(file),
-        language=_language(text, function) if file.suffix == ".py" else Language.CUDA,
+        language=language,
         entry=f"{file.name}::{function}",
         binding="tvm-ffi" if file.suffix == ".cu" and "tvm/ffi" in text else "torch",
         files={file.name: text},
