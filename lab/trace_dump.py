@@ -82,7 +82,8 @@ FOLLOWING: dict[str, Callable[[dict[str, int]], int]] = {
     "SF_dim_0": lambda at: 128 if "SF_dim_1" in at else 128 * at["K"] // 16
 }
 STATED = re.compile(r"\b(\w+)=(\d+)\b")  # sizes in a template's description
-# Of experts, by how names of templates begin: sizes, which may follow from others, and dtypes; later ones count.
+# Of experts and some others, by how names of templates begin: sizes, which may follow from others, and dtypes;
+# later ones count.
 EXPERTS = r"""
 moe_fp|trtllm_.*moe|cutlass_|b12x_|cute_dsl_.*moe|prims_ts_ top_k=4 gemm1_out_size=2*intermediate_size
 moe_fp|trtllm_.*moe num_experts=16 n_group=4 topk_group=2 num_fused_shared_experts=1
@@ -121,6 +122,8 @@ alphamoe_fp8|alphamoe_inter hidden_states:float8_e4m3fn gemm1_weights:float8_e4m
 alphamoe_fp8|alphamoe_inter hidden_states_scale:float32 gemm1_weights_scale:float32 gemm2_weights_scale:float32
 alphamoe_fp8 sorted_token_ids:int32 expert_ids:int32 num_tokens_post_padded:int32 topk_weights:float32
 sm90_mixed weight:uint8 raw_scale:uint8 scales:uint8
+attention_ts_.*fp16_output q:float16 k_cache:float16 v_cache:float16 paged_kv_cache:float16
+attention_ts_.*multi_q seq_len_q=2
 prims_ts_fp8 hidden_states:float8_e4m3fn
 prims_ts_fp8 gemm1_weights_0:float8_e4m3fn gemm1_weights_1:float8_e4m3fn
 prims_ts_fp8 gemm2_weights_0:float8_e4m3fn gemm2_weights_1:float8_e4m3fn
