@@ -166,6 +166,21 @@ def test_what_is_optional_is_left_out_or_given() -> None:
     assert torch.equal(found["state_out"], torch.ones(4))
 
 
+def test_memory_to_work_in_is_as_large_as_kernels_need_whatever_a_definition_draws() -> None:
+    sizes = list[int]()
+
+    def scaled(input: Tensor, gain: Tensor, workspace_buffer: Tensor, semaphores: Tensor) -> Tensor:  # noqa: A002
+        sizes.extend(one.nbytes for one in (workspace_buffer, semaphores))
+        return input * gain
+
+    kinds = {"workspace_buffer": "uint8", "semaphores": "int32"}
+    further = {name: {"shape": ["room"], "dtype": dtype} for name, dtype in kinds.items()}
+    wanted = definition(axes={**SAMPLE["axes"], "room": {"type": "var"}}, inputs={**SAMPLE["inputs"], **further})
+    one = torch.zeros(1, dtype=torch.uint8)
+    assert torch.equal(called(scaled, wanted, workspace_buffer=one, semaphores=one.int())["y"], WANTED)
+    assert sizes == [128 << 20] * 2
+
+
 def test_the_template_of_the_same_inputs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def scaled(input: Tensor, cache: tuple[Tensor, ...]) -> None:  # noqa: A002
         del input, cache

@@ -25,6 +25,7 @@ RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says
 WORKSPACE = "workspace"  # word of a parameter that takes memory to work in
 WORKED_IN = {WORKSPACE, "semaphores"}  # words of such inputs, whose sizes definitions leave open
 WORKSPACE_BYTES = 128 << 20
+SEMAPHORES = "semaphores"  # word of one that takes counters, of which kernels use as many as they have blocks
 # What a function says that refuses a GPU: "requires SM100 or SM103, got SM90", "requires compute capability 10.0".
 NEEDS = re.compile(r"require|support|need|only", re.IGNORECASE)
 GOT = re.compile(r"\b(?:got|has|have|but|found|current|device cuda)\b", re.IGNORECASE)
@@ -219,6 +220,13 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
     for name, place in bound.inputs.items():
         value = inputs[name]
         copied = value.clone() if isinstance(value, torch.Tensor) else value
+        if (
+            isinstance(value, torch.Tensor)
+            and value.dim() == 1
+            and (_works_in(name) or SEMAPHORES in name.split("_"))
+        ):
+            # A definition says of none how large it has to be, and beyond it kernels write to other tensors.
+            copied = value.new_zeros(max(len(value), WORKSPACE_BYTES // value.element_size()))
         if isinstance(value, torch.Tensor) and WORKED_IN & {*name.split("_")}:
             copied = torch.zeros(WORKSPACE_BYTES // value.dtype.itemsize, dtype=value.dtype, device=value.device)
         if copied is None:
