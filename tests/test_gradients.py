@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # Forms of which nothing of floating point comes out that is no choice and no code.
 WITHOUT = {"quantize_int8", "quantize_fp8", "top_k_sampling", "top_p_sampling", "top_k_top_p_sampling"}
 GDN = ["medium-0", "adversarial-slow", "adversarial-saturated", "adversarial-tiny", "edge-default-scale"]
-PREFILL = ["small-0", "small-1", "medium-0", "medium-1", "adversarial-prompt", "adversarial-outlier"]
+PREFILL = ["small-0", "small-1", "medium-0", "medium-1", "adversarial-ties", "adversarial-long"]
 IN_PLACE = {"gemm", "gdn_decode", "gdn_prefill"}  # whose oracles are not to be differentiated by themselves
 
 

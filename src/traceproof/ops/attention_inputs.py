@@ -476,8 +476,6 @@ def tabled(
                 lengths = [min(length, SELF_LONGEST) for length in lengths]
             yield f"{size}-{at}", lengths, 1 + at * 10, {}
     yield "edge-single", [1], 1, {}
-    if "causal" in definition.constants.entries:  # single requests
-        yield "adversarial-prompt", [65], 65, {}
     if {*calls.CAUSAL[:2]} & definition.inputs.keys():
         yield "edge-not-causal", [page + 2, 37], 9, {"causal": 0}
     yield "adversarial-long", [640, 300], 3, {"amplitude": 3.0}

@@ -6,6 +6,7 @@ A definition is causal if its constant says so; a window keeps that many keys be
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from traceproof.dataset.constants import Rule
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs
 from traceproof.ops.attention_calls import attention
+from traceproof.ops.attention_inputs import Planned
 from traceproof.ops.attention_op import MUTANTS, Attention
 from traceproof.ops.families.attention import SOFTMAX, by_softmax
 from traceproof.ops.formula import Formula, Mutant, altered
@@ -22,6 +24,17 @@ class Single(Attention):
     """One sequence. In float32 the weights are rounded to bfloat16 before they meet the values, as kernels do."""
 
     formula: Formula = staticmethod(partial(attention, lost=False, weights="bfloat16"))
+
+    def planned_of(self, definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Planned]:
+        """Only adversarial cases lean to keys: this attention may be trained with.
+
+        Where one key has half the weight, unfused attention in 16 bits loses more of a gradient than is allowed.
+        """
+        for name, lengths, asked, more in super().planned_of(definition, sizes, seed):
+            plain = {} if name.startswith("adversarial") else {"pattern": "plain"}
+            yield name, lengths, asked, plain | dict(more)
+        yield "adversarial-prompt", [65], 65, {}
+        yield "adversarial-lean", [223], 11, {}
 
 
 SHARED: Any = {
