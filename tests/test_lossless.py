@@ -45,7 +45,6 @@ WITHOUT = {
     "gdn2",
     "gdp",
     "kda_recurrent_q2_v4_d32",
-    "mamba",
     "topk",
     "trtllm_paged_dcp_spec",
     "page_append",

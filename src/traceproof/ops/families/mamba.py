@@ -485,6 +485,13 @@ MAMBA = Stepped(
     family="mamba",
     draws=dict.fromkeys(("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias"), scanned),
     scalars={"dt_softplus": 1},
+    lossless=lambda _: {
+        "state": whole(127),
+        **dict.fromkeys(("x", "B", "C"), whole(3)),
+        "D": whole(4095),  # more bits than the output's
+        **dict.fromkeys(("dt", "z"), SURE),
+        **dict.fromkeys(("A", "dt_bias"), 0.0),
+    },
     adversarial={kind: {"kind": kind} for kind in ("tiny", "outlier", "slow", "long")}
     | {"linear": {"kind": "long", "linear": True}},
     wide_gate=Close(factor=FAST_EXP_FACTOR, reference_factor=2.0, reason=FAST_EXP),

@@ -471,7 +471,7 @@ def _patterned(routing: Routing, params: Mapping[str, Any], drawn: torch.Tensor)
 
 
 def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Distinct multiples of a power of two of both signs, up to +-1/2: enough to overrule many a sigmoid.
+    """Distinct, of both signs, up to +-1/2: enough to overrule many a sigmoid; fp8 does not hold them.
 
     Of several orders the one is taken that tells experts apart best where all logits are equal.
     """
@@ -479,7 +479,7 @@ def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
     dtype = dtype_of(named(wanted.definition)["routing_bias"])
     orders = [draw.permutation(f"routing_bias-{trial}", routing.experts).cpu() for trial in range(TRIALS)]
     step = 2.0 ** -(routing.experts - 1).bit_length()
-    biases = ((torch.stack(orders) - routing.experts // 2).to(torch.float32) * step).to(dtype)
+    biases = ((torch.stack(orders) - routing.experts // 2 + 0.375) * step).to(dtype)
     patterns = set(_patterns(params))
     if params.get("ties"):
         biases[:, 1::2] = biases[:, 0::2]
