@@ -34,7 +34,7 @@ WITHOUT = {
     "block_sparse",
     "msa_proxy",
     "msa_topk",
-    "paged_mqa_logits",
+    "fp8_paged_mqa_logits_h8_d32_bs32",
     "concat_mla_k_h3_nope48_rope16",
     "concat_mla_kv_fp8_h3_kv160_rope16",
     "fmha_v2_prefill_fp8_h2_d32",

@@ -358,7 +358,7 @@ ROPE_FLAT = Rope(
     sizes={"p": lambda at: at["p"]},  # as cases have it
     scalars={"is_neox": 1},
     draws=QUANTISED["draws"],
-    lossless=lambda _: dict.fromkeys(("q", "k", "cos_sin_cache"), full(0)),
+    lossless=lambda _: {**dict.fromkeys("qk", full(0, most=3)), "cos_sin_cache": full(0, most=9)},
     gates={"q_out": Close(), "k_out": Close()},
 )
 ROPE = Rope(
@@ -382,7 +382,7 @@ ROPE = Rope(
     requires=rotatable,
     sizes={"a": (), "b": (), "p": ()},
     draws={"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn},
-    lossless=lambda _: dict.fromkeys(("q", "k", "cos_sin_cache"), full(0)),
+    lossless=lambda _: {**dict.fromkeys("qk", full(0, most=3)), "cos_sin_cache": full(0, most=9)},
     gates={"q_out": Close(), "k_out": Close()},
     mutants=(
         Mutant("rotated the other way", turn=lambda cos, sin: (cos, -sin)),

@@ -22,6 +22,7 @@ from traceproof.ops.compare import IndexSet
 from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, workspace
 from traceproof.ops.families.tabled import called, nothing
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
+from traceproof.ops.lossless import full, one_hot
 from traceproof.ops.op import Op
 
 # The indexer. A page of its cache holds page_size * D fp8 bytes, then page_size float32 scales, and is shaped
@@ -573,6 +574,11 @@ def bytes_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return torch.cat([one.reshape(wanted.shape[0], -1) for one in parts], 1).view(wanted.shape)
 
 
+def single_code(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """Of two codes a byte, one that is 1 among zeros."""
+    return (one_hot(draw, replace(wanted, dtype=torch.float32)) * 2).to(wanted.dtype)
+
+
 def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Distinct pages in no order."""
     count = math.prod(wanted.shape)
@@ -622,6 +628,9 @@ PAGED_MQA_LOGITS = Logits(
     adversarial={"tiny": {"scale": 1e-3}},
     data=("weights",),
     draws={**dict.fromkeys(("q", "q_sf", "kv_fused"), bytes_drawn), "block_tables": pages_drawn},
+    lossless=lambda definition: (
+        {"weights": full(0, most=9, signed=False), "q": single_code} if "q_sf" in definition.inputs else {}
+    ),
     unusual={"nan": ("weights",)},
     mutants=(
         *SCORING,
