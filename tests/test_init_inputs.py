@@ -14,6 +14,7 @@ from pipeline import Rows, Run, verdicts
 from traceproof.dataset.dialects import read
 from traceproof.ops.base import Values
 from traceproof.ops.generic import GenericOp
+from traceproof.publish.solutions import SolutionRequest, write_solutions
 from traceproof.run.case import fingerprints, make_inputs
 from traceproof.run.inits import InitError, Made, filled, maker
 from traceproof.run.plan import PlanSelection, plan
@@ -142,6 +143,24 @@ def test_they_are_taken_for_every_case_and_no_tensors_are_kept(tmp_path: Path, p
     assert isinstance(values["order"], torch.Tensor)
     assert torch.equal(values["order"].sort().values, torch.arange(tokens, dtype=torch.int32))
     assert before == {path for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_workloads_that_are_published_hold_them(tmp_path: Path) -> None:
+    entry = planned(tmp_path)
+    request: SolutionRequest = {
+        "definition": "ordered",
+        "plan": str(tmp_path / "cases" / "unheard_of.json"),
+        "versions": {},
+        "cases": [one.id for one in entry.cases],
+        "infinite": [],
+    }
+    write_solutions([request], tmp_path / "out")
+    lines = (tmp_path / "out" / "ordered" / "workloads" / "unheard_of" / "ordered.jsonl").read_text().splitlines()
+    for workload in (json.loads(line)["workload"] for line in lines):
+        assert workload["axes"]["num_tokens"] % 2 == 0
+        assert workload["inputs"]["gain"] == {"type": "scalar", "value": 3}
+        assert workload["inputs"]["order"]["type"] == "safetensors"
+    assert lines
 
 
 def test_where_init_can_not_run_inputs_are_drawn_by_role_and_say_why(tmp_path: Path, pool: Pool) -> None:

@@ -25,7 +25,9 @@ from traceproof.ops import registry
 from traceproof.ops.cases import SIZES, Case
 from traceproof.ops.op import Op
 from traceproof.run.case import make_inputs
+from traceproof.run.inits import filled
 from traceproof.run.schema import OpTypePlan
+from traceproof.run.workers import untrusted_pool
 from traceproof.testgen.calls import Unemittable, solution
 from traceproof.testgen.texts import is_random
 
@@ -51,13 +53,14 @@ def write_solutions(requests: Iterable[SolutionRequest], out: Path) -> None:
     """
     for request in requests:
         plan = OpTypePlan.read(Path(request["plan"]))
-        entry = plan.definitions[request["definition"]]
-        definition = entry.parsed
+        planned = plan.definitions[request["definition"]]
+        definition = planned.parsed
         folder = fresh_folder(out / path_part(definition.name), within=out)
         notes = {"digest": definition.digest, **_baseline(definition, request["versions"], folder)}
         passed = frozenset(request["cases"])
-        cases = [item.case for item in entry.cases if item.skip is None and not item.hidden and item.id in passed]
-        notes |= _workloads(definition, cases, folder, plan.dataset, request["infinite"])
+        with untrusted_pool(weak=False) as pool, filled(planned, pool) as entry:
+            cases = [one.case for one in entry.cases if one.skip is None and not one.hidden and one.id in passed]
+            notes |= _workloads(definition, cases, folder, plan.dataset, request["infinite"])
         write_json(folder / NOTES, notes)
 
 
