@@ -774,7 +774,7 @@ def table(found: Mapping[tuple[str, str], Sequence[Mutant]]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the table; a line per definition and seed goes to stderr. Exit code 1: a right way was refused."""
+    """Print the table; a line per definition and seed goes to stderr. Exit code 1: a right way was refused, or one not measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, action="append")
     parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
@@ -795,7 +795,7 @@ def main() -> int:
     units.sort(key=lambda unit: -sizes[unit[0].name])  # the largest first: the last one to end decides
     found: dict[tuple[str, str], list[Mutant]] = {}
     counts: Counter[bool] = Counter()
-    spent = 0.0
+    spent, broken = 0.0, list[str]()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         options.jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
@@ -806,7 +806,11 @@ def main() -> int:
             for one, seed in units
         }
         for future in as_completed(asked):
-            (definition, seed), (seconds, seen) = asked[future], future.result()
+            definition, seed = asked[future]
+            if (error := future.exception()) is not None:
+                broken.append(f"{definition.name} seed {seed}: {error!r}")
+                continue
+            seconds, seen = future.result()
             spent += seconds
             told = f"{definition.name} seed {seed}, {seconds:.0f} s"
             if options.right:
@@ -821,11 +825,12 @@ def main() -> int:
                 how = one.caught or one.equal or f"PASSES, {one.nearest:.2g}{'' if one.differs else ', same bits'}"
                 sys.stderr.write(f"  {one.kind}: {one.name}: {how}\n")
     sys.stderr.write(f"{spent:.0f} processor seconds\n")
+    sys.stdout.writelines(f"not measured: {one}\n" for one in broken)
     if options.right:
         sys.stdout.write(f"{sum(counts.values())} right ways, {counts[True]} refused\n")
-        return int(counts[True] > 0)
-    sys.stdout.write("\n".join(table(found)) + "\n")
-    return 0
+    else:
+        sys.stdout.write("\n".join(table(found)) + "\n")
+    return int(counts[True] > 0 or bool(broken))
 
 
 def timed(

@@ -167,6 +167,8 @@ def test_a_missing_output_fails_and_without_an_oracle_shape_and_dtype_are_judged
     good = judge_output(torch.ones(2), expected, tolerance=None)
     assert (good.verdict, good.reason) == (Verdict.SKIP, Skip.NO_ORACLE)
     assert judge_output(torch.ones(3), expected, tolerance=None).reason == Failure.SHAPE
+    expected = replace(expected, shape=(None,), oracle={"": torch.ones(2).double()}, comparison=Exact())
+    assert judge_output(torch.ones(0), expected, tolerance=None).reason == Failure.SHAPE
 
 
 @pytest.mark.parametrize(

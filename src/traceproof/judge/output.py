@@ -81,6 +81,9 @@ def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: 
     if isinstance(expected.comparison, Samples | IndexSet):
         gate, details = _discrete(actual, expected.oracle, expected.comparison)
         return _ruling(gate, details)
+    if actual.shape != expected.oracle[""].shape:  # of an axis whose size no input says
+        wanted = list(expected.oracle[""].shape)
+        return _fail(Failure.SHAPE, f"shape is {list(actual.shape)}, the inputs say {wanted}")
     numerics = numerics_of(expected, actual.dtype, tolerance)
     numerics.hold_prepared(numerics.measure(closed(actual, expected.oracle), expected.oracle))
     ruling = rule_on(numerics)
