@@ -774,7 +774,10 @@ def table(found: Mapping[tuple[str, str], Sequence[Mutant]]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the table; a line per definition and seed goes to stderr. Exit code 1: a right way was refused, or one not measured."""
+    """Print the table; a line per definition and seed goes to stderr.
+
+    Exit code 1: a right way was refused, or a definition could not be measured.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, action="append")
     parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
