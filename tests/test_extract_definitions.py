@@ -273,10 +273,11 @@ ALL |= bent(window=127, sinks=True) | bent(window=127, logit_cap=50.0)
 OTHERS = (
     changed("llama_3_1_70b", "linear", dtype="float8_e4m3fn", scheme="float8_e4m3fn by tensor"),
     changed("deepseek_v3_2", "norm", bias=False),
+    changed("deepseek_v3", "experts", quantisation="bfloat16"),
 )
 for _reading in OTHERS:
     _made, _ = kernels.drafts(kernels.from_reading(_reading)[0], Choices())
-    ALL |= {one.name: one for _, one in _made if one.op_type in {"gemm_fp8", "layernorm"}}
+    ALL |= {one.name: one for _, one in _made if one.op_type in {"gemm_fp8", "layernorm", "moe"}}
 
 
 def test_attention_with_a_window_a_soft_cap_or_sinks_has_its_forms() -> None:

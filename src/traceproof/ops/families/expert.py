@@ -1481,6 +1481,7 @@ SKELETONS = {
     (FP8_BLOCK, "deepseek_v3"): "moe_fp8_ds_routing",
     (FP8_BLOCK, "renormalise"): "moe_fp8_renorm",
     (FP8_BLOCK, "softmax"): "moe_fp8_softmax",
+    ("bfloat16", "deepseek_v3"): "moe_bf16_ds_routing",
     ("bfloat16", "renormalise"): "moe_bf16_renorm",
     ("bfloat16", "softmax"): "moe_bf16_softmax",
 }
