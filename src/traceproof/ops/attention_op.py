@@ -456,9 +456,9 @@ class Attention(Op):
             "A": swizzled_size(sum(q_lens) * heads["h"], scales),
             "B": swizzled_size(sum(kv_lens) * heads["g"], scales),
         }
-        known = dict.fromkeys(letters.values(), 1) | {
-            letters[one]: sizes[one] for one in letters.keys() & sizes.keys()
-        }
+        known = dict.fromkeys(letters.values(), 1)
+        # in this order: some definitions give kv_last_page_len the axis of an indptr
+        known |= {letters[one]: size for one, size in sizes.items() if one in letters}
         axes = {axis: known.get(axis, batch) for axis in definition.var_axes}
         asked = {"q_lens": q_lens} if is_tabled(definition) or "qo_indptr" in definition.inputs else {}
         params = {"kv_lens": kv_lens, "pattern": "lean", "amplitude": 1.0, **asked, **more}
