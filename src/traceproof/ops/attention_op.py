@@ -287,7 +287,9 @@ def unfit(definition: Definition) -> str | None:  # noqa: PLR0911 - a reason eac
 
 def equal_keys(definition: Definition) -> Mapping[str, Exactly]:
     """Queries of zeros, to which all keys weigh the same; what patterns leave is no power of two."""
-    patterned = one_of((*calls.BLOCKED, "causal_seqlens_kv_global", "qkv"), definition.inputs) is not None
+    patterned = (
+        one_of((*calls.BLOCKED, "causal_seqlens_kv_global", "qkv", "seq_len"), definition.inputs) is not None
+    )
     patterned = patterned or "custom_mask" in definition.inputs
     if patterned or one_of(calls.QUERIES, definition.inputs).dtype == calls.CODES:  # fp8 has no ties in bfloat16
         return {}

@@ -160,6 +160,7 @@ def longest(inputs: Given, *names: str) -> int:
     XQA,
     "xqa.xqa",
     "q k_cache v_cache page_table seq_lens -> output",
+    dtypes=frozenset({"float16", "bfloat16"}),
     sm=((9, 0), (12, 9)),
 )
 def for_xqa(inputs: Given) -> dict[str, Any]:
