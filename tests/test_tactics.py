@@ -116,6 +116,7 @@ def test_what_needs_another_package_is_a_skip_and_the_rest_is_a_finding() -> Non
         (ValueError("page_size=1 must be >= 8 and divide the tile"), True),
         (ValueError("backend='x' requires kv_layout='HND'; got 'NHD'"), True),
         (NotImplementedError("return_lse=True requires the graph backend; it is not supported by this one"), True),
+        (NotImplementedError("single-token prefill does not write every head; use another backend"), True),
         (type("_PlanUnsupportedError", (RuntimeError,), {})("x backend requires a packed query view"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("TMA descriptor must be aligned"), False),

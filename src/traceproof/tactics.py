@@ -209,6 +209,8 @@ def refusal(error: Exception) -> Unavailable | None:
     said = str(error)
     if isinstance(error, ImportError) or lookup.ABSENT.search(said):
         return Unavailable(Skip.PACKAGE_ABSENT, said)
+    if "CUTE_DSL_ARCH" in said:  # it has code for other architectures alone
+        return Unavailable(Skip.NEEDS_SM, said)
     if torch.cuda.is_available() and lookup.asks_for_another(said, torch.cuda.get_device_capability()):
         return Unavailable(Skip.NEEDS_SM, said)
     return None
@@ -216,8 +218,9 @@ def refusal(error: Exception) -> Unavailable | None:
 
 def says_unsupported(error: Exception) -> bool:
     """Whether a backend refuses what it is asked for before it runs: no kernel gives such an exception."""
-    plain = isinstance(error, ValueError | NotImplementedError) or "Unsupported" in type(error).__name__
-    return plain and LIMITS.search(str(error)) is not None
+    if isinstance(error, NotImplementedError) or "Unsupported" in type(error).__name__:
+        return True
+    return isinstance(error, ValueError) and LIMITS.search(str(error)) is not None
 
 
 def skipped(why: Unavailable) -> dict[str, Any]:

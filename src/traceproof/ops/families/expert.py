@@ -434,7 +434,8 @@ def mixture(
     together = output + wide["out"] if "out" in wide and onto else output
     if wide.dtype != torch.float64:
         return {name: together}
-    return {name: together, f"{name}@roundings": equal_roundings(steps, output)}
+    with torch.no_grad():  # gradients are the output's
+        return {name: together, f"{name}@roundings": equal_roundings(steps, output)}
 
 
 def tokens_of(wide: Wide, found: Mixture) -> torch.Tensor:
