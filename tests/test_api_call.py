@@ -285,6 +285,10 @@ def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(least: int, rea
         ("No supported CUDA architectures found for major versions [10, 12].", Skip.NEEDS_SM),
         ("No supported CUDA architectures found for major versions [9].", None),
         ("scale requires a value above 1.0", None),
+        (
+            "Invalid dtype: torch.float8_e4m3fn for XQA, only float16 and bfloat16 input are supported",
+            Skip.DTYPE_UNSUPPORTED,
+        ),
         ("x must be bf16", None),
         ("Artifact not found locally: 8ee5/checksums.txt (looked at cubins)", Skip.PACKAGE_ABSENT),
         (

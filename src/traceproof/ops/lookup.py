@@ -25,7 +25,6 @@ RUNS_ON = "is_compute_capability_supported"  # attribute of a function that says
 WORKSPACE = "workspace"  # word of a parameter that takes memory to work in
 WORKED_IN = {WORKSPACE, "semaphores"}  # words of such inputs, whose sizes definitions leave open
 WORKSPACE_BYTES = 128 << 20
-SEMAPHORES = "semaphores"  # word of one that takes counters, of which kernels use as many as they have blocks
 # What a function says that refuses a GPU: "requires SM100 or SM103, got SM90", "requires compute capability 10.0".
 NEEDS = re.compile(r"require|support|need|only", re.IGNORECASE)
 GOT = re.compile(r"\b(?:got|has|have|but|found|current|device cuda)\b", re.IGNORECASE)
@@ -36,6 +35,7 @@ REFUSED = re.compile(r"(?:does not support .* with capability |not supported on\
 MAJORS = re.compile(r"No supported CUDA architectures found for major versions \[([\d, ]+)\]")
 # What it needs is not installed.
 ABSENT = re.compile(r"not found locally|(?:requires|not found).*\bpip install|Failed to load cubin", re.DOTALL)
+OTHER_DTYPE = re.compile(r"^Invalid dtype\b.*\bsupported|\bsupports FP16->FP16\b.*\bgot\b", re.DOTALL)
 NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None
 Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
 NAMED = (
@@ -187,9 +187,11 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
     given = _arguments(bound, definition, inputs)
     try:
         returned = function(**given)
-    except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
+    except Exception as error:  # compilers have classes of their own
         if ABSENT.search(str(error)):
             raise UnavailableError(Unavailable(Skip.PACKAGE_ABSENT, str(error))) from error
+        if OTHER_DTYPE.search(str(error)):
+            raise UnavailableError(Unavailable(Skip.DTYPE_UNSUPPORTED, str(error))) from error
         if torch.cuda.is_available() and asks_for_another(str(error), torch.cuda.get_device_capability()):
             raise UnavailableError(Unavailable(Skip.NEEDS_SM, str(error))) from error
         raise
@@ -220,15 +222,8 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
     for name, place in bound.inputs.items():
         value = inputs[name]
         copied = value.clone() if isinstance(value, torch.Tensor) else value
-        if (
-            isinstance(value, torch.Tensor)
-            and value.dim() == 1
-            and (_works_in(name) or SEMAPHORES in name.split("_"))
-        ):
-            # A definition says of none how large it has to be, and beyond it kernels write to other tensors.
-            copied = value.new_zeros(max(len(value), WORKSPACE_BYTES // value.element_size()))
-        if isinstance(value, torch.Tensor) and WORKED_IN & {*name.split("_")}:
-            copied = torch.zeros(WORKSPACE_BYTES // value.dtype.itemsize, dtype=value.dtype, device=value.device)
+        if isinstance(value, torch.Tensor) and value.dim() == 1 and WORKED_IN & {*name.split("_")}:
+            copied = value.new_zeros(WORKSPACE_BYTES // value.element_size())  # beyond it kernels write elsewhere
         if copied is None:
             continue
         if place.element is None:
