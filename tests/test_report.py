@@ -19,7 +19,7 @@ from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.known import Known, read_known
 from traceproof.run.report import ERROR, MADE_OF, NO_TRUTH, UNREADABLE, failed, read_summary, report, table
 from traceproof.run.report import WHY as WORDS_OF_SKIPS
-from traceproof.run.schema import VerdictRow, each_row, rows_text
+from traceproof.run.schema import INDEX, OpTypePlan, VerdictRow, each_row, rows_text
 
 ROOT = Path(__file__).resolve().parent.parent
 WHY = "the reference's fault: see docs/findings.md, evidence there"
@@ -165,6 +165,25 @@ def test_a_summary_that_is_not_of_what_is_there_is_removed(tmp_path: Path, damag
         read_summary(summary)
     assert not summary.exists()
     assert verdicts.exists() is (damage == "summary")
+
+
+def test_a_plan_that_was_damaged_before_its_verdicts_were_is_removed_with_them(tmp_path: Path) -> None:
+    verdicts, summary = tmp_path / "verdicts" / "rmsnorm.1-of-2.jsonl", tmp_path / "summary.json"
+    index, plans = (
+        tmp_path / "cases" / INDEX,
+        [tmp_path / "cases" / f"{name}.json" for name in ("rmsnorm", "gemm")],
+    )
+    whole = OpTypePlan(op_type="gemm", dataset="", definitions={}, broken=()).as_text()
+    for text in (whole, whole[:-2]):
+        for path in (index, *plans):
+            write_text(path, text if path == plans[0] else whole)
+        write_text(verdicts, rows_text([row()]))
+        report([verdicts], summary, known=None)
+        verdicts.write_text("", encoding="utf-8")
+        with pytest.raises(TraceproofError, match="Run the same command again"):
+            read_summary(summary)
+        kept = text == whole
+        assert [path.exists() for path in (verdicts, summary, index, *plans)] == [False, False, kept, kept, True]
 
 
 def test_verdicts_that_were_changed_after_they_were_written_are_removed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
@@ -19,7 +19,17 @@ from traceproof.files import read_sealed, sealed, write_text
 from traceproof.reasons import Grade, Skip, Verdict
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.known import Known, read_known
-from traceproof.run.schema import AGAIN, PAIR, REFERENCE, SHADOW, WHOLE, VerdictRow, each_row, environment_of
+from traceproof.run.schema import (
+    AGAIN,
+    PAIR,
+    REFERENCE,
+    SHADOW,
+    WHOLE,
+    OpTypePlan,
+    VerdictRow,
+    each_row,
+    environment_of,
+)
 from traceproof.stacks import STACK_OF, TRUTHS, distribution
 from traceproof.text import printable
 
@@ -294,8 +304,7 @@ def report(
             found = kept.get([*keys.values(), *files.values()])
             wrong = [path for path, key in files.items() if found.get(key) != digests[path.name]]
             if wrong:
-                for path in wrong:
-                    path.unlink()  # it is made again
+                _make_again(wrong)
                 what = "verdicts were changed after they were written, or the cache that knew is lost"
                 raise TraceproofError(what, problems=[str(path) for path in wrong[:SHOWN]], todo=AGAIN)
         lacking = {
@@ -359,11 +368,19 @@ def read_summary(path: Path) -> dict[str, Any]:
     made_of = value[MADE_OF].items()
     wrong = [run / VERDICTS / name for name, digest in made_of if _digest(run / VERDICTS / name) != digest]
     if wrong:
-        for one in (*wrong, path):
-            one.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        _make_again(wrong)
         what = f"{path} is not of the verdicts that are there"
         raise TraceproofError(what, problems=[str(one) for one in wrong[:SHOWN]], todo=AGAIN)
     return value
+
+
+def _make_again(verdicts: Iterable[Path]) -> None:
+    """Remove verdict files, and of each its plan where that is damaged: a run with nothing to do reads none."""
+    for path in verdicts:
+        path.unlink(missing_ok=True)
+        with suppress(TraceproofError):  # it is removed where it is damaged
+            OpTypePlan.read(path.parents[1] / "cases" / f"{path.name.partition('.')[0]}.json")
 
 
 def _digest(path: Path) -> str | None:
