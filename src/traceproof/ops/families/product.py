@@ -542,7 +542,7 @@ BMM_FP8 = Op(
 FLASHINFER_BMM_FP8 = "flashinfer.gemm:bmm_fp8"
 
 
-@BMM_FP8.truth("flashinfer", "gemm.bmm_fp8", FLASHINFER_BMM_FP8, sm=((8, 9), (12, 1)))
+@BMM_FP8.truth("flashinfer", "gemm.bmm_fp8", FLASHINFER_BMM_FP8, rows=None, sm=((8, 9), (12, 1)))
 def _flashinfer_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
     b, dtype = in_columns(inputs["B"]), dtype_of(definition.outputs["C"])
     return {"C": api[FLASHINFER_BMM_FP8](inputs["A"], b, inputs["A_scale"], inputs["B_scale"], dtype)}
