@@ -182,9 +182,9 @@ def test_a_killed_supervisor_leaves_nothing(workers: Workers, tmp_path: Path) ->
         supervisor.send_signal(signal.SIGKILL)
         supervisor.wait()
         deadline = time.monotonic() + 10
-        while running(marker) and time.monotonic() < deadline:
+        while (left := running(marker)) and time.monotonic() < deadline:
             time.sleep(0.02)
-    assert running(marker) == []
+    assert left == []
 
 
 @pytest.mark.parametrize(
