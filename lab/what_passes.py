@@ -183,10 +183,10 @@ def largest_sizes(definition: Definition) -> dict[str, int]:
     return found
 
 
-def even(definition: Definition, op: Op, axis: str) -> bool:
-    """Whether the form lets an axis have even sizes alone, as of whole tiles."""
+def sizes_of(definition: Definition, op: Op, axis: str) -> set[int]:
+    """The sizes that the form gives an axis where all others are 1 to 64."""
     sizes = (dict.fromkeys(definition.var_axes, size) for size in range(1, 65))
-    return all(op.settled(definition, Case("", "", one, 0)).axes[axis] % 2 == 0 for one in sizes)
+    return {op.settled(definition, Case("", "", one, 0)).axes[axis] for one in sizes}
 
 
 def from_a_size_on(definition: Definition, op: Op, random: Random) -> Iterator[Mutant]:
@@ -214,7 +214,10 @@ def from_a_size_on(definition: Definition, op: Op, random: Random) -> Iterator[M
         for name, make in found.items():
             specs = definition.outputs if isinstance(make, Sized) and make.outputs else definition.inputs
             one = Mutant(SIZE, name, make, [key for key in specs if axis in (specs[key].shape or ())], axis)
-            one.equal = f"{axis} is even by the form" if " odd " in name and even(definition, op, axis) else ""
+            known = sizes_of(definition, op, axis)
+            one.equal = f"{axis} has one entry" if known == {1} else ""
+            if " odd " in name and not any(size % 2 for size in known):
+                one.equal = f"{axis} is even by the form"
             yield one
 
 
@@ -522,11 +525,13 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
     plan = planned_alone(definition, PlanSelection(sizes=tuple(sizes), hidden_seed=seed, boundaries=True))
     random = Random(f"{seed} {definition.name}")  # noqa: S311 - sizes
     mutants = [one for family in FAMILIES for one in family(definition, op, random) if one.kind in kinds]
+    opened = {*definition.outputs}
     for planned in plan.cases:
         if planned.skip is None:
             subject = solve(definition, planned.case, seed=seed)
             right = partial(computed, subject, variants[0])
             plain = right()
+            opened &= open_in_whole(subject)
             if planned.case.params.get(UNUSUAL) == LOSSLESS:  # what has no tie there shows none
                 kept = {key for key, value in plain.items() if without_ties(subject.oracle.get(key), value.dtype)}
                 mutants = [one for one in mutants if one.kind != TIES or not {*one.changes} & kept]
@@ -535,7 +540,8 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
                     hold(mutant, subject, right, plain)
     unseen = [one for one in mutants if not one.caught]
     for one in mutants:
-        one.equal = "" if one.caught or one.counts else one.equal or equal_by_form(definition, op, one)
+        wholly = "the oracle leaves it open" if {*one.changes} <= opened and one.changes else ""
+        one.equal = wholly or ("" if one.caught or one.counts else one.equal or equal_by_form(definition, op, one))
     beyond(definition, op, variants[0], [one for one in unseen if one.kind == FAR and not one.differs])
     if any(isinstance(kind, Exact) and kind.order for kind in op.comparisons(definition).values()):
         in_whole_tiles(definition, op, variants[0], [one for one in unseen if not (one.counts or one.equal)])
@@ -544,12 +550,18 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
     return mutants
 
 
+def open_in_whole(subject: SolvedCase) -> set[str]:
+    """The outputs of which all may be anything."""
+    free = {name: subject.oracle.get(f"{name}@free") for name in subject.definition.outputs}
+    return {name for name, one in free.items() if one is not None and bool(one.all())}
+
+
 def without_ties(value: torch.Tensor | None, dtype: torch.dtype) -> bool:
     """Whether all that is expected are numbers that a dtype holds, or quotients, which are never a middle."""
     if value is None:
         return False
     loose = (value - value.float()).abs() > value.abs() * 2.0**-40
-    return bool(((value.to(dtype) == value) | loose).all())
+    return bool(((value.to(dtype).to(value.dtype) == value) | loose).all())
 
 
 def equal_by_form(definition: Definition, op: Op, mutant: Mutant) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import op_support as ops
 import pytest
 import torch
 from definitions import HIDDEN, rmsnorm, write, write_workloads
@@ -113,6 +114,15 @@ def test_sizes_reach_what_fits_and_lie_at_powers_of_two() -> None:
     assert 100 < max(several) <= 128
     assert all(cases["hidden-large"].axes == cases["hidden-small"].axes for cases in found)
     assert found[7] == {case.id: case for case in hidden_cases(definition, op, base, 7)}
+
+
+def test_keys_of_one_query_are_as_many() -> None:
+    definition = next(one for one in ops.definitions("single_decode") if "kv_len" in one.var_axes)
+    op, _ = registry.for_definition(definition)
+    [base, *_] = op.cases(definition, sizes=("small",), seed=0)
+    found = [case for number in range(4) for case in hidden_cases(definition, op, base, number)]
+    assert {case.axes["kv_len"] for case in found if case.id == "hidden-1"} <= {8191, 8192, 8193}
+    assert all(case.axes["kv_len"] > 20 for case in found if case.id == "hidden-large")
 
 
 def test_the_number_is_drawn_once_for_a_results_folder(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from traceproof.ops.adapter import SM75, Api, Definition, Given, Outputs
 from traceproof.ops.attention_calls import attention
 from traceproof.ops.attention_inputs import Planned
 from traceproof.ops.attention_op import MUTANTS, Attention
+from traceproof.ops.cases import Case
 from traceproof.ops.families.attention import SOFTMAX, by_softmax
 from traceproof.ops.formula import Formula, Mutant, altered
 
@@ -35,6 +36,16 @@ class Single(Attention):
             yield name, lengths, asked, plain | dict(more)
         yield "adversarial-prompt", [65], 65, {}
         yield "adversarial-lean", [223], 11, {}
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """One sequence of so many keys."""
+        del long
+        return super().of_size(definition, case, count, long=True)
+
+    def at_once(self, definition: Definition, *, long: bool) -> bool:
+        """One query, whose output does not grow."""
+        del long
+        return not any({*(spec.shape or ())} & {*definition.var_axes} for spec in definition.outputs.values())
 
 
 SHARED: Any = {
