@@ -647,8 +647,9 @@ def computed(subject: SolvedCase, variant: Variant, **changes: Value) -> Tensors
     other = replace(subject, inputs={**subject.inputs, **changes})
     outputs = variant.make(other)
     assert outputs is not None
-    for _ in range(FURTHER if subject.trials else 0):
-        more = variant.make(other) or {}
+    salt = sum(int(bits(one).long().sum()) for one in other.inputs.values() if isinstance(one, torch.Tensor))
+    for turn in range(1, FURTHER + 1 if subject.trials else 1):  # a sampler's draws follow from the seed
+        more = variant.make(replace(other, seed=subject.seed + turn + salt)) or {}
         outputs = {name: torch.cat([value, more[name]]) for name, value in outputs.items()}
     written = subject.op.judged(subject.definition).keys() - subject.definition.outputs.keys()
     kept = {name: value for name in written if isinstance(value := subject.inputs[name], torch.Tensor)}
