@@ -49,7 +49,7 @@ USES: list[tuple[str, str]] = [
     ("dependents --root {tmp}/empty --between A B --changed x.py", "--between"),
     # Names that are not there.
     ("show rmsnorm_h96", "no verdicts of 'rmsnorm_h96'"),
-    ("diff feed beef", "no kept states are called 'feed'"),
+    ("diff feed beef", "no verdicts are kept in"),
     ("bisect --definition nope --good a --bad b --repository {tmp}/git", "nope"),
     ("bisect --definition rmsnorm_h96 --good a --bad b --repository {tmp}/git", "{tmp}/git"),
     ("add-reference-tests --definition-name nope", "nope"),
