@@ -11,13 +11,11 @@ passes, or a right one of `--texts` is refused.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import secrets
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,7 +23,7 @@ from unittest.mock import patch
 
 import yaml
 
-from calibrate import chosen
+from calibrate import chosen, side_by_side
 from known_bugs import settings
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
@@ -230,13 +228,13 @@ def main() -> int:
     taken = [*from_texts(options.texts, options.dataset[0])] if options.texts else taken
     random.shuffle(taken)  # so that an early end leaves a sample of both
     counts: dict[tuple[str, str], list[str]] = defaultdict(list)
-    end, context = time.time() + options.seconds, multiprocessing.get_context("spawn")
-    parts = [taken[start : start + AT_ONCE] for start in range(0, len(taken), AT_ONCE)]
-    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
-        given = [(part, options.roles, options.dataset[0], options.seed, end) for part in parts]
-        for found in pool.map(judged, *zip(*given, strict=True)):
-            for kind, role, passed in found:
-                counts[kind, role].append(passed)
+    given = options.roles, options.dataset[0], options.seed, time.time() + options.seconds
+    calls = {start: (taken[start : start + AT_ONCE], *given) for start in range(0, len(taken), AT_ONCE)}
+    for _, found, error in side_by_side(judged, calls, options.jobs):
+        if error is not None:
+            raise error
+        for kind, role, passed in found:
+            counts[kind, role].append(passed)
     sys.stdout.write("\n".join(table(counts)) + "\n")
     wrongly = (one if kind != RIGHT else not one for (kind, _), passed in counts.items() for one in passed)
     return int(any(wrongly))

@@ -12,30 +12,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
-from dataclasses import dataclass, fields
-from multiprocessing.util import Finalize
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import traceproof
+from calibrate import side_by_side
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.judge.arbitration import generic_mutants
 from traceproof.judge.kernel_properties import DEMANDED
 from traceproof.ops import registry
-from traceproof.ops.cases import Case
+from traceproof.ops.base import Tensors
 from traceproof.ops.formula import Variant
 from traceproof.run.case import SolvedCase
-from traceproof.run.schema import PlannedCase
 from traceproof.run.workers import RUNNER
 from traceproof.sandbox import GIB, Limits, Pool
 from traceproof.sandbox.isolation import CUDA_REFUSES
@@ -46,7 +42,6 @@ from variants import variants_of
 
 # Of this project, that solutions import.
 FOLDERS = [str(Path(one).resolve().parent) for one in (Path(traceproof.__file__).parent, __file__)]
-AT_ONCE = 5  # answers that a process judges in a row
 SOURCE = """import sys
 from dataclasses import replace
 from pathlib import Path
@@ -194,57 +189,6 @@ def pool(*, gpu: bool) -> Pool:
     return Pool(preload=("torch", RUNNER), env=env, gpu=gpu, without=CUDA_REFUSES if gpu else ())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn(SolutionRun):
-    """An evaluation whose cases are drawn and solved once for all answers.
-
-    Attributes:
-        subjects: cases by identity and seed.
-    """
-
-    subjects: dict[tuple[str, int], SolvedCase]
-
-    def subject(self, case: Case) -> SolvedCase:
-        """A case drawn and solved."""
-        key = case.id, case.seed
-        if key not in self.subjects:
-            self.subjects[key] = SolutionRun.subject(self, case)
-        return self.subjects[key]
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """What a process keeps: how answers are judged, workers, and the definition that it was last asked for."""
-
-    given: JudgeSettings
-    workers: Pool
-    drawn: dict[str, tuple[Definition, list[PlannedCase], dict[tuple[str, int], SolvedCase]]]
-
-    def judged(self, dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
-        """Some of the answers that are known for a definition."""
-        given = self.given.model_copy(update={"dataset": dataset})
-        if name not in self.drawn:
-            self.drawn.clear()
-            self.drawn[name] = (*planned(name, given), {})
-        definition, cases, subjects = self.drawn[name]
-        return [
-            _judged(definition, cases, answer, given, self.workers, wrong=wrong, subjects=subjects)
-            for answer, wrong in known(definition)
-            if answer.name in answers
-        ]
-
-
-JUDGES: list[Judge] = []  # of this process
-
-
-def start(given: JudgeSettings) -> None:
-    """A judge for this process, which ends with it."""
-    torch.set_num_threads(1)
-    held = ExitStack()
-    Finalize(None, held.close, exitpriority=10)
-    JUDGES.append(Judge(given, held.enter_context(pool(gpu=given.gpu)), {}))
-
-
 def known(definition: Definition) -> list[tuple[Variant, bool]]:
     """The variants and mutants of a definition, and whether each is wrong."""
     right = variants_of(definition.op_type)
@@ -252,47 +196,39 @@ def known(definition: Definition) -> list[tuple[Variant, bool]]:
     return [*((variant, False) for variant in right), *((mutant, True) for mutant in wrong)]
 
 
-def judge_some(dataset: str, name: str, answers: Sequence[str]) -> list[Judged]:
-    """What comes of some answers to a definition, in a process that has been started for it."""
-    return JUDGES[0].judged(dataset, name, answers)
-
-
-def _judged(  # noqa: PLR0913 - one solution
-    definition: Definition,
-    cases: Sequence[PlannedCase],
-    answer: Variant,
-    given: JudgeSettings,
-    workers: Pool,
-    *,
-    wrong: bool,
-    subjects: dict[tuple[str, int], SolvedCase],
-) -> Judged:
-    bare = SolutionRun.of(definition, solution(definition, answer.name), given, workers)
-    evaluation = Drawn(**{one.name: getattr(bare, one.name) for one in fields(bare)}, subjects=subjects)
-    nothing = _without_effect(evaluation, cases, answer) if wrong else None
-    if nothing is not None:
-        return Judged(answer.name, wrong, nothing, "")
-    trial = tried(evaluation, cases, whole=not wrong)
+def judged(name: str, given: JudgeSettings) -> list[Judged]:
+    """What comes of all answers to a definition. One process judges them: cases are drawn and solved once."""
+    torch.set_num_threads(1)
+    definition, cases = planned(name, given)
+    answers, found = known(definition), []
     needed = [spec for spec in definition.outputs.values() if not spec.optional]
-    reasons = list(objections(trial, len(needed)))
-    seen = sorted({str(row.reason) for row in trial.rows if row.bad} | {p.name for p in trial.properties if p.bad})
-    outcome = REFUSED if reasons else ACCEPTED
-    return Judged(answer.name, wrong, outcome, ", ".join(seen))
+    with pool(gpu=given.gpu) as workers:
+        runs = [
+            SolutionRun.of(definition, solution(definition, answer.name), given, workers) for answer, _ in answers
+        ]
+        subjects = [runs[0].subject(case.case) for case in cases if case.skip is None]
+        plain = [answers[0][0].make(subject) for subject in subjects]
+        for (answer, wrong), run in zip(answers, runs, strict=True):
+            if wrong and (nothing := _without_effect(answer, subjects, plain)):
+                found.append(Judged(answer.name, wrong, nothing, ""))
+                continue
+            trial = tried(run, cases, whole=not wrong)
+            seen = {str(row.reason) for row in trial.rows if row.bad} | {p.name for p in trial.properties if p.bad}
+            outcome = REFUSED if [*objections(trial, len(needed))] else ACCEPTED
+            found.append(Judged(answer.name, wrong, outcome, ", ".join(sorted(seen))))
+    return found
 
 
-def _without_effect(evaluation: SolutionRun, cases: Sequence[PlannedCase], answer: Variant) -> str | None:
-    """Why an answer is not wrong in any case of a definition: it says nothing there, or gives the same bits."""
-    first = variants_of(evaluation.definition.op_type)[0]
-    said = False
-    for case in (case for case in cases if case.skip is None):
-        subject = evaluation.subject(case.case)
-        outputs, right = answer.make(subject), first.make(subject)
-        if outputs is None or right is None:
-            continue
-        said = True
-        if any(not torch.equal(_bits(outputs[name]), _bits(right[name])) for name in outputs):
-            return None
-    return SAME if said else ABSENT
+def _without_effect(answer: Variant, subjects: Sequence[SolvedCase], plain: Sequence[Tensors | None]) -> str:
+    """Why an answer is not wrong in any case: it says nothing there, or gives the same bits; empty: it is."""
+    said = ""
+    for subject, right in zip(subjects, plain, strict=True):
+        outputs = answer.make(subject)
+        if outputs is not None and right is not None:
+            said = SAME
+            if any(not torch.equal(_bits(outputs[name]), _bits(right[name])) for name in outputs):
+                return ""
+    return said or ABSENT
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
@@ -300,53 +236,35 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     return value.clone(memory_format=torch.contiguous_format).view(torch.uint8) if value.dim() else value
 
 
-def chosen(options: argparse.Namespace) -> dict[str, tuple[Definition, Path]]:
-    """The definitions that are asked for, each with its dataset."""
-    found: dict[str, tuple[Definition, Path]] = {}
-    for dataset in options.dataset:
-        for name, entry in read_tree(dataset).definitions.items():
-            op_type = entry.definition.op_type
-            taken = sum(other.op_type == op_type for other, _ in found.values())
-            wanted = options.op_type is None or op_type in options.op_type
-            if wanted and name not in found and taken < options.per_op:
-                found[name] = entry.definition, dataset.resolve()
-    if options.op_type is None:
-        return found
-    return dict(sorted(found.items(), key=lambda one: options.op_type.index(one[1][0].op_type)))
-
-
-def tasks(definitions: Mapping[str, tuple[Definition, Path]]) -> Iterator[tuple[str, str, list[str]]]:
-    """Dataset, definition and a few answers each: several processes take one that is long."""
-    for name, (definition, dataset) in definitions.items():
-        names = [answer.name for answer, _ in known(definition)]
-        for first in range(0, len(names), AT_ONCE):
-            yield str(dataset), name, names[first : first + AT_ONCE]
-
-
 def main() -> int:
     """Exit code 1: the judge was wrong about one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, nargs="+", default=[Path("tests/dataset")])
-    parser.add_argument("--op-type", nargs="*", help="these alone, in this order")
+    parser.add_argument("--op-type", nargs="*", help="these alone")
     parser.add_argument("--per-op", type=int, default=1000, help="definitions per op_type")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--hidden-seed", type=int, default=987_654)
     parser.add_argument("--memory-gib", type=int, default=2, help="leave cases out that need more")
     options = parser.parse_args()
-    definitions = chosen(options)
+    given = settings(Path(), options.hidden_seed, memory_gib=options.memory_gib)
+    calls: dict[tuple[str, str], tuple[str, JudgeSettings]] = {}
+    for dataset in options.dataset:
+        for name, entry in read_tree(dataset).definitions.items():
+            op_type = entry.definition.op_type
+            taken = sum(other == op_type for other, _ in calls)
+            if (not options.op_type or op_type in options.op_type) and taken < options.per_op:
+                calls.setdefault(
+                    (op_type, name), (name, given.model_copy(update={"dataset": str(dataset.resolve())}))
+                )
     found: dict[tuple[str, str], list[Judged]] = {}
     started = time.monotonic()
-    context = multiprocessing.get_context("spawn")
-    given = settings(Path(), options.hidden_seed, memory_gib=options.memory_gib)
-    with ProcessPoolExecutor(options.jobs, context, initializer=start, initargs=(given,)) as processes:
-        futures = {processes.submit(judge_some, *task): task for task in tasks(definitions)}
-        for done, future in enumerate(as_completed(futures), 1):
-            _, name, answers = futures[future]
-            found.setdefault((definitions[name][0].op_type, name), []).extend(future.result())
-            told = f"{time.monotonic() - started:.0f} s: {done} of {len(futures)}: {name}: {', '.join(answers)}\n"
-            sys.stderr.write(told)
+    for key, answers, error in side_by_side(judged, calls, options.jobs):
+        if error is not None:
+            raise error
+        found[key] = answers
+        sys.stderr.write(f"{time.monotonic() - started:.0f} s: {len(found)} of {len(calls)}: {key[1]}\n")
     sys.stdout.write("\n".join(table(found)) + "\n")
-    return int(any(one.bad for judged in found.values() for one in judged))
+    return int(any(one.bad for answers in found.values() for one in answers))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import references
-from calibrate import SIZES, Rates, Tally, Unit, measure, run, together, units
+from calibrate import Rates, Tally, main, measure
 from dumped_source import completed
 from metamorphic import cases_of, try_relation
 from mutants import Mutant, mutants, plain
@@ -300,8 +300,8 @@ def test_a_kernel_that_has_a_template_is_its_template_s_reference(templates: Any
 NORM = ops.load("rmsnorm", "rmsnorm_h96")
 
 
-def rates(definition: Definition, *, seeds: int = 1) -> Rates:
-    return measure([definition], seeds=seeds, wrong_seeds=seeds, sizes=("small",))
+def rates(definition: Definition) -> Rates:
+    return measure(definition, 0, sizes=("small",))
 
 
 def share(found: Rates, kind: str) -> float:
@@ -376,18 +376,22 @@ def test_rows_of_a_matrix_are_averaged_where_their_errors_hang_together() -> Non
 
 
 @pytest.mark.slow
-def test_units_put_together_are_one_measurement_and_one_that_raises_is_told_and_not_kept(tmp_path: Path) -> None:
-    folder = tmp_path / "units"
-    found = units([NORM], seeds=3, wrong_seeds=2)
-    assert [(unit.seed, unit.wrong) for unit in found] == [(0, True), (1, True), (2, False)]
-    broken = Unit(NORM.model_copy(update={"op_type": "nonesuch"}), 0, wrong=True)
-    errors = {id(unit): error for unit, error in run([*found, broken], folder, jobs=1)}
-    assert [errors[id(unit)] for unit in found] == [None, None, None]
-    assert isinstance(errors[id(broken)], KeyError)
-    assert len(list(folder.iterdir())) == len(found)
-    assert not list(run(found, folder, jobs=1))  # all are kept
-    whole = measure([NORM], seeds=3, wrong_seeds=2, sizes=SIZES)
-    assert together("rmsnorm", found, folder) == whole
+def test_seeds_are_put_together_by_op_type_and_a_definition_that_raises_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small.write(tmp_path, NORM.as_json())
+    options = ["--op-type", "rmsnorm", "--seeds", "3", "--wrong-seeds", "2", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", ["", "--dataset", str(tmp_path), *options])
+    assert main() == 0
+    rates = Rates()
+    for seed in range(3):
+        rates.add(measure(NORM, seed, wrong=seed < 2))
+    kept = json.loads((tmp_path / "out" / "rmsnorm.json").read_text())
+    for kind, tallies in (("right", rates.right), ("wrong", rates.wrong)):
+        assert {name: Tally(**tally) for name, tally in kept[kind].items()} == tallies
+    assert "| rmsnorm | 1 | 3 (0 to 2) |" in capsys.readouterr().out
+    with pytest.raises(KeyError, match="nonesuch"):
+        measure(NORM.model_copy(update={"op_type": "nonesuch"}), 0)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
