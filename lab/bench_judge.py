@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from traceproof.solutions.judging import Judge, new_hidden_seed, target_of
 from traceproof.solutions.reading import read
 from traceproof.solutions.records import JudgeSettings
 
+say = partial(print, flush=True)  # a line, at once
 DRIVER = Path("/dev/nvidiactl")
 SOLUTIONS = Path(__file__).parents[1] / "tests" / "gpu" / "solutions"
 NORM, GEMM, DECODE = "rmsnorm_h4096", "gemm_n4096_k4096", "gqa_paged_decode_h32_kv8_d128_ps1"
@@ -142,12 +144,6 @@ def one(name: str, dataset: Path, out: Path, *, gpu: bool) -> int:
     processor = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     out.write_text(json.dumps({"turns": turns, "processor": processor}), encoding="utf-8")
     return 0
-
-
-def say(text: str) -> None:
-    """A line of the table, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def table(name: str, turn: int, dataset: Path, options: Sequence[str]) -> bool:

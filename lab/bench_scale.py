@@ -37,11 +37,7 @@ def generate(folder: Path, count: int, op_types: Sequence[str]) -> list[Path]:
 
 
 def run(target: str, dataset: Path, results: Path, cores: int) -> float:
-    """Wall-clock seconds of one snakemake call.
-
-    Raises:
-        SystemExit: it failed.
-    """
+    """Wall-clock seconds of one snakemake call. Raises SystemExit: it failed."""
     config = results.with_suffix(".json")
     settings = {"dataset": {"pypi": None, "path": str(dataset)}, "results": str(results)}
     config.write_text(json.dumps(settings | {"test_sizes": ["small"], "known": None}))
@@ -67,16 +63,7 @@ def measure(count: int, folder: Path, cores: int, op_types: Sequence[str]) -> st
     edit = run("verify_all", dataset, results, cores)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     rows = sum(len(path.read_bytes().splitlines()) for path in (results / "verdicts").glob("*.jsonl"))
-    cells = (
-        f"{count:,}",
-        f"{rows:,}",
-        f"{plan:.1f}",
-        f"{first:.0f}",
-        f"{nothing:.1f}",
-        f"{edit:.1f}",
-        f"{peak:.2f}",
-    )
-    return f"| {' | '.join(cells)} |"
+    return f"| {count:,} | {rows:,} | {plan:.1f} | {first:.0f} | {nothing:.1f} | {edit:.1f} | {peak:.2f} |"
 
 
 def main() -> int:
@@ -86,10 +73,8 @@ def main() -> int:
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--op-type", nargs="+", required=True, help="whose definitions are copied")
     options = parser.parse_args()
-    sys.stdout.write(
-        "| definitions | rows | plan, s | first run, s | nothing to do, s | one edited, s | peak, GiB |\n"
-    )
-    sys.stdout.write("|---:|---:|---:|---:|---:|---:|---:|\n")
+    columns = "definitions | rows | plan, s | first run, s | nothing to do, s | one edited, s | peak, GiB"
+    sys.stdout.write(f"| {columns} |\n{'|---:' * 7}|\n")
     with tempfile.TemporaryDirectory() as folder:
         for count in options.count:
             sys.stdout.write(measure(count, Path(folder), options.cores, options.op_type) + "\n")

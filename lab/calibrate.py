@@ -101,11 +101,9 @@ def measure(
             if outputs is not None and not (is_wrong and _same(outputs, usual)):
                 judged, refused = True, refused or is_refused(subject, outputs)
         tally = tallies.setdefault(answer.name, Tally())
-        tally.runs, tally.hidden, tally.refused = (
-            tally.runs + judged,
-            tally.hidden + (not judged),
-            tally.refused + refused,
-        )
+        tally.runs += judged
+        tally.hidden += not judged
+        tally.refused += refused
         if judged and refused != is_wrong:
             tally.wronged.append(f"{definition.name} seed {seed}")
     rates.cpu_s = time.process_time() - start

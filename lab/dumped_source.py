@@ -35,25 +35,16 @@ class NotAloneError(Exception):
 
 @dataclass
 class Completion:
-    """The text of one function that can stand alone.
+    """The text of one function that can stand alone."""
 
-    Attributes:
-        package: whose functions are written out; whatever another one has is imported.
-        references: of the package's kernels that have one.
-        parts: text of what was added, in the order in which it must stand.
-    """
-
-    package: str
+    package: str  # whose functions are written out; whatever another one has is imported
+    # of the package's kernels that have one
     references: Mapping[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
-    parts: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)  # what was added, in the order in which it must stand
     _done: set[str] = field(default_factory=set)
 
     def completed(self, text: str, function: Callable[..., Any]) -> str:
-        """A function's dumped text, after all that it calls and the text has not.
-
-        Raises:
-            NotAloneError: it can not stand alone.
-        """
+        """A dumped text, after all that it calls and has not. Raises NotAloneError: it can not stand alone."""
         tree = ast.parse(text)
         self._done = {name for node in tree.body for name in _bound(node)}
         text = self._with_needed(text, sys.modules[inspect.unwrap(function).__module__])
@@ -145,11 +136,7 @@ class Completion:
 
 
 def _check_import(node: ast.Import | ast.ImportFrom) -> None:
-    """Refuse what torch alone does not bring.
-
-    Raises:
-        NotAloneError: it imports more.
-    """
+    """Raises NotAloneError: it imports what torch alone does not bring."""
     for module in [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]:
         if module.partition(".")[0] not in ALLOWED:
             raise NotAloneError(f"it needs {module}")

@@ -83,9 +83,7 @@ def _tell(names: set[str], traces: list[dict[str, Any]]) -> int:
         speed = f"{min(faster):.1f} to {max(faster):.1f} times the reference's speed" if faster else ""
         sys.stdout.write(f"{name}: {dict(statuses) or 'not measured'} {speed}\n")
         bad += set(statuses) != {PASSED}
-    sys.stdout.write(
-        f"{len(names)} definitions, {len(traces)} traces, {bad} definitions with one that did not pass\n"
-    )
+    sys.stdout.write(f"{len(names)} definitions, {len(traces)} traces, {bad} with one that did not pass\n")
     return int(bad > 0 or not names)
 
 

@@ -11,13 +11,14 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from traceproof.judge.precision import ASKED, FORMATS, TF32, examine, rounded
+from traceproof.judge.precision import ASKED, FORMATS, TF32, Seen, examine, rounded
 
 Tensors = Mapping[str, torch.Tensor]
 ROWS, COLUMNS, INNER = 24, 48, 128
@@ -62,37 +63,29 @@ def total(terms: torch.Tensor, plant: Plant) -> torch.Tensor:
     return found
 
 
-def kernel(plant: Plant) -> Callable[[Tensors], torch.Tensor]:
-    """The planted kernel."""
-
-    def run(inputs: Tensors) -> torch.Tensor:
-        given = dict(inputs)
-        if plant.stage == "inputs":
-            given = {name: rounded(value, plant.format) for name, value in inputs.items()}
-        if plant.kind == "product":
-            result = total(given["A"][:, None, :] * given["B"][None, :, :], plant)
-        else:
-            x = given["A"]
-            scale = torch.rsqrt(total(x * x, plant) / INNER + 1e-5)
-            result = x * scale[:, None] * given["B"]
-        if plant.stage == "result":
-            result = rounded(result, plant.format)
-        return result.to(plant.out)
-
-    return run
+def kernel(plant: Plant, inputs: Tensors) -> torch.Tensor:
+    """What a planted kernel gives."""
+    given = dict(inputs)
+    if plant.stage == "inputs":
+        given = {name: rounded(value, plant.format) for name, value in inputs.items()}
+    if plant.kind == "product":
+        result = total(given["A"][:, None, :] * given["B"][None, :, :], plant)
+    else:
+        x = given["A"]
+        scale = torch.rsqrt(total(x * x, plant) / INNER + 1e-5)
+        result = x * scale[:, None] * given["B"]
+    return (rounded(result, plant.format) if plant.stage == "result" else result).to(plant.out)
 
 
-def exact(kind: str) -> Callable[[Tensors], torch.Tensor]:
+def exact(kind: str, inputs: Tensors) -> torch.Tensor:
     """The answer in float64."""
+    x, y = inputs["A"].double(), inputs["B"].double()
+    return x @ y.T if kind == "product" else x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * y
 
-    def product(inputs: Tensors) -> torch.Tensor:
-        return inputs["A"].double() @ inputs["B"].double().T
 
-    def norm(inputs: Tensors) -> torch.Tensor:
-        x = inputs["A"].double()
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * inputs["B"].double()
-
-    return product if kind == "product" else norm
+def examined(plant: Plant, seed: int) -> Seen | None:
+    """What is said of the precision of a planted kernel."""
+    return examine(drawn(plant.kind, seed), ("A",), partial(kernel, plant), partial(exact, plant.kind))
 
 
 def plants() -> Iterator[Plant]:
@@ -130,7 +123,7 @@ def main() -> int:
     wrong: Counter[str] = Counter()
     for plant in plants():
         for seed in range(options.first, options.first + options.seeds):
-            found = examine(drawn(plant.kind, seed), ("A",), kernel(plant), exact(plant.kind))
+            found = examined(plant, seed)
             key = (plant.kind, str(plant.out).removeprefix("torch."), plant.truth)
             runs[key] += 1
             right[key] += str(found) == plant.truth

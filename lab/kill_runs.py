@@ -29,11 +29,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from traceproof.run.cache import FILE
 from traceproof.run.entry import FINDINGS, UNFINISHED
 from traceproof.stacks import MAIN
+
+say = partial(print, flush=True)  # a line, at once
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("Snakefile", "rules", "scripts", "envs", "profiles", "src", "sources.lock")
@@ -86,7 +89,7 @@ def of_folder(folder: Path) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-@dataclass(slots=True)
+@dataclass
 class Copy:
     """A copy of the repository, set up for a few definitions, with its own folder for temporary files."""
 
@@ -95,20 +98,9 @@ class Copy:
     seconds: float = 0.0  # that an undisturbed run takes
     wanted: Verdicts = field(default_factory=dict)
 
-    @property
-    def temporary(self) -> Path:
-        """Where its runs put temporary files."""
-        return self.folder / "t"
-
-    @property
-    def log(self) -> Path:
-        """What its runs print; beside it, since its disk may be full."""
-        return self.folder.with_name("log")
-
-    @property
-    def results(self) -> Path:
-        """What its runs write."""
-        return self.folder / "results"
+    def __post_init__(self) -> None:
+        self.temporary, self.results = self.folder / "t", self.folder / "results"
+        self.log = self.folder.with_name("log")  # beside it, since its disk may be full
 
     def prepare(self) -> None:
         """Copy what is needed."""
@@ -281,9 +273,8 @@ def side_by_side(copy: Copy, draw: random.Random) -> tuple[str, str]:
 def disk_of_its_own(folder: Path) -> Iterator[None]:
     """A small file system in the place of a folder. Raises SystemExit: this process may not mount one."""
     folder.mkdir(parents=True)
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder], check=False
-    ).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False).returncode:
         raise SystemExit("a full disk needs the right to mount one: run this as root, or leave --full-disks out")
     try:
         yield
@@ -328,34 +319,29 @@ def rounds(copy: Copy, options: argparse.Namespace) -> int:
     copy.prepare()
     copy.undisturbed()
     used = sum(path.stat().st_size for path in copy.results.rglob("*") if path.is_file())
-    _say(f"undisturbed: {copy.seconds:.0f} s, {sum(map(len, copy.wanted.values()))} verdict rows, {used} bytes")
+    say(f"undisturbed: {copy.seconds:.0f} s, {sum(map(len, copy.wanted.values()))} verdict rows, {used} bytes")
     draw = random.Random(options.seed)  # noqa: S311 - whom to kill
     total, bad = Counter[str](), 0
     for number in range(options.damages):
         what, wrong = damaged(copy, draw)
         bad += bool(wrong)
-        _say(f"damage {number + 1}: {wrong or 'as undisturbed'}; {what}")
+        say(f"damage {number + 1}: {wrong or 'as undisturbed'}; {what}")
     while (done := total.total()) < options.kills:
         killed, wrong = disturbed(copy, min(options.per_round, options.kills - done), draw)
         total.update(killed)
         bad += bool(wrong)
-        _say(f"{total.total()} kills: {wrong or 'as undisturbed'}; killed {', '.join(killed)}")
+        say(f"{total.total()} kills: {wrong or 'as undisturbed'}; killed {', '.join(killed)}")
     for _ in range(options.side_by_side):
         what, wrong = side_by_side(copy, draw)
         bad += bool(wrong)
-        _say(f"side by side: {wrong or 'as undisturbed'}; {what}")
+        say(f"side by side: {wrong or 'as undisturbed'}; {what}")
     for _ in range(options.full_disks):
         what, wrong = filled(copy, draw, used)
         bad += bool(wrong)
-        _say(f"full disk: {wrong or 'as undisturbed'}; {what}")
+        say(f"full disk: {wrong or 'as undisturbed'}; {what}")
     counts = ", ".join(f"{name} {count}" for name, count in sorted(total.items()))
-    _say(f"{bad} rounds went wrong; killed: {counts}; {options.damages} files damaged")
+    say(f"{bad} rounds went wrong; killed: {counts}; {options.damages} files damaged")
     return int(bad > 0)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

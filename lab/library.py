@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,18 +36,14 @@ from traceproof.run.plan import PlanSelection, planned_alone
 from traceproof.run.untrusted import CaseResult
 from traceproof.solutions.reading import Candidate
 
+say = partial(print, flush=True)  # a line, at once
+
 SEED = 0
 TEST = """
 @pytest.mark.traceproof({definition!r}, dataset={dataset!r}, sizes=["small"], isolated=True)
 def test_{name}(case):
     case.check({file!r})
 """
-
-
-def say(text: str) -> None:
-    """A line, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def solutions(every: int) -> bool:
@@ -64,12 +61,8 @@ def solutions(every: int) -> bool:
                 name=one.name, path=one.name, files={"main.py": one.source},
                 destinations=getattr(one, "destinations", None),
             ).settled(definition)  # fmt: skip
-            spec: dict[str, object] = {
-                "language": "python",
-                "target_hardware": ["cpu"],
-                "entry_point": "main.py::run",
-            }
-            spec |= {"destination_passing_style": found.destinations}
+            spec: dict[str, object] = {"language": "python", "target_hardware": ["cpu"]}
+            spec |= {"entry_point": "main.py::run", "destination_passing_style": found.destinations}
             record = {"name": one.name, "definition": one.definition, "author": "lab", "spec": spec}
             file = folder / f"{one.name}.json"
             file.write_text(json.dumps(record | {"sources": [{"path": "main.py", "content": one.source}]}))

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from traceproof.judge.output import Expected, judge_output
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import Case
-from traceproof.ops.compare import Comparison, IndexSet, Quantised, Samples
+from traceproof.ops.compare import IndexSet, Quantised, Samples
 from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve
 from traceproof.run.tensors import same_values
@@ -53,13 +53,7 @@ def agree(
 ) -> tuple[Agreement, str]:
     """How one output's two sides agree, and what to tell people.
 
-    Args:
-        subject: the case.
-        name: the output.
-        left: one side.
-        right: the other.
-        room: what a low-precision computation loses on both sides, absolute and elementwise; None where the
-            comparison needs none.
+    `room` is what a low-precision computation loses on both sides, elementwise; None where none is needed.
     """
     if same_values(left, right):
         return Agreement.BITWISE, ""
@@ -68,24 +62,12 @@ def agree(
         return _same_distribution(left, right)
     if isinstance(comparison, IndexSet):
         return _same_sets(subject, name, left, right)
-    expected = Expected(
-        shape=tuple(right.shape),
-        dtype=right.dtype,
-        oracle=_expected(right, room),
-        comparison=_comparison(comparison),
-    )
+    oracle = {"": right.to(torch.float64)}  # what both sides may lose is in the baseline's place, or the bound's
+    oracle |= {} if room is None else {"baseline": oracle[""] + room, "bound": room}
+    kind = SAME_EXPERTS if isinstance(comparison, Quantised) else comparison
+    expected = Expected(shape=tuple(right.shape), dtype=right.dtype, oracle=oracle, comparison=kind)
     ruling = judge_output(left, expected, tolerance=None)
     return Agreement.ROUNDING if ruling.verdict == Verdict.PASS else Agreement.NONE, ruling.message
-
-
-def _comparison(comparison: Comparison) -> Comparison:
-    return SAME_EXPERTS if isinstance(comparison, Quantised) else comparison
-
-
-def _expected(right: torch.Tensor, room: torch.Tensor | None) -> Mapping[str, torch.Tensor]:
-    """The right side in the oracle's place; what both sides may lose, in the baseline's or the bound's."""
-    value = right.to(torch.float64)
-    return {"": value} if room is None else {"": value, "baseline": value + room, "bound": room}
 
 
 def room_for(sides: list[tuple[Tensors, Tensors]], name: str) -> torch.Tensor | None:
@@ -136,18 +118,10 @@ WANTED = ("small", "medium-0", "edge", "adversarial-rows", "adversarial-holes", 
 DRAWS, ELEMENTS = 512, 1 << 21
 
 
-def subjects_of(definition: Definition, seed: int) -> list[SolvedCase]:
-    """The cases that relations are tried on, each drawn and solved."""
-    return [solve(definition, case, seed=seed) for case in cases_of(definition, seed)]
-
-
 def cases_of(definition: Definition, seed: int) -> list[Case]:
     """The cases that relations are tried on."""
-    found = (
-        registry.get(definition.op_type)
-        .of_form(definition)
-        .cases(definition, sizes=("small", "medium"), seed=seed)
-    )
+    op = registry.get(definition.op_type).of_form(definition)
+    found = op.cases(definition, sizes=("small", "medium"), seed=seed)
     return [case for case in found if case.size in WANTED or case.id in WANTED]
 
 
@@ -252,19 +226,13 @@ def _bounded(definition: Definition, oracle: Tensors) -> Tensors:
     return found
 
 
-def memory(definition: Definition, *, seed: int) -> int:
-    """Bytes that the largest case in use needs, by the op's estimate."""
-    op = registry.get(definition.op_type).of_form(definition)
-    return max((op.memory(definition, case) for case in cases_of(definition, seed)), default=0)
-
-
 def try_relations(definition: Definition, pool: Pool, *, limits: Limits, seed: int) -> Iterator[dict[str, Any]]:
     """What becomes of every relation of a definition, see `try_relation`.
 
     A refusal, a crash, a hang or an out-of-memory breaks the relation at hand. `pool` has workers for untrusted
     code, see `traceproof.run.workers.untrusted_pool`.
     """
-    subjects = subjects_of(definition, seed)
+    subjects = [solve(definition, case, seed=seed) for case in cases_of(definition, seed)]
     for relation in relations_of(definition):
         try:
             with loaded(definition, pool, limits=limits) as source:
@@ -286,7 +254,8 @@ def main() -> int:
     parser.add_argument("--cut", nargs="*", default=[], metavar="AXIS=SIZE", help="run with other const axes")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
+    most = options.memory_gib * GIB
+    limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=most)
     counted: Counter[str] = Counter()
     with untrusted_pool() as pool:
         for dataset in options.dataset:
@@ -294,7 +263,8 @@ def main() -> int:
                 if options.definition_name and name not in options.definition_name:
                     continue
                 definition = cut(entry.definition, parsed(options.cut))
-                if memory(definition, seed=0) > options.memory_gib * GIB:
+                op = registry.get(definition.op_type).of_form(definition)
+                if any(op.memory(definition, case) > most for case in cases_of(definition, 0)):
                     sys.stderr.write(f"{name}: left out, needs more than {options.memory_gib} GiB\n")
                     continue
                 started = time.monotonic()

@@ -47,7 +47,8 @@ SWAPPED_NAMES = {
     "repeat_interleave": "repeat",
     "cumsum": "cumprod",
 }
-Edit = Callable[[ast.AST], None]
+DROPPED = frozenset({"transpose", "permute", "flip", "squeeze", "masked_fill_"})  # methods
+Edit = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +63,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A changed reference.
+    """A changed reference."""
 
-    Attributes:
-        operator: the kind of change.
-        line: of the reference as `ast.unparse` writes it, assertions left out.
-        what: the change in words.
-        source: the whole code.
-    """
-
-    operator: str
-    line: int
-    what: str
-    source: str
+    operator: str  # the kind of change
+    line: int  # of the reference as `ast.unparse` writes it, assertions left out
+    what: str  # the change in words
+    source: str  # the whole code
 
 
 def plain(source: str) -> ast.Module:
@@ -156,19 +150,14 @@ def _near(number: float) -> tuple[float, ...]:
 
 
 def _set(field: str, value: object) -> Edit:
-    def edit(node: ast.AST) -> None:
-        setattr(node, field, value)
-
-    return edit
+    return lambda node: setattr(node, field, value)
 
 
-def _swap_operands(node: ast.AST) -> None:
-    assert isinstance(node, ast.BinOp)
+def _swap_operands(node: Any) -> None:  # noqa: ANN401
     node.left, node.right = node.right, node.left
 
 
-def _drop_unary(node: ast.AST) -> None:
-    assert isinstance(node, ast.UnaryOp)
+def _drop_unary(node: Any) -> None:  # noqa: ANN401
     node.op = ast.UAdd() if isinstance(node.op, ast.USub) else node.op
     if isinstance(node.op, ast.Not | ast.Invert):
         inner = copy.deepcopy(node)
@@ -190,33 +179,18 @@ def _call_edits(node: Any) -> Iterator[Change]:  # noqa: ANN401
     if name == "range":
         yield Change("loop", "one turn less", _fewer_turns)
     if len(node.args) == 2 and name not in {"range", "getattr", "isinstance"}:
-        yield Change("operands", f"arguments of {name} swapped", _swap_arguments)
-    if isinstance(node.func, ast.Attribute) and name in {
-        "transpose",
-        "permute",
-        "flip",
-        "squeeze",
-        "masked_fill_",
-    }:
+        yield Change("operands", f"arguments of {name} swapped", lambda call: call.args.reverse())
+    if isinstance(node.func, ast.Attribute) and name in DROPPED:
         yield Change("call", f".{name}() dropped", _drop_method)
 
 
-def _fewer_turns(node: ast.AST) -> None:
-    assert isinstance(node, ast.Call)
-    node.args[-1 if len(node.args) < 3 else 1] = ast.BinOp(
-        node.args[-1 if len(node.args) < 3 else 1], ast.Sub(), ast.Constant(1)
-    )
+def _fewer_turns(node: Any) -> None:  # noqa: ANN401
+    end = -1 if len(node.args) < 3 else 1
+    node.args[end] = ast.BinOp(node.args[end], ast.Sub(), ast.Constant(1))
 
 
-def _swap_arguments(node: ast.AST) -> None:
-    assert isinstance(node, ast.Call)
-    node.args.reverse()
-
-
-def _drop_method(node: ast.AST) -> None:
+def _drop_method(node: Any) -> None:  # noqa: ANN401
     """`x.name(...)` becomes `x.detach()`, which is x, and evaluates x once: it may be a draw."""
-    assert isinstance(node, ast.Call)
-    assert isinstance(node.func, ast.Attribute)
     node.func.attr = "detach"
     node.args, node.keywords = [], []
 
@@ -240,9 +214,8 @@ def _reassigns(statement: ast.stmt) -> bool:
 
 
 def _drop(place: int) -> Edit:
-    def edit(node: ast.AST) -> None:
-        body: list[ast.stmt] = getattr(node, "body")  # noqa: B009
-        body[place] = ast.copy_location(ast.Pass(), body[place])
+    def edit(node: Any) -> None:  # noqa: ANN401
+        node.body[place] = ast.copy_location(ast.Pass(), node.body[place])
 
     return edit
 

@@ -14,8 +14,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from mutants import Mutant, mutants, plain
+from mutants import Mutant, mutants
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
@@ -41,16 +41,10 @@ def cut(definition: Definition, sizes: Mapping[str, int]) -> Definition:
     """The definition with other sizes of const axes, in its reference as well.
 
     A whole number in the reference that is an axis' old size becomes the new one, unless another axis of that old
-    size keeps it.
-
-    Raises:
-        TraceproofError: there is no such const axis.
+    size keeps it. Raises TraceproofError: there is no such const axis.
     """
-    unknown = sorted(sizes.keys() - definition.const_axes.keys())
-    if unknown:
-        raise TraceproofError(
-            f"{definition.name} can not be cut", problems=[f"no const axis {n}" for n in unknown]
-        )
+    if unknown := sorted(sizes.keys() - definition.const_axes.keys()):
+        raise TraceproofError(f"{definition.name} has no const axis {', '.join(unknown)}")
     found: dict[int, set[int]] = {}
     for name, old in definition.const_axes.items():
         found.setdefault(old, set()).add(sizes.get(name, old))
@@ -66,11 +60,7 @@ def cut(definition: Definition, sizes: Mapping[str, int]) -> Definition:
 
 
 def parsed(words: list[str]) -> dict[str, int]:
-    """`axis=size` words as a mapping.
-
-    Raises:
-        TraceproofError: a word is none.
-    """
+    """`axis=size` words as a mapping. Raises TraceproofError: a word is none."""
     sizes = {}
     for word in words:
         name, _, size = word.partition("=")
@@ -100,11 +90,9 @@ def widened(source: str) -> str:
 
 def wide_inputs(inputs: Values) -> Values:
     """The inputs in float64, but for integers and eight-bit floats."""
-    return {name: _wide(value) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    return value.double() if value.dtype.is_floating_point and value.dtype.itemsize > 1 else value
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    wide = {name: value for name, value in tensors.items() if value.is_floating_point() and value.itemsize > 1}
+    return {**inputs, **{name: value.double() for name, value in wide.items()}}
 
 
 def same_function(outputs: Tensors, original: Tensors) -> bool:
@@ -134,34 +122,12 @@ def _agrees(value: torch.Tensor, expected: torch.Tensor) -> bool:
 OTHER_SEEDS = (1, 2)  # an equivalent mutant has to be so on more inputs than the ones that judge it
 COSTLY = 1 << 30  # bytes: cases above it are not drawn again for that
 WIDENED = frozenset({Status.ERROR})  # a source that does not run once widened: no statement
-# Put behind a reference: its `run` gives the lines that a call executes.
-TRACED = """
-import sys as _sys
-import torch as _torch
-_run = run
-def run(*inputs):
-    lines = set()
-    def trace(frame, event, argument):
-        if frame.f_code.co_filename != __file__:
-            return None
-        if event == "line":
-            lines.add(frame.f_lineno)
-        return trace
-    before = _sys.gettrace()
-    _sys.settrace(trace)
-    try:
-        _run(*inputs)
-    finally:
-        _sys.settrace(before)
-    return _torch.tensor(sorted(lines), dtype=_torch.int64)
-"""
 
 
 class Trial:
     """The cases of a definition, with what the right reference gives.
 
-    Raises:
-        CallError: the policy refuses the reference, or it fails on a case.
+    Raises CallError: the policy refuses the reference, or it fails on a case.
     """
 
     def __init__(
@@ -172,33 +138,19 @@ class Trial:
         self.judged = list(solved(definition, sizes, seed))
         self.original = self._all(definition.reference, self.judged)
         self.others: list[tuple[SolvedCase, Tensors]] | None = None
-        self.lines = self._executed()
 
-    @contextmanager
-    def _loaded(self, source: str) -> Iterator[UntrustedSource]:
-        with loaded(self.definition, self.pool, limits=self.limits, source=source) as found:
-            yield found
+    def _loaded(self, source: str) -> AbstractContextManager[UntrustedSource]:
+        return loaded(self.definition, self.pool, limits=self.limits, source=source)
 
     def _all(self, source: str, subjects: list[SolvedCase]) -> list[Tensors]:
         with self._loaded(source) as found:
             return [found.outputs(subject) for subject in subjects]
 
-    def _executed(self) -> frozenset[int]:
-        """Lines of the reference, as mutants number them, that the cases execute."""
-        (name, *_) = self.definition.outputs
-        lines: set[int] = set()
-        text = ast.unparse(plain(self.definition.reference)) + TRACED
-        with loaded(self.definition, self.pool, limits=self.limits, source=text, ours=True) as found:
-            for subject in self.judged:
-                taken = found.run(subject.case, subject.inputs, seed=subject.seed)
-                lines |= set(taken.outputs[name].tolist())
-        return frozenset(lines)
-
     def run(self, mutant: Mutant) -> dict[str, str]:
         """Fate of a mutant, and what it shows by. One that the policy refuses or that fails is killed."""
         try:
             with self._loaded(mutant.source) as source:
-                found = self._fate(source, mutant.line)
+                found = self._fate(source)
         except CallError as error:
             return {"fate": "killed", "by": f"{error.reply.status}: {error.reply.message[-200:]}"}
         if found["fate"] == "survived" and mutant.operator != "dtype" and self._same_function(mutant.source):
@@ -222,7 +174,7 @@ class Trial:
                 return False
             raise
 
-    def _fate(self, source: UntrustedSource, line: int) -> dict[str, str]:
+    def _fate(self, source: UntrustedSource) -> dict[str, str]:
         differs = ""
         for subject, original in zip(self.judged, self.original, strict=True):
             taken = source.run(subject.case, subject.inputs, seed=subject.seed, trials=subject.trials)
@@ -237,19 +189,16 @@ class Trial:
             if not same(source.outputs(subject), original):
                 by = f"not reached: differs on {subject.case.id}, seed {subject.seed}"
                 return {"fate": "survived", "by": by}
-        reached = line in self.lines or not line
-        return {"fate": "equivalent" if reached else "unreached", "by": ""}
+        return {"fate": "equivalent", "by": ""}
 
     def _other(self) -> list[tuple[SolvedCase, Tensors]]:
         if self.others is None:
-            sizes = (*self.sizes, "large") if self._cheap() else self.sizes
+            large = self.op.cases(self.definition, sizes=("large",), seed=0)
+            cheap = all(self.op.memory(self.definition, case) < COSTLY for case in large)
+            sizes = (*self.sizes, "large") if cheap else self.sizes
             found = [subject for seed in OTHER_SEEDS for subject in solved(self.definition, sizes, seed)]
             self.others = list(zip(found, self._all(self.definition.reference, found), strict=True))
         return self.others
-
-    def _cheap(self) -> bool:
-        cases = self.op.cases(self.definition, sizes=("large",), seed=0)
-        return all(self.op.memory(self.definition, case) < COSTLY for case in cases)
 
 
 def same(outputs: Tensors, original: Tensors) -> bool:
@@ -281,10 +230,7 @@ class Fate(StrEnum):
     """What became of a mutant."""
 
     KILLED = "killed"  # an output was refused, or it did not run to the end
-    EQUIVALENT = (
-        "equivalent"  # the same outputs on every case, other seeds and sizes, in bits or in float64's digits
-    )
-    UNREACHED = "unreached"  # the same, and no case executes the changed line
+    EQUIVALENT = "equivalent"  # the same outputs in all cases, seeds and sizes, in bits or in float64's digits
     SURVIVED = "survived"  # other bits, and the judge let it pass
 
 

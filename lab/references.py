@@ -18,8 +18,8 @@ from types import ModuleType
 
 import torch
 
-from traceproof.dataset import dialects
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_file
 from traceproof.ops import registry
 from traceproof.reasons import Verdict
 from traceproof.run.case import solve
@@ -30,11 +30,6 @@ PARSER.add_argument("--out", type=Path, required=True, help="a dataset, made if 
 PARSER.add_argument("--only", nargs="*", default=[], help="these op_types alone")
 OWN = Path(__file__).resolve().parents[1] / "tests" / "dataset" / "definitions"
 MOST_BYTES = 1 << 30  # of a case
-
-
-def read(path: Path) -> Definition:
-    """A definition in whichever dialect."""
-    return dialects.read(json.loads(path.read_text(encoding="utf-8"))).definition
 
 
 def given(definition: Definition) -> list[str]:
@@ -67,10 +62,10 @@ def proved(definition: Definition, donor: Definition) -> bool:
 def main() -> None:
     """Writes the definitions, and says what became of the others."""
     options = PARSER.parse_args()
-    donors = [read(path) for path in sorted(OWN.glob("*/*.json"))]
+    donors = [read_file(path) for path in sorted(OWN.glob("*/*.json"))]
     fates: Counter[str] = Counter()
     for path in sorted(options.dataset.glob("**/*.json")):
-        definition = read(path)
+        definition = read_file(path)
         if definition.reference or (options.only and definition.op_type not in options.only):
             continue
         if registry.for_definition(definition)[1] is not None:

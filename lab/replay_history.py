@@ -1,6 +1,6 @@
 """Would today's cases have caught the bugs that packages really had?
 
-    python lab/replay_history.py --list                    # the catalogue, lab/history/bugs.yaml
+    python lab/replay_history.py --list                    # the catalogue, lab/bugs.yaml
     python lab/replay_history.py --bug flashinfer-merge-empty-pair
     python lab/replay_history.py --packages wheels         # releases from a folder of wheels instead of the index
 
@@ -16,38 +16,278 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fnmatch import fnmatch
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self, get_args
 
 from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from ruamel.yaml import YAML
 
-from history.catalogue import Bug, Found, Hardware, Outcome, Why, beside, chosen, judged
 from traceproof.bumps.bisect import GroundTruthTrial
 from traceproof.checkouts.packages import bring_package, unpack
 from traceproof.checkouts.pins import Pin
 from traceproof.cli import BAD_USE, run
 from traceproof.config import Config
-from traceproof.dataset.fetch import Dataset, fetch
+from traceproof.dataset.fetch import CLOSED, Dataset, Text, fetch
+from traceproof.dataset.tree import closest
 from traceproof.digests import digest_json
 from traceproof.environments.building import importable, probe, ready
 from traceproof.errors import TraceproofError
 from traceproof.files import write_json
+from traceproof.ops import registry
 from traceproof.ops.cases import ALL_SIZES, STRESS
-from traceproof.reasons import Skip
+from traceproof.reasons import Error, Skip, Verdict
 from traceproof.run.flow import Pipeline
 from traceproof.run.report import headed
 from traceproof.run.schema import VerdictRow
-from traceproof.stacks import MAIN, STACKS
+from traceproof.stacks import MAIN, STACKS, truths_of
+
+# The kind of mistake; the least hardware that shows it (cpu: by Triton's interpreter, or natively); how it shows,
+# by numbers, by an error or a crash, by a call that never ends; the class of cases that shows it, those of size
+# `stress` apart, as far as an op has them.
+Kind = Literal[
+    "mask", "address", "state", "race", "cache", "dtype", "underflow", "tie", "layout", "scale", "recurrence"
+]
+Hardware = Literal["cpu", "gpu", "sm90", "sm100"]
+Shows = Literal["wrong", "error", "hang"]
+Ordinary = Literal["regular", "edge", "adversarial", "odd_sizes", "layouts", "state", "races", "samplers"]
+Stressing = Literal["extreme_values", "far_addresses", "long_contexts"]
+CATALOGUE = Path(__file__).with_name("bugs.yaml")
+DISTRIBUTIONS: Mapping[str, str] = {
+    name: stack.name for stack in STACKS.values() if stack.origin for name in (stack.distribution, *stack.formerly)
+}
+
+
+class Bug(BaseModel):
+    """One bug."""
+
+    model_config = CLOSED | {"strict": False}
+    id: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]  # its key in the catalogue
+    title: Text  # what was wrong
+    upstream: Text | None = None  # number of the issue or change, where it is known
+    kind: Kind  # of mistake
+    op_type: Text  # whose ground truth has it
+    package: Text  # the distribution whose releases have it
+    since: Text | None = None  # the first release known to have it; None: only `last_bad` is known to
+    # last_bad, first_good: the releases before and after the fix
+    last_bad: Text
+    first_good: Text
+    hardware: Hardware  # the least that shows it
+    shows: Shows  # how it shows
+    cases: Ordinary | Stressing  # the class of cases that shows it
+    needs: Text  # what such a case has to have
+    definitions: tuple[Text, ...] = ()  # patterns of the definitions to run; empty: all of the op_type
+    # sizes of const axes to run instead of the definition's
+    axes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    # of inputs and outputs, to run instead of the definition's
+    dtypes: dict[str, Text] = Field(default_factory=dict)
+    in_turn: bool = False  # whether the definition as it is runs before it with those dtypes, in one process
+    shown_by: tuple[Text, ...] = ()  # ids of the cases that show it, which alone are run and counted; empty: all
+    ground_truths: tuple[Text, ...] = ()  # of the stack, which alone are run; empty: all
+    # of the environment, that the package's own choice of kernels follows
+    variables: dict[str, Text] = Field(default_factory=dict)
+    # what the releases' sources show: a file of the package, and what changed in it
+    evidence: Annotated[dict[str, Text], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.op_type not in registry.known():
+            raise ValueError(f"op_type {self.op_type!r} is none; known: {', '.join(registry.known())}")
+        if self.package not in DISTRIBUTIONS:
+            raise ValueError(f"package {self.package!r} is no stack's; known: {', '.join(DISTRIBUTIONS)}")
+        if unknown := set(self.ground_truths) - set(truths_of(self.stack)):
+            raise ValueError(f"{', '.join(sorted(unknown))} is no ground truth of the stack {self.stack}")
+        if not self.oldest_bad <= Version(self.last_bad) < Version(self.first_good):
+            raise ValueError("since, last_bad and first_good are not in order")
+        return self
+
+    @property
+    def stressing(self) -> bool:
+        """Whether cases of size `stress` show it."""
+        return self.cases in get_args(Stressing)
+
+    @property
+    def oldest_bad(self) -> Version:
+        """The first release known to have it."""
+        return Version(self.since or self.last_bad)
+
+    @property
+    def stack(self) -> str:
+        """The stack that the package is the ground truth of."""
+        return DISTRIBUTIONS[self.package]
+
+    def had(self, version: str) -> bool:
+        """Whether a release has it, as far as is known."""
+        return self.oldest_bad <= Version(version) <= Version(self.last_bad)
+
+
+@cache
+def bugs() -> Mapping[str, Bug]:
+    """All bugs by id, sorted."""
+    found = YAML(typ="safe").load(CATALOGUE.read_text("utf-8"))["bugs"]
+    return MappingProxyType({name: parsed(name, found[name]) for name in sorted(found)})
+
+
+def parsed(name: str, entry: Mapping[str, Any]) -> Bug:
+    """The bug that an entry of the catalogue describes. Raises ValidationError: it describes none."""
+    flat = {key: value for key, value in entry.items() if key not in {"about", "releases"}}
+    return Bug.model_validate({"id": name, **entry.get("about", {}), **entry.get("releases", {}), **flat})
+
+
+def beside(bug: Bug, version: str) -> set[str]:
+    """Ids of other bugs of the same package and op_type that a release has."""
+    others = (one for one in bugs().values() if one.id != bug.id)
+    return {
+        one.id for one in others if (one.package, one.op_type) == (bug.package, bug.op_type) and one.had(version)
+    }
+
+
+def chosen(names: Iterable[str]) -> list[Bug]:
+    """The bugs of these ids; all where none is given. Raises TraceproofError: there is no such bug."""
+    known, wanted = bugs(), list(names)
+    for name in (name for name in wanted if name not in known):
+        todo = "`python lab/replay_history.py --list` names them."
+        raise TraceproofError(f"there is no bug {name}; {closest(name, known)}", todo=todo)
+    return [known[name] for name in wanted] or list(known.values())
+
+
+class Found(StrEnum):
+    """What came of a replay."""
+
+    CAUGHT = "caught"  # a case fails with the bug and passes without it
+    MISSED = "missed"
+    NOT_HERE = "not reproducible here"
+
+
+class Why(StrEnum):
+    """Why a bug is not reproducible here, where no skip of the pipeline says it."""
+
+    NO_RELEASE = "no_release"
+    NO_DEFINITION = "no_definition"
+    NOT_RUN = "release_not_run"  # one of the releases could not be run
+
+
+class Outcome(BaseModel):
+    """What came of one bug."""
+
+    model_config = CLOSED
+    bug: str  # its id
+    found: Found  # what came of it
+    # reason, message: why it is not reproducible here, or what a miss needs
+    reason: Skip | Why | None = None
+    message: str = ""
+    # bad, good: the releases that were run
+    bad: str | None = None
+    good: str | None = None
+    cases: int = 0  # rows that were compared in both
+    flips: tuple[str, ...] = ()  # rows that fail with the bug and pass without it, `definition case output`
+    alarms: tuple[str, ...] = ()  # rows that fail without the bug
+    # other bugs that the one release has and the other has not: the flips may be theirs
+    shared: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()  # other bugs that both releases have: the alarms may be theirs
+    seconds: float = 0.0  # wall-clock time of the bug's runs
+
+    @property
+    def finding(self) -> bool:
+        """Whether it is a miss, or an alarm that no known bug explains."""
+        return self.found is Found.MISSED or self.unexplained
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether a release without the bug fails, and no other known bug explains it."""
+        return bool(self.alarms) and not self.remaining
+
+
+class Rows(BaseModel):
+    """Rows by what was compared."""
+
+    # verdict and message by `definition case implementation output`
+    compared: dict[str, tuple[Verdict, str]] = Field(default_factory=dict)
+    skipped: list[tuple[Skip, str]] = Field(default_factory=list)  # reasons and messages of what was not
+
+    @classmethod
+    def of(cls, bug: Bug, rows: Sequence[VerdictRow]) -> Self:
+        """Sort a trial's rows of the bug's cases; of several rows of one output the worst counts.
+
+        A wrong address may end the process where it lies outside all memory: such a crash is a failure.
+        """
+        sorted_ = cls()
+        for row in rows:
+            if bug.shown_by and row.case not in bug.shown_by:
+                continue
+            key = f"{row.definition} {row.case} {row.implementation} {row.output}"
+            if row.verdict is Verdict.SKIP:
+                sorted_.skipped.append((Skip(str(row.reason)), row.message))
+            elif key not in sorted_.compared or row.bad:
+                crash = bug.kind == "address" and row.reason == Error.CRASH
+                sorted_.compared[key] = Verdict.FAIL if crash else row.verdict, row.message
+        return sorted_
+
+    @property
+    def broken(self) -> bool:
+        """Whether most of what was compared are errors: the release does not run here."""
+        errors = [key for key, (verdict, _) in self.compared.items() if verdict is Verdict.ERROR]
+        return 2 * len(errors) > len(self.compared)
+
+    @property
+    def failing(self) -> dict[str, str]:
+        """Messages of the rows that are failures or errors."""
+        return {key: message for key, (verdict, message) in self.compared.items() if verdict is not Verdict.PASS}
+
+
+def judged(bug: Bug, bad: Sequence[VerdictRow], good: Sequence[VerdictRow]) -> Outcome:
+    """What two releases' rows say of a bug.
+
+    An error of the release with the bug counts only where the bug is one: a call that the adapter can not make is
+    no catch. A case that fails as a whole (a crash) stands for its outputs.
+    """
+    before, after = Rows.of(bug, bad), Rows.of(bug, good)
+    if not before.compared or not after.compared:
+        return _nothing(bug, before, after)
+    wrong = bug.shows == "wrong"
+    for rows in (before, after) if wrong else (after,):
+        if rows.broken:
+            message = next(said for verdict, said in rows.compared.values() if verdict is Verdict.ERROR)
+            return Outcome(bug=bug.id, found=Found.NOT_HERE, reason=Why.NOT_RUN, message=message)
+    errors = {key for key, (verdict, _) in before.compared.items() if wrong and verdict is Verdict.ERROR}
+    counted = {key: said for key, said in before.failing.items() if key not in errors}
+    passing = {_case(key) for key in after.compared.keys() - after.failing.keys()}
+    flips = sorted(key for key in counted if key not in after.failing and _case(key) in passing)
+    common = len(before.compared.keys() & after.compared.keys())
+    outcome = Outcome(bug=bug.id, found=Found.MISSED, cases=common, alarms=tuple(sorted(after.failing)))
+    if flips:
+        return outcome.model_copy(
+            update={"found": Found.CAUGHT, "flips": tuple(flips), "message": counted[flips[0]]}
+        )
+    return outcome.model_copy(update={"message": f"would be caught by {bug.cases}: {bug.needs}"})
+
+
+def _nothing(bug: Bug, before: Rows, after: Rows) -> Outcome:
+    """Of a bug of which one release compared nothing: the most frequent reason."""
+    skipped = (before if not before.compared else after).skipped
+    if not skipped:
+        return Outcome(bug=bug.id, found=Found.NOT_HERE, reason=Why.NO_DEFINITION, message="no case was planned")
+    (reason, message), _ = Counter(skipped).most_common(1)[0]
+    return Outcome(bug=bug.id, found=Found.NOT_HERE, reason=reason, message=message)
+
+
+def _case(key: str) -> str:
+    """The case and implementation of a row's key."""
+    return key.rpartition(" ")[0]
+
 
 RELEASES = "releases"  # folder of unpacked releases below that of the replays
 
@@ -98,16 +338,13 @@ class Releases:
                 if self.wheels is None:
                     bring_package(target, Pin(package=package, version=version))
                 elif not target.is_dir():
-                    self._unpack(self._files[canonicalize_name(package)][Version(version)], target)
+                    wheel = self._files[canonicalize_name(package)][Version(version)]
+                    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as scratch:
+                        unpack(wheel, Path(scratch) / "content")
+                        (Path(scratch) / "content").rename(target)
         except TraceproofError as error:
             raise NoReleaseError(f"{package} {version} can not be had: {error}") from error
         return target
-
-    @staticmethod
-    def _unpack(wheel: Path, target: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=target.parent) as scratch:
-            unpack(wheel, Path(scratch) / "content")
-            (Path(scratch) / "content").rename(target)
 
     @cached_property
     def _files(self) -> Mapping[str, Mapping[Version, Path]]:
@@ -125,7 +362,7 @@ class Releases:
 REPLAYS = "replays"  # folder below the results
 REPORT = "replay.json"
 OUTCOMES = "outcomes"  # folder below the replays: what came of each bug, written as it ends
-LEAST: Mapping[Hardware, int] = {Hardware.SM90: 9, Hardware.SM100: 10}  # first figure of the compute capability
+LEAST: Mapping[str, int] = {"sm90": 9, "sm100": 10}  # first figure of the compute capability
 
 
 @dataclass(frozen=True)
@@ -161,13 +398,13 @@ class Replays:
     @staticmethod
     def _key(bug: Bug) -> str:
         chosen = [bug.definitions, bug.axes, bug.dtypes, bug.in_turn, bug.ground_truths, bug.variables]
-        return digest_json([bug.stack, bug.op_type, chosen, bug.cases.stressing])
+        return digest_json([bug.stack, bug.op_type, chosen, bug.stressing])
 
     def _flow(self, dataset: Path | None, bugs: Sequence[Bug] = ()) -> Pipeline:
         """The pipeline on a dataset (None: the configured one), with the cases that show the bugs."""
         sizes = self.config.test_sizes
         changes: dict[str, Any] = {"workloads": False}
-        if any(bug.cases.stressing for bug in bugs) and STRESS not in sizes:
+        if any(bug.stressing for bug in bugs) and STRESS not in sizes:
             changes["test_sizes"] = (*sizes, STRESS)
         if bugs and all(bug.shown_by for bug in bugs):
             cases = tuple(sorted({case for bug in bugs for case in bug.shown_by}))
@@ -249,18 +486,13 @@ class Replays:
 
     def _of(self, trial: GroundTruthTrial, package: str, version: str | None) -> list[VerdictRow]:
         """The verdict rows of a release; None is the installed one. A release of one trial is run once."""
-        if version is None:
-            return self._once(trial, None, "installed")
-        folder = self.releases.bring(package, version)
-        name = f"{package}-{version}"
-        linked = importable(folder, trial.stack, trial.work / "linked" / name)
-        return self._once(trial, linked, name)
-
-    def _once(self, trial: GroundTruthTrial, package: Path | None, name: str) -> list[VerdictRow]:
+        name, linked = "installed" if version is None else f"{package}-{version}", None
+        if version is not None:
+            linked = importable(self.releases.bring(package, version), trial.stack, trial.work / "linked" / name)
         key = digest_json([str(trial.work), name])
         if key not in self._rows:
             try:
-                self._rows[key] = trial.rows(package, name)
+                self._rows[key] = trial.rows(linked, name)
             except TraceproofError as error:
                 raise _NotHereError(Why.NOT_RUN, f"{name}: {error}") from error
         return self._rows[key]
@@ -277,7 +509,7 @@ class _NotHereError(Exception):
 def _lacking(bug: Bug, capability: str | None) -> Skip | None:
     """What a machine of this compute capability (None: no GPU) lacks to show a bug."""
     least = LEAST.get(bug.hardware)
-    if bug.hardware is Hardware.CPU:
+    if bug.hardware == "cpu":
         return None
     if capability is None:
         return Skip.NO_CUDA
@@ -305,13 +537,6 @@ def _forms(definition: dict[str, Any], bug: Bug) -> dict[str, dict[str, Any]]:
         return {definition["name"]: {**sized, **tensors}}
     later = f"{definition['name']}_later"  # definitions run in the order of their names
     return {definition["name"]: sized, later: {**sized, **tensors, "name": later}}
-
-
-def write_report(outcomes: Sequence[Outcome], path: Path) -> dict[str, Any]:
-    """Write what came of each bug as JSON; gives the same."""
-    result = {"counts": counts(outcomes), "outcomes": [one.model_dump(mode="json") for one in outcomes]}
-    write_json(path, result)
-    return result
 
 
 def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
@@ -384,7 +609,9 @@ def main(arguments: list[str] | None = None) -> int:
         wheels = options.packages and options.packages.expanduser().absolute()
         replays = Replays(root, config, folder, Releases(folder / RELEASES, wheels), run.say)
         outcomes = replays.run(bugs, jobs=options.jobs)
-        run.write_result(options.json, write_report(outcomes, folder / REPORT))
+        result = {"counts": counts(outcomes), "outcomes": [one.model_dump(mode="json") for one in outcomes]}
+        write_json(folder / REPORT, result)
+        run.write_result(options.json, result)
     except TraceproofError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_USE

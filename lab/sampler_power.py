@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +34,8 @@ from traceproof.ops.base import tensor
 from traceproof.ops.compare import Samples
 from traceproof.run.calls import further_draws
 from traceproof.run.case import make_inputs
+
+say = partial(print, flush=True)  # a line, at once
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE, NAME = "adversarial-draws", "top_k_sampling_from_probs_v1000"
@@ -255,18 +258,13 @@ def stuck(draw: Draw) -> Draw:
     return call
 
 
-def race(known: Known) -> Draw:
+def race(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
     """A kernel in plain PyTorch: sort, filter, and the largest probability by exponential noise."""
-
-    def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
-        values, places = given[0].sort(dim=-1, descending=True)
-        k = given[1].long()[:, None]
-        values = values.masked_fill(torch.arange(values.shape[1], device=values.device) >= k.clamp_min(1), 0.0)
-        noise = torch.empty_like(values, dtype=torch.float64).exponential_()
-        return [(None, places.gather(1, (values / noise).argmax(-1, keepdim=True)).flatten())]
-
-    del known
-    return call
+    values, places = given[0].sort(dim=-1, descending=True)
+    k = given[1].long()[:, None]
+    values = values.masked_fill(torch.arange(values.shape[1], device=values.device) >= k.clamp_min(1), 0.0)
+    noise = torch.empty_like(values, dtype=torch.float64).exponential_()
+    return [(None, places.gather(1, (values / noise).argmax(-1, keepdim=True)).flatten())]
 
 
 def flashinfer_kernels(known: Known) -> Mapping[str, Draw]:
@@ -323,15 +321,9 @@ def samplers(known: Known, device: torch.device) -> list[tuple[str, Draw, dict[s
     found = [("reference, CPU", loop(known), on_cpu)]
     if device.type == "cuda":
         found.append(("reference, GPU", loop(known), known.inputs))
-    found.append((f"PyTorch kernel, {device.type}", race(known), known.inputs))
+    found.append((f"PyTorch kernel, {device.type}", race, known.inputs))
     right = flashinfer_kernels(known).get("right")
     return [*found, ("FlashInfer", right, known.inputs)] if right is not None else found
-
-
-def say(text: str) -> None:
-    """One line of output, at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def main() -> int:

@@ -41,29 +41,19 @@ FACTS = Path(__file__).with_name("survey_facts.json")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model.
-
-    Attributes:
-        config: "defaults" of transformers, or "own facts": with those of survey_facts.json.
-        fields: the config.json.
-        kinds: kind of kernel call -> how many different ones have a definition, how many have none.
-        described: kernel calls with a definition.
-        undescribed: those without, by what is missing.
-        disagreed: those that the two readings do not have alike, or one does not know.
-        refusal: why there is no reading; empty: there is one.
-        definitions: names.
-    """
+    """One model."""
 
     model_type: str
     architecture: str
-    config: str
-    fields: Mapping[str, Any]
+    config: str  # "defaults" of transformers, or "own facts": with those of survey_facts.json
+    fields: Mapping[str, Any]  # the config.json
+    # by kind of kernel call, how many different ones have a definition, how many have none
     kinds: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    described: int = 0
-    undescribed: tuple[str, ...] = ()
-    disagreed: tuple[str, ...] = ()
-    refusal: str = ""
-    definitions: tuple[str, ...] = ()
+    described: int = 0  # kernel calls with a definition
+    undescribed: tuple[str, ...] = ()  # those without, by what is missing
+    disagreed: tuple[str, ...] = ()  # those that the two readings do not have alike, or one does not know
+    refusal: str = ""  # why there is no reading; empty: there is one
+    definitions: tuple[str, ...] = ()  # names
     seconds: float = 0.0
     peak_mb: int = 0
 
@@ -129,7 +119,11 @@ def row(
     calls = {(call.kind, call.facts) for call, _ in found.made}
     counted = {name: [count, 0] for name, count in Counter(name for name, _ in calls).items()}
     for item in found.left:
-        name = f"{item.class_name} (readings differ)" if item.disagreed else SIZES.sub(r"\1 n", kind_of(item.why))
+        name = (
+            f"{item.class_name} (readings differ)"
+            if item.disagreed
+            else SIZES.sub(r"\1 n", item.why.partition(":")[0])
+        )
         counted.setdefault(name, [0, 0])[1] += 1
     uses = [(draft, Use(kind, (kind,), reading.parallel, call.paths, call.count)) for call, draft in found.made]
     made = replace(
@@ -142,11 +136,6 @@ def row(
         peak_mb=reading.peak_mb,
     )
     return made, uses
-
-
-def kind_of(why: str) -> str:
-    """What an undescribed call is, of `<what it is>: <what is missing>`."""
-    return why.partition(":")[0]
 
 
 def kinds(rows: Sequence[Row]) -> list[tuple[str, int, int, int]]:

@@ -273,13 +273,6 @@ def wide(text: str) -> dict[str, int]:
     return found
 
 
-def executed(text: str, name: str) -> Any:  # noqa: ANN401 - a template's function
-    """The function of that name that a dumped text defines."""
-    found: dict[str, Any] = {}
-    exec(compile(text, "<init>", "exec"), found)  # noqa: S102 - the installed package's own code
-    return found[name]
-
-
 def main() -> None:
     """Writes the files, and says how many there are and which modules could not be imported."""
     options = PARSER.parse_args()
@@ -304,7 +297,9 @@ def main() -> None:
         if not options.as_written:
             made, notes = completed(made, template, PACKAGE, references)
             if template.init is not None and not given:  # it needs a kernel, which its completed text may not
-                given = arguments(template, executed(made["init"], template.init.__name__), made["init"])
+                module: dict[str, Any] = {}
+                exec(compile(made["init"], "<init>", "exec"), module)  # noqa: S102 - the installed package's own code
+                given = arguments(template, module[template.init.__name__], made["init"])
                 written_anew = trace(**given, save_dir=None)
                 made = {**written_anew, **{part: made[part] for part in ("reference", "init") if part in made}}
         text = json.dumps(made, indent=1)

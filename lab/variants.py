@@ -386,19 +386,8 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
     ),
     **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_ragged"), ATTENTION),
     "mla_paged": (PLAIN, *of("q_nope query q", *ATTENTION)),
-    **dict.fromkeys(
-        (
-            "block_sparse",
-            "trtllm_paged",
-            "trtllm_paged_dcp_spec",
-            "cudnn_paged",
-            "xqa",
-            "msa_sparse",
-            "single_prefill",
-            "single_decode",
-        ),
-        TABLED,
-    ),
+    **dict.fromkeys(("block_sparse", "msa_sparse", "single_prefill", "single_decode"), TABLED),
+    **dict.fromkeys(("trtllm_paged", "trtllm_paged_dcp_spec", "cudnn_paged", "xqa"), TABLED),
     "dsa_paged": (
         PLAIN,
         *of("sparse_indices", *ATTENTION, Variant("rows in the order of the cache", inputs=cache_order)),

@@ -12,9 +12,8 @@ from packaging.version import Version
 from ruamel.yaml import YAML
 from test_bumps import BASE, clone_of_traceproof
 
-from history import catalogue
-from history.catalogue import Bug, Found, Kind, Why, bugs, judged, parsed
-from replay_history import NoReleaseError, Releases, main
+import replay_history
+from replay_history import Bug, Found, NoReleaseError, Releases, Why, bugs, judged, main, parsed
 from traceproof.reasons import Skip
 from traceproof.run.schema import VerdictRow
 
@@ -41,7 +40,7 @@ def bug(**changes: Any) -> Bug:  # noqa: ANN401 - fields
 
 def test_every_bug_of_the_catalogue_can_be_read() -> None:
     assert len(bugs()) >= 33
-    assert {one.kind for one in bugs().values()} >= {Kind.ADDRESS, Kind.MASK, Kind.LAYOUT, Kind.RACE}
+    assert {one.kind for one in bugs().values()} >= {"address", "mask", "layout", "race"}
 
 
 def row(case: str, verdict: str, **more: Any) -> VerdictRow:  # noqa: ANN401 - fields
@@ -63,7 +62,7 @@ BOTH = [PASS, row("b", "pass")]
         pytest.param({}, [PASS], [PASS], Found.MISSED, None, id="passes on both"),
         pytest.param({}, [REFUSED], [PASS], Found.NOT_HERE, Why.NOT_RUN, id="the old release refuses the call"),
         pytest.param({"shows": "error"}, [CRASH], [PASS], Found.CAUGHT, None, id="a bug that crashes"),
-        pytest.param({"kind": Kind.ADDRESS}, [CRASH, BOTH[1]], BOTH, Found.CAUGHT, None, id="an address"),
+        pytest.param({"kind": "address"}, [CRASH, BOTH[1]], BOTH, Found.CAUGHT, None, id="an address"),
         pytest.param({}, [CRASH, BOTH[1]], BOTH, Found.MISSED, None, id="a crash of another bug"),
         pytest.param({"shown_by": ("b",)}, [FAIL, BOTH[1]], BOTH, Found.MISSED, None, id="in another case"),
         pytest.param({}, [SKIPPED], [SKIPPED], Found.NOT_HERE, Skip.NO_CUDA, id="skipped"),
@@ -112,7 +111,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A clone of traceproof with results of its own, with one bug in its catalogue."""
     folder = clone_of_traceproof(tmp_path / "repository", "torch", "sglang")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(catalogue, "bugs", lambda: {"planted": bug()})
+    monkeypatch.setattr(replay_history, "bugs", lambda: {"planted": bug()})
     return folder
 
 
@@ -126,7 +125,7 @@ def test_a_planted_bug_is_caught_between_its_releases_and_one_that_no_case_shows
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted = {"planted": bug(), "unseen": bug(id="unseen", shown_by=("edge-empty",))}
-    monkeypatch.setattr(catalogue, "bugs", lambda: planted)
+    monkeypatch.setattr(replay_history, "bugs", lambda: planted)
     wheels = repository / "wheels"
     for version in ("1.1", "1.2"):
         wheel(wheels, version, factor="1.02" if Version(version) < Version("1.2") else "1")

@@ -7,7 +7,7 @@ import torch
 from exploits.corpus import EXPLOITS, dataset
 from solution_judge import SolutionJudge, candidate, solution_judge
 
-from forensics import Plant, drawn, exact, kernel, plants
+from forensics import Plant, examined, plants
 from traceproof.judge.precision import FORMATS, examine, rounded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +25,7 @@ SEEN = {
 
 @pytest.mark.parametrize("plant", tuple(plants()), ids=lambda p: f"{p.kind}-{p.out}-{p.truth}-{p.order}")
 def test_a_planted_precision_is_named(plant: Plant) -> None:
-    found = examine(drawn(plant.kind, 50), ("A",), kernel(plant), exact(plant.kind))
+    found = examined(plant, 50)
     assert str(found) == plant.truth
 
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 from definitions import GOOD, rmsnorm, write, write_files
-from op_support import cases, definitions
 from source_remotes import Upstream
 
-from case_coverage import of_plan, space_of
 from traceproof.audit import audit
 from traceproof.checkouts.tree import CommitTree, FolderTree, changed_between
 from traceproof.cli.sources import dependents
@@ -21,8 +19,6 @@ from traceproof.coverage import SPACE, Axis, Space, as_text, cover, of_suite, re
 from traceproof.dependents import Graph, Reached
 from traceproof.errors import TraceproofError
 from traceproof.kernel_lint import lint_kernels
-from traceproof.ops import registry
-from traceproof.run.plan import PlanSelection, plan
 
 RIGHT = """
 import json
@@ -415,7 +411,6 @@ def test_bad_use_is_said(tmp_path: Path) -> None:
         dependents(root=tmp_path, changed=["pkg/gone.py"])
 
 
-ROOT = Path(__file__).parent / "dataset"
 LETTERS = (Axis("a", ("1", "2"), "why"), Axis("b", ("x", "y"), "why"), Axis("c", ("p", "q", "r"), "why"))
 TOY = Space(op_type="toy", axes=LETTERS, reachable=lambda given: (given.get("a"), given.get("b")) != ("2", "y"))
 FLA_SUITE = """
@@ -433,26 +428,6 @@ def test_chunk(varlen, T, H, HV, D, expand_v, dtype):
 def test_chunk_bwd(T, initial_state):
     assert T == 63
 """
-
-
-def test_every_op_type_has_its_axes_and_values_that_can_be_reached() -> None:
-    for op_type in registry.known():
-        space = space_of(op_type)
-        assert space is not None
-        for axis in space.axes:
-            for value in axis.values:
-                assert smallest(space, {axis.name: value}) is not None, (space.op_type, axis.name, value)
-
-
-@pytest.mark.parametrize("op_type", sorted(set(registry.known()) - {"dsa_paged", "mla_paged", "gqa_ragged"}))
-def test_our_cases_say_nothing_that_is_not_declared(op_type: str) -> None:
-    space = space_of(op_type)
-    assert space is not None
-    for definition in definitions(op_type):
-        for case in cases(definition, "small", "medium", "large"):
-            known = {axis.name: set(axis.values) for axis in space.axes}
-            for name, values in space.read(definition.as_json(), case.as_json()).items():
-                assert values <= known[name], (case.id, name)
 
 
 def test_pairs_that_can_not_go_together_are_not_counted() -> None:
@@ -475,16 +450,6 @@ def test_adding_the_smallest_cases_closes_every_gap() -> None:
         for x, y in product(one.values, other.values)
     )
     assert closed.pairs == (reachable, reachable)
-
-
-def test_planned_cases_are_read(tmp_path: Path) -> None:
-    plan(ROOT, tmp_path, PlanSelection(op_types=("gemm", "rmsnorm")))
-    found = of_plan(tmp_path)
-    assert [one.op_type for one in found] == ["gemm", "rmsnorm"]
-    assert found[1].one_way == (7, 7)
-    assert "rmsnorm" in as_text(found, gaps=1)
-    with pytest.raises(TraceproofError, match="holds no planned cases"):
-        of_plan(tmp_path / "none")
 
 
 @pytest.mark.slow

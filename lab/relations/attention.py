@@ -11,13 +11,13 @@ from relations.building import (
     Experiment,
     Outputs,
     Relation,
-    doubled,
     other_inputs,
     permutation,
     permuted,
     reordered,
     scaled,
     times,
+    unchanged,
 )
 from traceproof.dataset.definition import Definition
 from traceproof.ops.base import Tensors, Values
@@ -131,19 +131,19 @@ def _heads(subject: Subject) -> Experiment | None:
 def _query_scale(subject: Subject) -> Experiment | None:
     if "sm_scale" not in subject.inputs:
         return None
-    changes = {name: doubled(subject.tensor(name)) for name in QUERIES if name in subject.inputs}
+    changes = {name: 2 * subject.tensor(name) for name in QUERIES if name in subject.inputs}
     scale = float(subject.inputs["sm_scale"] or 0.0) / 2
     return other_inputs(subject.with_inputs(**changes, sm_scale=scale))
 
 
 def _value_scale(subject: Subject) -> Experiment | None:
     if "ckv_cache" in subject.inputs:  # keys and values in one: what is done to the keys is undone in the queries
-        changes = {"ckv_cache": doubled(subject.tensor("ckv_cache")), "q_nope": subject.tensor("q_nope") / 2}
+        changes = {"ckv_cache": 2 * subject.tensor("ckv_cache"), "q_nope": subject.tensor("q_nope") / 2}
     else:
         name = next((name for name in ("v_cache", "v") if name in subject.inputs), None)
         if name is None:
             return None
-        changes = {name: doubled(subject.tensor(name))}
+        changes = {name: 2 * subject.tensor(name)}
     return other_inputs(subject.with_inputs(**changes), right=times(2, "output"))
 
 
@@ -209,10 +209,6 @@ def _indexed_pages(subject: Subject) -> Experiment | None:
     )
 
 
-def _weights(subject: Subject) -> Experiment:
-    return other_inputs(subject.with_inputs(weights=doubled(subject.tensor("weights"))))
-
-
 def _indexer(definition: Definition) -> bool:
     return "k_index_cache_fp8" in definition.inputs
 
@@ -225,38 +221,7 @@ SPARSE = (
             *BATCH,
             Relation("pages permuted", _indexed_pages),
             Relation("heads permuted", permuted({"weights": 1, "q_index_fp8": 1})),
-            Relation("weights doubled", _weights),
+            Relation("weights doubled", scaled("weights", output=unchanged)),
         )
     ),
-)
-
-
-def _rescaled(subject: Subject) -> Experiment:
-    return other_inputs(subject.with_inputs(q=subject.tensor("q") * 2, k=subject.tensor("k") / 2))
-
-
-SINGLE = (
-    Relation("v doubled", scaled("v", output=times(0.5, "output")), exact=True),
-    Relation("q doubled, k halved", _rescaled, exact=True),
-    Relation("channels of q and k permuted", permuted({"q": -1, "k": -1})),
-    Relation("channels of v permuted", permuted({"v": -1}, -1)),
-)
-
-
-TOKENS = ("positions", "batch_indices", "append_key", "append_value")
-
-
-def _appended_pages(subject: Subject) -> Experiment:
-    """The pages at other places, and the table says so."""
-    order = permutation(subject, len(subject.tensor("k_cache")))
-    table = subject.tensor("kv_indices")
-    moved = {name: subject.tensor(name)[order] for name in ("k_cache", "v_cache")}
-    values = subject.with_inputs(**moved, kv_indices=order.argsort()[table.long()].to(table.dtype))
-    return other_inputs(values, right=reordered(order, 0))
-
-
-APPENDED = (
-    Relation("tokens in another order", permuted(dict.fromkeys(TOKENS, 0)), exact=True),
-    Relation("pages permuted", _appended_pages, exact=True),
-    Relation("keys doubled", scaled("append_key", "k_cache", output=times(0.5, "k_cache_out")), exact=True),
 )

@@ -51,11 +51,6 @@ def permutation(subject: Subject, count: int) -> torch.Tensor:
     return order.roll(1) if torch.equal(order, torch.arange(count)) else order
 
 
-def doubled(tensor: torch.Tensor) -> torch.Tensor:
-    """Twice the values: exact in every binary format, short of its ends."""
-    return tensor * 2
-
-
 Side = Callable[[Tensors], Tensors]
 
 
@@ -81,6 +76,11 @@ def added(outputs: Outputs) -> tuple[Tensors, Tensors]:
 def reordered(order: torch.Tensor, axis: int) -> Side:
     """All outputs with the entries of one axis in another order."""
     return lambda outputs: {name: taken(value, axis, order) for name, value in outputs.items()}
+
+
+def halved_all(outputs: Tensors) -> Tensors:
+    """All outputs times a half, in their dtype."""
+    return {name: value * 0.5 for name, value in outputs.items()}
 
 
 def times(factor: float, *names: str) -> Side:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from relations.attention import APPENDED, PAGED, SINGLE, SPARSE
+from relations.attention import PAGED, SPARSE
 from relations.building import (
     BATCH,
     Experiment,
@@ -13,7 +13,7 @@ from relations.building import (
     Relation,
     added,
     columns,
-    doubled,
+    halved_all,
     negated,
     other_inputs,
     permutation,
@@ -38,7 +38,7 @@ def _doubled_a(subject: Subject) -> Experiment | None:
     if "tiny" in subject.case.params.get("rows", ()):
         return None  # products below float16's normal numbers round more coarsely than their doubles
     names = roles(subject.definition)
-    values = subject.with_inputs(**{names.a: doubled(subject.tensor(names.a))})
+    values = subject.with_inputs(**{names.a: 2 * subject.tensor(names.a)})
     return other_inputs(values, right=times(2, names.c))
 
 
@@ -80,7 +80,7 @@ def _norm_scale(subject: Subject) -> Experiment:
     large = {name: subject.tensor(name) * LARGE for name in names}
     calls = (
         subject.with_inputs(**large),
-        subject.with_inputs(**{name: doubled(value) for name, value in large.items()}),
+        subject.with_inputs(**{name: 2 * value for name, value in large.items()}),
     )
 
     def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
@@ -131,14 +131,9 @@ def _rope_sum(subject: Subject) -> Experiment:
     return Experiment(tuple(parts), added)
 
 
-def _rope_double(subject: Subject) -> Experiment:
-    values = subject.with_inputs(**{name: doubled(subject.tensor(name)) for name in ("q", "k")})
-    return other_inputs(values, right=times(2, *subject.definition.outputs))
-
-
 ROPE = (
     *BATCH,
-    Relation("q and k doubled", _rope_double, exact=True),
+    Relation("q and k doubled", scaled("q", "k", output=halved_all), exact=True),
     Relation("heads permuted", _rope_heads, exact=True),
     Relation("channels split and added", _rope_sum),
 )
@@ -150,13 +145,9 @@ ROPE = (
 def _recurrence_doubled(subject: Subject) -> Experiment:
     """Values and state doubled: everything doubles."""
     source = "v" if "v" in subject.inputs else "x"
-    names = [
-        name
-        for name in (source, state_names(subject.inputs, subject.definition)[0])
-        if isinstance(subject.inputs.get(name), torch.Tensor)
-    ]
-    changes = {name: subject.tensor(name) * 2 for name in names}
-    return other_inputs(subject.with_inputs(**changes), times(0.5, *subject.definition.outputs))
+    names = (source, state_names(subject.inputs, subject.definition)[0])
+    given = [name for name in names if isinstance(subject.inputs.get(name), torch.Tensor)]
+    return other_inputs(subject.with_inputs(**{name: subject.tensor(name) * 2 for name in given}), halved_all)
 
 
 def _superposed(subject: Subject) -> Experiment | None:
@@ -283,11 +274,7 @@ MAMBA_SSU = (
 
 # Experts
 
-DOWN = (
-    "output2_scales_scalar",
-    "gemm2_weights_scale",
-    "gemm2_weights",
-)  # the first that is there scales the result
+DOWN = ("output2_scales_scalar", "gemm2_weights_scale", "gemm2_weights")  # the first of them scales the result
 
 
 def _expert_order(subject: Subject) -> Experiment:
@@ -322,9 +309,8 @@ def _down(subject: Subject) -> list[str]:
     return [next(name for name in DOWN if name in subject.inputs), *subject.inputs.keys() & {"gemm2_bias"}]
 
 
-def _down_doubled(subject: Subject) -> Experiment:
-    values = subject.with_inputs(**{name: subject.tensor(name) * 2 for name in _down(subject)})
-    return other_inputs(values, times(0.5, "output"))
+def _down_doubled(subject: Subject) -> Experiment | None:
+    return scaled(*_down(subject), output=halved_all)(subject)
 
 
 def _factor_doubled(subject: Subject) -> Experiment | None:
@@ -419,11 +405,9 @@ RELATIONS: Mapping[str, tuple[Relation, ...]] = {
     **dict.fromkeys(("gqa_paged", "gqa_ragged", "mla_paged", "mla_ragged"), PAGED),
     "mamba_ssu": MAMBA_SSU,
     "moe": MOE,
-    "page_append": APPENDED,
     "rmsnorm": RMSNORM,
     "rope": ROPE,
     "sampling": SAMPLING,
-    **dict.fromkeys(("single_decode", "single_prefill"), SINGLE),
 }
 
 

@@ -1,1 +1,0 @@
-"""Bugs that packages had, and whether today's cases tell the release before the fix from the one after it."""
