@@ -21,7 +21,6 @@ from traceproof.ops.families.gdn import CHUNK
 from traceproof.ops.families.layout import States
 from traceproof.ops.families.norm import by_reciprocal_root, mean_square
 from traceproof.ops.families.product import in_blocks
-from traceproof.ops.families.quantiser import peak
 from traceproof.ops.families.routing import Method, renormalised, routing_of, softmax, sum_one
 from traceproof.ops.families.sparse import best
 from traceproof.ops.formats import E2M1, FP4_BLOCK, FP8_MAX, requantise_fp8, to_bf16, to_fp8
@@ -342,7 +341,7 @@ VARIANTS: Mapping[str, tuple[Variant, ...]] = {
         f"quantize_{kind}": (
             PLAIN,
             Variant("times a reciprocal", over=lambda blocks, scale: blocks * (1 / scale)),
-            Variant("largest times a reciprocal", scales=lambda blocks, most=most: peak(blocks) * (1 / most)),
+            Variant("largest times a reciprocal", wanted=lambda peaks, most=most: peaks * (1 / most)),
         )
         for kind, most in (("fp8", FP8_MAX), ("int8", 127.0))
     },

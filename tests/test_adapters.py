@@ -38,7 +38,7 @@ METHODS = {
         "moe_finalize_rmsnorm_allreduce_k2_h64_hp64",
         "tp_moe_finalize_rmsnorm_k4_h96_hp112",
     ),
-    *("moe_mxfp4_partitioned_tp_n_tp_k_topk2_e4_h128_i128", "silu_and_mul_scaled_nvfp4_experts_quantize_k64"),
+    "moe_mxfp4_partitioned_tp_n_tp_k_topk2_e4_h128_i128",
 }
 
 

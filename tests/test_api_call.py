@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import pytest
 import torch
+from definitions import rmsnorm
 from dialect_samples import changed
 
 from traceproof.dataset.definition import Definition
@@ -17,6 +18,7 @@ from traceproof.ops import lookup
 from traceproof.ops.base import Values
 from traceproof.ops.lookup import Binding, api_adapter, asks_for_another, binding, call, refused
 from traceproof.reasons import Skip, UnavailableError
+from traceproof.run import trusted
 from traceproof.run.schema import for_op_type
 from traceproof.stacks import STACKS, TAGGED
 
@@ -321,3 +323,20 @@ def test_only_functions_of_the_tagged_package_are_called_and_without_a_gpu_they_
     blocked = found.machine(torch.device("cpu"))
     assert blocked is not None
     assert blocked.reason is Skip.NO_CUDA
+
+
+def test_what_a_package_lacks_is_a_typed_skip_of_calls_written_by_hand_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = iter(("Failed to load cubin for prefill", "CUDA error: an illegal memory access"))
+
+    def run(_: object, __: object) -> None:
+        raise RuntimeError(next(said))
+
+    monkeypatch.setattr(trusted.Runner, "run", run)
+    monkeypatch.setattr("traceproof.run.calls.keep_memory", lambda: None)
+    ask = trusted.setup({"device": "cpu", "threads": torch.get_num_threads(), "dataset": None})
+    item = {"implementation": "torch", "definition": rmsnorm("alpha"), "digest": "0"}
+    assert ask(item)["skip"]["reason"] is Skip.PACKAGE_ABSENT
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        ask(item)

@@ -244,6 +244,15 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
     return given
 
 
+def lacking(error: UnavailableError | RuntimeError) -> Unavailable:
+    """What a call, also one written by hand, lacks by what it says. Raises the error itself: it says nothing of it."""
+    if isinstance(error, UnavailableError):
+        return error.unavailable
+    if ABSENT.search(str(error)) is None:
+        raise error
+    return Unavailable(Skip.PACKAGE_ABSENT, str(error))
+
+
 def asks_for_another(said: str, here: tuple[int, int]) -> bool:
     """Whether what a function said as it refused a call names the GPUs that it needs, and none like this one."""
     own = here[0] * 10 + here[1]

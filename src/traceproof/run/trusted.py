@@ -196,8 +196,8 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
         try:
             with calls.giving_back(calls.BETWEEN_BYTES), calls.ending_if_lost(device):
                 answer = found.run(item)
-        except UnavailableError as error:
-            return {"skip": asdict(error.unavailable)}
+        except (UnavailableError, RuntimeError) as error:
+            return {"skip": asdict(lookup.lacking(error))}
         # In memory that this process's parent may open until it asks again.
         file = given.enter_context(os.fdopen(os.memfd_create("outputs"), "wb", buffering=0))
         left = memoryview(save(answer.pop("outputs")))

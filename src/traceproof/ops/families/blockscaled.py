@@ -36,7 +36,7 @@ from traceproof.ops.formats import (
     swizzled_size,
     unpack,
 )
-from traceproof.ops.formula import Form, Formula, Mutant, Part, Wanted, Wide, has, same
+from traceproof.ops.formula import Form, Formula, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import full
 from traceproof.ops.op import ADVERSARIAL, Op
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 NEAR = 2.0**-21  # relative: eight float32 roundings, as approximate reciprocals lose
 ROUNDED = 2.0**-8 + NEAR  # and a bfloat16 one, where what is quantised may be kept in it
 Over = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # values and their scales -> quotients
+Drawn = Callable[["Draw", Wanted], "torch.Tensor"]
 Bounds = tuple["torch.Tensor", "torch.Tensor"]  # least and greatest right codes in their order, pairs last
 
 
@@ -250,6 +251,11 @@ def tiled(wide: Wide) -> bool:
     return any(len(shape) == 1 and wide.definition.const_axes.get(shape[0]) != 0 for shape in shapes)
 
 
+def ones(value: torch.Tensor) -> torch.Tensor:
+    """Scales that are ignored."""
+    return torch.ones_like(value)
+
+
 MUTANTS = (
     Mutant("one scale per row", scales=lambda scales: scales.amax(-1, keepdim=True).expand(scales.shape)),
     Mutant("scale without a sign's absolute value", peaks=lambda blocks: blocks.amax(-1).abs()),
@@ -310,24 +316,38 @@ def grouped_tiles(scales: torch.Tensor) -> torch.Tensor:
     return tiles.permute(3, 4, 1, 5, 2, 0)
 
 
-def between(low: float, high: float) -> Callable[[Draw, Wanted], torch.Tensor]:
+def between(low: float, high: float) -> Drawn:
     """Numbers between two."""
     return lambda draw, wanted: draw.uniform(wanted.name, wanted.shape, low=low, high=high).to(wanted.dtype)
 
 
+def below(name: str, axis: int = 0, more: int = 0) -> Drawn:
+    """Whole numbers from 0 to below the size of another input's axis, or so many more."""
+    return lambda draw, wanted: draw.integers(
+        wanted.name, wanted.shape, low=0, high=max(wanted.shape_of(name)[axis] + more, 1)
+    ).to(wanted.dtype)
+
+
 def counts(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """How many rows of each group count; of the first all."""
+    """How many rows of each group count: of the first all, of the others none up to all."""
     rows = wanted.shape_of("a")[1]
     found = draw.integers(wanted.name, wanted.shape, low=0, high=rows + 1)
     found[:1] = rows
     return found.to(wanted.dtype)
 
 
-def any_bytes(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Any bits."""
-    return draw.integers(wanted.name, wanted.shape, low=0, high=256).to(torch.uint8)
+def of_codes(low: int, high: int) -> Drawn:
+    """Codes from one to another, each a byte, as the dtype has them."""
+
+    def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
+        *outer, width = wanted.shape
+        made = draw.integers(wanted.name, (*outer, width * wanted.dtype.itemsize), low=low, high=high)
+        return made.to(torch.uint8).view(wanted.dtype)
+
+    return drawn
 
 
+ANY_BYTES, AROUND_ONE = of_codes(0, 256), of_codes(0x30, 0x40)  # any bits; scales in e4m3 between 1/2 and 2
 WHOLES = ("global_scale", "a_global_sf")
 ROWS = ("input", "a", "x", "latent_kv", "gated_input", "append_key", "append_value", "append_ckv")
 
@@ -387,23 +407,32 @@ SHARED: dict[str, Any] = {
 }
 
 
+def coded(
+    op_type: str,
+    scheme: Scheme,
+    forms: Mapping[str, Read],
+    *,
+    near: float = NEAR,
+    lay: Part = same,
+    arrange: Part = same,
+    shared: Mapping[str, Any] = SHARED,
+    **facts: Any,  # noqa: ANN401 - an Op's
+) -> Op:
+    """The op of a quantiser, by the texts of its forms: two outputs, codes and their scales.
+
+    `arrange` lays out the codes, `lay` the scales: of rows [m k] in tiles, unless `sizes` are told.
+    """
+    codes, scales = (one.split("[")[0] for one in next(iter(forms)).split(" -> ")[1].split("] "))
+    formulas = {
+        text: quantiser(scheme, read, codes, scales, near=near, lay=lay, arrange=arrange)
+        for text, read in forms.items()
+    }
+    sizes = {"s": lambda at: swizzled_size(at["m"], at["k"] // scheme.width), "o": (1,)}
+    gates = {codes: GATES[scheme.element], scales: GATES[scheme.scale]}
+    return Op(op_type, *map(Form, formulas, formulas.values()), gates=gates, **{"sizes": sizes, **shared, **facts})
+
+
 # quantization: FlashInfer's quantisers, and pages of DeepSeek's caches
-
-
-def tiled_rows(scheme: Scheme, *forms: tuple[str, Read], **facts: Any) -> Op:  # noqa: ANN401 - an Op's
-    """The op of rows [m k] whose scales lie in tiles, as FlashInfer's functions have it unless told otherwise."""
-    outputs = f"quantized[m {'p' if scheme.element is E2M1 else 'k'}] scales[s]"
-    return Op(
-        "quantization",
-        *(
-            Form(f"{given} -> {outputs}", quantiser(scheme, read, "quantized", "scales", lay=swizzle))
-            for given, read in forms
-        ),
-        **SHARED,
-        sizes={"s": lambda at: swizzled_size(at["m"], at["k"] // scheme.width), "o": (1,)},
-        gates={"quantized": GATES[scheme.element], "scales": GATES[scheme.scale]},
-        **facts,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,7 +531,7 @@ class CodedPages:
         return Op(
             "quantization",
             *(Form(text, self.formula) for text in (*whole, *single)),
-            **SHARED | {"draws": {"slot_mapping": self.slots, "cache": any_bytes}},
+            **SHARED | {"draws": {"slot_mapping": self.slots, "cache": ANY_BYTES}},
             sizes={
                 **dict.fromkeys("tu", (2, 1, 3, 4)),
                 "a": (6, 1, 9, 5),
@@ -518,10 +547,14 @@ class CodedPages:
 
 DSV_FP4 = CodedPages(Scheme(E2M1, E4M3, FP4_BLOCK, ((6.0, NEAREST),), least=2.0**-9), 256, 32)
 DSV_FP8 = CodedPages(Scheme(E4M3, E8M0, MX_BLOCK, ((448.0, UP),), least=1e-4), 512, 16)
-QUANTIZATION = tiled_rows(
+QUANTIZATION = coded(
+    "quantization",
     NVFP4,
-    ("input[m k] global_scale[o]? sf_vec_size?", of_rows("input", "global_scale")),
-    ("a[m k] a_global_sf[o] sf_vec_size?", of_rows("a", "a_global_sf")),
+    {
+        "input[m k] global_scale[o]? sf_vec_size? -> quantized[m p] scales[s]": of_rows("input", "global_scale"),
+        "a[m k] a_global_sf[o] sf_vec_size? -> quantized[m p] scales[s]": of_rows("a", "a_global_sf"),
+    },
+    lay=swizzle,
     family="quantisation",
     mutants=(
         *MUTANTS,
@@ -532,30 +565,28 @@ QUANTIZATION = tiled_rows(
         Mutant("scales behind each token's data", applies=has("latent_kv"), records=True),
     ),
     others=(
-        tiled_rows(MXFP8, ("input[m k]", of_rows("input"))),
-        tiled_rows(MXFP4, ("a[m k]", of_rows("a"))),
-        Op(
+        coded("quantization", MXFP8, {"input[m k] -> quantized[m k] scales[s]": of_rows("input")}, lay=swizzle),
+        coded("quantization", MXFP4, {"a[m k] -> quantized[m p] scales[s]": of_rows("a")}, lay=swizzle),
+        coded(
             "quantization",
-            Form(
-                "input[m w] global_scale[o] sf_vec_size? -> x_q[m p] sf[s]",
-                quantiser(NVFP4, of_halves("input", "global_scale"), "x_q", "sf", near=ROUNDED, lay=swizzle),
-            ),
-            **SHARED,
+            NVFP4,
+            {
+                "input[m w] global_scale[o] sf_vec_size? -> x_q[m p] sf[s]": of_halves("input", "global_scale"),
+            },
+            near=ROUNDED,
+            lay=swizzle,
             sizes={"s": lambda at: swizzled_size(at["m"], at["w"] // (2 * FP4_BLOCK)), "o": (1,)},
-            gates={"x_q": GATES[E2M1], "sf": GATES[E4M3]},
         ),
-        Op(
+        coded(
             "quantization",
-            Form(
-                "a[b m k] mask[b] -> x_q[m w b] sf[x y r z c b]",
-                quantiser(
-                    MXFP8, of_groups, "x_q", "sf", lay=grouped_tiles, arrange=lambda codes: codes.permute(1, 2, 0)
-                ),
-            ),
-            **SHARED | {"draws": {"mask": counts}, "tile": 300},  # of several tiles
+            MXFP8,
+            {"a[b m k] mask[b] -> x_q[m w b] sf[x y r z c b]": of_groups},
+            lay=grouped_tiles,
+            arrange=lambda codes: codes.permute(1, 2, 0),
+            draws={"mask": counts},
+            tile=300,  # of several tiles
             unread={"mask": "rows behind it may hold anything"},
             sizes={"b": (1, 2, 3, 5), "r": lambda at: -(-at["m"] // 128)},
-            gates={"x_q": GATES[E4M3], "sf": GATES[E8M0]},
         ),
         DSV_FP4.op(),
         DSV_FP8.op(),
@@ -576,43 +607,33 @@ def undone(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
     return wide["input"], 1 / wide["global_scale"], None
 
 
-QUANTIZE_FP4 = Op(
+QUANTIZE_FP4 = coded(
     "quantize_fp4",
-    Form("input[m k] global_scale[o] -> x_q[m p] sf[m g]", quantiser(NVFP4, undone, "x_q", "sf")),
-    **SHARED
-    | {
-        "draws": {"global_scale": between(1 / 400, 1 / 200)},
-        "lossless": lambda _: {"input": exact_rows, "global_scale": 1 / 64},
-        "apart": True,
-    },
+    NVFP4,
+    {"input[m k] global_scale[o] -> x_q[m p] sf[m g]": undone},
+    draws={"global_scale": between(1 / 400, 1 / 200)},
+    lossless=lambda _: {"input": exact_rows, "global_scale": 1 / 64},
+    apart=True,
     family="quantisation",
     sizes={"o": (1,)},
-    gates={"x_q": GATES[E2M1], "sf": GATES[E4M3]},
     mutants=(*MUTANTS, *OF_TENSORS),
 )
-QUANTIZE_SMOOTH = Op(
+QUANTIZE_SMOOTH = coded(
     "quantize_nvfp4_smooth",
-    Form(
-        "x[m n] pre_quant_scale[n] global_scale[o] -> xq[m h] sf[s]",
-        quantiser(NVFP4, smoothed, "xq", "sf", near=ROUNDED, lay=swizzle),
-    ),
-    **SHARED
-    | {
-        "draws": {"global_scale": between(200.0, 400.0), "pre_quant_scale": between(0.5, 1.5)},
-        "lossless": lambda _: {"x": exact_rows, "pre_quant_scale": 1.0, "global_scale": 64.0},
-    },
+    NVFP4,
+    {"x[m n] pre_quant_scale[n] global_scale[o] -> xq[m h] sf[s]": smoothed},
+    near=ROUNDED,
+    lay=swizzle,
+    draws={"global_scale": between(200.0, 400.0), "pre_quant_scale": between(0.5, 1.5)},
+    lossless=lambda _: {"x": exact_rows, "pre_quant_scale": 1.0, "global_scale": 64.0},
     family="quantisation",
     sizes={"s": lambda at: swizzled_size(at["m"], at["n"] // FP4_BLOCK), "o": (1,)},
-    gates={"xq": GATES[E2M1], "sf": GATES[E4M3]},
     mutants=(
         *MUTANTS,
         *OF_TENSORS,
         IN_TILES,
-        Mutant(
-            "columns' scales dropped",
-            inputs=lambda wide: {"pre_quant_scale": torch.ones_like(wide["pre_quant_scale"])},
-        ),
-        Mutant("columns' scales inverted", inputs=lambda wide: {"pre_quant_scale": 1 / wide["pre_quant_scale"]}),
+        altered("columns' scales dropped", "pre_quant_scale", change=ones),
+        altered("columns' scales inverted", "pre_quant_scale", change=lambda scale: 1 / scale),
     ),
 )
 
@@ -704,13 +725,11 @@ ACTIVATION_QUANTIZE = gated_in(
     others=(
         gated_in(rows=True, columns=False),
         gated_in(rows=False, columns=True),
-        Op(  # rows of several experts, all of which count
+        coded(  # rows of several experts, all of which count
             "activation_quantize",
-            Form(
-                "a[b m w] mask[*]? a_global_sf[o] -> a_fp4[b m p] a_sf[b m g]",
-                quantiser(NVFP4, of_halves("a", "a_global_sf"), "a_fp4", "a_sf", near=ROUNDED),
-            ),
-            **SHARED,
+            NVFP4,
+            {"a[b m w] mask[*]? a_global_sf[o] -> a_fp4[b m p] a_sf[b m g]": of_halves("a", "a_global_sf")},
+            near=ROUNDED,
             absent=("mask",),
             unread={"mask": "all rows count"},
             sizes={
@@ -720,7 +739,6 @@ ACTIVATION_QUANTIZE = gated_in(
                 "g": lambda at: at["w"] // 2 // FP4_BLOCK,
                 "o": (1,),
             },
-            gates={"a_fp4": GATES[E2M1], "a_sf": GATES[E4M3]},
         ),
     ),
 )
@@ -755,24 +773,6 @@ def gathered(
     return found
 
 
-def some_pages(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Pages in any order."""
-    pages = wanted.shape_of("paged_k_cache")[0]
-    return draw.integers(wanted.name, wanted.shape, low=0, high=max(pages, 1)).to(wanted.dtype)
-
-
-def lengths(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Lengths from 0 to all that there is room for."""
-    room = wanted.shape_of("output_k")[1]
-    return draw.integers(wanted.name, wanted.shape, low=0, high=room + 1).to(wanted.dtype)
-
-
-def some_scales(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Scales in e4m3 between 1/2 and 2."""
-    made = draw.integers(wanted.name, wanted.shape, low=0x30, high=0x40).to(torch.uint8)
-    return made.view(wanted.dtype)
-
-
 PAGED = (
     "paged_k_cache[{0} c] paged_v_cache[{0} e] k_scales[{0} x] v_scales[{0} y] block_tables[b n] seq_lens[b]"
     " k_scale[o] v_scale[o] output_k[b l h d] output_v[b l h f] -> output_k_out[b l h d] output_v_out[b l h f]"
@@ -790,22 +790,22 @@ DEQUANTIZE_FP4 = Op(
         "p": lambda at: at["b"] * at["n"] + 2,
     },
     draws={
-        **dict.fromkeys(("paged_k_cache", "paged_v_cache"), any_bytes),
-        **dict.fromkeys(("k_scales", "v_scales"), some_scales),
+        **dict.fromkeys(("paged_k_cache", "paged_v_cache"), ANY_BYTES),
+        **dict.fromkeys(("k_scales", "v_scales"), AROUND_ONE),
         **dict.fromkeys(("k_scale", "v_scale"), between(0.5, 1.5)),
-        "block_tables": some_pages,
-        "seq_lens": lengths,
+        "block_tables": below("paged_k_cache"),
+        "seq_lens": below("output_k", 1, more=1),
     },
     adversarial={},
     lossless=lambda _: {
         **dict.fromkeys(("k_scale", "v_scale"), 257 / 256),  # of more bits than bfloat16 holds
-        **dict.fromkeys(("k_scales", "v_scales"), some_scales),
+        **dict.fromkeys(("k_scales", "v_scales"), AROUND_ONE),
         **dict.fromkeys(("output_k", "output_v"), full(0)),
     },
     mutants=(
         Mutant("neighbours exchanged", order=lambda codes: in_blocks(codes, 2).flip(-1).flatten(-2)),
         Mutant("signs lost", order=lambda codes: codes & 7),
-        Mutant("blocks' scales dropped", scaled=lambda scale: torch.ones_like(scale)),
+        Mutant("blocks' scales dropped", scaled=ones),
         Mutant("blocks' scales shifted", scaled=lambda scale: scale.roll(1, -1)),
         Mutant("blocks' scales inverted", scaled=lambda scale: 1 / scale),
         Mutant("whole cache's scale dropped", wholes=0),
@@ -874,6 +874,7 @@ for _name, (_op, _arguments, _outputs) in IN_ORDER.items():
         sm=SM100,
     )(in_tiles(f"flashinfer:{_name}", _arguments, _outputs))
 GROUPED, KV_QUANTIZE = "flashinfer:mxfp8_grouped_quantize", "flashinfer:nvfp4_kv_quantize"
+SCALED = "flashinfer:silu_and_mul_scaled_nvfp4_experts_quantize"
 
 
 @QUANTIZATION.truth("flashinfer", "mxfp8_grouped_quantize", GROUPED, serves="a mask -> x_q sf", sm=SM100)
@@ -886,6 +887,23 @@ def _flashinfer_grouped(api: Api, _: Definition, inputs: Given) -> Outputs:
 def _flashinfer_kv(api: Api, _: Definition, inputs: Given) -> Outputs:
     codes, scales = api[KV_QUANTIZE](inputs["input"], inputs["global_scale"])
     return {"x_q": codes, "sf": scales.view(torch.float8_e4m3fn)}
+
+
+@ACTIVATION_QUANTIZE.truth(
+    "flashinfer",
+    "silu_and_mul_scaled_nvfp4_experts_quantize",
+    SCALED,
+    serves="a [mask] a_global_sf -> a_fp4 a_sf",
+    sm=SM100,
+)
+def _flashinfer_experts(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """Of each expert all rows count; codes come with the experts last, scales in tiles."""
+    a = inputs["a"]
+    codes, tiles = api[SCALED](
+        a, torch.full((len(a),), a.shape[1], dtype=torch.int32, device=a.device), inputs["a_global_sf"]
+    )
+    scales = tiles.permute(5, 2, 1, 0, 4, 3).reshape(len(a), tiles.shape[2] * 128, tiles.shape[4] * 4)
+    return {"a_fp4": codes.permute(2, 0, 1), "a_sf": scales[:, : a.shape[1], : a.shape[2] // (2 * FP4_BLOCK)]}
 
 
 def _flashinfer_fused(api: Api, definition: Definition, inputs: Given) -> Outputs:

@@ -15,12 +15,11 @@ from traceproof.ops.adapter import Definition
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Exact
 from traceproof.ops.families import norm
-from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
-from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, quantiser
+from traceproof.ops.families.blockscaled import NVFP4, OF_TENSORS, ROUNDED, between, coded
 from traceproof.ops.families.layout import Merge, levels, merged
 from traceproof.ops.families.norm import NEXT, Norm, gated_residual_next, rms_norm
-from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, exact, to_bf16
+from traceproof.ops.formats import FP4_BLOCK, exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
 from traceproof.ops.op import Op
 
@@ -209,12 +208,12 @@ ALL_GATHER_NEXT = Op(
     adjust=norm.GATED_RESIDUAL_NEXT.adjust,
     mutants=norm.GATED_RESIDUAL_NEXT.mutants,
 )
-ALL_GATHER_CODES = Op(
+ALL_GATHER_CODES = coded(
     "all_gather_rmsnorm_fp4_quantize",
-    Form(
-        "shard[n s] weight[h] global_scale[o] eps gain_center workspace -> packed[n p] scales[n g]",
-        quantiser(NVFP4, of_whole_rows, "packed", "scales", near=ROUNDED),
-    ),
+    NVFP4,
+    {"shard[n s] weight[h] global_scale[o] eps gain_center workspace -> packed[n p] scales[n g]": of_whole_rows},
+    near=ROUNDED,
+    shared={},
     family="comm",
     requires=whole_rows,
     scalars={"eps": 1e-5, "gain_center": 0.5, "workspace": 0},
@@ -223,7 +222,6 @@ ALL_GATHER_CODES = Op(
     draws={"global_scale": between(200.0, 400.0)},
     unusual={},  # a NaN has no code
     exact_on_gpu=lambda _: False,
-    gates={"packed": CODES[E2M1], "scales": CODES[E4M3]},
     mutants=(
         *CODER_MUTANTS,
         *OF_TENSORS,

@@ -32,7 +32,7 @@ from traceproof.ops.base import Tensors, Unsupported, Value, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries, boundaries
 from traceproof.ops.compare import Comparison, Exact, Quantised
 from traceproof.ops.families import routing
-from traceproof.ops.families.blockscaled import any_bytes, between
+from traceproof.ops.families.blockscaled import ANY_BYTES, between, ones
 from traceproof.ops.families.routing import PACKED_SHIFT, ROLES, Method, Routing, choice_of, named, routing_of
 from traceproof.ops.formats import (
     BLOCK,
@@ -1025,11 +1025,6 @@ def last_columns_dropped(value: torch.Tensor) -> torch.Tensor:
     return torch.cat([value[..., :-BLOCK], torch.zeros_like(value[..., -BLOCK:])], -1)
 
 
-def ones(value: torch.Tensor) -> torch.Tensor:
-    """Scales that are ignored."""
-    return torch.ones_like(value)
-
-
 MOE = Experts(
     "moe",
     Form(
@@ -1363,7 +1358,7 @@ MOE_PREPROCESS = Op(
                 "c": lambda _: 16,
             },
             apart=False,
-            draws={"scales": any_bytes},
+            draws={"scales": ANY_BYTES},
             adversarial={},
             unusual={},
             gates={"interleaved_scales": COPIED},

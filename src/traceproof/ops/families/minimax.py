@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from traceproof.lazy import torch
 from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
+from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.blockscaled import (
-    GATES,
     MXFP8,
     NVFP4,
     OF_TENSORS,
     Scheme,
     between,
+    coded,
     exact_rows,
-    quantiser,
+    ones,
     silu,
 )
-from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.norm import mean_square
 from traceproof.ops.formats import exact, swizzle, swizzled_size, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
@@ -104,6 +104,14 @@ class PreAttention(Op):
         sizes = {**case.axes, **definition.const_axes}
         return values | {"ulysses_degree": sizes[(definition.outputs["out_out"].shape or ("",))[0]]}
 
+    def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
+        """A quarter of the channels, and of the heads, which must stay whole where two ranks share them."""
+        at = self.form(definition).axes(definition)
+        sizes = {at[one]: definition.const_axes.get(at[one], 0) for one in "nwd"}
+        heads = sizes[at["w"]] // (KINDS * sizes[at["d"]])
+        fits = heads % 8 == 0 and sizes.keys().isdisjoint(fixed)
+        return {at[one]: sizes[at[one]] // 4 for one in "nw"} if fits else {}
+
 
 PRE_ATTENTION = PreAttention(
     "minimax_h3_bf16_pre_attention",
@@ -148,8 +156,8 @@ PRE_ATTENTION = PreAttention(
         Mutant("weights by head, then kind", mixed=True),
         Mutant("sums in bfloat16", precision="bfloat16"),
         altered("rows of the next token's table", "adaln_index", change=lambda rows: rows.roll(1)),
-        altered("norm's weight dropped", "x_norm_weight", change=lambda one: torch.ones_like(one)),
-        altered("queries' norm for keys", "k_norm_weight", change=lambda one: torch.ones_like(one)),
+        altered("norm's weight dropped", "x_norm_weight", change=ones),
+        altered("queries' norm for keys", "k_norm_weight", change=ones),
         altered("positions ignored", "rope_positions", change=lambda rows: torch.arange(len(rows))),
         altered("eps x 100", "eps", change=lambda eps: eps * 100),
     ),
@@ -170,15 +178,12 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
         rows = by_rank(parts if order is silu else order(parts), wide.definition.const_axes[shape[0]])
         return rows, 1.0 if factor is None else factor, None
 
-    def tiles(scales: torch.Tensor) -> torch.Tensor:
-        return swizzle(scales.flatten(1, 3))
-
-    return Op(
+    return coded(
         "minimax_h3_qkv_quantize_pack",
-        Form(
-            f"{given.replace('z]', f'{elements}]')} -> out_q_out[u m a c {elements}] out_sf_out[u s]",
-            quantiser(scheme, read, "out_q_out", "out_sf_out", lay=tiles),
-        ),
+        scheme,
+        {f"{given.replace('z]', f'{elements}]')} -> out_q_out[u m a c {elements}] out_sf_out[u s]": read},
+        lay=lambda scales: swizzle(scales.flatten(1, 3)),
+        shared={},
         sizes={
             "m": (1, 3, 4, 16, 5),
             "o": (1,),
@@ -192,7 +197,6 @@ def packed(scheme: Scheme, elements: str, *absent: str, **facts: Any) -> Op:  # 
         absent=absent,
         unusual={},
         exact_on_gpu=lambda _: False,
-        gates={"out_q_out": GATES[scheme.element], "out_sf_out": GATES[scheme.scale]},
         **facts,
     )
 

@@ -14,7 +14,7 @@ from traceproof.ops.adapter import Api, Definition, Given, Outputs, dim, dtype_o
 from traceproof.ops.base import Tensors, Values, ordered, specified, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
 from traceproof.ops.compare import Backward, Comparison, Quantised
-from traceproof.ops.families.blockscaled import NVFP4, Coder, between
+from traceproof.ops.families.blockscaled import ANY_BYTES, NVFP4, Coder, between, counts, of_codes, ones
 from traceproof.ops.formats import (
     BLOCK,
     E2M1,
@@ -603,6 +603,11 @@ def of_block(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return torch.ldexp(draw.uniform(wanted.name, wanted.shape, low=1.0, high=2.0), powers)
 
 
+def first_block(scale: torch.Tensor) -> torch.Tensor:
+    """The scale of a row's first block in place of all."""
+    return scale[..., :1].expand(scale.shape)
+
+
 def of_rows(blocks: torch.Tensor) -> torch.Tensor:
     """Blocks as they would be if their memory were a matrix [K, N]."""
     count, columns, width = blocks.shape
@@ -614,13 +619,6 @@ def some_groups(draw: Draw, wanted: Wanted) -> torch.Tensor:
     count = wanted.shape_of("b")[0]
     tiles = draw.integers(wanted.name, (-(-wanted.shape[0] // 128),), torch.int64, low=0, high=count).sort().values
     return tiles.repeat_interleave(128)[: wanted.shape[0]].to(wanted.dtype)
-
-
-def some_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """How many rows of each matrix count: of the first all, of the others none up to all."""
-    found = draw.integers(wanted.name, wanted.shape, low=0, high=wanted.shape_of("a")[1] + 1)
-    found[:1] = wanted.shape_of("a")[1]
-    return found.to(wanted.dtype)
 
 
 def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
@@ -638,7 +636,7 @@ def scaled_by_blocks(*forms: str, **facts: Any) -> Op:  # noqa: ANN401 - an Op's
             "C": "out out_out",
             "buffer": "out",
         },
-        draws={"a_scale": of_block, "b_scale": of_block, "m_indices": some_groups, "masked_m": some_rows},
+        draws={"a_scale": of_block, "b_scale": of_block, "m_indices": some_groups, "masked_m": counts},
         adversarial=ADVERSARIAL,
         unusual={**OF_CODES, SEEN: ("a", "b", "blocks")},
         data=("a",),
@@ -657,14 +655,10 @@ GEMM_FP8 = scaled_by_blocks(
     sizes={"w": lambda _: BLOCK, "x": lambda at: at["k"] // at.get("w", at["k"] // at["x"])},
     mutants=(
         *MUTANTS,
-        altered("scales of a dropped", "a_scale", change=lambda scale: torch.ones_like(scale)),
-        altered("scales of b dropped", "b_scale", change=lambda scale: torch.ones_like(scale)),
+        altered("scales of a dropped", "a_scale", change=ones),
+        altered("scales of b dropped", "b_scale", change=ones),
         altered("scales of a inverted", "a_scale", change=lambda scale: 1 / scale),
-        altered(
-            "the first block's scale of a for all",
-            "a_scale",
-            change=lambda scale: scale[..., :1].expand(scale.shape),
-        ),
+        altered("the first block's scale of a for all", "a_scale", change=first_block),
         altered("blocks of b along K exchanged", "b_scale", change=lambda scale: scale.flip(-1)),
         altered("blocks of b along N exchanged", "b_scale", change=lambda scale: scale.flip(-2)),
         altered("scales of b transposed", "b_scale", change=lambda scale: scale.mT.reshape(scale.shape)),
@@ -800,17 +794,6 @@ def coded_product(
     return formula
 
 
-def of_codes(low: int, high: int) -> Callable[[Draw, Wanted], torch.Tensor]:
-    """Codes from one to another, each a byte, as the dtype has them."""
-
-    def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
-        *outer, width = wanted.shape
-        made = draw.integers(wanted.name, (*outer, width * wanted.dtype.itemsize), low=low, high=high)
-        return made.to(torch.uint8).view(wanted.dtype)
-
-    return drawn
-
-
 def tile_size(rows: str, columns: str, width: int, *batch: str) -> Callable[[Mapping[str, int]], int]:
     """How many scales of blocks of so many columns lie in tiles, by the letters of a factor's axes."""
     return lambda at: math.prod(at[one] for one in batch) * swizzled_size(at[rows], at[columns] // width)
@@ -830,19 +813,19 @@ def powers(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return made if wanted.dtype is torch.uint8 else made.view(wanted.dtype)
 
 
-SCALES, CODES = of_codes(0x28, 0x40), of_codes(0, 256)
+SCALES = of_codes(0x28, 0x40)
 CODED_MUTANTS = (
     *MUTANTS[:4],
     MUTANTS[5],
-    Mutant("scales of the second factor dropped", b_scales=lambda scale: torch.ones_like(scale)),
+    Mutant("scales of the second factor dropped", b_scales=ones),
     Mutant("scales of the second factor inverted", b_scales=lambda scale: 1 / scale),
-    Mutant("the first block's scale for all", b_scales=lambda scale: scale[..., :1].expand(scale.shape)),
+    Mutant("the first block's scale for all", b_scales=first_block),
     Mutant("blocks along K exchanged", b_scales=lambda scale: scale.flip(-1)),
     Mutant("scales of the next row", b_scales=lambda scale: scale.roll(1, -2)),
     Mutant("scales read row by row", applies=of_tiles, tiles=in_rows),
 )
 BOTH_CODED = (
-    Mutant("scales of the first factor dropped", a_scales=lambda scale: torch.ones_like(scale)),
+    Mutant("scales of the first factor dropped", a_scales=ones),
     Mutant("scales of the first factor inverted", a_scales=lambda scale: 1 / scale),
 )
 OF_PAIRS = (
@@ -910,6 +893,11 @@ def weights(lies: str) -> Callable[..., Tensors]:
     return coded_product("A", Coded("B", "b_descale", E2M1, E4M3, lies=lies), "C")
 
 
+def by_rows(definition: Definition) -> bool:
+    """Whether a row of B is one of weights, and no tile of them."""
+    return (definition.inputs["B"].shape or ("",))[0] == (definition.outputs["C"].shape or ("",))[-1]
+
+
 GEMM_BF16_FP4 = Op(
     "gemm_bf16_fp4",
     Form(WEIGHTS.format("[s]"), weights("tiles")),
@@ -918,7 +906,11 @@ GEMM_BF16_FP4 = Op(
     Form(WEIGHTS.format("[q r t u v w]"), weights("six axes")),
     Form(WEIGHTS.format("[g n]").replace("B[n p]", "B[x y]"), weights("mma tiles")),
     **OF_CODED,
-    requires=in_bytes("B", "b_descale"),
+    requires=lambda one: (
+        in_bytes("B", "b_descale")(one)
+        if by_rows(one) or one.inputs["B"].dtype == "int32"
+        else f"B in tiles is of int32, not of {one.inputs['B'].dtype}"
+    ),
     lossless=lambda _: {"A": summable, "alpha": 0.5, **unit_scales(("b_descale",), 0x38)},
     scalars={"block_size": FP4_BLOCK},
     unread={"block_size": "the scales' shape says it"},
@@ -932,7 +924,7 @@ GEMM_BF16_FP4 = Op(
         "x": lambda at: at["k"] // 16,
         "y": lambda at: at["n"] * 2,
     },
-    draws={"B": CODES, "b_descale": SCALES, "alpha": of_tensor},
+    draws={"B": ANY_BYTES, "b_descale": SCALES, "alpha": of_tensor},
     mutants=(*CODED_MUTANTS, *OF_PAIRS, *OF_ALPHA),
 )
 GEMM_SVDQUANT = Op(
@@ -951,7 +943,7 @@ GEMM_SVDQUANT = Op(
         "x": lambda at: swizzled_size(at["m"], at["p"] * 2 // FP4_BLOCK),
         "y": lambda at: swizzled_size(at["n"], at["p"] * 2 // FP4_BLOCK),
     },
-    draws={"a": CODES, "b": CODES, "a_sf": SCALES, "b_sf": SCALES, "alpha": of_tensor},
+    draws={"a": ANY_BYTES, "b": ANY_BYTES, "a_sf": SCALES, "b_sf": SCALES, "alpha": of_tensor},
     data=("d",),
     gates={"out": Backward()},
     mutants=(
@@ -1013,7 +1005,7 @@ LINEAR_SVDQUANT = Op(
     requires=in_bytes("weight_fp4", "weight_sf"),
     sizes={"o": lambda _: 1, "y": tile_size("n", "k", FP4_BLOCK)},
     draws={
-        "weight_fp4": CODES,
+        "weight_fp4": ANY_BYTES,
         "weight_sf": of_codes(0x18, 0x48),
         "alpha": between(1 / 4096, 1 / 2048),
         "pre_quant_scale": between(0.5, 1.5),
@@ -1045,49 +1037,36 @@ LINEAR_SVDQUANT = Op(
         altered("whole tensor's scale dropped", "global_scale", change=lambda scale: scale * 0 + 1),
     ),
 )
-MM_MXFP8, FLASHINFER_BMM_MXFP8 = "flashinfer.gemm:mm_mxfp8", "flashinfer.gemm:bmm_mxfp8"
+FLASHINFER_MXFP8 = {"flashinfer.gemm:mm_mxfp8": "out_dtype", "flashinfer.gemm:bmm_mxfp8": "dtype"}
+MM_MXFP8, FLASHINFER_BMM_MXFP8 = FLASHINFER_MXFP8
 MM_SVDQUANT, MM_BF16_FP4 = "flashinfer.gemm:mm_nvfp4_svdquant", "flashinfer.gemm:mm_bf16_fp4"
 NEWEST = ((10, 0), (12, 1))
 
 
 @GEMM_MXFP8.truth("flashinfer", "gemm.mm_mxfp8", MM_MXFP8, sm=NEWEST)
-def _flashinfer_mxfp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    b, dtype = in_columns(inputs["B"]), dtype_of(definition.outputs["C"])
-    return {"C": api[MM_MXFP8](inputs["A"], b, inputs["a_descale"], inputs["b_descale"], out_dtype=dtype)}
-
-
 @BMM_MXFP8.truth("flashinfer", "gemm.bmm_mxfp8", FLASHINFER_BMM_MXFP8, sm=NEWEST)
-def _flashinfer_mxfp8s(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    b, dtype = in_columns(inputs["B"]), dtype_of(definition.outputs["C"])
-    return {"C": api[FLASHINFER_BMM_MXFP8](inputs["A"], b, inputs["A_scale"], inputs["B_scale"], dtype)}
+def _flashinfer_mxfp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    key, (a, b, *scales) = kernel_of(definition, *FLASHINFER_MXFP8), list(inputs.values())[:4]
+    return {"C": api[key](a, in_columns(b), *scales, **{FLASHINFER_MXFP8[key]: dtype_of(definition.outputs["C"])})}
 
 
-@GEMM_BF16_FP4.truth(
-    "flashinfer",
-    "gemm.mm_bf16_fp4",
-    MM_BF16_FP4,
-    serves="A B b_descale [alpha] [block_size] -> C",
-    accepts=lambda definition: len(definition.inputs["b_descale"].shape or ()) == 2,
-    sm=NEWEST,
-)
 def _flashinfer_bf16_fp4(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Weights as cuDNN takes them: scales in rows."""
-    given = inputs["A"], inputs["B"], inputs["b_descale"], inputs.get("alpha")
-    return {"C": api[MM_BF16_FP4](*given, backend="cudnn")}
+    """Weights as cuDNN takes them, scales in rows, or as CuTe does, in tiles seen as six axes."""
+    scales, backend = inputs["b_descale"], "cudnn"
+    if scales.dim() == 6:
+        scales, backend = scales.permute(5, 2, 4, 0, 1, 3).contiguous().permute(3, 4, 1, 5, 2, 0), "cute-dsl"
+    return {"C": api[MM_BF16_FP4](inputs["A"], inputs["B"], scales, inputs.get("alpha"), backend=backend)}
 
 
-@GEMM_BF16_FP4.truth(
-    "flashinfer",
-    "gemm.mm_bf16_fp4",
-    MM_BF16_FP4,
-    serves="A B b_descale [alpha] [block_size] -> C",
-    accepts=lambda definition: len(definition.inputs["b_descale"].shape or ()) == 6,
-    sm=((10, 0), (10, 3)),
-)
-def _flashinfer_tiles(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Weights as CuTe takes them: scales in tiles, seen as six axes."""
-    tiles = inputs["b_descale"].permute(5, 2, 4, 0, 1, 3).contiguous().permute(3, 4, 1, 5, 2, 0)
-    return {"C": api[MM_BF16_FP4](inputs["A"], inputs["B"], tiles, inputs.get("alpha"), backend="cute-dsl")}
+for _axes, _sm in ((2, NEWEST), (6, SM100)):
+    GEMM_BF16_FP4.truth(
+        "flashinfer",
+        "gemm.mm_bf16_fp4",
+        MM_BF16_FP4,
+        serves="A B b_descale [alpha] [block_size] -> C",
+        accepts=lambda one, axes=_axes: by_rows(one) and len(one.inputs["b_descale"].shape or ()) == axes,  # type: ignore[misc]
+        sm=_sm,
+    )(_flashinfer_bf16_fp4)
 
 
 @GEMM_SVDQUANT.truth("flashinfer", "gemm.mm_nvfp4_svdquant", MM_SVDQUANT, sm=NEWEST)

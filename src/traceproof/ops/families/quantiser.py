@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM89, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
-from traceproof.ops.formats import FP8_MAX, scale_blocks, to_fp8
+from traceproof.ops.families.blockscaled import MUTANTS, Over, peak, quotient
+from traceproof.ops.formats import FP8_MAX, in_blocks, scale_blocks, to_fp8
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
 from traceproof.ops.lossless import full, whole
 from traceproof.ops.op import Op
@@ -17,7 +18,6 @@ from traceproof.ops.op import Op
 if TYPE_CHECKING:
     from traceproof.draw import Draw
 
-Over = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]  # values and their scales -> quotients
 INT8_MAX = 127.0
 REASON = "right kernels differ where a value lies midway between two codes; cutting off errs twice as much"
 
@@ -25,34 +25,33 @@ REASON = "right kernels differ where a value lies midway between two codes; cutt
 # quantize_fp8, quantize_int8
 
 
-def peak(blocks: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of each block."""
-    return blocks.abs().amax(-1, keepdim=True)
-
-
-def quotient(blocks: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Values over their scales."""
-    return blocks / scale
-
-
-def one_for_all(scale: torch.Tensor) -> torch.Tensor:
-    """The largest scale in place of all."""
-    return scale.amax().expand(scale.shape) if scale.numel() else scale
+OF_SCALES = {"peaks", "scales", "over"}  # what the mutants change that any quantiser may have
+WRONG_SCALES: Mapping[str, Part] = {
+    "one scale for all": lambda scale: scale.amax().expand(scale.shape) if scale.numel() else scale,
+    "scale inverted": lambda scale: 1 / scale,
+    "scale 2 per cent too large": lambda scale: scale * 1.02,
+    "scale in bfloat16": lambda scale: scale.bfloat16().float(),
+    "blocks' scales shifted": lambda scale: scale.roll(1, 1),
+}
 
 
 def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut: Part) -> Op:
     """The op of a format: its largest value, how its codes are judged, rounding to them, and cutting off."""
 
-    def exact(blocks: torch.Tensor) -> torch.Tensor:
-        return peak(blocks) / largest
-
-    def quantise(wide: Wide, *, scales: Part = exact, over: Over = quotient, code: Part = same) -> Tensors:
+    def quantise(
+        wide: Wide,
+        *,
+        peaks: Part = peak,
+        wanted: Part = lambda peaks: peaks / largest,
+        scales: Part = same,
+        over: Over = quotient,
+        code: Part = same,
+    ) -> Tensors:
         """`q = x / scale`, where the scale of a block brings its largest magnitude to the format's."""
         x, spec = wide["x"], wide.definition.outputs["scale"]
-        count = wide.definition.const_axes[(spec.shape or ("", ""))[1]]
-        blocks = x.reshape(len(x), count, x.shape[1] // count)
-        scale = scales(blocks)
-        return {"q": code(over(blocks, scale)).reshape(x.shape), "scale": scale.squeeze(-1)}
+        blocks = in_blocks(x, x.shape[1] // wide.definition.const_axes[(spec.shape or ("", ""))[1]])
+        scale = scales(wanted(peaks(blocks)))
+        return {"q": code(over(blocks, scale[..., None])).reshape(x.shape), "scale": scale}
 
     def rounded(values: torch.Tensor) -> torch.Tensor:
         return to_code(values.clamp(-largest, largest))
@@ -63,9 +62,6 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         value[:, ::4] = largest
         return value
 
-    def scaled(name: str, change: Part) -> Mutant:
-        return Mutant(name, scales=lambda blocks: change(exact(blocks)), code=rounded)
-
     return Op(
         op_type,
         Form("x[n h] -> q[n h] scale[n g]", quantise),
@@ -75,24 +71,8 @@ def quantiser(op_type: str, largest: float, codes: Close, *, to_code: Part, cut:
         lossless=lambda _: {"x": peaked},
         exact_on_gpu=lambda _: False,  # a quotient may be a product with a reciprocal that is a little off
         mutants=(
-            scaled("one scale per row", lambda scale: scale.amax(1, keepdim=True).expand(scale.shape)),
-            scaled("one scale for all", one_for_all),
-            Mutant(
-                "scale without a sign's absolute value",
-                code=rounded,
-                scales=lambda blocks: blocks.amax(-1, keepdim=True).abs() / largest,
-            ),
-            Mutant(
-                "scale of the mean",
-                code=rounded,
-                scales=lambda blocks: blocks.abs().mean(-1, keepdim=True) / largest,
-            ),
-            scaled("scale inverted", lambda scale: 1 / scale),
-            scaled("scale 2 per cent too large", lambda scale: scale * 1.02),
-            scaled("scale half as large", lambda scale: scale / 2),
-            scaled("scale in bfloat16", lambda scale: scale.bfloat16().float()),
-            Mutant("times the scale", code=rounded, over=lambda blocks, scale: blocks * scale),
-            scaled("blocks' scales shifted", lambda scale: scale.roll(1, 1)),
+            *(Mutant(one.name, code=rounded, **one.changes) for one in MUTANTS if one.changes.keys() <= OF_SCALES),
+            *(Mutant(name, code=rounded, scales=change) for name, change in WRONG_SCALES.items()),
             Mutant("cut off", code=lambda values: cut(values.clamp(-largest, largest))),
         ),
     )
