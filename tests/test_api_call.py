@@ -292,6 +292,11 @@ def test_a_gpu_that_the_function_does_not_run_on_is_a_typed_skip(least: int, rea
             Skip.DTYPE_UNSUPPORTED,
         ),
         ("x must be bf16", None),
+        ("XQA MLA does not support sparse_mla_top_k", Skip.NEEDS_SM),
+        ("sparsity is only supported by the trtllm-gen backend, got backend='xqa'", Skip.NEEDS_SM),
+        ("q_len_per_req must be one of (1, 2, 3, 8) for the bf16_p16 profile", Skip.UNSUPPORTED),
+        ("this kernel caps tokens at 8; got M=16", Skip.UNSUPPORTED),
+        ("sinks require the cuDNN graph backend (the cudnn-frontend python package)", Skip.PACKAGE_ABSENT),
         ("Artifact not found locally: 8ee5/checksums.txt (looked at cubins)", Skip.PACKAGE_ABSENT),
         (
             "delta_rule requires the cudnn Python frontend. Install with: pip install -U 'nvidia-cudnn-frontend'",

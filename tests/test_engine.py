@@ -18,10 +18,13 @@ from pipeline import STACK, Run, engine_of, verdicts
 from safetensors.torch import save_file
 
 from traceproof.dataset.definition import Definition
+from traceproof.dataset.tree import read_definition
 from traceproof.errors import TraceproofError
 from traceproof.ops import registry
 from traceproof.ops.base import Values
 from traceproof.ops.cases import Case
+from traceproof.ops.formula import Variant
+from traceproof.reasons import Verdict
 from traceproof.run import engine as engines
 from traceproof.run import judging
 from traceproof.run.case import HOST_BYTES, drawing_device, sent_together, solve
@@ -288,6 +291,31 @@ def test_a_large_case_is_judged_in_chunks(tmp_path: Path, monkeypatch: pytest.Mo
         assert [chunks[key] for key in compared] == [whole[key] for key in compared]
         if "gate" in whole and whole["gate"].get("margin"):
             assert chunks["gate"]["margin"] == pytest.approx(whole["gate"]["margin"], rel=1e-9)
+
+
+def test_an_input_that_is_written_to_is_judged_in_chunks_too() -> None:
+    path = Path(__file__).with_name("dataset") / "definitions/rmsnorm/add_rmsnorm_fp4quant_h96.json"
+    definition = read_definition(path).definition
+    op, _ = registry.for_definition(definition)
+    subject = solve(definition, Case("large", "large", {"n": 9, "blocks": 6, "one": 1}, 0, {}))
+    right = op.varied(Variant("as it is"), subject)
+    assert right is not None
+    entry = planned_alone(definition, PlanSelection(sizes=("small",)))
+    case = JudgedCase(
+        entry=entry,
+        definition=definition,
+        op=op,
+        planned=entry.cases[0].model_copy(update={"case": subject.case}),
+        records={},
+        inputs=subject.inputs,
+        results={
+            "right": CaseResult(outputs=right),
+            "wrong": CaseResult(outputs={**right, "residual": subject.tensor("residual")}),
+        },
+    )
+    made = LargeCase(case).rulings(torch.device("cpu"))
+    assert {name: one.verdict for name, one in made["right"].items()} == dict.fromkeys(right, Verdict.PASS)
+    assert made["wrong"]["residual"].verdict is Verdict.FAIL
 
 
 def test_without_figures_a_large_case_has_the_same_gate_and_tells_of_failures_alone() -> None:

@@ -34,7 +34,13 @@ CAPABILITY = re.compile(r"\b(\d{1,2})\.(\d)\b")
 REFUSED = re.compile(r"(?:does not support .* with capability |not supported on\s+\.target 'sm_)(\d+)")
 MAJORS = re.compile(r"No supported CUDA architectures found for major versions \[([\d, ]+)\]")
 # What it needs is not installed.
-ABSENT = re.compile(r"not found locally|(?:requires|not found).*\bpip install|Failed to load cubin", re.DOTALL)
+ABSENT = re.compile(
+    r"not found locally|(?:requires|not found).*\bpip install|Failed to load cubin|require\b.*\bpython package\)",
+    re.DOTALL,
+)
+OF_XQA = re.compile(r"XQA MLA does not support|only supported by the trtllm-gen backend")  # below SM 10.0
+# A kernel's own limits, which a case's sizes do not keep.
+LIMITED = re.compile(r"must be one of \([\d, ]+\) for the \w+ profile|this kernel caps \w+ at \d+; got")
 OTHER_DTYPE = re.compile(r"^Invalid dtype\b.*\bsupported|\bsupports FP16->FP16\b.*\bgot\b", re.DOTALL)
 NOTHING = re.compile(r"\bOptional\[|\| None\b|\bNone \|")  # in an annotation: the parameter may be None
 Parameters = Mapping[str, tuple[str, int | None]]  # by input: the function's parameter, the element of its tuple
@@ -192,6 +198,8 @@ def call(function: Callable[..., Any], bound: Binding | str, definition: Definit
             raise UnavailableError(Unavailable(Skip.PACKAGE_ABSENT, str(error))) from error
         if OTHER_DTYPE.search(str(error)):
             raise UnavailableError(Unavailable(Skip.DTYPE_UNSUPPORTED, str(error))) from error
+        if LIMITED.search(str(error)):
+            raise UnavailableError(Unavailable(Skip.UNSUPPORTED, str(error))) from error
         if torch.cuda.is_available() and asks_for_another(str(error), torch.cuda.get_device_capability()):
             raise UnavailableError(Unavailable(Skip.NEEDS_SM, str(error))) from error
         raise
@@ -245,7 +253,7 @@ def _arguments(bound: Binding, definition: Definition, inputs: Values) -> dict[s
 
 
 def lacking(error: UnavailableError | RuntimeError) -> Unavailable:
-    """What a call, also one written by hand, lacks by what it says. Raises the error itself: it says nothing of it."""
+    """What a call, also one written by hand, lacks by what it says. Raises the error itself: nothing is said."""
     if isinstance(error, UnavailableError):
         return error.unavailable
     if ABSENT.search(str(error)) is None:
@@ -257,6 +265,8 @@ def asks_for_another(said: str, here: tuple[int, int]) -> bool:
     """Whether what a function said as it refused a call names the GPUs that it needs, and none like this one."""
     own = here[0] * 10 + here[1]
     majors = MAJORS.search(said)
+    if OF_XQA.search(said):
+        return here < (10, 0)
     if any(int(number) == own for number in REFUSED.findall(said)) or (
         majors is not None and here[0] not in map(int, majors[1].split(","))
     ):

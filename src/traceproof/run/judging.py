@@ -287,8 +287,6 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
 def _unjudged(subject: SolvedCase, outputs: Tensors, numeric: Rulings | None) -> Iterator[tuple[str, str]]:
     """The outputs that have an answer and were compared with nothing, and why."""
     if numeric is not None:
-        for name in outputs.keys() - subject.definition.outputs.keys() - numeric.keys():
-            yield name, "where a case is judged in chunks of rows, inputs that are written to are not compared"
         return
     for name in subject.definition.outputs.keys() & subject.oracle.keys() - outputs.keys():
         if subject.definition.outputs[name].optional:
@@ -323,7 +321,9 @@ class LargeCase:
         measured: list[_Measured] = []
         for name, given in judged.ran.items():
             found[name] = {}
-            for output in judged.definition.outputs:
+            for output in judged.op.judged(judged.definition):
+                if output not in given and output not in judged.definition.outputs:
+                    continue
                 of = {"reference": name == REFERENCE, "on_gpu": judged.results[name].on_gpu, "in_chunks": True}
                 expected = expectation(judged.definition, judged.op, case, output, {}, **of)
                 form = judge_form(given.get(output), expected)
@@ -369,7 +369,7 @@ class LargeCase:
             value = inputs[name]
             if isinstance(value, torch.Tensor) and axis in (spec.shape or ()):
                 cut[name] = value.narrow((spec.shape or ()).index(axis), start, length)
-        entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in definition.outputs}
+        entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.case.op.judged(definition)}
         for name, value in self.case.op.expected(definition, cut, self.case.planned.case.seen).items():
             output, _, what = name.partition("@")
             entries[output][what] = value
@@ -402,7 +402,7 @@ def is_large(definition: Definition, op: Op, case: Case) -> bool:
         return False
     if op.memory(definition, case) < LARGE_BYTES:
         return False
-    first = all((spec.shape or ())[:1] == (axis,) for spec in definition.outputs.values())
+    first = all((spec.shape or ())[:1] == (axis,) for spec in op.judged(definition).values())
     kinds = op.comparisons(definition)
     numeric = all(name in kinds and not isinstance(kinds[name], Samples | IndexSet) for name in definition.outputs)
     return first and numeric

@@ -734,7 +734,8 @@ ACTIVATION_QUANTIZE = gated_in(
             unread={"mask": "all rows count"},
             sizes={
                 "m": (5, 3, 2),
-                "w": (128, 64, 96),
+                # of two halves of whole blocks, whatever a larger case makes of it
+                "w": lambda at: -(-at["w"] // 32) * 32 if at["w"] > 1 else 32 * (at["m"] % 3 + 2),
                 "p": lambda at: at["w"] // 4,
                 "g": lambda at: at["w"] // 2 // FP4_BLOCK,
                 "o": (1,),

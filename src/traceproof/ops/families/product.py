@@ -913,6 +913,7 @@ GEMM_BF16_FP4 = Op(
     ),
     lossless=lambda _: {"A": summable, "alpha": 0.5, **unit_scales(("b_descale",), 0x38)},
     scalars={"block_size": FP4_BLOCK},
+    sizes_in_numbers=("block_size",),
     unread={"block_size": "the scales' shape says it"},
     sizes={
         "o": (1,),
