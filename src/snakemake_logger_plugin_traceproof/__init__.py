@@ -39,7 +39,10 @@ ECHOES = (
 
 
 def install(workflow: Any) -> "LogHandler":  # noqa: ANN401 - Snakemake has no types
-    """Write in place of Snakemake's own output, unless another plugin or all details are asked for."""
+    """Replace Snakemake's own output by this handler, which is returned, and set what SIGINT and SIGPIPE do.
+
+    With another logger plugin or `--verbose` Snakemake's output stays and this handler writes nothing.
+    """
     manager = workflow.logger_manager
     handler = LogHandler(manager.settings, None)
     handler.silent = bool(manager.plugin_handlers or manager.settings.verbose)

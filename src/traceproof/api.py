@@ -50,7 +50,7 @@ from traceproof.run.tensors import plain_tensors
 from traceproof.run.trusted import Implementation, named_outputs, notes_of
 from traceproof.run.untrusted import CaseResult
 from traceproof.run.workers import EngineSettings, Environment
-from traceproof.solutions.judging import Judge, alone, blocked, new_hidden_seed, target_of
+from traceproof.solutions.judging import Judge, blocked, in_own_dataset, new_hidden_seed, target_of
 from traceproof.solutions.reading import Candidate, read
 from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.suites import ATEN, operator_definition, problem_definition, tensors
@@ -918,7 +918,7 @@ def _certificate(  # noqa: PLR0913 - of two callers
 ) -> tuple[Definition, Certificate]:
     if dataset is None:
         one = definition(of, dtype=dtype, dataset=None, **axes)
-        target = alone(one, one.name if isinstance(of, Definition) else str(of))
+        target = in_own_dataset(one, one.name if isinstance(of, Definition) else str(of))
     else:
         target = target_of(str(of), Path(dataset))
     repeat = _line(

@@ -261,10 +261,15 @@ NEEDS_GPU = "needs a GPU"
 
 
 def check_stack(stack: Installation, look: Look) -> CheckRow:
-    """Whether a stack is built of the present pins, what its interpreter can import and compile with."""
-    torch = look.stacks[0]
-    if stack.name != MAIN and not has_driver() and stack.python == torch.python:
-        return CheckRow(name=stack.name, found=NEEDS_GPU)  # resolve gives torch's to what could not run here
+    """Check a stack; the row has the first problem and what to do about it.
+
+    Its environment is built from the current pins, its interpreter imports its packages, and it has the GPU, nvcc
+    and source folder that it needs.
+    """
+    main = look.stacks[0]
+    # Without a driver, building.resolve gives the main stack's interpreter to a stack that needs a GPU.
+    if stack.name != MAIN and not has_driver() and stack.python == main.python:
+        return CheckRow(name=stack.name, found=NEEDS_GPU)
     where = str(FOLDER / stack.environment) if stack.environment else stack.python
     if stack.environment and (state := _unbuilt(stack, look.root)):
         problem, advice = f"the environment {where} {state}", _build(stack.environment, look.root)

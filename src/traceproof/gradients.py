@@ -70,10 +70,13 @@ class _Differentiated:
     outputs: Tensors
 
     @classmethod
-    def of(
+    def from_call(
         cls, names: Collection[str], inputs: Values, dtype: torch.dtype | None, call: Call
     ) -> "_Differentiated":
-        """Of a call with some inputs as leaves, in a dtype of their own or as they are. Raises what it raises."""
+        """Run `call` with detached copies of the inputs `names` as autograd leaves, cast to `dtype` if given.
+
+        Outputs that require no gradient are left out. Raises what `call` raises.
+        """
         leaves = {
             name: value.detach().to(dtype or value.dtype, copy=True).requires_grad_()
             for name in names
@@ -147,7 +150,9 @@ def _rulings(
     try:
         with torch.enable_grad():
             given = place(drawn, device)
-            ours = _Differentiated.of(names, given, None, lambda values: named_outputs(definition, call(values)))
+            ours = _Differentiated.from_call(
+                names, given, None, lambda values: named_outputs(definition, call(values))
+            )
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
         if demanded:
             message = f"with inputs that require a gradient: {type(error).__name__}: {error}"
@@ -195,7 +200,7 @@ def _expected(
     try:
         with torch.enable_grad(), allow_mutation_on_saved_tensors(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # formulas make Python numbers of what requires a gradient
-            exact = _Differentiated.of(names, inputs, torch.float64, partial(op.oracle, definition))
+            exact = _Differentiated.from_call(names, inputs, torch.float64, partial(op.oracle, definition))
             weights = {
                 name: draw.normal(f"weights of {name}", value.shape, dtypes[name])
                 for name, value in exact.outputs.items()
@@ -207,7 +212,7 @@ def _expected(
             told = [(weights[one] * exact.outputs[one].detach().nan_to_num()).norm() for one in weights]
             near = []
             for way in ways:  # the one that errs most in an element is the baseline there
-                low = _Differentiated.of(names, inputs, None, way)
+                low = _Differentiated.from_call(names, inputs, None, way)
                 with NarrowProducts(narrowest):
                     near += [low.gradients(weights)] if weights.keys() <= low.outputs.keys() else []
     except (RuntimeError, ValueError) as error:

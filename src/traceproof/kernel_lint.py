@@ -364,7 +364,7 @@ class Kernel:
             self._known[target.id] = self._facts(target, value)
 
     def _facts(self, target: ast.expr, value: ast.expr, known: Known | None = None) -> Value:
-        """Facts of what is assigned; an address is 64 bits wide whatever was added to it."""
+        """Facts of an assigned value; of a pointer, which is 64 bits wide anyway, only the terms of its offset."""
         facts = evaluate(value, self._known if known is None else known)
         if isinstance(target, ast.Name) and target.id in self._pointers:
             return Value(blocks=facts.blocks, ranges=facts.ranges, tail=facts.tail, spans=facts.spans)

@@ -56,7 +56,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     cores: Cores = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Verify definitions against every truth there is; prints the table. What stands behind `--` is Snakemake's.
+    """Verify definitions' references and ground truths, and print the table. Arguments after `--` are Snakemake's.
 
     Exit codes: 0 fine, 1 findings, 2 bad use or input, or a run that could not finish, 130 interrupted: what is
     finished is kept, and the same command goes on from there.
@@ -87,14 +87,15 @@ def verify(  # noqa: PLR0913 - the specification's options
     except TraceproofError as error:
         run.write_result(json_file, {"exit_code": run.UNFINISHED, "error": str(error)})
         raise
-    narrower = folder_of(run.config_of(root, {}), config, changes)
-    if narrower:
-        changes["run"] = narrower
+    # A selection that is not config.yaml's has its results in a folder of its own, so that it replaces no other's.
+    separate = folder_of(run.config_of(root, {}), config, changes)
+    if separate:
+        changes["run"] = separate
     for line in unlike_the_lock(config, root=root).values():
         run.say(f"note: {line}")
     extra = [*(["--forcerun", "verify"] if config.force else []), *(context.obj or [])]
     code = run.snakemake(root, changes, cores=cores or run.all_cores(), extra=extra, out=run.told(json_file))
-    summary = root / config.results / (narrower or config.run) / "summary.json"
+    summary = root / config.results / (separate or config.run) / "summary.json"
     result: dict[str, Any] = {"exit_code": code}
     if code in {run.FINE, run.FINDINGS} and summary.is_file():
         result |= {"summary": str(summary), **json.loads(summary.read_text(encoding="utf-8"))}

@@ -29,7 +29,7 @@ from traceproof.stacks import STACK_OF, STACKS, Stack
 # Packages whose versions can change an output; absent ones are left out.
 PACKAGES = tuple(sorted({name for stack in STACKS.values() for name in (stack.distribution, *stack.versions)}))
 UNREAD = frozenset({".git", "__pycache__"})  # folders
-PLACE = Path("/usr/local/cuda")  # where packages look for a compiler at last
+DEFAULT_HOME = Path("/usr/local/cuda")  # where packages look last for a CUDA toolkit
 
 # What it is.
 
@@ -175,15 +175,18 @@ def facts(cuda_home: str, *modules: str) -> InterpreterFacts:
 
 
 def _compiler(configured: str) -> tuple[str | None, str]:
-    """What a build takes: the configured toolkit, the environment's, or what its package finds on the machine."""
+    """(CUDA home, release) of the toolkit that a build takes; or (None, why there is none).
+
+    The first of: the configured one, the environment's, CUDA_HOME or CUDA_PATH, nvcc's on PATH, /usr/local/cuda.
+    """
     home = toolkit.home(configured)
     named, nvcc = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"), shutil.which("nvcc")
     if home is None and named:
         home = Path(named)
     elif home is None and nvcc is not None:
         home = Path(nvcc).parent.parent
-    elif home is None and (PLACE / "bin" / "nvcc").exists():
-        home = PLACE
+    elif home is None and (DEFAULT_HOME / "bin" / "nvcc").exists():
+        home = DEFAULT_HOME
     if home is None:
         return None, "its environment holds no nvcc, CUDA_HOME is not set, and none is on PATH"
     try:

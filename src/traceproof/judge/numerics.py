@@ -109,7 +109,7 @@ class Numerics:
         self._gate = numeric_gate(comparison, dtype, lossless=lossless)
         self._row_axes = comparison.row_axes if isinstance(comparison, Close) else 1
         self._figures = Figures(row, weighed=decides)
-        self._told = figures or decides
+        self._with_figures = figures or decides
         self._misplaced = Misplaced()
         self._elements = 0
         self._pooled = 0  # pieces
@@ -148,7 +148,7 @@ class Numerics:
     def _measured(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int) -> Rows | None:
         value = entries[""]
         self._misplaced.add(actual, value, start, entries.get("seen"))
-        if self._told:
+        if self._with_figures:
             self._figures.add(actual.to(torch.float64), value.to(torch.float64), start)
         self._elements += actual.numel()
         if not actual.numel():
@@ -177,8 +177,8 @@ class Numerics:
                 self._gate.hold(rows)
 
     def details(self) -> dict[str, Any]:
-        """Figures for the verdict row: `metrics`, `specification`, `worst`."""
-        if not self._told:
+        """Fields of the verdict row: worst, metrics, specification, a user's tolerance; {}: no figures wanted."""
+        if not self._with_figures:
             return {}
         figures = self._figures.summary()
         specification = {"atol": self._row.atol, "rtol": self._row.rtol, "hit_ratio": self._row.hit_ratio}

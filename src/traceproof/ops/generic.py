@@ -226,7 +226,7 @@ class _Tensor:
         return made.to(dtype)
 
     def _offsets(self, count: int) -> torch.Tensor:
-        """Ascending from 0 to the size that they cut: each part gets one, the rest goes where it falls."""
+        """`count` ascending int64 offsets: 0, random cuts, and the size that they cut; parts may be empty."""
         total = self._cut(count)
         if count == 1:
             return torch.zeros(1, dtype=torch.int64, device=self.draw.device)

@@ -38,7 +38,7 @@ ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
 UNUSUAL: Mapping[str, Sequence[str]] = {"nan": (), "inf": (), "large": (), "small": ()}
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
 QUERIES = ("q", "q_nope", "q_pe")
-STAND_INS = (0.5, -1.5)  # for NaN and infinities, to tell what depends on them
+STAND_INS = (0.5, -1.5)  # put in place of NaN and infinities: elements that differ depend on these places
 # Of an axis of a scaled-down definition: so many elements that rounding errors add up as they do in a kernel.
 SCALED_DOWN_LEAST = 256
 BEYOND = 1 << 24  # a row, a page or a slot that no input has
@@ -543,26 +543,33 @@ class Op:
             if name in self.judged(definition) or (extras and name.partition("@")[0] in definition.outputs)
         }
 
-    def expected(self, definition: Definition, inputs: Values, seen: Collection[str] = ()) -> Tensors:
-        """The oracle's entries, and the baselines as `<output>@baseline`.
+    def expected(self, definition: Definition, inputs: Values, nonfinite: Collection[str] = ()) -> Tensors:
+        """The oracle's entries by output, and the baselines as `<output>@baseline`.
 
-        With `seen`, inputs that hold NaN and infinities, `<output>@seen` is where every right kernel shows them.
+        With `nonfinite`, the inputs that hold NaN or infinities, `<output>@seen` is a bool mask of the elements in
+        which every right kernel shows them.
         """
         baselines = self.baseline(definition, inputs)
         found = {
             **self.oracle(definition, inputs),
             **{f"{name}@baseline": value for name, value in baselines.items()},
         }
-        if not seen:
+        if not nonfinite:
             return found
-        # A formula may multiply them by zero, and a kernel skip it. So they must show in what depends on those of
-        # one input, as two other numbers in their places tell, and of this one alone gives none itself.
-        plain, moved = ({name: finite(inputs[name], number) for name in seen} for number in STAND_INS)
-        given = [{}, *({name: source[name]} for name in seen for source in (moved, inputs))]
-        first, *others = (self.oracle(definition, {**inputs, **plain, **one}) for one in given)
+        # A kernel may skip a product with zero, in which the oracle shows NaN. So an element counts only if it
+        # depends on the places that hold NaN or infinities of exactly one input (it changes with the finite number
+        # put there), and the oracle of that input alone as it is, the others being finite, is not finite there.
+        stand_in, other = ({name: finite(inputs[name], number) for name in nonfinite} for number in STAND_INS)
+
+        def oracle(**one: Value) -> Tensors:
+            return self.oracle(definition, {**inputs, **stand_in, **one})
+
+        first = oracle()
+        changed = [oracle(**{name: other[name]}) for name in nonfinite]
+        alone = [oracle(**{name: inputs[name]}) for name in nonfinite]
         for name in definition.outputs.keys() & first.keys():
-            depends = torch.stack([first[name] != other[name] for other in others[::2]])
-            shows = torch.stack([~other[name].isfinite() for other in others[1::2]])
+            depends = torch.stack([first[name] != one[name] for one in changed])
+            shows = torch.stack([~one[name].isfinite() for one in alone])
             found[f"{name}@seen"] = (depends & shows).any(0) & (depends.sum(0) == 1)
         return found
 

@@ -45,7 +45,7 @@ class Implementation:
         self.name = name
         self._adapter: Adapter | None = None
         self._api: Api = {}
-        self._begun: Api | None = None
+        self._used_api: Api | None = None  # for the next call alone: its objects have served another case
 
     def unavailable(self, definition: Definition) -> Unavailable | None:
         """No adapter for this form, a machine that can not run it, an absent package, a vanished API."""
@@ -78,18 +78,21 @@ class Implementation:
         return other
 
     def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what packages return
-        """One call: a mapping by output name, a sequence in the definition's order, or a single value."""
+        """Call the adapter once: outputs by name, a sequence in the definition's order, or a single value.
+
+        A case without rows is not run: its outputs have no elements.
+        """
         assert self._adapter is not None
-        api, self._begun = self._begun or self._api, None
-        empty = self._adapter.empty(definition, inputs)
-        return self._adapter.call(api, definition, inputs) if empty is None else empty
+        api, self._used_api = self._used_api or self._api, None
+        without_rows = self._adapter.empty(definition, inputs)
+        return self._adapter.call(api, definition, inputs) if without_rows is None else without_rows
 
     def begin(self, definition: Definition, inputs: Values) -> None:
-        """Run a case before another that the same objects of a package are to serve; the next `run` is of that."""
-        begun = with_one_object_each(self._api)
-        self._begun = begun
+        """Run a case; the next `run` uses the same objects of the package (such as a planned wrapper) again."""
+        used = with_one_object_each(self._api)
+        self._used_api = used
         self.run(definition, inputs)
-        self._begun = begun
+        self._used_api = used
 
 
 def simulated(name: str, device: str) -> bool:

@@ -227,12 +227,15 @@ class Worker:
         return self._channel is not None
 
     def close(self, *, killing: bool = True) -> int:
-        """End it, if it lives; gives how it ended."""
+        """Close the channel, kill the worker (`killing=False`: wait until it ends by itself) and reap it.
+
+        Returns os.waitpid's raw status; -1 if it was closed or reaped before.
+        """
         if self._channel is None:
             return -1
         self._channel.close()
         self._channel, self._baseline = None, 0
-        for kill in (os.killpg, os.kill) if killing else ():  # it may not have a group of its own yet
+        for kill in (os.killpg, os.kill) if killing else ():  # a worker just forked has no process group yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -59,8 +59,8 @@ class Target:
 
 
 @contextmanager
-def alone(definition: Definition, path: str) -> Iterator[Target]:
-    """A definition that no dataset holds, in one of its own; `path` says where it is from."""
+def in_own_dataset(definition: Definition, path: str) -> Iterator[Target]:
+    """A temporary dataset of this definition alone, removed at exit; `path`, its origin, is only reported."""
     with own_folder() as root:
         folder = root / "definitions" / definition.op_type
         folder.mkdir(parents=True)
@@ -75,12 +75,12 @@ def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
     Raises TraceproofError: there is none.
     """
     if name.startswith(ATEN):
-        with alone(operator_definition(name), name) as found:
+        with in_own_dataset(operator_definition(name), name) as found:
             yield found
         return
     if name.endswith(".json"):
         file = Path(name).expanduser()
-        with alone(read_file(file), str(file)) as found:
+        with in_own_dataset(read_file(file), str(file)) as found:
             yield found
         return
     if dataset is None:
@@ -181,7 +181,7 @@ class Judge:
         if outcome.status is not Status.OK:
             lines = outcome.message.strip().splitlines() or [str(outcome.status)]
             raise TraceproofError(f"{file} can not be read as a problem", problems=lines[-1:])
-        return alone(Definition.model_validate(outcome.value), str(path))
+        return in_own_dataset(Definition.model_validate(outcome.value), str(path))
 
     def _tried(self, candidate: Candidate, target: Target, given: JudgeSettings) -> SolutionTrial:
         dataset = str(target.dataset)

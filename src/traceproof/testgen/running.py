@@ -37,10 +37,10 @@ class TestRow(TypedDict):
 
 
 def setup(payload: dict[str, Any]) -> Callable[[str], tuple[list[TestRow], str]]:
-    """Called once in a worker; the result runs a definition's test file: its rows, and why they are not all.
+    """Prepare a worker for pytest; returns run(definition), which runs test_<definition>.py.
 
-    `scratch` is a folder of the worker's own, `folder` that of the test files, `options` are pytest's, `variables`
-    of the environment.
+    `run` gives a row per test and, if pytest broke off or found no test, why; else "". The payload: `scratch`, a
+    folder of this worker; `folder` of the test files; pytest's `options`; `variables` of the environment.
     """
     scratch = Path(payload["scratch"])
     os.chdir(scratch)
@@ -52,8 +52,8 @@ def setup(payload: dict[str, Any]) -> Callable[[str], tuple[list[TestRow], str]]
 
         plugin = _Collector()
         settings = scratch / "pytest.ini"
-        settings.write_text("[pytest]\n", encoding="utf-8")  # else those of whatever project lies above
-        folder = Path(payload["folder"])  # all above it may be hidden from here
+        settings.write_text("[pytest]\n", encoding="utf-8")  # else pytest reads those of a project above
+        folder = Path(payload["folder"])  # the sandbox may hide the folders above it
         options = [f"--config-file={settings}", f"--rootdir={folder}", f"--confcutdir={folder}"]
         options += ["-p", "no:cacheprovider", f"--basetemp={scratch / 'pytest'}", *payload["options"]]
         said = io.StringIO()

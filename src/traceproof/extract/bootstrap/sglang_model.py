@@ -195,14 +195,18 @@ def lines_of(cls: type) -> tuple[str, list[str], int]:
 
 
 def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
-    """Kind and facts of one module; `parent` helps where a layer leaves its context to whoever holds it."""
+    """Kind and facts (sizes, dtypes) of a module, by the reader of its nearest known class.
+
+    Of no known class: a lone 2-D weight is read as a linear layer, other own weights give ("weights", shapes by
+    name), none ("block", {}). Some readers look at `parent`, the module that holds it, too.
+    """
     for ancestor in type(module).__mro__:
         if ancestor.__name__ in readers():
             kind, reader = readers()[ancestor.__name__]
             return kind, reader(module, parent)
     own = {name: list(one.shape) for name, one in module.named_parameters(recurse=False) if one.dim() > 1}
     if list(own) == ["weight"] and len(own["weight"]) == 2 and not list(module.children()):
-        kind, reader = readers()["LinearBase"]  # a router that is no class of SGLang's layers
+        kind, reader = readers()["LinearBase"]  # such as a router that is none of SGLang's layers
         return kind, reader(module, parent)
     return ("weights", own) if own else ("block", {})
 

@@ -184,15 +184,15 @@ def beyond(rows: torch.Tensor | None, bounds: Bounds) -> Bounds:
     return bounds[0].masked_fill(left, -ANY_CODE), bounds[1].masked_fill(left, ANY_CODE)
 
 
-def row_by_row(lay: Part) -> Part:
-    """The scales row by row where a layout belongs, what is left over filled with zeros."""
+def unswizzled(lay: Part) -> Part:
+    """A wrong layout, for mutants: a function that gives lay(scales)' shape, but rows in order, then zeros."""
 
-    def plain(scales: torch.Tensor) -> torch.Tensor:
+    def in_rows(scales: torch.Tensor) -> torch.Tensor:
         found = torch.zeros_like(lay(scales))
         found.view(-1)[: scales.numel()] = scales.reshape(-1)
         return found
 
-    return plain
+    return in_rows
 
 
 # Wide inputs, and an activation -> values [..., n], what they are multiplied by, and rows that count (None: all)
@@ -224,7 +224,7 @@ def quantiser(
         if wide.dtype == torch.float64:
             own, of_scales = coder.allowed(x * factor, near)
             bounds = beyond(rows, own), beyond(rows, of_scales)
-        tiles = row_by_row(lay) if linear else lay
+        tiles = unswizzled(lay) if linear else lay
         return laid(
             wide, values, order(codes), form=scheme.element, bounds=bounds[0], lay=arrange, pairs=pairs
         ) | laid(wide, scales, layout(scale), form=scheme.scale, bounds=bounds[1], lay=tiles)
@@ -670,7 +670,7 @@ def by_rows_and_columns(
     found: Tensors = {**empty}
     for what, values, back, lay in (
         ("row", x, same, same),
-        ("col", columns(x), lambda codes: codes.mT, row_by_row(swizzle) if linear else swizzle),
+        ("col", columns(x), lambda codes: codes.mT, unswizzled(swizzle) if linear else swizzle),
     ):
         if f"{what}_output" in empty:
             found |= {

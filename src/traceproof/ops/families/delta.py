@@ -430,7 +430,11 @@ def of_step(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def exact_row(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Queries of four equal channels and keys of one, so large that an eps is nothing; values that SiLU leaves."""
+    """Rows [tokens, q|k|v] of which every step of the recurrence is exact.
+
+    A key is 2**20 in one channel, a query in four: eps is lost beside such norms, which are powers of two. Values
+    are multiples of 128: SiLU makes v or 0 of them. A convolution's state [slots, q|k|v, width] has q and k 0.
+    """
     pool = wanted.shape_of(next(one for one in STATES if one in wanted.definition.inputs))
     values, width = pool[1] * pool[-1], pool[-1]
     made = whole(31)(draw, replace(wanted, dtype=torch.float32)) * (2 * SURE)
@@ -440,7 +444,7 @@ def exact_row(draw: Draw, wanted: Wanted) -> torch.Tensor:
         queries = both[:, : both.shape[1] // 2]
         queries.copy_(torch.stack([queries.roll(width * part // 4, -1) for part in range(4)]).sum(0))
         made[:, :-values] = both.flatten(1)
-    else:  # histories
+    else:  # a convolution's state
         made[:, :-values] = 0.0
     return made.to(wanted.dtype)
 

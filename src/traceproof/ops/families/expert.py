@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from traceproof.dataset.constraints import text_of
 from traceproof.lazy import torch
@@ -342,26 +342,33 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(x)
 
 
-# Of one expert: what curves the gate, then alpha, beta and the limit if they are given, and the gate's scale.
-Told = tuple[Part, "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor"]
+class ActivationNumbers(NamedTuple):
+    """What an expert's activation takes beside gate and up: 0-d tensors, None where the definition has none."""
+
+    curve: Part  # SiLU, or what a mutant puts in its place
+    alpha: torch.Tensor | None
+    beta: torch.Tensor | None
+    limit: torch.Tensor | None
+    gate_scale: torch.Tensor  # the gate is multiplied by it already
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor, told: Told) -> torch.Tensor:
-    """`gate * sigmoid(alpha * gate) * (up + beta)`, where the gate is at most, and up within, the limit."""
-    curve, alpha, beta, limit, _ = told
+def swiglu(gate: torch.Tensor, up: torch.Tensor, given: ActivationNumbers) -> torch.Tensor:
+    """`gate * sigmoid(alpha * gate) * (up + beta)`; a limit first clamps gate from above, up from both sides."""
+    curve, alpha, beta, limit, _ = given
     if limit is not None:
         gate, up = torch.minimum(gate, limit), torch.clamp(up, -limit, limit)
-    return (curve(gate) if alpha is None else curve(alpha * gate) / alpha) * (up if beta is None else up + beta)
+    curved = curve(gate) if alpha is None else curve(alpha * gate) / alpha  # silu(a g) / a = g sigmoid(a g)
+    return curved * (up if beta is None else up + beta)
 
 
-def swiglu_step(gate: torch.Tensor, up: torch.Tensor, told: Told) -> torch.Tensor:
-    """`silu(gate) * up`, where the former is at most, and up within, the limit: 7 unless told otherwise."""
-    curve, _, _, limit, scale = told
-    limit = 7.0 / scale if limit is None else limit
-    return torch.minimum(curve(gate), limit * scale) * torch.clamp(up, -limit, limit)
+def swiglu_step(gate: torch.Tensor, up: torch.Tensor, given: ActivationNumbers) -> torch.Tensor:
+    """`silu(gate) * up`; a limit (default: 7 / gate_scale) clamps silu(gate) from above and up from both sides."""
+    limit = 7.0 / given.gate_scale if given.limit is None else given.limit
+    return torch.minimum(given.curve(gate), limit * given.gate_scale) * torch.clamp(up, -limit, limit)
 
 
-Activation = Callable[["torch.Tensor", "torch.Tensor", Told], "torch.Tensor"]  # gate, up -> what gemm2 takes
+# gate, up -> what gemm2 takes
+Activation = Callable[["torch.Tensor", "torch.Tensor", ActivationNumbers], "torch.Tensor"]
 ACTIVATIONS: Mapping[int, Activation] = {
     SWIGLU: swiglu,
     GEGLU: lambda gate, up, _: torch.nn.functional.gelu(gate) * up,
@@ -421,8 +428,8 @@ def mixture(
         gate_scale = of(GATE_SCALE) if GATE_SCALE in wide else up_scale
         gate_scale = torch.ones_like(both[0, 0]) if gate_scale is None else gate_scale
         alpha, beta, limit = map(of, OF_ACTIVATION)
-        told = (activation, alpha, beta, limit, gate_scale)
-        x = ACTIVATIONS[found.activation if acts is None else acts](gate * gate_scale, up, told)
+        numbers = ActivationNumbers(activation, alpha, beta, limit, gate_scale)
+        x = ACTIVATIONS[found.activation if acts is None else acts](gate * gate_scale, up, numbers)
         x = active(x if up_scale is None or not found.gated else x * up_scale)
         y = result(down.product(x, backwards=backwards))
         if (bias := of(BIASES[1])) is not None:

@@ -93,7 +93,7 @@ QUANTIZE_INT8 = quantiser(
     to_code=lambda values: values.round(),
     cut=lambda values: values.trunc(),
 )
-LARGEST = "torch:amax"
+AMAX = "torch:amax"
 ROW_KERNEL = "sgl_kernel:sgl_per_token_quant_fp8"
 
 
@@ -120,26 +120,26 @@ def _sglang_fp8(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"q": q, "scale": scale}
 
 
-def by_pytorch(
-    api: Api, definition: Definition, inputs: Given, largest: float
+def scaled_by_block(
+    api: Api, definition: Definition, inputs: Given, format_max: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of x over the scales of their blocks, [rows, columns], and these, [rows, blocks], both float32."""
+    """`x / scale`, unrounded [rows, columns], and scale = max|block| / format_max [rows, blocks], both float32."""
     x, shape = inputs["x"].float(), definition.outputs["scale"].shape or ()
     count = definition.const_axes[shape[1]]
     blocks = x.reshape(len(x), count, x.shape[1] // count)
-    scale = api[LARGEST](blocks.abs(), -1, keepdim=True) / largest
+    scale = api[AMAX](blocks.abs(), -1, keepdim=True) / format_max
     return (blocks / scale).reshape(x.shape), scale.squeeze(-1)
 
 
-@QUANTIZE_FP8.truth("torch", "amax", LARGEST, rows=None)
+@QUANTIZE_FP8.truth("torch", "amax", AMAX, rows=None)
 def _pytorch_fp8(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    values, scale = by_pytorch(api, definition, inputs, 448.0)
+    values, scale = scaled_by_block(api, definition, inputs, 448.0)
     return {"q": values.to(torch.float8_e4m3fn), "scale": scale}
 
 
-@QUANTIZE_INT8.truth("torch", "amax", LARGEST, rows=None)
+@QUANTIZE_INT8.truth("torch", "amax", AMAX, rows=None)
 def _pytorch_int8(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    values, scale = by_pytorch(api, definition, inputs, 127.0)
+    values, scale = scaled_by_block(api, definition, inputs, 127.0)
     return {"q": values.round().to(torch.int8), "scale": scale}
 
 

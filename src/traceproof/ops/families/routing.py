@@ -496,7 +496,10 @@ def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Distinct experts per row in random order; packed weights in [0.05, 0.55) that do not add up to 1."""
+    """Distinct expert ids [tokens, top_k] in random order; tokens of a pattern in FAVOURED have that expert first.
+
+    For Method.PACKED packed with bfloat16 weights, uniform in [0.05, 0.55), which do not add up to 1.
+    """
     routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
     keys = draw.words("topk_ids", tokens * routing.experts).view(tokens, routing.experts)
     experts = torch.argsort(keys, dim=-1, stable=True)[:, : routing.top_k]
@@ -504,7 +507,7 @@ def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
     for token in range(tokens):
         if (pattern := patterns[token % len(patterns)]) in FAVOURED:
             favoured, row = _favoured(routing, params, pattern), experts[token]
-            experts[token] = torch.where(row == favoured, row[0], row)
+            experts[token] = torch.where(row == favoured, row[0], row)  # swapped, so that ids stay distinct
             experts[token, 0] = favoured
     if routing.method is not Method.PACKED:
         return experts.to(wanted.dtype)

@@ -658,9 +658,12 @@ def largest(
     count: str = "top_k",
     forced: bool = True,
 ) -> Tensors:
-    """Places of the `top_k` largest of the first `seq_lens` logits of a row, then -1; inputs by their names.
+    """Top-k indices, int32 [rows, top_k], of the first `seq_lens` logits of each row, padded with -1.
 
-    Of blocks [heads, blocks, queries] a row is a query's and a head's; the first and the last ones are `forced`.
+    `scores`, `lengths` and `count` name inputs. With an input max_score [heads, blocks, queries] a row has the
+    blocks of one query and head, the result is [queries, heads, topk], and force_*_blocks at its ends always win.
+    `chosen`, `more` (added to lengths), `sign` (-1: the smallest) and `forced` are what mutants get wrong. The
+    entries @scores, @candidates (index, or -1) and @tolerance (zeros) let IndexSet judge ties.
     """
     name, blocks = next(iter(wide.definition.outputs)), "max_score" in wide
     logits = wide["max_score"].permute(2, 0, 1) if blocks else wide[scores]
