@@ -109,6 +109,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[str, int |
     (by_name, {}, PARAMETERS, {"y": WANTED}),
     (into_an_output, {}, PARAMETERS, {"y": WANTED}),
     (in_place, {"outputs": {"output": {**Y, "param": "input"}}}, PARAMETERS, {"output": WANTED}),
+    *((one, {"outputs": {"input_out": Y}}, PARAMETERS, {"input_out": WANTED}) for one in (in_place, by_name)),
     (
         asked_for_two,
         {"outputs": {"y": Y, "lse": {"shape": ["rows"], "dtype": "float32"}}},

@@ -152,8 +152,10 @@ def binding(function: Callable[..., Any], definition: Definition, parameters: Pa
     # Where each output is written to, which may be where an input lies. One that the function may make itself is
     # left to it where its dtype or its shape is not known.
     written: dict[str, Place] = {}
+    gives_all = str(inspect.signature(function).return_annotation).count("Tensor") == len(definition.outputs)
     for name, spec in definition.outputs.items():
-        own = next((one for one in (spec.param or name, name, name.removesuffix("_out")) if one in known), None)
+        input_of_name = "" if gives_all else name.removesuffix("_out")  # `query_out` may be what it returns
+        own = next((one for one in (spec.param or name, name, input_of_name) if one in known), None)
         made = spec.param == own and spec.dtype in TORCH_DTYPES and sized.issuperset(spec.shape or ())
         if own is not None and (own in taken or known[own].default is inspect.Parameter.empty or made):
             written[name] = Place(own)

@@ -149,12 +149,12 @@ class Rope(Op):
             ("adversarial-outlier", 8, (4, 4), 32, {"outlier": 300.0}),
         ]
         for name, tokens, (queries, keys), positions, params in planned:
-            letters = {"n": tokens, "a": queries, "b": keys, "p": positions, "e": 24}
+            letters = {"n": tokens, "a": queries, "b": keys, "p": positions, "e": 32}
             yield self.case(definition, name, letters, seed, params)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Tokens at the first and the last position of a cache, and on both sides of tiles' borders."""
-        letters = {"n": BOUNDARY_ROWS, "a": 6, "b": 1, "p": 4097, "e": 24}
+        letters = {"n": BOUNDARY_ROWS, "a": 6, "b": 1, "p": 4097, "e": 32}
         yield self.case(definition, f"adversarial-{BOUNDARIES}", letters, seed, {"positions": BOUNDARIES})
 
 
@@ -337,7 +337,7 @@ ROPE_PAGES = RopeToPages(
     ),
     sizes={
         **dict.fromkeys("tpicbs", ()),
-        "e": lambda at: at["e"] if at["e"] > 1 else 24,
+        "e": lambda at: at["e"] if at["e"] > 1 else 32,
         "m": lambda at: max(at["m"], 40),
         "f": lambda at: at["d"] + at["e"],
     },
