@@ -4,7 +4,8 @@
 
 Each is judged by a process of its own, as the command does it, with this interpreter's packages, and once more by
 the same process, as the command does it with a folder of solutions. What a solution compiles is not kept for the
-next one. `--cpu`: as on a machine without a GPU; `taskset -c 0,1` in front gives it two cores.
+next one. Parts called `property ...` go on beside the cases. `--cpu`: as on a machine without a GPU; `taskset -c
+0,1` in front gives it two cores.
 """
 
 import argparse
@@ -107,11 +108,12 @@ KERNELS = {
     "wrong_gemm": (GEMM, "gemm.py", TORCH_GEMM.replace("A @ B.T", "(A @ B.T) * 1.02"), False),
     "wrong_decode": (DECODE, "decode.py", TORCH_DECODE.replace("* sm_scale", "* (sm_scale * 1.02)"), False),
 }
+BESIDE = "property "  # how parts begin that go on beside others
 ON_CPU = ("norm", "wrong_norm", "wrong_gemm", "wrong_decode")
 
 
-def one(name: str, dataset: Path, out: Path, *, gpu: bool) -> int:
-    """Judge one in this process, twice by the same judging process, and write what came of it."""
+def one(name: str, dataset: Path, out: Path, *, gpu: bool, once: bool) -> int:
+    """Judge one in this process, once or twice by the same judging process, and write what came of it."""
     definition, file, text, right = KERNELS[name]
     words: list[float] = []
     turns: list[dict[str, Any]] = []
@@ -123,7 +125,7 @@ def one(name: str, dataset: Path, out: Path, *, gpu: bool) -> int:
         place = Path(folder)
         (place / file).write_text(text, encoding="utf-8")
         [candidate] = read(place / file)
-        for _ in range(2):
+        for _ in range(1 if once else 2):
             own = {"conceal": (folder,), "caches": f"{place}/compiled", "gpu": gpu, "weak": True}
             settings = JudgeSettings.model_validate({"hidden_seed": new_hidden_seed(), **own})
             begun = time.monotonic()
@@ -157,14 +159,16 @@ def table(name: str, turn: int, dataset: Path, options: Sequence[str]) -> bool:
             say(f"{name} {turn}: NOT JUDGED after {wall:.1f} s, exit code {code}")
             return False
         found = json.loads(out.read_text(encoding="utf-8"))
-    first, again = found["turns"]
+    first, *others = found["turns"]
+    again = others[0] if others else {"wall": 0.0, "seconds": {}}
     alone = wall - again["wall"]
-    wrong = [one for one in (first, again) if not one["as_expected"]]
+    wrong = [one for one in (first, *others) if not one["as_expected"]]
     verdict = f"UNEXPECTED {wrong[0]['reasons'][:3]}" if wrong else "as expected"
-    say(f"\n{name} {turn}: {alone:.2f} s, again by the same process {again['wall']:.2f} s, {verdict}")
+    told = f"again by the same process {again['wall']:.2f} s, " if others else ""
+    say(f"\n{name} {turn}: {alone:.2f} s, {told}{verdict}")
     say(f"  {first['headline']}; {first['rows']} rows, longest silence {first['silent']:.1f} s")
-    say(f"  {found['processor']:.1f} processor seconds of both, of all processes but untrusted ones")
-    own = alone - sum(first["seconds"].values())
+    say(f"  {found['processor']:.1f} processor seconds, of all processes but untrusted ones")
+    own = alone - sum(seconds for what, seconds in first["seconds"].items() if not what.startswith(BESIDE))
     for what, seconds in {**first["seconds"], "start and end": own}.items():
         say(f"  {what:32} {seconds:8.2f} {again['seconds'].get(what, 0.0):8.2f}")
     return not wrong
@@ -176,6 +180,7 @@ def main() -> int:
     parser.add_argument("--dataset", type=Path, required=True, help="the folder that holds the snapshot")
     parser.add_argument("--only", nargs="+", choices=KERNELS, help="these alone")
     parser.add_argument("--repeat", type=int, default=1, help="how often each is judged, in turns")
+    parser.add_argument("--once", action="store_true", help="not again by the same process")
     parser.add_argument("--cpu", action="store_true", help="as without a GPU")
     parser.add_argument("--one", choices=KERNELS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -183,8 +188,9 @@ def main() -> int:
     dataset = options.dataset.resolve()
     gpu = DRIVER.exists() and not options.cpu
     if options.one:
-        return one(options.one, dataset, options.out, gpu=gpu)
-    names, more = options.only or (KERNELS if gpu else ON_CPU), ["--cpu"] if options.cpu else []
+        return one(options.one, dataset, options.out, gpu=gpu, once=options.once)
+    names = options.only or (KERNELS if gpu else ON_CPU)
+    more = [f"--{name}" for name in ("cpu", "once") if getattr(options, name)]
     found = [table(name, turn, dataset, more) for turn in range(options.repeat) for name in names]
     return 0 if all(found) else 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from traceproof import TraceproofError, api
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Value, rounded
+from traceproof.solutions import judging
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DATASET = Path(__file__).parent / "dataset"
@@ -213,7 +215,7 @@ def test_a_definition_of_a_dataset_or_a_file_is_judged_with_its_reference() -> N
 
 
 @pytest.mark.slow
-def test_a_file_is_judged_isolated(tmp_path: Path) -> None:
+def test_a_file_is_judged_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.py"
     source = "import torch\n\n\ndef run(hidden_states, weight):\n    x = hidden_states.float()\n"
     source += "    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)\n"
@@ -228,6 +230,13 @@ def test_a_file_is_judged_isolated(tmp_path: Path) -> None:
         assert ("ACCEPTED: mine for rmsnorm_h96" in str(found)) == accepted
     with pytest.raises(TraceproofError, match="not error"):
         traceproof.judge_file(file, "rmsnorm", demand=["error"], **options)
+    monkeypatch.setattr(judging, "IDLE_SECONDS", 0.05)
+    assert not traceproof.judge_file(file, "rmsnorm", **options)
+    until = time.monotonic() + 60
+    while api._judge()._worker is not None:  # its processes end, and the next solution starts them again
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert not traceproof.judge_file(file, "rmsnorm", **options)
 
 
 def test_importing_it_takes_no_torch_and_no_time() -> None:

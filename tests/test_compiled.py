@@ -19,6 +19,7 @@ from traceproof.run.workers import untrusted_pool
 from traceproof.sandbox import Reply, Status
 from traceproof.sandbox.isolation import HOLDS
 from traceproof.sandbox.model import TRITON
+from traceproof.solutions.judging import compile_launcher
 from traceproof.solutions.properties import CHANNELS, chosen
 from traceproof.solutions.reading import Candidate
 from traceproof.solutions.trial import CompiledFiles, SolutionRun, left_behind
@@ -159,6 +160,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         kernel.mkdir(parents=True)
         (kernel / "kernel.cubin").write_bytes(b"machine code")
     (whole / "__grp__kernel.json").write_text("{}")
+    (folder / "LAUNCHER").mkdir()
+    (folder / "LAUNCHER" / "cuda_utils.so").touch()
     monkeypatch.setenv(TRITON, str(folder))
     monkeypatch.setenv(INDUCTOR, str(tmp_path / "inductor"))
     monkeypatch.setenv(PACKAGE, str(tmp_path / "package"))
@@ -172,15 +175,28 @@ def test_a_worker_compiles_below_its_scratch_folder(shared: Path, tmp_path: Path
         own = Path(os.environ[name])
         assert own.is_relative_to(scratch)
         (own / "NEW").mkdir()
-    assert sorted(path.name for path in shared.iterdir()) == ["PARTIAL", "WHOLE"]
+    assert sorted(path.name for path in shared.iterdir()) == ["LAUNCHER", "PARTIAL", "WHOLE"]
 
 
 def test_whole_kernels_of_trusted_code_are_found_and_partial_ones_are_not(shared: Path, tmp_path: Path) -> None:
     runner.use_own(tmp_path / "scratch")
     own = Path(os.environ[TRITON])
     assert (own / "WHOLE" / "kernel.cubin").read_bytes() == b"machine code"
+    assert (own / "LAUNCHER" / "cuda_utils.so").exists()
     assert not (own / "PARTIAL").exists()
     assert [*untrusted_pool(environment={TRITON: str(shared)}).readable] == [shared]
+
+
+def test_what_launches_kernels_of_triton_is_compiled_once(tmp_path: Path) -> None:
+    package = tmp_path / "triton" / "backends" / "nvidia"
+    package.mkdir(parents=True)
+    made = "import os, pathlib\n\n\ndef CudaUtils():\n    made = pathlib.Path(os.environ['TRITON_CACHE_DIR'])\n"
+    (package / "driver.py").write_text(f"{made}    (made / 'KEY' / 'cuda_utils.so').touch()\n")
+    (tmp_path / "KEY").mkdir()
+    for _ in range(2):  # the second time it would fail
+        compile_launcher({TRITON: str(tmp_path), "PYTHONPATH": str(tmp_path)})
+        (package / "driver.py").unlink(missing_ok=True)
+    assert (tmp_path / "KEY" / "cuda_utils.so").exists()
 
 
 def test_a_worker_without_compilers_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,3 +175,16 @@ def test_a_way_that_fails_is_a_row_with_its_number() -> None:
     ]
     assert found[-1].reason == "crash"
     assert "exited with code 70" in table(found)
+    assert "wrong value" not in table(found)
+    refused: dict[str, Any] = {
+        "output": "*",
+        "verdict": "skip",
+        "reason": "unsupported",
+        "message": "ValueError: q must be 3-D",
+    }
+    for name in ("d", "e"):
+        row = TacticRow(
+            definition=name, implementation="flashinfer", case="small-0", backend="fa2", tactic="", **refused
+        )
+        found.append(row)
+    assert "fa2: q must be 3-D (d, e)" in table(found)

@@ -205,6 +205,12 @@ def test_a_preload_that_does_not_import_is_named() -> None:
         broken.layers()
 
 
+def test_what_a_preload_names_is_called_where_it_is_there() -> None:
+    own = pool(preload=("json:no_such_function", "worker_misdeeds:prepared"))
+    with own, own.session(setup="worker_misdeeds:setup", payload=None) as session:
+        assert session.ask({"do": "was_prepared"}).value is True
+
+
 def test_a_preload_that_starts_threads_is_refused() -> None:
     with pool(preload=("worker_threads",)) as broken, pytest.raises(TraceproofError, match="2 threads"):
         broken.layers()

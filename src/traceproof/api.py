@@ -932,7 +932,7 @@ def _certificate(  # noqa: PLR0913 - of two callers
 
 @cache
 def _judge() -> Judge:
-    """What judges isolated code, one after the other, until this process ends."""
-    found = Judge()
+    """What judges isolated code, one after the other, until this process ends or is long done with that."""
+    found = Judge(lasting=False)
     atexit.register(found.close)
     return found

@@ -172,7 +172,7 @@ class Caller:
         except REFUSALS as error:
             told = refusal(error)
             if told is None and item["backend"] and not item["tactic"] and says_unsupported(error):
-                told = Unavailable(Skip.UNSUPPORTED, str(error))
+                told = Unavailable(Skip.UNSUPPORTED, f"{type(error).__name__}: {error}")
             if told is None:
                 raise
             return skipped(told)

@@ -20,7 +20,7 @@ from traceproof.dataset.fetch import fetch
 from traceproof.dataset.tree import find, read_tree
 from traceproof.environments.building import has_driver, probe, ready, resolve
 from traceproof.programs import nvidia_smi, telling
-from traceproof.reasons import Error, Verdict
+from traceproof.reasons import Error, Skip, Verdict
 from traceproof.run.report import headed
 from traceproof.run.schema import WHOLE, ClosedModel, environment_of
 from traceproof.run.workers import Environment, Worker
@@ -33,6 +33,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 CORES = 4  # per worker: one draws, solves, compares and waits for the GPU, and packages compile on several
 SETUP = "traceproof.tactics:setup"
 FIRST = next(iter(TRUTHS))
+WRONG_VALUE = f"{ValueError.__name__}: "  # how the message of such a refusal begins
 Truth = Annotated[str, typer.Option("--truth", help="The ground truth whose kernels are called.")]
 
 
@@ -149,7 +150,10 @@ def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> 
 
 
 def table(rows: Sequence[TacticRow]) -> str:
-    """By definition, backend and tactic in how many cases each passes, and what the first other one says."""
+    """By definition, backend and tactic in how many cases each passes, and what the first other one says.
+
+    Below it stands what backends refuse as a wrong value, since an adapter may hand them one.
+    """
     out = io.StringIO()
     kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
     grid = headed("Backends and tactics", ("definition", "backend", "tactic"), (*kinds, "worst margin"), "says")
@@ -166,4 +170,14 @@ def table(rows: Sequence[TacticRow]) -> str:
         names = (name, backend or "by default", printable(tactic) or "by default")
         grid.add_row(*names, *numbers, printable(says)[:200])
     Console(file=out, width=WIDTH).print(grid)
+    refused: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        if row.reason == Skip.UNSUPPORTED and row.message.startswith(WRONG_VALUE):
+            refused.setdefault((row.backend, row.message.removeprefix(WRONG_VALUE)), set()).add(row.definition)
+    if refused:
+        out.write(
+            "Refused as a wrong value: the backend does not take the case, or our adapter calls it wrongly:\n"
+        )
+    for (backend, message), named in refused.items():
+        out.write(f"  {backend}: {printable(message)[:WIDTH]} ({', '.join(sorted(named))})\n")
     return out.getvalue()

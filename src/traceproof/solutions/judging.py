@@ -3,6 +3,8 @@
 import json
 import os
 import secrets
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from traceproof.reasons import Error, Failure, Verdict
 from traceproof.run.schema import ORACLE, SHADOW, WHOLE
 from traceproof.run.workers import Environment, Worker, tell, untrusted_pool
 from traceproof.sandbox import Limits, Reply, Status
+from traceproof.sandbox.model import TRITON
 from traceproof.solutions.reading import ON_CPU, Candidate
 from traceproof.solutions.records import (
     Certificate,
@@ -41,7 +44,12 @@ SETUP = "traceproof.solutions.judging:setup"
 SEED_BITS = 30  # cases take seeds up to 2**31
 OVERALL = Limits(seconds=6 * 3600.0, memory_bytes=None)
 OF_PROCESS = {"python", "caches", "cuda_home", "gpu", "weak"}  # settings of the judging process
-PRELOADED = ("triton",)  # what workers' interpreter imports before it is forked, where a solution does
+# What workers' interpreter imports before it is forked, where a solution does, and calls there: each worker would
+# hash Triton's files again, 500 MB.
+PRELOADED = {"triton": "triton.runtime.cache:triton_key"}
+BUILD_SECONDS = 60.0  # for that
+LAUNCHER = "from triton.backends.nvidia.driver import CudaUtils; CudaUtils()"  # compiles what launches its kernels
+IDLE_SECONDS = 60.0  # without a solution, after which a process that is not lasting ends
 
 
 def new_hidden_seed() -> int:
@@ -103,10 +111,11 @@ class Judge:
     A context manager. It starts with the first solution, and other settings of the process start another one.
     """
 
-    def __init__(self, told: Callable[[str], object] = lambda _: None) -> None:
-        """`told` gets a word on how far it is, often."""
-        self._told = told
-        self._lock = threading.Lock()
+    def __init__(self, told: Callable[[str], object] = lambda _: None, *, lasting: bool = True) -> None:
+        """`told` gets a word on how far it is, often; not `lasting`: the process ends when it is idle for long."""
+        self._told, self._lasting = told, lasting
+        self._idle: threading.Timer | None = None
+        self._lock = threading.RLock()
         self._worker: Worker | None = None
         self._own: dict[str, Any] = {}  # its settings
         self._folder = ExitStack()  # for what is compiled, where they name none
@@ -119,12 +128,13 @@ class Judge:
 
     def close(self, *, asking: bool = True) -> None:
         """End the process, and the workers that it started; `asking`: once it has let go of them."""
-        worker, self._worker = self._worker, None
-        if worker is not None and worker.runs and asking:
-            worker.ask({"end": True})
-        if worker is not None:
-            worker.close()
-        self._folder.close()
+        with self._lock:
+            worker, self._worker = self._worker, None
+            if worker is not None and worker.runs and asking:
+                worker.ask({"end": True})
+            if worker is not None:
+                worker.close()
+            self._folder.close()
 
     def judged(
         self,
@@ -213,6 +223,8 @@ class Judge:
         """Have the process do something; another one is started where it must be of other settings."""
         own = settings.model_dump(mode="json", include=OF_PROCESS)
         with self._lock:
+            if self._idle is not None:
+                self._idle.cancel()
             if self._worker is None or own != self._own:
                 self.close()
                 self._own = own
@@ -222,7 +234,20 @@ class Judge:
                 here = Environment(name=MAIN, python=settings.python, record=record)
                 # Our own code, which has the solution called in workers that are shut in.
                 self._worker = Worker(here, SETUP, order, OVERALL, told=self._told)
-            return self._worker.ask(item)
+            reply = self._worker.ask(item)
+            if not self._lasting:
+                self._idle = threading.Timer(IDLE_SECONDS, self.close)
+                self._idle.daemon = True
+                self._idle.start()
+            return reply
+
+
+def compile_launcher(environment: Mapping[str, str]) -> None:
+    """Have Triton compile what it launches kernels with, where that is not done, so that no worker has to."""
+    if not any(Path(environment[TRITON]).glob("*/cuda_utils*.so")):
+        command = [sys.executable, "-P", "-c", LAUNCHER]
+        own = {**os.environ, **environment}
+        subprocess.run(command, env=own, check=False, capture_output=True, timeout=BUILD_SECONDS)
 
 
 def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -238,10 +263,13 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
     if gpu:  # what solutions compile lies in their own folders; nothing is in this one
         here = replace(here, record={**here.record, "device_type": "cuda"})
         environment = here.told(caches)
-    preload = [name for name in order["preload"] if find_spec(name) is not None]
+    imported = [name for name in order["preload"] if find_spec(name) is not None]
+    preload = [PRELOADED[name] for name in imported]
     pool = untrusted_pool(gpu=gpu, environment=environment, weak=weak, preload=preload)
-    starting = ThreadPoolExecutor(2)
+    starting = ThreadPoolExecutor(4)
     starting.submit(pool.layers)
+    if gpu and "triton" in imported:
+        starting.submit(compile_launcher, environment)
     import torch
 
     from traceproof.solutions import trial
@@ -250,6 +278,7 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
         pool.close()
         gpu, environment = False, {}
         pool = untrusted_pool(weak=weak)
+    starting.submit(lambda: torch.zeros(1, device="cuda" if gpu else "cpu"))  # opens it, before it is needed
 
     def looked_up() -> dict[str, Any]:
         found = inside.record(home)

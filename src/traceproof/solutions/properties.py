@@ -6,9 +6,10 @@ count then.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,76 +148,134 @@ def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
 Probing = Callable[[], AbstractContextManager[UntrustedSource]]  # the solution in a worker
 
 
-def measure(
-    evaluation: SolutionRun, probing: Probing, cases: Sequence[PlannedCase], watch: Watch
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What is being found out of a solution."""
+
+    precision: Future[tuple[PrecisionResult, ...]]
+    # all properties, and rows of calls whose answers were wrong
+    properties: Future[tuple[tuple[PropertyResult, ...], list[SolutionRow]]]
+
+
+def beside_cases(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> bool:
+    """Whether it may be measured while its cases are called: not where seconds decide how often it draws."""
+    base = chosen(cases)
+    if base is None or not evaluation.side_by_side or evaluation.unknown is not None:
+        return False
+    return base.memory <= LARGEST and not evaluation.op.trials(evaluation.definition, base.case)
+
+
+@contextmanager
+def measuring(evaluation: SolutionRun, cases: Sequence[PlannedCase], watch: Watch) -> Iterator[Measuring]:
+    """Measure a solution in two new workers; what nobody has waited for in the end is broken off."""
+    with ExitStack() as stack:
+        probing: Probing = evaluation.source
+        anew: Probing = partial(evaluation.source, channels=CHANNELS)
+        sources: list[UntrustedSource] = []
+        if evaluation.side_by_side:
+            sources = [stack.enter_context(evaluation.begun(channels=count)) for count in (None, CHANNELS)]
+            probing, anew = (lambda: nullcontext(sources[0])), (lambda: nullcontext(sources[1]))
+        threads = stack.enter_context(ThreadPoolExecutor(4))
+        for source in sources:  # at once, since the end of one that has a GPU takes its time
+            stack.callback(source.session.interrupt)
+        seen = threads.submit(lambda: (*precision(evaluation, probing, cases),))
+
+        def measured() -> tuple[tuple[PropertyResult, ...], list[SolutionRow]]:
+            wait([seen])
+            return measure(evaluation, probing, anew, cases, watch=watch.beside(), threads=threads)
+
+        properties = threads.submit(measured)
+        yield Measuring(seen, properties)
+
+
+def measure(  # noqa: PLR0913 - of one caller
+    evaluation: SolutionRun,
+    probing: Probing,
+    anew: Probing,
+    cases: Sequence[PlannedCase],
+    *,
+    watch: Watch,
+    threads: ThreadPoolExecutor,
 ) -> tuple[tuple[PropertyResult, ...], list[SolutionRow]]:
-    """All properties of a solution that has passed its cases, and rows of calls whose answers were wrong."""
+    """All properties of a solution that is right, and rows of calls whose answers were wrong."""
     base = chosen(cases)
     if base is None:
         why = f"no ordinary case needs less than {LEAST_OF_LARGE >> 30} GiB"
         return tuple(_result(evaluation, name, (UNMEASURED, why)) for name in PROPERTIES), []
     subject = evaluation.subject(base.case)
-    with evaluation.begun(channels=CHANNELS) as anew, ThreadPoolExecutor(1) as beside:
-        others = beside.submit(lambda: [*_others(evaluation, subject)])  # they are solved while others are called
-        sizes = beside.submit(
-            lambda: [evaluation.subject(case) for case in _other_sizes(evaluation, subject, cases)]
-        )
-        with probing() as source:
-            first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
-            ruled: dict[str, Ruling] | None = None
-            if not subject.trials:
-                told = rulings(subject, first, tolerance=evaluation.settings.tolerance)
-                ruled = {output: ruling for output, ruling in told if output != WHOLE}
-            found = PropertyCalls(evaluation, subject, first, ruled, watch)
-            watch.done("a first call of properties")
-            writes = (
-                evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
-            )
-            found.same("determinism", found.call(source, "determinism", calls=1 if writes else CALLS))
-            layout = evaluation.layout
-            ways: dict[str, dict[str, Any]] = {
-                "memory": {
-                    "fill": OTHER_FILL,
-                    "layout": replace(layout, fill=OTHER_FILL),
-                },  # in new memory, places too
-                "surroundings": {"layout": replace(layout, byte=OTHER_BYTE)},
-                "addresses": {"layout": replace(layout, room=layout.room + FAR)},
-                "alignment": {"layout": replace(layout, shift=1)},
-                "threads": {"threads": 2},
-                "strides": {"how": STRIDED},
-            }
-            for name, way in ways.items():
-                found.same(name, found.call(source, name, **way))
-            _contents(found, source, others.result())
-            _batch(found, source)
-            _after_others(found, source, sizes.result())
-            fences: set[str] = set()
-            for how in (FENCED_BEFORE, FENCED_BEHIND):  # what touches a fence ends its process
-                fenced = found.call(source, "bounds", how=how)
-                if fenced is None:
-                    break
-                fences |= {*fenced.fences}
-                between = ", ".join(text for way, text in BETWEEN.items() if way in fences)
-                found.states["bounds"] = (
-                    HOLDS,
-                    f"nothing beside its tensors is touched; they lie between {between}",
-                )
-            # Last: CUDA's error of a call that it refuses is raised by the next one, too.
-            empty = [case.case for case in cases if case.skip is None and evaluation.is_empty(case.case)]
-            if not empty:
-                found.states["empty"] = UNMEASURED, "no case of the definition is empty"
-            elif found.call(source, "empty", evaluation.subject(empty[0])) is not None:
-                found.states["empty"] = HOLDS, "empty outputs"
-            if found.states["bounds"][0] == HOLDS:
-                _errors(found, source)
-        with anew() as another:
-            found.same("process", found.call(another, "process"))
-            _on_gpu(found, another, "stream", ORDINARY, STREAM)
-            _on_gpu(found, another, "load", LOAD)
-            _load_on_part(found, another)
-            _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
+
+    def solved() -> tuple[list[SolvedCase], list[SolvedCase]]:
+        sizes = [evaluation.subject(case) for case in _other_sizes(evaluation, subject, cases)]
+        return [*_others(evaluation, subject)], sizes
+
+    others = threads.submit(solved)  # while others are called
+    with probing() as source:
+        first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
+        ruled: dict[str, Ruling] | None = None
+        if not subject.trials:
+            told = rulings(subject, first, tolerance=evaluation.settings.tolerance)
+            ruled = {output: ruling for output, ruling in told if output != WHOLE}
+        found = PropertyCalls(evaluation, subject, first, ruled, watch)
+        watch.done("property first call")
+        writes = evaluation.definition.in_place or evaluation.op.mutated(evaluation.definition) or subject.trials
+        found.same("determinism", found.call(source, "determinism", calls=1 if writes else CALLS))
+        rest = replace(found, watch=watch.beside(), rows=[])
+        beside = threads.submit(_in_new_process, rest, anew) if evaluation.side_by_side else None
+        layout = evaluation.layout
+        ways: dict[str, dict[str, Any]] = {
+            "memory": {
+                "fill": OTHER_FILL,
+                "layout": replace(layout, fill=OTHER_FILL),
+            },  # in new memory, places too
+            "surroundings": {"layout": replace(layout, byte=OTHER_BYTE)},
+            "addresses": {"layout": replace(layout, room=layout.room + FAR)},
+            "alignment": {"layout": replace(layout, shift=1)},
+            "threads": {"threads": 2},
+            "strides": {"how": STRIDED},
+        }
+        for name, way in ways.items():
+            found.same(name, found.call(source, name, **way))
+        contents, sizes = others.result()
+        _contents(found, source, contents)
+        _batch(found, source)
+        _after_others(found, source, sizes)
+        _bounds(found, source)
+        # Last: CUDA's error of a call that it refuses is raised by the next one, too.
+        empty = [case.case for case in cases if case.skip is None and evaluation.is_empty(case.case)]
+        if not empty:
+            found.states["empty"] = UNMEASURED, "no case of the definition is empty"
+        elif found.call(source, "empty", evaluation.subject(empty[0])) is not None:
+            found.states["empty"] = HOLDS, "empty outputs"
+        if found.states["bounds"][0] == HOLDS:
+            _errors(found, source)
+    if beside is None:
+        _in_new_process(rest, anew)
+    else:
+        beside.result()
     results = tuple(_result(evaluation, name, found.states.get(name)) for name in PROPERTIES)
-    return results, found.rows
+    return results, [*found.rows, *rest.rows]
+
+
+def _bounds(found: PropertyCalls, source: UntrustedSource) -> None:
+    """Calls whose tensors begin, then end, at what nothing may touch: what does ends its process."""
+    fences: set[str] = set()
+    for how in (FENCED_BEFORE, FENCED_BEHIND):
+        fenced = found.call(source, "bounds", how=how)
+        if fenced is None:
+            return
+        fences |= {*fenced.fences}
+    between = ", ".join(text for way, text in BETWEEN.items() if way in fences)
+    found.states["bounds"] = HOLDS, f"nothing beside its tensors is touched; they lie between {between}"
+
+
+def _in_new_process(found: PropertyCalls, anew: Probing) -> None:
+    """What another worker is needed for, which has made no call before."""
+    with anew() as another:
+        found.same("process", found.call(another, "process"))
+        _on_gpu(found, another, "stream", ORDINARY, STREAM)
+        _on_gpu(found, another, "load", LOAD)
+        _load_on_part(found, another)
+        _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
 
 
 def chosen(cases: Sequence[PlannedCase]) -> PlannedCase | None:
@@ -357,15 +416,27 @@ def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
                 continue
             found.states["errors"] = BROKEN, f"{what}: {error.told}"
             return
-        if not _right_in_values(evaluation, replace(subject, inputs=inputs), taken):
+        changed = ((inputs[name], value) for name, value in subject.inputs.items())
+        safe = all(one is other or _of_floats(one, other) for one, other in changed)
+        if not _right_in_values(evaluation, replace(subject, inputs=inputs), taken, safe=safe):
             found.states["errors"] = BROKEN, f"{what}: it neither raises nor is right"
             return
     if count:
         found.states["errors"] = HOLDS, f"{count} such calls raise or are right"
+    found.watch.done("property errors")
 
 
-def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult) -> bool:
-    """Whether outputs are right, of whatever dtype and sizes the inputs are; not where nothing is right."""
+def _of_floats(one: Any, other: Any) -> bool:  # noqa: ANN401 - inputs
+    """Whether both are floats in the same shape."""
+    both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    return both and one.is_floating_point() and other.is_floating_point() and one.shape == other.shape
+
+
+def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult, *, safe: bool) -> bool:
+    """Whether outputs are right, of whatever dtype and sizes the inputs are; not where nothing is right.
+
+    `safe`: no place that the inputs name is out of range, which would cost this process its GPU.
+    """
     definition = evaluation.definition
     sizes: dict[str, set[int]] = {}
     for name, spec in definition.inputs.items():
@@ -380,7 +451,7 @@ def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseRe
     dtypes = {name: TORCH_DTYPES.get(spec.dtype) for name, spec in evaluation.definition.outputs.items()}
     outputs = {name: value.to(dtypes.get(name) or value.dtype) for name, value in taken.outputs.items()}
     try:
-        solved = replace(evaluation, definition=subject.definition).solved(subject)
+        solved = replace(evaluation, definition=subject.definition).solved(subject, safe=safe)
         return not any(row.bad for row in evaluation.rule(solved, replace(taken, outputs=outputs)))
     except ODD:
         return False

@@ -9,16 +9,19 @@ import os
 import secrets
 import shutil
 import stat
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Self
+
+import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import find, read_tree
@@ -30,7 +33,7 @@ from traceproof.ops.base import Tensors, Values
 from traceproof.ops.cases import WORKLOADS, Case
 from traceproof.ops.op import Op
 from traceproof.reasons import Failure, Verdict
-from traceproof.run.case import CPU, SolvedCase, make_inputs
+from traceproof.run.case import CPU, SolvedCase, drawing_device, make_inputs, on_host, place
 from traceproof.run.engine import DefinitionRun, Engine, shadowed, this_interpreter
 from traceproof.run.judging import JudgedCase, Right, Rulings, rulings
 from traceproof.run.plan import PlanSelection, fitting_lines, planned_alone
@@ -68,8 +71,9 @@ TOLD_SECONDS = 1.0  # between words on how far it is
 ROUNDED = (Failure.NUMERICS, Failure.INFINITY, Failure.NAN)
 UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
 ALIKE = 4  # cases cost alike whose memory has as many digits to the base of 2**ALIKE
-SURE = 16  # rows after which the worker for properties is started
+SURE = 16  # rows that are right, after which properties are measured beside the other cases
 JUDGES = 2  # cases that are judged side by side
+CALLERS = 2  # cases that are drawn and solved side by side; one of them is called
 DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
 SOLUTION = "solution"  # what it is called among implementations
 
@@ -80,13 +84,21 @@ class Watch:
     def __init__(self, tell: Callable[[str], object] = lambda _: None, begun: float | None = None) -> None:
         self._tell, self._last = tell, time.monotonic() if begun is None else begun
         self._told = 0.0
+        self._lock = threading.Lock()
         self.seconds: dict[str, float] = {}
+
+    def beside(self) -> "Watch":
+        """One for what another thread does meanwhile: it says what this one says, and has parts of its own."""
+        other = Watch(self.say)
+        other.seconds = self.seconds
+        return other
 
     def say(self, text: str) -> None:
         """Say it, unless something was said just now."""
-        if time.monotonic() - self._told >= TOLD_SECONDS:
-            self._told = time.monotonic()
-            self._tell(text)
+        with self._lock:
+            if time.monotonic() - self._told >= TOLD_SECONDS:
+                self._told = time.monotonic()
+                self._tell(text)
 
     def done(self, what: str) -> None:
         """What has gone by since the last such word was for that."""
@@ -122,7 +134,7 @@ def tried(
 
     If not `whole`, the first bad row ends it.
     """
-    from traceproof.solutions.properties import measure, precision
+    from traceproof.solutions.properties import Measuring, beside_cases, measuring
     from traceproof.solutions.speed import measure_speed
 
     watch = watch or Watch()
@@ -133,7 +145,7 @@ def tried(
     with evaluation.prepared() as ready, ExitStack() as stack:
         watch.done("preparing")
         watch.say("a first call" if ready.compiled is None else "compiling, with a first call")
-        probing: Callable[[], AbstractContextManager[UntrustedSource]] = ready.source
+        measured: Measuring | None = None
         for row in ready.rows(cases):
             rows.append(row)
             if "a first call" not in watch.seconds and row.verdict is not Verdict.SKIP:
@@ -141,22 +153,25 @@ def tried(
             watch.say(f"{len({(one.case, one.seed) for one in rows})} of {len(cases)} cases")
             if row.bad and (not whole or row.message.startswith(SETUP_FAILED)):
                 break
-            if len(rows) == SURE:  # what is wrong mostly shows by then
-                probing = stack.enter_context(ready.begun())
+            # What is wrong mostly shows by then.
+            if len(rows) == SURE and not bad(rows) and beside_cases(ready, cases):
+                measured = stack.enter_context(measuring(ready, cases, watch))
         watch.done("cases")
         wrong = bad(rows)
         if (whole or not wrong) and all(row.reason in ROUNDED for row in wrong):
             watch.say("its precision")
-            seen = tuple(precision(ready, probing, cases))
-            watch.done("precision")
-        if not wrong:
-            properties, further = measure(ready, probing, cases, watch)
+            measured = measured or stack.enter_context(measuring(ready, cases, watch))
+            seen = measured.precision.result()
+        if not wrong and measured is not None:
+            properties, further = measured.properties.result()
             rows += further
-            if evaluation.settings.timed and not bad(further):
-                watch.say("its speed")
-                speed, late = measure_speed(ready, cases)
-                rows += late
-                watch.done("speed")
+        stack.close()  # which ends what nobody waits for
+        watch.done("properties")
+        if evaluation.settings.timed and not bad(rows):
+            watch.say("its speed")
+            speed, late = measure_speed(ready, cases)
+            rows += late
+            watch.done("speed")
     isolation = ", ".join(sorted(evaluation.reached - {""}))
     return SolutionTrial(
         rows=tuple(rows),
@@ -336,17 +351,17 @@ class SolutionRun:
                 ready = replace(ready, reference=stack.enter_context(reference))
             yield ready
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether it may run in several workers at once: what it compiled lies in a folder of each."""
+        return self.compiled is None or self.compiled.apart
+
     @contextmanager
-    def begun(
-        self, *, channels: int | None = None
-    ) -> Iterator[Callable[[], AbstractContextManager[UntrustedSource]]]:
-        """The solution in a new worker for later, which starts meanwhile if it has a folder of its own."""
-        if self.compiled is not None and not self.compiled.apart:
-            yield partial(self.source, channels=channels)
-            return
+    def begun(self, *, channels: int | None = None) -> Iterator[UntrustedSource]:
+        """The solution in a new worker, which starts meanwhile."""
         with ThreadPoolExecutor(1) as beside, self.source(channels=channels) as source:
             beside.submit(source.session.start)
-            yield lambda: nullcontext(source)
+            yield source
 
     def rows(self, cases: Sequence[PlannedCase]) -> Iterator[SolutionRow]:
         """All cases but empty ones, which are a property, in one worker: the cheapest first.
@@ -375,24 +390,31 @@ class SolutionRun:
             folder = None if self.compiled is None else stack.enter_context(self.compiled.restored())
             source = stack.enter_context(self.source(folder=folder))
             judges = stack.enter_context(ThreadPoolExecutor(JUDGES))
-            caller = stack.enter_context(ThreadPoolExecutor(1))
+            callers = stack.enter_context(ThreadPoolExecutor(CALLERS))
             judges.submit(source.session.start)  # while the first case is drawn
+            turn = threading.Lock()
 
-            def called(case: PlannedCase) -> JudgedCase:
-                seconds = self.limits.setup_seconds if case is compiling else None
-                found = next(run.each([case], partial(self._called, source, seconds=seconds), SOLUTION))
-                if case is compiling and self.compiled is not None and folder is not None:
-                    self.compiled.keep(folder)
-                return found
+            def call(case: PlannedCase, drawn: JudgedCase) -> CaseResult:
+                with turn:  # one call at a time
+                    found = self._called(
+                        source, drawn, seconds=self.limits.setup_seconds if case is compiling else None
+                    )
+                    if case is compiling and self.compiled is not None and folder is not None:
+                        self.compiled.keep(folder)
+                    return found
 
             try:
                 # The next cases are drawn and called, one after the other, while others are judged.
                 for case in order:
                     held = sum(one.memory for one, _, _ in waiting)
-                    while waiting and (len(waiting) > JUDGES or held + case.memory > self.settings.memory_limit):
+                    while waiting and (
+                        waiting[0][0] is compiling
+                        or len(waiting) >= CALLERS + JUDGES
+                        or held + case.memory > self.settings.memory_limit
+                    ):
                         held -= waiting[0][0].memory
                         yield from waiting.popleft()[-1].result()
-                    calling = caller.submit(called, case)
+                    calling = callers.submit(next, run.each([case], partial(call, case), SOLUTION))
                     waiting.append((case, calling, judges.submit(self._judged, run, calling)))
                 while waiting:
                     yield from waiting.popleft()[-1].result()
@@ -422,9 +444,19 @@ class SolutionRun:
         further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
         return self.call(source, subject, further=further, seconds=seconds)
 
+    @property
+    def _computing(self) -> torch.device:
+        return CPU if self.engine is None else self.engine.computing
+
     def subject(self, case: Case) -> SolvedCase:
         """A case drawn and solved; by the reference's shadow where there is no oracle."""
-        inputs = make_inputs(self.op, self.definition, case, device=CPU, dataset=Path(self.settings.dataset))
+
+        def drawn(device: torch.device) -> Values:
+            dataset = Path(self.settings.dataset)
+            return on_host(make_inputs(self.op, self.definition, case, device=device, dataset=dataset))
+
+        device = drawing_device(self.definition, case, self._computing)
+        inputs = drawn(device) if self.engine is None else self.engine.where_it_fits(device, drawn)
         return self.solved(self._subject(case, inputs))
 
     def _subject(self, case: Case, inputs: Values) -> SolvedCase:
@@ -432,12 +464,20 @@ class SolutionRun:
         seed = int(digest_json([self.settings.hidden_seed, case.id, case.seed]), 16) % (1 << 62)
         return SolvedCase(definition=self.definition, op=self.op, case=case, inputs=inputs, oracle={}, seed=seed)
 
-    def solved(self, subject: SolvedCase) -> SolvedCase:
-        """The case solved for the inputs that it has."""
-        known = self.unknown is None
-        own = (self.definition, subject.inputs, subject.case.seen)
-        oracle = self.op.expected(*own) if known else self._shadow(subject)
-        return replace(subject, oracle=oracle)
+    def solved(self, subject: SolvedCase, *, safe: bool = True) -> SolvedCase:
+        """The case solved for its inputs; a large one on the GPU, if they name no place out of range (`safe`)."""
+        if self.unknown is not None:
+            return replace(subject, oracle=self._shadow(subject))
+
+        def expected(device: torch.device) -> Tensors:
+            found = self.op.expected(self.definition, place(subject.inputs, device), subject.case.seen)
+            return {name: value.cpu() for name, value in found.items()}
+
+        device = drawing_device(subject.definition, subject.case, self._computing) if safe else CPU
+        if self.engine is not None and device.type == "cuda":
+            with suppress(RuntimeError, ValueError, TypeError):  # the op knows of no other device
+                return replace(subject, oracle=self.engine.where_it_fits(device, expected))
+        return replace(subject, oracle=expected(CPU))
 
     def _shadow(self, subject: SolvedCase) -> Tensors:
         """The reference in float64 and in another order of summation; nothing where it can not be had."""
