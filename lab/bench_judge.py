@@ -160,7 +160,7 @@ def table(name: str, turn: int, dataset: Path, options: Sequence[str]) -> bool:
             return False
         found = json.loads(out.read_text(encoding="utf-8"))
     first, *others = found["turns"]
-    again = others[0] if others else {"wall": 0.0, "seconds": {}}
+    again: dict[str, Any] = others[0] if others else {"wall": 0.0, "seconds": {}}
     alone = wall - again["wall"]
     wrong = [one for one in (first, *others) if not one["as_expected"]]
     verdict = f"UNEXPECTED {wrong[0]['reasons'][:3]}" if wrong else "as expected"
