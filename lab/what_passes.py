@@ -79,6 +79,7 @@ class Mutant:
     counts: bool = False  # whether one is that the oracle does not leave open
     equal: str = ""  # why it is the right way in other words, by what the form declares
     nearest: float = 0.0  # the largest ratio of a measured error to its limit, where it passes
+    nearest_kernel: float = 0.0  # the same as a kernel
 
 
 def on_input(name: str, change: Change) -> Make:
@@ -542,7 +543,9 @@ def judged(definition: Definition, seed: int, sizes: Sequence[str], kinds: Seque
     for one in mutants:
         wholly = "the oracle leaves it open" if {*one.changes} <= opened and one.changes else ""
         one.equal = wholly or ("" if one.caught or one.counts else one.equal or equal_by_form(definition, op, one))
-    beyond(definition, op, variants[0], [one for one in unseen if one.kind == FAR and not one.differs])
+    same_bits = [one for one in unseen if one.kind in {FAR, ROUNDING} and not one.differs]
+    if op.unusual(definition):
+        beyond(definition, op, variants[0], same_bits)
     if any(isinstance(kind, Exact) and kind.order for kind in op.comparisons(definition).values()):
         in_whole_tiles(definition, op, variants[0], [one for one in unseen if not (one.counts or one.equal)])
     for one in mutants:
@@ -679,8 +682,11 @@ def seen_in(mutant: Mutant, subject: SolvedCase, result: CaseResult, *, referenc
     for name, ruling in rulings(subject, result, tolerance=None, reference=reference):
         if ruling.verdict in {Verdict.FAIL, Verdict.ERROR} or ruling.reason == Skip.UNJUDGED:
             return f"{subject.case.id} {name} {ruling.reason}"
+        margin = (ruling.details.get("gate") or {}).get("margin") or 0.0
         if reference:
-            mutant.nearest = max(mutant.nearest, (ruling.details.get("gate") or {}).get("margin") or 0.0)
+            mutant.nearest = max(mutant.nearest, margin)
+        else:
+            mutant.nearest_kernel = max(mutant.nearest_kernel, margin)
     return ""
 
 
@@ -776,12 +782,14 @@ def table(found: Mapping[tuple[str, str], Sequence[Mutant]]) -> Iterator[str]:
     yield ""
     whys: dict[str, Counter[str]] = {}
     for (op_type, name), mutants in sorted(found.items()):
-        for one in (one for one in mutants if not one.caught):
-            told = f"{one.nearest:.2g} of the limit" if one.differs else "the same bits"
+        for one in (one for one in mutants if not (one.caught and one.as_kernel)):
+            nearest = one.nearest_kernel if one.caught else one.nearest
+            told = f"{nearest:.2g} of the limit" if one.differs else "the same bits"
             if one.equal:
                 whys.setdefault(one.equal, Counter()).update([op_type])
             else:
-                yield f"- {op_type}, {name}: {one.kind}: {one.name}: {told}"
+                alone = ", as a kernel" if one.caught else ""
+                yield f"- {op_type}, {name}: {one.kind}: {one.name}: {told}{alone}"
     for why, counts in sorted(whys.items()):
         yield f"- equivalent: {why}: {', '.join(f'{op_type} {count}' for op_type, count in counts.items())}"
 

@@ -26,7 +26,7 @@ COPIED = {
     ("rmsnorm", "residual_out"),
     *(("kda", name) for name in ("conv_state_out", "state_out")),
     ("gdn", "conv_state_out"),
-    ("fused_topk_deepseek_e64_k4", "topk_values_out"),
+    ("trtllm_gen_routing_e24_k3_t4", "topk_weights"),
     *((f"{name}fused_kda_decode_h2_d16", "output") for name in ("", "packed_")),
 }
 WITHOUT = {
@@ -59,7 +59,7 @@ WITHOUT = {
     *("mhc_pre_big_fuse", "fused_rmsnorm_silu_h96", "add_rmsnorm_fp4quant_h96"),
     *("mla_rope_quantize_fp8_h4_rope32", "rope_quantize_fp8_append_h4_kv2_rope32_ps4"),
     *("moe_preprocess", "hash_topk_e48_k4_v64"),
-    *("alphamoe_fused_router_e24_k3_bm4", "trtllm_gen_routing_e24_k3_t4", "layernorm_no_bias_h96"),
+    "layernorm_no_bias_h96",
 }  # `ops.lossless` says why; copies are exact
 
 
@@ -105,10 +105,29 @@ def test_the_exact_value_alone_passes(name: str) -> None:
         value = subject.oracle[output].float().double()
         right, tied = exactly(value, dtype), away(value, dtype)
         copied = not {(definition.op_type, output), (name, output)}.isdisjoint(COPIED)
-        assert subject.ruling(output, right.to(dtype), reference=True).verdict is Verdict.PASS
         assert torch.equal(tied.double(), right) == copied
-        for wrong in (right * 1.004).to(dtype), *(() if copied else (tied,)):
-            assert subject.ruling(output, wrong, reference=True).verdict is Verdict.FAIL
+        for reference in (True, False):
+            assert subject.ruling(output, right.to(dtype), reference=reference).verdict is Verdict.PASS
+            for wrong in (right * 1.004).to(dtype), *(() if copied else (tied,)):
+                assert subject.ruling(output, wrong, reference=reference).verdict is Verdict.FAIL
+
+
+def truncated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded towards zero."""
+    near = value.to(dtype)
+    return torch.where(near.double().abs() > value.abs(), torch.nextafter(near, near * 0), near)
+
+
+@pytest.mark.parametrize("name", [one.name for one in DEFINITIONS.values() if one.op_type == "moe"])
+def test_experts_on_a_gpu_are_neither_cut_off_nor_too_large_where_requantising_loses_nothing(name: str) -> None:
+    subject = lossless(name)
+    assert subject is not None
+    [(output, dtype)] = narrow(subject).items()
+    value = subject.oracle[output]
+    near = value.to(dtype)
+    for given, right in ((near, True), (truncated(value, dtype), False), ((value * 1.003).to(dtype), False)):
+        ruling = subject.ruling(output, given, on_gpu=True)
+        assert (ruling.verdict is Verdict.PASS) == right, ruling.message
 
 
 def test_what_a_gpu_need_not_compute_exactly_is_exact_on_a_cpu_alone() -> None:

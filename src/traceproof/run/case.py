@@ -28,7 +28,7 @@ from traceproof.ops.cases import (
     Case,
     boundaries,
 )
-from traceproof.ops.compare import Quantised, of_reference
+from traceproof.ops.compare import Quantised, of_lossless, of_reference
 from traceproof.ops.formula import Wanted
 from traceproof.ops.generic import draw_spec
 from traceproof.ops.op import Op, Subject
@@ -323,6 +323,10 @@ def expectation(  # noqa: PLR0913 - one output of one case
     shape = None if sizes is None else tuple(None if axis in left else size for axis, size in named)
     kind = op.comparisons(definition).get(name)
     held = {what: value for what, value in entries.items() if what != OTHER_TIES}
+    lossless = case.params.get(UNUSUAL) == LOSSLESS
+    if isinstance(kind, Quantised) and not reference:
+        kind = of_lossless(kind) if lossless and kind.exact and on_gpu else kind
+        lossless &= kind.exact and not on_gpu
     return Expected(
         shape=(trials, *shape) if trials and shape is not None else shape,
         dtype=TORCH_DTYPES.get(spec.dtype),
@@ -330,7 +334,5 @@ def expectation(  # noqa: PLR0913 - one output of one case
         comparison=of_reference(kind) if kind is not None and reference else kind,
         in_chunks=in_chunks,
         drawn=bool(trials),
-        lossless=case.params.get(UNUSUAL) == LOSSLESS
-        and (reference or not isinstance(kind, Quantised))  # kernels requantise
-        and (op.exact_on_gpu(definition) or not on_gpu),
+        lossless=lossless and (op.exact_on_gpu(definition) or not on_gpu),
     )

@@ -681,15 +681,23 @@ def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
 
 SATURATED = 2 * SURE  # exp(-128) is 0 in float32: gates are what they were, or 0
 WHOLE_AGAIN = SATURATED**-2  # times a gate times an up
-GATES_AND_UPS = (-4.0, -1.0, 1.0, 4.0)
+GATES_AND_UPS = (-2.0, -1.0, 1.0, 2.0)
+# Ups are so many times that, and products have one odd factor: with 7, the largest of a block over 448 is a power
+# of two; with 3, that over 6 is, and e2m1 holds them all. Without scales, half precision has to hold them.
+UPS: Mapping[Scaling, float] = {
+    **dict.fromkeys((Scaling.NVFP4, Scaling.MXFP4), 1.5),
+    Scaling.MXINT4: 3.0,
+    Scaling.PLAIN: 7 / SATURATED,
+    Scaling.FP4: 1 / SATURATED,
+}
 ADDED_UP = (-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)
 
 
 def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Tokens of one channel, which makes a gate and an up of one weight each; of gemm2 whole numbers.
 
-    Gates and ups are SATURATED times a power of two, and so is all but 0 that enters gemm2: every narrow format
-    holds it exactly, by some scale. Shared experts give 0, so that a token has one result.
+    All but 0 that enters gemm2 is one number times 1, 2 or 4, which the format that a kernel keeps it in holds
+    exactly, by the scale that it would take. Shared experts give 0, so that a token has one result.
     """
     found, role, name = mixture_of(wanted.definition), role_of(wanted), wanted.name
     form = found.tokens if role == "hidden_states" else found.scaling
@@ -700,11 +708,15 @@ def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
     made = torch.empty(wanted.shape, dtype=wanted.dtype, device=draw.device)
     first, bare = role == GEMM1[0], form in {Scaling.PLAIN, Scaling.FP4}
     table = torch.tensor(GATES_AND_UPS if first else ADDED_UP, device=draw.device)
-    table *= (1.5 if form is Scaling.FP4 else 1.0) if first else WHOLE_AGAIN if bare else 1.0
+    table *= (1.5 if form is Scaling.FP4 else 1.0) if first else 1 / SATURATED if bare else 1.0
+    raised = torch.ones(wanted.shape[-2] * found.layout.parts, 1, device=draw.device)
+    if first and found.gated:
+        raised[found.layout.order(len(raised), gated=True)[: len(raised) // 2]] = UPS.get(found.scaling, 7.0)
+    raised = raised.chunk(found.layout.parts)[int(name.endswith("_1"))]
     for expert in range(len(made)):
         drawn = draw.integers(f"{name}.{expert}", (*rows[1:], width), torch.int32, low=0, high=len(table))
         shared = first and expert >= found.routing.local
-        made[expert].copy_(as_codes(table[drawn] * (not shared), form))
+        made[expert].copy_(as_codes(table[drawn] * raised * (not shared), form))
     return made
 
 
@@ -720,13 +732,14 @@ def exact_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
     found, role = mixture_of(wanted.definition), role_of(wanted)
     token, late = role == "hidden_states_scale", found.scaling in {Scaling.NVFP4, Scaling.FP8_TENSOR}
     scale = SATURATED if token else WHOLE_AGAIN if role == (UP_SCALE if late else GEMM2[1]) else 1.0
-    scale *= 1.5 if role == UP_SCALE and found.scaling is Scaling.NVFP4 else 1.0  # e2m1 holds 1.5 and 6
     full = torch.full(wanted.shape, scale, device=draw.device)
+    if role == GEMM2[1]:  # sums have as many more bits
+        full *= 4.0 ** draw.integers(f"{wanted.name}.exact", wanted.shape, low=0, high=3)
     return as_scale(full, found.tokens if token else found.scaling, wanted.dtype)
 
 
 def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
-    """One result for each token, in a form of its own bits. A reference is exact then; kernels requantise."""
+    """One result for each token, in a form of its own bits."""
     found, inputs = mixture_of(definition), named(definition)
     late = found.scaling is Scaling.NVFP4 and UP_SCALE not in inputs  # e4m3 holds no scale so small
     if found.weight_count >= HEAVY or found.routing.method in {Method.UNIFORM, Method.EVEN} or late:
@@ -737,7 +750,7 @@ def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
         **dict.fromkeys(("hidden_states_scale", UP_SCALE), exact_scale),
         **dict.fromkeys((GATE_SCALE, DOWN_SCALE), 1.0),
         "gemm1_alpha": 2.0,
-        "gemm1_clamp_limit": 4 * SATURATED,
+        "gemm1_clamp_limit": 32 * SATURATED,
         # What is added may be rounded before.
         **dict.fromkeys((*BIASES, "out", "gemm1_beta", "routing_bias"), 0.0),
         "routing_logits": routing.one_chosen,
@@ -938,7 +951,11 @@ class Experts(Op):
         """Relative RMS error by row and slope."""
         found = mixture_of(definition)
         coarse = FOUR_BITS if found.tokens is Scaling.NVFP4 else REQUANTISED
-        return {next(iter(definition.outputs)): UNQUANTISED if found.scaling is Scaling.PLAIN else coarse}
+        kind = UNQUANTISED if found.scaling is Scaling.PLAIN else coarse
+        # Powers of four, and products of twice 7, the limit where none is given: their blocks have no such scale.
+        limited = found.activation == SWIGLU_STEP and OF_ACTIVATION[2] not in named(definition)
+        exact = found.scaling is Scaling.PLAIN or (found.gated and not limited)
+        return {next(iter(definition.outputs)): replace(kind, exact=exact)}
 
     def memory(self, definition: Definition, case: Case) -> int:
         """Peak bytes of the larger of the reference, which widens all weights, and the oracle."""
@@ -1057,6 +1074,7 @@ MOE = Experts(
     adjust=tie,
     sizes_in_numbers=STATED,
     lossless=exact_mixture,
+    lossless_sizes={"t": 18},  # so that limits are given
     positive=("topk_weights", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
     apart=False,
     mutants=(

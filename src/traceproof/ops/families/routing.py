@@ -792,6 +792,13 @@ def fine_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return (ranks(draw, wanted).float() + apart).to(wanted.dtype)
 
 
+def sure_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
+    """The best of a row has all the weight; of float32 the best two, which 16 bits hold alike, half of it."""
+    order = draw.uniform(wanted.name, wanted.shape).argsort(-1).argsort(-1).float()
+    steps = order // 2 + order * 2.0**-17 if wanted.dtype is torch.float32 else order
+    return (steps * (-2 * SURE)).to(wanted.dtype)
+
+
 def hashed(
     wide: Wide, *, curve: Part = lambda logits: softplus(logits).sqrt(), sums: bool = True, tokens: Part = same
 ) -> Tensors:
@@ -907,7 +914,12 @@ GROUPED = Op(
         "topk_indices": lambda draw, wanted: torch.zeros(wanted.shape, dtype=wanted.dtype, device=draw.device),
     },
     sizes_in_numbers=("topk",),
-    lossless=lambda _: {"scores": halves_and_ones, "bias": steps_of_bias, "topk_values": 0.0},
+    lossless=lambda _: {
+        "scores": halves_and_ones,
+        "bias": steps_of_bias,
+        "topk_values": 0.0,
+        "routed_scaling_factor": 164.5 / 64,  # a quarter of it is a middle, a fifth lies beyond one
+    },
     unread=dict.fromkeys(("topk", "topk_values", "topk_indices"), "it is written over, or its size"),
     adversarial={},
     unusual={},
@@ -1059,6 +1071,7 @@ PLANS = Op(
     },
     apart=False,
     draws=dict.fromkeys(("logits", "routing_logits"), ranks),
+    lossless=lambda _: dict.fromkeys(("logits", "routing_logits"), sure_ranks),
     adversarial={},
     unusual={},
     gates={
