@@ -21,15 +21,15 @@ RATIOS: Mapping[str, float] = {
     "base 2 where the natural logarithm is meant": 1 / math.log(2),
     "the sign flipped": -1.0,
 }
-SAME_RATIO = 1e-3  # relative: farther apart than that no bfloat16 output lies from its factor over many elements
-MOST = 3  # explanations given; more say that the case tells them not apart
+SAME_RATIO = 1e-3  # relative; a bfloat16 output of many elements shows its constant factor more exactly than this
+MOST = 3  # explanations given; where more fit, the case does not tell them apart
 
 
 def agree(one: torch.Tensor | None, other: torch.Tensor | None, expected: Expected) -> float | None:
-    """How far two answers lie apart, as a part of what the judge allows each of them; at most 1: they agree.
+    """Half the distance of two answers over the limit that the judge allows each of them; at most 1: they agree.
 
-    None where nothing can be said: an output is absent, there is no oracle to take the limit from, or the kind of
-    comparison is about sets or draws.
+    None where nothing can be said: an output is absent, there is no oracle to take the limit from, or the
+    comparison is of sets or random draws.
     """
     if one is None or other is None or "" not in expected.oracle:
         return None
@@ -41,10 +41,10 @@ def agree(one: torch.Tensor | None, other: torch.Tensor | None, expected: Expect
 
 
 def explain(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> list[str]:
-    """What is known to give such an answer, the simplest first; empty: nothing that is known here.
+    """Known bugs or conventions that give such an answer, the simplest first, at most MOST; empty: none is known.
 
-    A constant factor or offset, or one of the op_type's mutants: an output is recognised when the judge, asked to
-    hold it against what the mutant gives, passes it.
+    A constant factor or offset, or one of the op_type's mutants: it is recognised when the judge, with the
+    mutant's output in place of the oracle's, passes the answer.
     """
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return []
@@ -70,7 +70,7 @@ def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
 
 def _known_bugs(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> Iterator[str]:
     if registry.for_definition(subject.definition)[1] is not None:
-        return  # the op's mutants are of the forms that it knows
+        return  # mutants exist only for forms that the op knows
     right = RIGHT.make(subject)
     own = ((mutant.name, mutant.make(subject)) for mutant in registry.mutants_of(subject.definition))
     generic = ((one.name, None if right is None else one.change(right)) for one in generic_mutants(RIGHT))
@@ -82,23 +82,23 @@ def _known_bugs(subject: Subject, output: str, actual: torch.Tensor, expected: E
 
 
 def _matches(actual: torch.Tensor, wanted: torch.Tensor, expected: Expected) -> bool:
-    """Whether an answer would pass if `wanted` were right, with the limits that hold here."""
+    """Whether an answer would pass if `wanted`, float64 of its shape, were right, with the limits of this case."""
     value = expected.oracle[""].to(torch.float64)
     moved = {"": wanted}
-    if "baseline" in expected.oracle:  # what the baseline loses, lost from there
+    if "baseline" in expected.oracle:  # the baseline's error, around `wanted`
         moved["baseline"] = wanted + (expected.oracle["baseline"].to(torch.float64) - value).nan_to_num()
     held = replace(expected, oracle={**expected.oracle, **moved})
     return passes(actual, held)
 
 
-# Mutants of any op: its formula in float32, or another variant, whose outputs are changed.
+# Mutants of any op: outputs of its formula in float32, or of another variant, changed.
 
 RIGHT = Variant("float32, rounded once")
 Change = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 class OutputMutant(Mutant):
-    """What a variant gives, with `change` made to its outputs; None where that changes nothing."""
+    """A variant's outputs with `change` made to them; None where the change does not apply."""
 
     def __init__(self, name: str, variant: Variant, change: Callable[[Tensors], Tensors | None]) -> None:
         super().__init__(name)
@@ -111,12 +111,12 @@ class OutputMutant(Mutant):
 
 
 def first_float(change: Change, outputs: Tensors, *, last: bool = False) -> Tensors | None:
-    """Change the first floating-point output that the change says something about; `last`: of several the last."""
+    """Outputs with the first floating-point one that `change` applies to changed; `last`: of several, the last."""
     if last and len(outputs) < 2:
         return None
     for name, value in reversed(outputs.items()) if last else outputs.items():
         if value.dtype.is_floating_point and value.numel():
-            narrow = value.dtype.itemsize == 1  # PyTorch computes nothing with such values
+            narrow = value.dtype.itemsize == 1  # PyTorch has no arithmetic for 8-bit floats
             changed = change(value.float() if narrow else value.clone())
             if changed is not None:
                 return outputs | {name: changed.to(value.dtype)}
@@ -124,19 +124,19 @@ def first_float(change: Change, outputs: Tensors, *, last: bool = False) -> Tens
 
 
 def filled(value: torch.Tensor, part: torch.Tensor, number: float) -> torch.Tensor:
-    """The tensor, once a number fills a part of it."""
+    """Fill `part`, a view of `value`, with a number; returns `value`."""
     part.fill_(number)
     return value
 
 
 def dead_row(value: torch.Tensor) -> torch.Tensor | None:
-    """Zeros in the row in the middle."""
+    """Zeros in the middle row of all rows; None where there is one row alone."""
     rows = value.view(-1, value.shape[-1]) if value.dim() > 1 else value[:0]
     return filled(value, rows[len(rows) // 2], 0) if len(rows) > 1 else None
 
 
 def swapped(outputs: Tensors) -> Tensors | None:
-    """The first two outputs in each other's place, whatever their shapes."""
+    """The first two outputs exchanged, whatever their shapes."""
     if len(outputs) < 2:
         return None
     first, second = list(outputs)[:2]
@@ -153,11 +153,12 @@ CHANGES: Mapping[str, Change] = {
     "-inf against finite": lambda value: filled(value, value.view(-1)[value.numel() // 2], -math.inf),
     "rows shifted by one": lambda value: value.roll(1, 0) if value.shape[0] > 1 else None,
 }
-IN_LAST = ("zeros", "scaled by 1.02", "one dead row", "rows shifted by one")  # of a state, a residual, an LSE
+# the last output often is a state, a residual or an LSE
+IN_LAST = ("zeros", "scaled by 1.02", "one dead row", "rows shifted by one")
 
 
 def generic_mutants(variant: Variant) -> tuple[OutputMutant, ...]:
-    """The mutants of any op, made from an equivalent variant of it."""
+    """The mutants that any op has, made by changing the outputs of `variant`."""
     changes = {name: partial(first_float, change) for name, change in CHANGES.items()}
     changes |= {f"last output: {name}": partial(first_float, CHANGES[name], last=True) for name in IN_LAST}
     mutants = [OutputMutant(name, variant, change) for name, change in changes.items()]

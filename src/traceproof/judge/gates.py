@@ -1,4 +1,4 @@
-"""What a gate says, the gate over sets of indices, and gates over numbers, one per kind of comparison.
+"""Gates, which hold an output against the oracle: one over sets of indices, and over numbers one per comparison.
 
 Those over numbers are fed chunk by chunk, in float64. An output larger than the memory at hand is judged like a
 small one: each chunk holds whole rows, and what a gate must know of the whole output is pooled before anything is
@@ -22,7 +22,7 @@ NEAR_LARGEST = 0.98  # of a dtype's largest value: from there on an allowed erro
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a gate said."""
+    """Result of a gate."""
 
     kind: str  # the gate's name
     margin: float  # the largest ratio of a measured error to its limit; above 1 fails
@@ -40,10 +40,10 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def landed(actual: torch.Tensor, oracle: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An output in float64; infinities beside finite values just below the largest, as what rounds to them.
+    """An output in float64; infinities where the oracle is just below dtype's max become the least overflow.
 
-    There an allowed error decides whether a value overflows. It counts as the least value that does, so that the
-    gate says whether the error is allowed. Both are float64 of one shape, `dtype` is the output's own.
+    There an allowed error decides whether a value overflows, so the gate, not the place of the infinity, is to say
+    whether it is allowed. `actual` and `oracle` are float64 of one shape, `dtype` is the output's own.
     """
     if not dtype.is_floating_point or dtype == torch.float64:
         return actual
@@ -54,11 +54,11 @@ def landed(actual: torch.Tensor, oracle: torch.Tensor, dtype: torch.dtype) -> to
 
 
 def rounding_rms(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """RMS error per row of one rounding to `dtype`: its worst for one element, its average for the others.
+    """RMS error [rows] that one rounding of float64 `rows` to `dtype` may make: its average, or more for few.
 
     Where the spacing of `dtype` is u, the square of a rounding is u^2 / 12 on average and u^2 / 4 at most, so n
-    elements give u^2 / 12 (1 + 2 / n). Where spacings differ, n is (sum u^2)^2 / sum u^4: 1 where one decides the
-    row. What `dtype`, the output's, holds exactly is not rounded. `rows` is a float64 matrix, finite.
+    elements give u^2 / 12 (1 + 2 / n). Where spacings differ, n is (sum u^2)^2 / sum u^4, which is 1 where one
+    element decides the row. What `dtype` holds exactly is not rounded. `rows` is finite.
     """
     if not dtype.is_floating_point:
         return rows.new_zeros(len(rows))
@@ -73,7 +73,7 @@ def rounding_rms(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def index_set(actual: torch.Tensor, extras: Mapping[str, torch.Tensor], padding: int) -> Gate:
-    """Rows of chosen indices: known candidates, none twice, all there, each within rounding of the k-th best.
+    """The gate of index sets: known candidates, none twice, none missing, all within rounding of the k-th best.
 
     `actual` is int [..., k], its other axes are the rows; `extras` are `scores` float64 and `candidates` int64
     [rows, candidates], `tolerance` float64 [rows]; `padding` fills a row that has fewer candidates than k.
@@ -96,21 +96,21 @@ def index_set(actual: torch.Tensor, extras: Mapping[str, torch.Tensor], padding:
     return Gate("index set", float("inf") if wrong else 0.0, f"{wrong} of {wanted} chosen indices are wrong")
 
 
-PEAK = 4.0  # how far the largest of many rounding errors lies above their RMS, for rows too short to show it
+PEAK = 4.0  # the largest of many rounding errors, in units of their RMS; for rows too short to show it
 TINY = 1e-30
-SIGMAS = 5.0  # one slope in 1.7 million lies farther off by luck
-# How far a slope may be off, in parts of one rounding's largest relative error. Right ways of computing and
-# references reach 0.08 where the baseline has no slope of its own, and TF32 that is cut off on both sides of a
-# product 0.18; an output that is cut off instead of rounded has 0.7.
+SIGMAS = 5.0  # one slope in 1.7 million lies farther off by chance
+# How far a slope may be off 1, in units of one rounding's largest relative error. Right implementations and
+# references reach 0.08 where the baseline's slope is 1, TF32 that is truncated on both sides of a product 0.18,
+# and an output that is truncated instead of rounded 0.7.
 SLOPE = 0.25
-# The same of float32 outputs, absolute: TF32 that is cut off on both sides of a product has 2^-11.
+# The same for float32 outputs, absolute: TF32 truncated on both sides of a product has 2^-11.
 WIDE_SLOPE = 2.0**-10
-GROUPS = 12.0  # of like energy, that say how far a slope is off by luck
-VALUES = 1 << 12  # groups of values; consecutive ones are in groups of their own
+GROUPS = 12.0  # fewer groups of like energy do not show how far a slope is off by chance
+VALUES = 1 << 12  # groups of elements by the low bits of their value; neighbouring values are in different groups
 
 
 def _rows(tensor: torch.Tensor, axes: int = 1) -> torch.Tensor:
-    """A matrix of the rows that the last `axes` axes make; the whole tensor is one where it has no more."""
+    """The tensor as a matrix whose rows are its last `axes` axes; a single row where it has no more axes."""
     whole = tensor.dim() <= axes
     return tensor.reshape(1, -1) if whole else tensor.reshape(-1, math.prod(tensor.shape[-axes:]))
 
@@ -121,67 +121,67 @@ def _rms(rows: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A chunk of an output ready for a gate: float64 matrices of whole rows, what is not finite set to 0."""
+    """A chunk of an output, ready for a gate: float64 matrices of whole rows, NaN and infinities set to 0."""
 
     actual: torch.Tensor  # what was computed
     expected: torch.Tensor  # the oracle's
-    error: torch.Tensor  # their difference, or its absolute value
-    allowed: torch.Tensor  # what the gate needs beside them: the baseline's error, the bound, or nothing
-    first: int = 1  # size of the first axis
+    error: torch.Tensor  # actual - expected, or its absolute value
+    allowed: torch.Tensor  # what the gate's limit is made of: the baseline's error, the bound, or unused
+    first: int = 1  # size of the output's first axis
 
 
 Kind = TypeVar("Kind")
 
 
 class _Gate(Generic[Kind]):
-    """What gates begin with: most know the limit of each element without the others."""
+    """Base of gates: `prepare` a chunk, `pool` it, `hold` it against the limits, then `gate` gives the result."""
 
     two_passes = False
 
     def __init__(self, kind: Kind, dtype: torch.dtype) -> None:
         self._kind = kind
         self._dtype, self._rounding = dtype, unit_roundoff(dtype)
-        # half of the spacing of numbers that are not normal
+        # half of the spacing of subnormal numbers
         self._least = torch.finfo(dtype).smallest_normal * self._rounding if self._rounding else 0.0
 
     def pool(self, rows: Rows) -> None:
-        """Note of a chunk what must be known of the whole output."""
+        """Add to what must be known of the whole output before any limit is; by default nothing."""
 
     def due(self, chunk: int) -> bool:
-        """Whether a chunk has to be held."""
+        """Whether the chunk of this number has to be held against limits, once all are pooled."""
         del chunk
         return True
 
 
 class _Groups:
-    """Sums of errors times expected values, and of these squared, over groups of elements."""
+    """Sums over groups of elements: products of error and expected value, and energy (expected value squared)."""
 
     def __init__(self) -> None:
         self._products = self._mixed = self._squares = 0.0
 
     def add(self, products: torch.Tensor, energy: torch.Tensor) -> None:
-        """Groups, one an element."""
+        """Add groups by their sums of products and of energy, both [groups]."""
         self._products += float(products @ products)
         self._mixed += float(products @ energy)
         self._squares += float(energy @ energy)
 
     def number(self, energy: float) -> float:
-        """How many groups of like energy there are as good as; no end of them where none was added."""
+        """Number of groups of equal energy that would give such sums; infinite where none was added."""
         return energy * energy / self._squares if self._squares else math.inf
 
     def variance(self, slope: float, energy: float) -> float:
-        """Of the slope, by how far it differs between groups."""
+        """Variance of the slope, by how far it differs between the groups."""
         spread = self._products - 2 * slope * self._mixed + slope * slope * self._squares
         return max(0.0, spread) / energy**2
 
 
 class Slope:
-    """Whether an output as a whole is too large or too small by less than any of its elements shows.
+    """Finds an output that is too large or too small as a whole, by less than any single element shows.
 
-    The slope of the elements that are rounded (those that the dtype holds exactly say nothing) against the oracle.
-    Errors may be alike in a row, in a slice of the first axis, or in a column, as a rounded scale or weight makes
-    them, and for equal values. So how far the slope is off by luck is told by its differences between such groups;
-    with fewer than GROUPS of them nothing is said. What the baseline's slope is off is allowed.
+    The slope of error against the oracle, over the elements that are rounded (those that the dtype holds exactly
+    say nothing). Errors may be alike in a row, a slice of the first axis or a column, as a rounded scale or weight
+    makes them, and for equal values. So differences of the slope between such groups say how far it is off by
+    chance; with fewer than GROUPS of them nothing is said. What the baseline's slope is off is allowed.
     """
 
     def __init__(self, dtype: torch.dtype, *, factor: float) -> None:
@@ -189,36 +189,37 @@ class Slope:
         wide = dtype is torch.float32
         self._systematic = WIDE_SLOPE if wide else SLOPE * unit_roundoff(dtype) * factor / 2
         self._rows, self._slices = _Groups(), _Groups()
-        # sums of products of the baseline's and the output's errors with what is expected, and of that squared
+        # sums of the baseline's and of the output's errors times expected values, and of these squared
         self._baseline = self._product = self._energy = 0.0
-        # sums of products and of energy
+        # [2, columns] and [2, VALUES]: sums of products and of energy
         self._columns: torch.Tensor | None = None
         self._values: torch.Tensor | None = None
 
     def add(self, rows: Rows) -> None:
-        """One chunk, with signed errors."""
+        """Add one chunk, with signed errors."""
         value = self._rounded(rows)[1].flatten()
         self._baseline += float(rows.allowed.flatten() @ value)
         self._product += float(rows.error.flatten() @ value)
         self._energy += float(value @ value)
 
     def _rounded(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Expected values in the dtype, and what of them it does not hold exactly."""
+        """Expected values in the dtype, and in float64 with 0 where the dtype holds them exactly."""
         nearest = rows.expected.to(self._dtype)
         apart = nearest.to(torch.float64).sub_(rows.expected).abs_()
-        if apart.numel() and float(apart.amin()) > 0.0:  # mostly none is exact, and to look for these takes longer
+        # mostly none is exact, and masking costs more than this look
+        if apart.numel() and float(apart.amin()) > 0.0:
             return nearest, rows.expected
         return nearest, rows.expected.masked_fill(apart == 0.0, 0.0)
 
     @property
     def most(self) -> float:
-        """The largest part of its limit that the slope can be: where luck adds nothing to that."""
+        """The largest share of its limit that the slope can have: the limit without an allowance for chance."""
         if not self._energy:
             return 0.0
         return abs(self._product / self._energy) / (self._systematic + 2 * abs(self._baseline / self._energy))
 
     def group(self, rows: Rows) -> None:
-        """Add one chunk to the sums over rows, slices of the first axis, columns and equal values; all or none."""
+        """Add one chunk to the sums over rows, slices, columns and equal values; for all chunks or none."""
         nearest, value = self._rounded(rows)
         each = rows.error * value, value * value
         by_row = torch.stack([one.sum(-1) for one in each])
@@ -233,7 +234,7 @@ class Slope:
         self._values = values if self._values is None else self._values + values
 
     def found(self) -> tuple[float, float] | None:
-        """How far the slope is off, and how far it may be; None: nothing was grouped, or in too few groups."""
+        """How far the slope is off 0, and how far it may be; None: nothing was grouped, or too few groups."""
         if self._columns is None or self._values is None or not (self._energy**2):
             return None
         columns, values = _Groups(), _Groups()
@@ -249,15 +250,15 @@ class Slope:
 
 
 class CloseGate(_Gate[Close]):
-    """Error against the oracle, elementwise and by row, at most `factor` times the baseline's, plus one rounding.
+    """Error against the oracle, by element and by row, at most `factor` times the baseline's, plus one rounding.
 
-    A row's own baseline may be small by luck, so a row is also allowed what the whole output's baseline loses in
-    proportion to its magnitude. Where few elements decide a row, all rows may be small by the same luck, so a row
-    that is over its limit is held against what one rounding of the oracle's values may lose
-    (`gates.rounding_rms`), if that is more. The slope is held, too.
+    A row's own baseline may be small by chance, so a row is also allowed the relative error of the whole output's
+    baseline. Where few elements decide a row, all rows may be small by the same chance, so a row over its limit is
+    held against what one rounding of the oracle's values may lose (`rounding_rms`), if that is more. The slope is
+    held, too.
 
-    Most chunks are looked at once: the largest errors of a row whose own baseline decides are known then, and
-    those of another one are at most so large. What may still decide is `due` once more.
+    Most chunks are looked at once: `pool` knows the ratios of rows whose own baseline decides, and an upper bound
+    of the others'. Only chunks that may raise the largest ratio are `due` for a second look.
     """
 
     two_passes = True
@@ -267,15 +268,15 @@ class CloseGate(_Gate[Close]):
         self._error_energy = self._energy = 0.0
         self._elements = 0
         self._ratios = {"largest error": 0.0, "row RMS": 0.0}
-        self._pooled: float | None = None  # what the baseline loses in proportion, over all rows
-        self._chunks: list[torch.Tensor] = []  # figures of each one's rows, see `pool`
+        self._pooled: float | None = None  # relative RMS error of the baseline, over all rows
+        self._chunks: list[torch.Tensor] = []  # of each chunk [5, rows]: the figures that `pool` takes
         self._due: list[bool] = []
         floats = {torch.bfloat16, torch.float16, torch.float32}
         self._slope = Slope(dtype, factor=kind.factor) if dtype in floats and kind.rms is None else None
         self._grouped = False
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
-        """One chunk; its rows are those of the whole output."""
+        """One chunk of whole rows; `entries` are the oracle's value ("") and `baseline`."""
         tensors = (actual, entries[""], entries["baseline"])
         a, e, f = (_rows(t.to(torch.float64), self._kind.row_axes) for t in tensors)
         error, lost = a - e, f - e
@@ -287,7 +288,7 @@ class CloseGate(_Gate[Close]):
         return Rows(a, e, error, lost, first=len(actual) if actual.dim() > 1 else 1)
 
     def pool(self, rows: Rows) -> None:
-        """Note of each row what is expected, lost and off by RMS, the baseline's largest error, and its own."""
+        """Note per row: RMS of expected, baseline error and error, largest baseline error, largest ratio."""
         peak = rows.allowed.abs().amax(-1)
         largest = self._parts(rows, peak).amax(-1)
         found = (_rms(rows.expected), _rms(rows.allowed), _rms(rows.error), peak, largest)
@@ -300,13 +301,13 @@ class CloseGate(_Gate[Close]):
             self._elements += rows.error.numel()
 
     def _parts(self, rows: Rows, peak: torch.Tensor) -> torch.Tensor:
-        """Each error as a part of its limit, where the baseline's largest error counts as `peak`."""
+        """Each error as a share of its limit, [rows, columns]; `peak` [rows] is the baseline's largest error."""
         factor, once = self._kind.factor, rows.expected.abs().mul_(self._rounding)
         most = torch.maximum(peak[:, None] + TINY / factor, once)
         return rows.error.abs().div_(torch.add(once, most, alpha=factor, out=most))
 
     def due(self, chunk: int) -> bool:
-        """Whether the chunk that was pooled as this one has to be held; all are pooled."""
+        """Whether chunk number `chunk` has to be held; the first call, once all are pooled, sets the limits."""
         if self._pooled is None:
             scale, lost, error, peak, largest = torch.cat(self._chunks, 1)
             relative = (lost / scale.clamp_min(TINY))[scale > 0]
@@ -322,7 +323,7 @@ class CloseGate(_Gate[Close]):
         return self._due[chunk]
 
     def _rms_parts(self, scale: torch.Tensor, lost: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-        """The RMS error of each row as a part of its limit."""
+        """RMS error of each row as a share of its limit, from RMS values [rows]."""
         assert self._pooled is not None
         baseline = torch.maximum(lost, self._pooled * scale)
         return error / (self._kind.factor * baseline + self._rounding * scale / 3**0.5 + TINY)
@@ -337,7 +338,7 @@ class CloseGate(_Gate[Close]):
         lost, error = _rms(rows.allowed), _rms(rows.error)
         ratios = self._rms_parts(scale, lost, error)
         over = ratios > 1
-        if over.any():  # mostly none is, and spacings cost as much as the rest of the gate
+        if over.any():  # mostly none is, and rounding_rms costs as much as the rest of the gate
             baseline = torch.maximum(lost[over], self._pooled * scale[over])
             baseline = torch.maximum(baseline, rounding_rms(rows.expected[over], self._dtype))
             rounded = self._rounding * scale[over] / 3**0.5 + TINY
@@ -367,12 +368,12 @@ class CloseGate(_Gate[Close]):
 
 
 class BackwardGate(_Gate[Backward]):
-    """|actual - expected| <= limit * bound + one rounding, elementwise."""
+    """Elementwise backward error: |actual - expected| <= limit * bound + one rounding."""
 
     _margin = 0.0
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
-        """One chunk."""
+        """One chunk; `entries` are the oracle's value ("") and `bound`."""
         a, e = actual.to(torch.float64), entries[""]
         error = (a - e).abs()
         if not (all_finite(a) and all_finite(e)):
@@ -384,7 +385,8 @@ class BackwardGate(_Gate[Backward]):
         """Hold one chunk against its limits."""
         rounding = self._rounding * rows.expected.abs().nan_to_num()
         limit = self._kind.limit * rows.allowed + rounding.clamp_min(self._least) + TINY
-        ratios = (rows.error / limit).nan_to_num(nan=0.0)  # without a finite bound, its place is what is judged
+        # where the bound is not finite, only the place of NaN and infinities is judged
+        ratios = (rows.error / limit).nan_to_num(nan=0.0)
         self._margin = max(self._margin, float(ratios.max()))
 
     def gate(self) -> Gate:
@@ -396,9 +398,9 @@ class BackwardGate(_Gate[Backward]):
 class QuantisedGate(_Gate[Quantised]):
     """Relative RMS error of every row, and the slope against the oracle over the whole output.
 
-    Roundings without a bias still tilt the slope, the more the fewer they are: by the size of the error at right
-    angles to the oracle over the root of their number. The slope may be off by SIGMAS times that beyond its limit,
-    so a wrong factor shows in exact answers, and in rounded ones where enough of them are averaged.
+    Unbiased roundings still tilt the slope, the more the fewer they are: by the norm of the error orthogonal to
+    the oracle, over the root of their number. The slope may exceed its limit by SIGMAS times that, so a wrong
+    factor shows in exact answers, and in rounded ones where enough of them are averaged.
     """
 
     two_passes = True
@@ -406,9 +408,9 @@ class QuantisedGate(_Gate[Quantised]):
     _roundings: float | None = None
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
-        """One chunk. `roundings` among the entries: over how many equal roundings the slope averages, float64 [1].
+        """One chunk. Entry `roundings`, float64 [1], is the number of equal roundings that the slope averages.
 
-        Without it they are so many that none of it is left to luck.
+        Without it there are so many that chance adds nothing to the limit.
         """
         if "roundings" in entries:
             self._roundings = float(entries["roundings"].sum())
@@ -419,14 +421,14 @@ class QuantisedGate(_Gate[Quantised]):
         return Rows(a, e, a - e, e)
 
     def pool(self, rows: Rows) -> None:
-        """Add the chunk to the slope, and hold its rows."""
+        """Add the chunk to the slope, and judge its rows."""
         self._energy += float((rows.expected * rows.expected).sum())
         self._product += float((rows.actual * rows.expected).sum())
         ratios = _rms(rows.error) / ((self._kind.rms + self._rounding) * _rms(rows.expected) + TINY)
         self._row_ratio = max(self._row_ratio, float(ratios.max()))
 
     def hold(self, rows: Rows) -> None:
-        """Measure what lies at right angles to the oracle."""
+        """Add the energy of what is orthogonal to the oracle."""
         across = rows.actual - self._slope * rows.expected
         self._across += float((across * across).sum())
 
@@ -447,7 +449,7 @@ class QuantisedGate(_Gate[Quantised]):
 
 
 class ExactGate(_Gate[Exact]):
-    """Every element equal; of codes one of those that are right, where `lossless` the nearest if one is."""
+    """Every element equal; codes within a range of right codes, and where `lossless` the nearest code."""
 
     def __init__(self, kind: Exact, dtype: torch.dtype, *, lossless: bool = False) -> None:
         super().__init__(kind, dtype)
@@ -455,25 +457,26 @@ class ExactGate(_Gate[Exact]):
         self._wrong = self._elements = 0
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
-        """One chunk."""
+        """One chunk. `low` and `high` among the entries, [..., pairs], are ranges of right codes."""
         value = entries[""]
         if self._order is None or "low" not in entries:
             given = actual.to(value.dtype)
             error = given != value
             if value.dtype in {torch.float64, torch.float32, torch.float16, torch.bfloat16}:
-                error |= given.signbit() != value.signbit()  # of zeros
+                error |= given.signbit() != value.signbit()  # zeros of different sign differ
                 error &= ~(given.isnan() & value.isnan())
             return Rows(actual, value, error, value)
         codes, low, high = self._order(actual)[..., None], entries["low"], entries["high"]
         error = ((codes < low) | (codes > high)).all(-1)
         if self._lossless:
             nearest = self._order(value.to(self._dtype))[..., None]
-            differ = torch.where(codes == -1, 0, codes) != torch.where(nearest == -1, 0, nearest)  # either zero
+            # -1 and 0 are the two zeros
+            differ = torch.where(codes == -1, 0, codes) != torch.where(nearest == -1, 0, nearest)
             error |= (differ & ((low > -ANY_CODE) | (high < ANY_CODE))).any(-1)
         return Rows(actual, value, error, value)
 
     def hold(self, rows: Rows) -> None:
-        """Count what differs."""
+        """Count the elements that differ."""
         self._wrong += int(rows.error.sum())
         self._elements += rows.error.numel()
 
@@ -489,7 +492,7 @@ NumericGate = CloseGate | BackwardGate | QuantisedGate | ExactGate
 def numeric_gate(
     kind: Close | Backward | Quantised | Exact, dtype: torch.dtype, *, lossless: bool = False
 ) -> NumericGate:
-    """The gate of a kind of comparison, for an output of `dtype`; `lossless`: of codes the nearest counts."""
+    """The gate for a kind of comparison and an output of `dtype`; `lossless`: only the nearest code is right."""
     if isinstance(kind, Exact):
         return ExactGate(kind, dtype, lossless=lossless)
     if isinstance(kind, Close):
@@ -498,14 +501,14 @@ def numeric_gate(
 
 
 def gate_of(
-    actual: torch.Tensor,  # the output, or a float64 value that stands for one
-    # the oracle's: "" is the value, float64, of `actual`'s shape; beside it `baseline`, `bound` or `roundings` as
-    # the kind needs
+    actual: torch.Tensor,  # the output, or a float64 value in its place
+    # the oracle's: "" is the value, float64 of `actual`'s shape; `baseline`, `bound` or `roundings` as the kind
+    # needs
     entries: Mapping[str, torch.Tensor],
     kind: Close | Backward | Quantised | Exact,  # how to compare
-    dtype: torch.dtype | None = None,  # the output's; None: `actual`'s own
+    dtype: torch.dtype | None = None,  # the output's; None: `actual.dtype`
 ) -> Gate:
-    """Hold one output against the oracle's entries in one piece."""
+    """Hold one whole output against the oracle's entries."""
     gate = numeric_gate(kind, dtype or actual.dtype)
     rows = gate.prepare(actual, entries)
     gate.pool(rows)

@@ -1,4 +1,4 @@
-"""Properties of kernels that are measured beyond right answers. Standard library only."""
+"""Properties of kernels that are measured beside right answers. Imports the standard library alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A property."""
+    """A property of a kernel: what circumstance is changed, and whether a solution must bear it."""
 
-    question: str  # what is asked
+    question: str  # the circumstance, for people
     demanded: bool  # whether a solution without it is refused, unless config.yaml says otherwise
-    # whether a wrong answer or a failure in its calls counts even where the property is only reported
+    # whether a wrong answer or a failed call counts even where the property is only reported
     must_run: bool = True
 
 

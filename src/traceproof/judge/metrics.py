@@ -1,7 +1,7 @@
 """Figures beside every verdict, in float64, and the specification's tolerance table, which does not decide.
 
-Why not: at N(0, 1) and 2,048 keys an all-zeros attention output passes an 85 % hit ratio, and against one dropped
-token the bfloat16 row is blind (docs/measurements.md has the rates).
+Why it does not: at N(0, 1) and 2,048 keys an all-zeros attention output passes an 85 % hit ratio, and the bfloat16
+row does not see one dropped token (docs/measurements.md has the rates).
 """
 
 import math
@@ -16,7 +16,7 @@ from traceproof.judge.octaves import OCTAVES
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """|actual - expected| <= atol + rtol * |expected| for at least `hit_ratio` of the elements."""
+    """A tolerance: |actual - expected| <= atol + rtol * |expected| for at least `hit_ratio` of the elements."""
 
     atol: float
     rtol: float
@@ -29,28 +29,28 @@ TABLE: Mapping[torch.dtype, Row] = {
     torch.bfloat16: Row(8e-3, 1e-2),
     torch.float8_e4m3fn: Row(1e-1, 2e-1, 0.85),
 }
-QUANTISED = Row(1e-1, 2e-1, 0.85)  # outputs of fp8 and nvfp4 kernels, whatever dtype they are written in
+QUANTISED = Row(1e-1, 2e-1, 0.85)  # outputs of fp8 and nvfp4 kernels, whatever their dtype
 EXACT = Row(0.0, 0.0)  # integers and booleans
 
 
 def row_for(dtype: torch.dtype, *, quantised: bool, tolerance: float | None) -> Row:
-    """The specification's row for an output; `tolerance` overrides its atol and rtol."""
+    """The specification's tolerance for an output of `dtype`; `tolerance` replaces its atol and rtol."""
     row = QUANTISED if quantised else TABLE.get(dtype, EXACT)
     return row if tolerance is None else Row(tolerance, tolerance, row.hit_ratio)
 
 
 WORST = 5
-TINY = 1e-300  # for a tolerance of 0
+TINY = 1e-300  # avoids 0 / 0 where the tolerance is 0
 FRACTION_BITS, EXPONENT_OF_1 = 52, 1023  # of float64
 
 
 class Figures:
-    """Errors of an output against float64 values, added up chunk by chunk; with `excess` where it is `weighed`."""
+    """Errors of an output against float64 values, added up chunk by chunk; `excess` only where `weighed`."""
 
     def __init__(self, row: Row, *, weighed: bool = False) -> None:
         self._row = row
         self._elements = self._finite = self._hits = 0
-        self.excess = 0.0  # largest error as a part of what the row allows at its place, where `weighed`
+        self.excess = 0.0  # largest error over what the row allows at its place
         self._weighed = weighed
         self._max_abs = self._max_rel = self._sum_abs = self._sum_rel = 0.0
         self._squares = self._actual_energy = self._expected_energy = self._product = 0.0
@@ -60,7 +60,7 @@ class Figures:
     def add(self, actual: torch.Tensor, expected: torch.Tensor, start: int = 0) -> None:
         """Add a chunk: both float64 and of one shape; `start` is its place along the first axis."""
         whole = all_finite(actual) and all_finite(expected)
-        # Mostly there is nothing to leave out, and looking for it by position costs more than the figures.
+        # Mostly all is finite, and selecting elements costs more than the figures.
         if whole:
             a, e, beside = actual.flatten(), expected.flatten(), 0
         else:
@@ -75,7 +75,7 @@ class Figures:
         self._hits += int((error <= allowed).sum()) + beside
         most = float(error.max()) if whole and a.numel() else math.inf
         if whole and len(self._worst) == WORST and most <= self._worst[-1][0]:
-            found = []  # mostly: to look for the largest costs a tenth of the figures
+            found = []  # mostly so, and a search for the largest costs a tenth of the figures
         else:
             found = _worst_of(error, actual, expected) if whole else worst(actual, expected)
         for _, place in found:
@@ -99,20 +99,20 @@ class Figures:
         self._product += float(a @ e)
 
     def _count(self, share: torch.Tensor) -> None:
-        """Add to the histogram: bin i holds shares in [2^(k-1), 2^k) for k = OCTAVES[0] + i."""
+        """Add errors over what is allowed to the histogram: bin i has [2^(k-1), 2^k), k = OCTAVES[0] + i."""
         low, high = OCTAVES
-        # The exponent's bits: no share is negative, and of 0 they are those of the least.
+        # Exponents from the float64's bits: no share is negative, and 0 has the least exponent.
         exponent = share.clamp_max_(2.0**high).view(torch.int64) >> FRACTION_BITS
         exponent.sub_(EXPONENT_OF_1 - 1 + low).clamp_(0, high - low)
         counts = torch.bincount(exponent, minlength=len(self._octaves)).tolist()
         self._octaves = [one + more for one, more in zip(self._octaves, counts, strict=True)]
 
     def summary(self) -> dict[str, Any]:
-        """The figures of all chunks, over the positions where both are finite.
+        """The figures of all chunks, over the elements where both are finite.
 
-        max_abs, mean_abs, max_rel, mean_rel, cosine, mse, hit_ratio (of `row`, over all positions), histogram
-        (elements by error as a share of what `row` allows at their place, a bin per octave of OCTAVES), worst (the
-        top 5 positions by absolute error: index, actual, expected). Figures that no position supports are None.
+        max_abs, mean_abs, max_rel, mean_rel, cosine, mse, hit_ratio (of the tolerance, over all elements),
+        histogram (elements by error as a share of what is allowed at their place, a bin per octave of OCTAVES),
+        worst (the 5 largest absolute errors: index, actual, expected). Figures without any element are None.
         """
         count, elements = self._finite, self._elements
         figures: dict[str, Any] = {
@@ -138,14 +138,14 @@ class Figures:
 
 
 def metrics(actual: torch.Tensor, expected: torch.Tensor, row: Row) -> dict[str, Any]:
-    """`Figures` of an output in one piece."""
+    """`Figures.summary` of a whole output."""
     figures = Figures(row)
     figures.add(actual, expected)
     return figures.summary()
 
 
 def worst(actual: torch.Tensor, expected: torch.Tensor) -> list[tuple[float, dict[str, Any]]]:
-    """The positions that differ most, with how much; a NaN or an infinity on one side alone comes first."""
+    """The up to WORST elements that differ most: (error, place); a NaN or infinity on one side alone is first."""
     error = (actual - expected).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
     same = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
     return _worst_of(error.masked_fill(same, 0.0).flatten(), actual, expected)
@@ -154,7 +154,7 @@ def worst(actual: torch.Tensor, expected: torch.Tensor) -> list[tuple[float, dic
 def _worst_of(
     error: torch.Tensor, actual: torch.Tensor, expected: torch.Tensor
 ) -> list[tuple[float, dict[str, Any]]]:
-    """The positions of the largest errors, with these; `error` is flat, and 0 where the two agree."""
+    """The largest errors with their places; `error` is flat, and 0 where the two agree."""
     largest, found = torch.topk(error, min(WORST, error.numel())), []
     for flat, size in zip(largest.indices.tolist(), largest.values.tolist(), strict=True):
         if size > 0:
@@ -164,7 +164,7 @@ def _worst_of(
 
 
 def index_of(flat: int, shape: Sequence[int]) -> list[int]:
-    """Where a flat position lies; torch's own function imports a computer algebra system for it."""
+    """Index along each axis of a flat position; torch.unravel_index would import sympy."""
     index = []
     for size in reversed(shape):
         flat, place = divmod(flat, size)
@@ -173,14 +173,14 @@ def index_of(flat: int, shape: Sequence[int]) -> list[int]:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite: one pass over the least and the largest, which NaN takes part in."""
+    """Whether no element is NaN or infinite: one pass, since both ends of aminmax are NaN where any element is."""
     if not tensor.numel() or not tensor.dtype.is_floating_point:
         return True
-    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # no kernel for 8-bit floats
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # PyTorch has no aminmax for 8-bit floats
     return all(bool(torch.isfinite(end)) for end in torch.aminmax(wide))
 
 
 def number(value: torch.Tensor) -> float | str:
-    """A float that JSON can say: NaN and infinities as text."""
+    """The value as JSON can hold it: NaN and infinities as text."""
     plain = float(value)
     return plain if plain == plain and abs(plain) != float("inf") else str(plain)  # noqa: PLR0124 - NaN test

@@ -12,11 +12,11 @@ from traceproof.ops.compare import Backward, Close, Exact, Quantised
 from traceproof.reasons import Failure
 
 Numeric = Close | Backward | Quantised | Exact
-PIECE = 1 << 18  # elements that a CPU looks at at a time: what it computes of them stays in its cache
+PIECE = 1 << 18  # elements per piece on a CPU: its temporaries stay in the cache
 
 
 class Misplaced:
-    """NaN and infinities must stand where the oracle has them; an overflow of the dtype may saturate or not."""
+    """Checks that NaN and infinities stand where the oracle has them; beyond dtype's max a value may saturate."""
 
     def __init__(self) -> None:
         self._elements = 0
@@ -27,8 +27,8 @@ class Misplaced:
     ) -> None:
         """Look at a chunk that begins at `start` of the first axis.
 
-        With `seen`, which elements must show what the oracle has: others may show it too, as a product with zero
-        does, and one may stand for another.
+        With `seen`, a bool mask, only those elements must show NaN or infinity: others may show them too, as a
+        product with zero does, and NaN may stand for infinity.
         """
         self._elements += actual.numel()
         if not actual.dtype.is_floating_point or (all_finite(actual) and all_finite(oracle)):
@@ -53,7 +53,7 @@ class Misplaced:
             self._found[kind] = before[0] + count, before[1]
 
     def failure(self) -> tuple[Failure, str] | None:
-        """What stands where it should not, if anything does."""
+        """The failure, NaN before infinity, with how many and where the first is; None: none is misplaced."""
         for kind, what in ((Failure.NAN, "NaN"), (Failure.INFINITY, "infinite")):
             if kind in self._found:
                 count, first = self._found[kind]
@@ -62,15 +62,16 @@ class Misplaced:
 
 
 def exactly(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The oracle's value where float32 computes it exactly, rounded once to `dtype`, in float64."""
-    exact = value.to(torch.float32)  # takes away what exponentials leave in float64
+    """The oracle's value where float32 computes it exactly: rounded once to `dtype`, as float64."""
+    exact = value.to(torch.float32)  # takes away the float64 error of exponentials
     return (exact if dtype.is_floating_point else exact.round()).to(dtype).to(torch.float64)
 
 
 def inexact(actual: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Where an output is not its exact value, rounded once; of a quotient or a root either side of a middle is.
+    """Bool mask of elements that are not the exact value rounded once; near a midpoint either neighbour is right.
 
-    Float32 holds whole numbers and their products, and no quotient: of eight roundings it may lose each.
+    That is for quotients and roots, of which float32 rounds each step (up to eight): it holds whole numbers and
+    their products exactly.
     """
     wrong = actual.to(torch.float64) != exactly(value, actual.dtype)
     if actual.dtype.itemsize < 4 and wrong.any():
@@ -81,12 +82,12 @@ def inexact(actual: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 class Numerics:
-    """Everything the judge measures of one output, from chunks of its first axis that cover it in order.
+    """Judges the numbers of one output, from chunks of its first axis that cover it in order.
 
-    Each chunk goes through `measure`; where `two_passes` says so, each that is `due` goes through `hold` after
-    that, once all have been measured. `row` is the specification's tolerance; it decides in place of the gate
-    where it is the user's. Without `figures` it says no more than the gate: they take a third of the time.
-    `lossless`: what the formula gives is exact, so the output is the oracle's value, rounded once.
+    Each chunk goes through `measure`; where `two_passes`, each that is `due` then goes through `hold`, once all
+    were measured. `row` is the specification's tolerance, or the user's, which `decides` in place of the gate.
+    `figures` False leaves metrics out, which take a third of the time. `lossless`: the formula is exact here, so
+    the output must be the oracle's value, rounded once.
     """
 
     def __init__(  # noqa: PLR0913 - one output, spelled out
@@ -101,7 +102,7 @@ class Numerics:
     ) -> None:
         self._row = row
         # A product's float32 sums have no further rounding; other float32 outputs may be logarithms or quotients.
-        # The gate of codes knows itself which of them is free.
+        # The gate of codes (ExactGate) treats lossless ones itself.
         coded = isinstance(comparison, Exact) and comparison.order is not None
         self._exact = lossless and not coded and (dtype.itemsize < 4 or isinstance(comparison, Backward))
         self._inexact = 0
@@ -112,16 +113,16 @@ class Numerics:
         self._with_figures = figures or decides
         self._misplaced = Misplaced()
         self._elements = 0
-        self._pooled = 0  # pieces
-        self._places: dict[int, range] = {}  # of the pieces of each chunk, by where it starts
+        self._pooled = 0  # number of pieces pooled so far
+        self._places: dict[int, range] = {}  # by a chunk's start: the numbers of its pieces
 
     @property
     def two_passes(self) -> bool:
-        """Whether the limits are known only after every chunk was measured."""
+        """Whether limits are known only after every chunk was measured."""
         return self._gate.two_passes
 
     def measure(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> list[Rows]:
-        """First pass over a chunk that begins at `start`; what `hold_prepared` takes."""
+        """First pass over a chunk that begins at `start`; returns the pieces for `hold_prepared`."""
         found = [
             rows
             for first, piece, of_piece in self._pieces(actual, entries)
@@ -134,7 +135,7 @@ class Numerics:
     def _pieces(
         self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[int, torch.Tensor, Mapping[str, torch.Tensor]]]:
-        """A chunk in pieces of the first axis: where each begins, its part of the output and of the entries."""
+        """Cut a chunk along the first axis: where each piece begins, its part of the output and of the entries."""
         count = len(actual) if actual.dim() > self._row_axes else 1
         step = max(1, PIECE * count // max(actual.numel(), 1))
         if actual.is_cuda or step >= count:
@@ -160,7 +161,7 @@ class Numerics:
         return rows
 
     def due(self, start: int) -> bool:
-        """Whether the chunk that begins at `start` has to be looked at again, once all were measured."""
+        """Whether the chunk that begins at `start` needs a second pass, once all were measured."""
         return any(self._gate.due(place) for place in self._places[start])
 
     def hold(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int = 0) -> None:
@@ -171,7 +172,7 @@ class Numerics:
                 self._gate.hold(self._gate.prepare(piece, of_piece))
 
     def hold_prepared(self, prepared: Sequence[Rows]) -> None:
-        """The same with what `measure` gave last."""
+        """Second pass over the chunk that was measured last, by what `measure` returned."""
         for place, rows in enumerate(prepared, self._pooled - len(prepared)):
             if self._gate.due(place):
                 self._gate.hold(rows)
@@ -186,7 +187,7 @@ class Numerics:
         return found | ({"tolerance": self._row.atol} if self._decides else {})
 
     def misplaced(self) -> tuple[Failure, str] | None:
-        """What is NaN or infinite where it should not be, if anything is."""
+        """The failure of misplaced NaN or infinities, with its message; None: there is none."""
         return self._misplaced.failure()
 
     def gate(self) -> Gate | None:
@@ -200,7 +201,7 @@ class Numerics:
         return Gate("lossless", math.inf, f"{many} are not the exact value, rounded once to nearest even")
 
     def _tolerated(self) -> Gate:
-        """The user's tolerance as a gate: all elements, or of quantised outputs the specification's share."""
+        """The user's tolerance as a gate: all elements within it, or the specification's share if quantised."""
         figures = self._figures.summary()
         missed, may_miss = 1.0 - figures["hit_ratio"], 1.0 - self._row.hit_ratio
         margin = missed / may_miss if may_miss else self._figures.excess

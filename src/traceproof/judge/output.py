@@ -1,12 +1,12 @@
-"""Judging one output of a case: presence, shape, dtype, NaN and infinities by position, numerics.
+"""Judging one output of a case: presence, shape, dtype, places of NaN and infinities, numbers.
 
-What an op leaves open is filled in before anything is compared: places that count for nothing, and places whose
+What an op leaves open is filled in before anything is compared: elements that do not count, and places whose
 entries may stand in any order (`ops.compare`).
 
-Last: rows that the order of equal values decides, which a reference's sort or top-k leaves open. Another right
-implementation takes other equals, or all of them: nothing says what is right there. So in such rows another one's
-answer is not held to rounding. An output of which all rows are open is not verified, nor is one with an open row
-that lies farther from both orders than they lie apart: one that keeps all of two equals does not.
+Open rows are those that depend on the order of equal values, which a reference's sort or top-k leaves open. Nobody
+says what is right there, so an implementation that is not the reference is not held to rounding in them. An output
+with open rows alone is not verified, nor is one with an open row that lies farther from both orders than they lie
+apart, as one does that keeps both of two equals.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from traceproof.judge.sampling import judge_samples
 from traceproof.ops.compare import Comparison, Exact, IndexSet, Quantised, Samples
 from traceproof.reasons import Failure, Skip, Verdict
 
-# What a call may not do beside computing.
+# What a call may not do beside computing: reason and message, by field of the call's result.
 MISCONDUCT = {
     "mutated": (Failure.MUTATION, "modified its inputs {}"),
     "aliased": (Failure.ALIAS, "outputs {} share memory with others"),
@@ -36,21 +36,21 @@ MISCONDUCT = {
 class Expected:
     """What the judge expects of an output."""
 
-    # None for a Python scalar; a leading axis of trials counts. None in it: a size that is left open.
+    # None for a Python scalar; with trials, a first axis of draws. A size None is left open.
     shape: tuple[int | None, ...] | None
-    dtype: torch.dtype | None  # the definition's; None: it leaves it open
-    # the oracle's entries for this output, by what follows `@` ("" is the value); empty: no oracle
+    dtype: torch.dtype | None  # the definition's; None: left open
+    # the oracle's entries for this output, by what follows `@` in their names ("": the value); empty: no oracle
     oracle: Mapping[str, torch.Tensor]
     comparison: Comparison | None  # the op's gate; None: no oracle
-    drawn: bool = False  # whether the first axis is of draws, which may be more than `shape` says
-    # whether the oracle's entries are computed chunk by chunk while judging; `oracle` is empty then
+    drawn: bool = False  # whether the first axis is of random draws, which may be more than `shape` says
+    # whether the oracle is computed chunk by chunk while judging; `oracle` is empty then
     in_chunks: bool = False
-    lossless: bool = False  # whether every right way gives the oracle's value, rounded once
+    lossless: bool = False  # whether every right implementation gives the oracle's value, rounded once
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Verdict over one output."""
+    """Verdict over one output; `details` are further fields of its row."""
 
     verdict: Verdict
     reason: str | None
@@ -59,7 +59,7 @@ class Ruling:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What a verdict row says of it."""
+        """Fields of the verdict row."""
         return {"verdict": self.verdict, "reason": self.reason, "message": self.message, **self.details}
 
 
@@ -68,10 +68,10 @@ def _fail(reason: Failure, message: str, **details: Any) -> Ruling:  # noqa: ANN
 
 
 def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: float | None) -> Ruling:
-    """Rule on one output.
+    """Rule on one output; None: it is missing.
 
-    A `tolerance` is the user's: atol and rtol that replace the calibrated gate where an output holds rounded
-    floats. Shape, dtype, the places of NaN and infinities, and what is compared exactly, stay as they are.
+    `tolerance`, the user's atol and rtol, replaces the calibrated gate where an output holds rounded floats.
+    Shape, dtype, places of NaN and infinities, and what is compared exactly, stay as they are.
     """
     ruling = judge_form(actual, expected)
     if ruling is not None:
@@ -81,7 +81,7 @@ def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: 
     if isinstance(expected.comparison, Samples | IndexSet):
         gate, details = _discrete(actual, expected.oracle, expected.comparison)
         return _ruling(gate, details)
-    if actual.shape != expected.oracle[""].shape:  # of an axis whose size no input says
+    if actual.shape != expected.oracle[""].shape:  # an axis whose size only the oracle knows
         wanted = list(expected.oracle[""].shape)
         return _fail(Failure.SHAPE, f"shape is {list(actual.shape)}, the inputs say {wanted}")
     numerics = numerics_of(expected, actual.dtype, tolerance)
@@ -96,7 +96,7 @@ def judge_output(actual: torch.Tensor | None, expected: Expected, *, tolerance: 
 
 
 def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None:
-    """Rule on presence, shape and dtype, and on there being an oracle; None: only the numbers are left."""
+    """Rule on presence, shape, dtype, and on there being an oracle; None: the numbers are still to be judged."""
     if actual is None:
         return _fail(Failure.PRESENCE, "the output is missing")
     shape = expected.shape if expected.shape is not None else ()
@@ -117,14 +117,14 @@ def judge_form(actual: torch.Tensor | None, expected: Expected) -> Ruling | None
 def numerics_of(
     expected: Expected, dtype: torch.dtype, tolerance: float | None, *, figures: bool = True
 ) -> Numerics:
-    """What measures an output of `dtype`, chunk by chunk.
+    """The Numerics for an output of `dtype`, to be fed chunk by chunk.
 
-    A caller's tolerance decides about floats in place of the gates. Without `figures`, metrics that decide nothing
-    are left out.
+    `tolerance`, the user's, decides about floats in place of the gate. `figures` False leaves out metrics, which
+    decide nothing.
     """
     comparison = expected.comparison
     assert comparison is not None
-    assert not isinstance(comparison, Samples | IndexSet)  # which are judged in one piece, and not by numbers
+    assert not isinstance(comparison, Samples | IndexSet)  # these are judged in one piece, not by numbers
     row = row_for(dtype, quantised=isinstance(comparison, Quantised), tolerance=tolerance)
     decides = tolerance is not None and dtype.is_floating_point and not isinstance(comparison, Exact)
     lossless = expected.lossless and not decides
@@ -132,7 +132,7 @@ def numerics_of(
 
 
 def rule_on(numerics: Numerics) -> Ruling:
-    """Rule on what was measured of all chunks."""
+    """Ruling by what was measured of all chunks."""
     details = numerics.details()
     misplaced = numerics.misplaced()
     if misplaced is not None:
@@ -152,7 +152,7 @@ def _ruling(gate: Gate, details: Mapping[str, Any]) -> Ruling:
 
 
 def passes(actual: torch.Tensor, expected: Expected) -> bool:
-    """Whether `judge_output` would pass an output of the right shape and dtype; without its figures."""
+    """Whether `judge_output` would pass an output of the right shape and dtype; faster, without figures."""
     if expected.comparison is None or isinstance(expected.comparison, Samples | IndexSet):
         return judge_output(actual, expected, tolerance=None).verdict == Verdict.PASS
     actual = closed(actual, expected.oracle)
@@ -164,14 +164,14 @@ def passes(actual: torch.Tensor, expected: Expected) -> bool:
 def shares_limits(
     one: torch.Tensor, other: torch.Tensor, oracle: Mapping[str, torch.Tensor], comparison: Numeric
 ) -> float:
-    """Half the difference of two answers as a part of the limit on each, so two that pass are never above 1."""
+    """Half the difference of two answers over the limit of each; at most 1 for two that pass."""
     one, other = closed(one, oracle), closed(other, oracle)
     if _misplaced(one, other.to(torch.float64)):
         return float("inf")
     if not one.numel():
         return 0.0
     if isinstance(comparison, Exact):
-        if "low" in oracle:  # more than one answer is right
+        if "low" in oracle:  # several codes are right
             return max(gate_of(answer, oracle, comparison).margin for answer in (one, other))
         return gate_of(one, {"": other}, comparison).margin
     middle = oracle[""].to(torch.float64) + (one.to(torch.float64) - other.to(torch.float64)) / 2
@@ -185,14 +185,14 @@ def _misplaced(actual: torch.Tensor, oracle: torch.Tensor) -> bool:
 
 
 def misconduct(**names: Sequence[str]) -> Iterator[Ruling]:
-    """Failures for what a call did beside computing: of each key of `MISCONDUCT`, the inputs or outputs."""
+    """A failure per kind of misconduct in MISCONDUCT; `names` has its inputs or outputs."""
     for what, (reason, words) in MISCONDUCT.items():
         if names.get(what):
             yield Ruling(Verdict.FAIL, reason, words.format(list(names[what])), {})
 
 
 def surplus(name: str) -> Ruling:
-    """Rule on an output that the definition does not name."""
+    """The failure for an output that the definition does not name."""
     return _fail(Failure.PRESENCE, f"{name} is no output of the definition")
 
 
@@ -206,14 +206,14 @@ def _discrete(
     return Gate("samples", 0.0 if ok else float("inf"), str(fields.pop("detail", ""))), {"metrics": fields}
 
 
-OTHER_TIES = "other ties"  # entry of an output: what it is with equal values in another order
+OTHER_TIES = "other ties"  # entry of an output: its value with equal values sorted in the other order
 FREE, GROUPS = "free", "groups"  # entries of an output: see `ops.compare`
-OPEN = "open"  # entry of an output: which rows are open, bool, 1 in place of its last axis
-SAME = 2.0**-30  # relative: what the order of a sum leaves in float64, and more; far below float32's rounding
+OPEN = "open"  # entry of an output: bool mask of open rows, with a last axis of 1
+SAME = 2.0**-30  # relative; more than float64 sums in another order differ by, far below float32's rounding
 
 
 def with_open_rows(entries: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """An output's entries, and which rows are open, where the shadow in another order of equals shows some."""
+    """An output's entries, with OPEN where the shadow with ties in the other order gives other rows."""
     other = entries.get(OTHER_TIES)
     if other is None or "" not in entries or other.shape != entries[""].shape:
         return dict(entries)
@@ -222,7 +222,7 @@ def with_open_rows(entries: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The rows in which two tensors differ by more than rounding."""
+    """Bool mask [..., 1] of the rows in which two tensors differ by more than float64 rounding."""
     one, two = (each.to(torch.float64) for each in (value, other))
     same = (one == two) | (one.isnan() & two.isnan())
     if value.is_floating_point() and value.numel():
@@ -232,7 +232,7 @@ def _differing(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def closed(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """An output that holds what is expected where it is open, but for NaN that neither order of equals gives."""
+    """The output with the expected values where it is open, except NaN that neither order of ties gives."""
     if actual.shape != entries.get("", actual).shape:
         return actual
     if FREE in entries:
@@ -247,7 +247,7 @@ def closed(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> torch.T
 
 
 def sorted_within(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """The values, those in places of one group in ascending order."""
+    """The values, those of each group (int, of their shape) sorted in ascending order among their places."""
     value, group = values.flatten(), groups.flatten()
     order = value.argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
@@ -255,7 +255,7 @@ def sorted_within(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
 
 
 def unverified(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> str:
-    """Why an output that is right elsewhere is not verified for its open rows; empty: it is."""
+    """Why an output that passes elsewhere is not verified because of its open rows; empty: it is."""
     left = entries[OPEN]
     if left.all():
         return told(entries)
@@ -266,12 +266,12 @@ def unverified(actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> str
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How far two tensors lie apart, row by row; not at all where both are the same infinity."""
+    """Distance of two tensors by row, [..., 1]; equal infinities count as 0 apart."""
     difference = torch.where(one == other, 0.0, one - other)
     return (difference * difference).sum(-1, keepdim=True).sqrt()
 
 
 def told(entries: Mapping[str, torch.Tensor]) -> str:
-    """What a verdict says of open rows."""
+    """What a verdict's message says of open rows."""
     left = entries[OPEN]
     return f"{int(left.sum())} of {left.numel()} rows follow from how the reference orders equal values"

@@ -1,10 +1,10 @@
-"""The precision that was really used, read off the fine structure of errors.
+"""The precision that a kernel really computed in, read off the fine structure of its errors.
 
-Three things leave different traces. Inputs that were rounded give the exact answer to other inputs, so the
-float64 oracle on rounded inputs predicts what was given. A result that was rounded lies on a coarser lattice,
-nearest to the exact answer there. Sums that were rounded lie on it too, and are not the nearest: with all but four
-terms of each sum at zero, whatever the order of summation, each takes few roundings. Half precision and TF32 have
-the same digits; values beyond half precision's range tell them apart.
+Three things leave different traces. Rounded inputs give the exact answer to other inputs, so the float64 oracle on
+rounded inputs predicts the output. A rounded result is the number of a coarser format nearest to the exact answer.
+Rounded sums are numbers of that format too, but not the nearest: with all but four terms of each sum at zero, each
+takes few roundings, whatever the order of summation. Half precision and TF32 have the same digits; values beyond
+half precision's range tell them apart.
 """
 
 import math
@@ -25,26 +25,27 @@ FORMATS: Mapping[str, tuple[int, float]] = {
     "float16": (10, 65504.0),
     TF32: (10, 3.4e38),
 }
-# Added to a number before thirteen bits are cut off: tensor cores add nothing, `cvt.rna.tf32` rounds halves away.
+# Added to float32 bits before the lower 13 are cut off: tensor cores add nothing (CUT), `cvt.rna.tf32` rounds
+# halves away from zero (AWAY); EVEN stands for nearest even.
 EVEN, AWAY, CUT = -1, 0x1000, 0
 ASKED = "as asked"
 OTHER = "errors that no rounding explains"
-COARSE = 5.5  # digits; sums in bfloat16 leave 6 and more
-EXPLAINED = 0.5  # share of the error that a rounding of inputs must take away
-NEAREST = 0.06  # share of results that are not the nearest of their lattice, where the result alone was rounded
-UP = 2.0**17  # beyond half precision's range
-KEPT = 4  # terms of a sum that are not zero
+COARSE = 5.5  # binary digits; sums in bfloat16 keep 6 and more
+EXPLAINED = 0.5  # share of the error that rounding the inputs must leave at most
+NEAREST = 0.06  # share of results that are not the nearest number of the format, where only the result was rounded
+UP = 2.0**17  # a factor that takes inputs beyond half precision's range
+KEPT = 4  # terms of a sum that are not set to zero
 BETWEEN = 8.15  # digits measured of sums in bfloat16 (6.6 to 7.8) and in half precision (8.5 and more)
-MANY = 1000  # results that are enough
+MANY = 1000  # results that are enough for a verdict
 PROBES = 8
-LEAST = 64  # elements that say anything
+LEAST = 64  # fewer elements say nothing
 
 Compute = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was found: `stage` is `inputs`, `sums` or `result`; or ASKED or OTHER, and `format` is empty."""
+    """The precision found: `stage` is `inputs`, `sums` or `result`; or ASKED or OTHER, with an empty `format`."""
 
     stage: str
     format: str
@@ -55,7 +56,7 @@ class Seen:
 
 
 def rounded(value: torch.Tensor, name: str, half: int = EVEN) -> torch.Tensor:
-    """A tensor rounded to a format, in its own dtype; eight bits saturate, and `half` is for TF32 alone."""
+    """A tensor rounded to a format, in its own dtype; 8-bit formats saturate; `half` is for TF32 alone."""
     _, largest = FORMATS[name]
     if name == TF32:
         bits = value.to(torch.float32).contiguous().view(torch.int32)
@@ -71,8 +72,8 @@ def examine(
 ) -> Seen | None:
     """Which precision a kernel used for one output; None: it can not be told.
 
-    The inputs are floating-point ones wider than eight bits, `summed` those whose last axis it sums over.
-    `observe` is what it gives for such inputs, `exact` the float64 oracle's answer.
+    `inputs` are the floating-point ones wider than eight bits, `summed` those whose last axis it sums over.
+    `observe` gives the kernel's output for such inputs, `exact` the float64 oracle's.
     """
     actual, right = observe(inputs), exact(inputs)
     if actual.shape != right.shape or actual.numel() < LEAST or not actual.dtype.is_floating_point:
@@ -108,7 +109,7 @@ def _sparse(
 
 
 def thinned(inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], seed: int) -> dict[str, torch.Tensor]:
-    """Inputs with KEPT elements in each row of the last axis, and zeros; all positive, so that nothing cancels."""
+    """The inputs' absolute values, so that nothing cancels; `summed` ones with KEPT elements per row, else 0."""
     changed = {name: value.abs() for name, value in inputs.items()}
     for name in summed:
         value = changed[name]
@@ -141,18 +142,18 @@ def _inputs(
 
 
 def _off(actual: torch.Tensor, right: torch.Tensor) -> float:
-    """The share of results that are not the right answer's nearest in their dtype."""
+    """Share of results that are not the number of their dtype nearest to the right answer."""
     return float((actual != right.to(actual.dtype)).double().mean())
 
 
 def _error(actual: torch.Tensor, right: torch.Tensor) -> float:
-    """Norm of the error over that of the right answer."""
+    """Norm of the error over the norm of the right answer; inf where that is 0."""
     apart = actual.double() - right.double()
     return float(apart.norm() / right.double().norm().clamp_min(1e-300)) if bool(right.any()) else math.inf
 
 
 def _lattice(actual: torch.Tensor, right: torch.Tensor) -> Seen | None:
-    """The coarsest format that holds all results, and whether they are its nearest; None: none does."""
+    """By the coarsest format that holds all results: "result" where they are its nearest, else "sums"; or None."""
     given, wanted = actual.double(), right.double()
     if given.numel() < LEAST:
         return None
@@ -171,7 +172,7 @@ def _lattice(actual: torch.Tensor, right: torch.Tensor) -> Seen | None:
 
 
 def _bits(given: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, off: float) -> float | None:
-    """Binary digits that the computation had before the output's own rounding; None: more than can be seen."""
+    """Binary digits of the computation before the output's own rounding; None: as many as the output shows."""
     own = -math.log2(2 * unit_roundoff(dtype))
     share = ((given - wanted).abs() / 2.0 ** torch.floor(torch.log2(wanted.abs()))).median()
     if float(share) * 4 > 1.6 * 2.0**-own:
@@ -180,14 +181,14 @@ def _bits(given: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, off: fl
 
 
 def _cut(value: torch.Tensor, digits: int) -> torch.Tensor:
-    """Values rounded to some binary digits, whatever their range."""
+    """Values rounded to so many binary digits behind the point of their mantissa, without limits of range."""
     mantissa, exponent = torch.frexp(value)
     scale = 2.0 ** (digits + 1)
     return torch.ldexp(torch.round(mantissa * scale) / scale, exponent)
 
 
 def _by_range(found: Seen, inputs: Mapping[str, torch.Tensor], summed: tuple[str, ...], observe: Compute) -> Seen:
-    """Half precision or TF32: whether the kernel still computes beyond half precision's range."""
+    """Half precision or TF32, by whether the kernel still computes beyond half precision's range."""
     first = inputs[summed[0]]
     if first.dtype == torch.float16:
         return Seen(found.stage, "float16 or tf32", found.evidence)

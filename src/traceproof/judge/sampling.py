@@ -1,4 +1,4 @@
-"""Judging random draws: exact support, and frequencies by tests whose false alarms are bounded, not estimated.
+"""Judging random draws: exact support, and frequencies by tests whose false-alarm rates are bounded by proofs.
 
 At one in a million, the normal and the chi-square law are off by orders of magnitude for the counts that a few
 dozen draws give. So every p-value here is a bound that holds for any number of draws:
@@ -15,19 +15,19 @@ dozen draws give. So every p-value here is a bound that holds for any number of 
   below (Chernoff). Here E exp(s log q) is the sum of q ** (1 + s): the bound is the likelihood ratio of the best
   other temperature, and no test of that size tells temperatures apart with fewer draws.
 - The likelihood ratio R of any stated alternative, and any average of such, has P(R >= 1 / a) <= a (Markov: its
-  mean is 1), whenever drawing ends. Alternatives of that kind are a sampler that takes the most probable token,
-  or any of its tokens alike, in a part of its draws, and one that repeats an earlier draw in a part of them.
+  mean is 1), whenever drawing ends. The alternatives are a sampler that takes the most probable token, or any of
+  its tokens with equal chance, in a part of its draws, and one that repeats an earlier draw in a part of them.
 - Of independent numbers with mean 0 and absolute values up to 1/2, the product of 1 + t a b over pairs of a number
   with an earlier one has the mean 1, for any t between -4 and 4 (each b is independent of what came before it).
   So Markov's bound holds for it and for averages over t, as a test of whether they are correlated.
 
-Ten families share the false-alarm rate equally, each divided among its tests: single tokens of single rows, and
-of rows that share a distribution, by their probability; tokens of like rank pooled over rows, counted from the
-most and from the least probable one (a filter that drops its last token shows there); tokens of one number pooled
-over rows, by their probability (a sampler that never draws token 0 shows there); the share of the tokens that must
-be kept; the pooled G statistic; the pooled log-probability of what was drawn; mixtures; draws of one row that
-follow each other, and draws of equal rows beside each other: whether they repeat; and draws of one row, and of
-rows beside each other: whether they are correlated.
+Ten families of tests share the false-alarm rate equally, each divided among its tests: single tokens of single
+rows and of rows that share a distribution, weighted by their probability; tokens of like rank pooled over rows,
+counted from the most and from the least probable one (a filter that drops its last token shows there); tokens of
+one number pooled over rows, weighted likewise (a sampler that never draws token 0 shows there); the share of the
+tokens that must be kept; the pooled G statistic; the pooled log-probability of what was drawn; mixtures; whether
+draws of one row repeat earlier ones, and draws of equal rows each other; and whether draws of one row, and of
+neighbouring rows, are correlated.
 """
 
 import math
@@ -37,34 +37,34 @@ from typing import Any, NamedTuple
 import torch
 
 FAMILIES = 10
-LARGEST_TILT = 8.0  # of a distribution's power that the temperature test looks at, either way
+LARGEST_TILT = 8.0  # largest change of a distribution's exponent that the temperature test tries, either way
 BISECTIONS = 40
-RANKS_FROM_END = 3  # of a row's support: what an off-by-one filter adds or drops
-# The part of draws that an alternative makes otherwise. Between two of them the likelihood ratio loses little.
+RANKS_FROM_END = 3  # counted from the end of a row's support: what an off-by-one filter adds or drops
+# Shares of draws that an alternative changes. Between two of them the likelihood ratio loses little.
 PARTS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
-# Every distance up to the first, and then powers of two, between draws that are held against each other; up to the
-# second of so many draws alone, which show the same share of repeated ones at any distance.
+# Distances between draws that are compared: all below NEAR_LAGS and then powers of two; up to FAR_LAGS all, but of
+# FIRST_DRAWS draws alone, since a share of repeated draws shows at any distance.
 NEAR_LAGS, FAR_LAGS, FIRST_DRAWS = 8, 64, 1 << 13
 
 
-# Logarithm of a bound on a p-value, one of how many tests of its family it is, and what it is of.
+# Logarithm of a bound on a p-value, the number of tests of its family (it is one of them), and what it tests.
 Test = tuple[float, float, str]
 
 
 def judge_samples(
     samples: torch.Tensor,  # integers [trials, rows], or sequences of them, [trials, rows, length]
-    tokens: torch.Tensor,  # int64 [rows, n] or [rows, n, length], those that may be drawn, padded with -1
-    probs: torch.Tensor,  # float64 [rows, n], their probabilities if all of them take part, padded with 0
+    tokens: torch.Tensor,  # int64 [rows, n] or [rows, n, length]: tokens that may be drawn, padded with -1
+    probs: torch.Tensor,  # float64 [rows, n]: their probabilities if all of them take part, padded with 0
     optional: torch.Tensor,  # bool [rows, n], tokens that need not take part
     false_alarm: float,  # largest probability of failing a right sampler
 ) -> tuple[bool, dict[str, Any]]:
-    """Judge draws against the exact distribution of each row: whether they pass, and fields for the verdict.
+    """Judge draws against the exact distribution of each row: whether they pass, and fields for the verdict row.
 
-    Optional tokens may belong to the support or not, each sampler's choice. Frequencies are therefore compared
+    Optional tokens may belong to the support or not, as the sampler chooses. Frequencies are therefore compared
     among the other tokens alone, whose ratios do not depend on the choice, and these must come up at least as
     often as if all optional tokens took part. Of the fields, `outside` counts draws outside the support, and
-    `p_bound` bounds the p-value of the worst test, corrected for their number. Computed where `probs` lie. Raises
-    ValueError: `samples` does not have the oracle's rows.
+    `p_bound` bounds the p-value of the worst test, corrected for their number. Runs on the device of `probs`.
+    Raises ValueError: `samples` does not have the oracle's rows.
     """
     given = samples
     samples, tokens, optional = (each.detach().to(probs.device) for each in (samples, tokens, optional))
@@ -95,7 +95,7 @@ def judge_samples(
 
 
 def _numbered(samples: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences as whole numbers, equal ones alike; the padding of the listed ones is -1, as of tokens."""
+    """Sequences of tokens as whole numbers, equal ones alike: [trials, rows] and [rows, n], padded with -1."""
     samples, tokens = (each.to(torch.int64) for each in (samples, tokens))
     every = torch.cat([samples.flatten(0, 1), tokens.flatten(0, 1)])
     if not every.numel():
@@ -107,7 +107,7 @@ def _numbered(samples: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor
 
 
 def _ranks_of(samples: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """int64 [trials, rows]: which of its row's listed tokens each draw is, -1 where it is none of them."""
+    """Index of each draw among its row's listed tokens, int64 [trials, rows]; -1: it is not listed."""
     ranks = torch.full_like(samples, -1)
     for row, listed in enumerate(tokens):
         usable = (listed >= 0).nonzero().flatten()
@@ -123,7 +123,7 @@ def _ranks_of(samples: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def _tests(
     ranks: torch.Tensor, tokens: torch.Tensor, probs: torch.Tensor, optional: torch.Tensor
 ) -> Iterator[Test]:
-    """The tests of all families."""
+    """The tests of all families. `ranks` are int64 [trials, rows], from `_ranks_of`."""
     rows, width = tokens.shape
     places = ranks + torch.arange(rows, device=ranks.device) * width
     counts = torch.bincount(places.flatten(), minlength=rows * width).view(rows, width)  # of each rank of each row
@@ -148,17 +148,17 @@ def _tests(
 
 
 class Alike(NamedTuple):
-    """Rows that share a distribution, taken together."""
+    """Rows that share a distribution, pooled."""
 
-    q: torch.Tensor  # float64 [distributions, n], each of them once
-    drawn: torch.Tensor  # int64 [distributions, n], how often each token came up in all rows of one
-    rows: torch.Tensor  # int64 [distributions], how many rows that are
+    q: torch.Tensor  # float64 [distributions, n], each distribution once
+    drawn: torch.Tensor  # int64 [distributions, n], how often each token came up in all its rows
+    rows: torch.Tensor  # int64 [distributions], number of its rows
 
 
 def log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor, *, mean: bool = False) -> torch.Tensor:
-    """Logarithm of a bound on the binomial tail that each count lies in: at least as many hits, or at most.
+    """Log of a bound on the binomial tail beyond each count, on its side of the mean; 0 where it says nothing.
 
-    `mean`: q is the mean of hits' different probabilities, so that counts within one of the mean say nothing.
+    `mean`: q is the mean of different probabilities of hits, so counts within 1 of the mean say nothing.
     """
     count, trials = count.to(torch.float64), trials.to(torch.float64)
     above = count > trials * q
@@ -173,9 +173,9 @@ def log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor, *, mean
 
 
 def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: Alike) -> Iterator[Test]:
-    """Each token of each row, two-sided; and of all rows that share a distribution, taken together.
+    """Each token of each row, two-sided; and of all rows that share a distribution, pooled.
 
-    A token's part of the false-alarm rate is its probability, as the more probable one tells more.
+    A token's share of the false-alarm rate is its probability, as a more probable token tells more.
     """
     names = [f"row {row}" for row in range(len(drawn))]
     names += [f"{count} rows of one distribution" for count in alike.rows.tolist() if count > 1]
@@ -216,7 +216,7 @@ def _ranks(counts: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: t
 
 
 def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: torch.Tensor) -> Iterator[Test]:
-    """Tokens of one number pooled over the rows that may yield it, two-sided; by their probability."""
+    """Each token number, pooled over the rows that may yield it, two-sided; weighted by probability."""
     rows, columns = ((q > 0) & (q < 1) & (seen[:, None] > 0)).nonzero(as_tuple=True)
     numbers, place = torch.unique(tokens[rows, columns], return_inverse=True)
     pooled = torch.zeros((3, len(numbers)), dtype=torch.float64, device=q.device)
@@ -234,7 +234,7 @@ def _numbers(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, tokens: t
 
 
 def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> Iterator[Test]:
-    """Tokens that must be kept come up at least with the share they have when all optional ones take part."""
+    """Tokens that are not optional come up at least as often as when all optional ones take part."""
     partial = (share > 0) & (share < 1 - 1e-12)  # float64 sums of a distribution stray from 1 by less
     if not partial.any():
         return
@@ -250,7 +250,7 @@ def _kept(seen: torch.Tensor, trials: torch.Tensor, share: torch.Tensor) -> Iter
 
 
 def _pooled(drawn: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: torch.Tensor) -> Iterator[Test]:
-    """The sum over rows of n KL(frequencies || distribution)."""
+    """The sum over rows of n KL(frequencies || distribution), half the G statistic."""
     drawn = drawn.to(torch.float64)
     terms = torch.special.xlogy(drawn, drawn / (seen[:, None] * q)).nan_to_num(nan=0.0, posinf=math.inf)
     statistic = float(terms.sum())
@@ -263,7 +263,7 @@ def _pooled(drawn: torch.Tensor, q: torch.Tensor, certain: torch.Tensor, seen: t
 
 
 def _tempered(alike: Alike) -> Iterator[Test]:
-    """The sum of log q over all draws, two-sided: what a sampler at another temperature gets wrong."""
+    """The sum of log q over all draws, two-sided, which is off in a sampler with another temperature."""
     used = alike.drawn.sum(-1) > 0
     shared, drawn = alike.q[used], alike.drawn[used].to(torch.float64)
     trials = drawn.sum(-1)
@@ -271,14 +271,14 @@ def _tempered(alike: Alike) -> Iterator[Test]:
     total = float((drawn * log_q).sum())
 
     def tilted(power: float) -> tuple[float, float]:
-        """By how much the draws' sum lies above what q ** `power` expects, and its log-likelihood ratio to q."""
+        """The sum's excess over what q ** `power` expects, and that power's log-likelihood ratio against q."""
         exponents = (power * log_q).masked_fill(shared == 0, -math.inf)
         expected = trials @ (torch.softmax(exponents, -1) * log_q).sum(-1)
         ratio = (power - 1) * total - float(trials @ torch.logsumexp(exponents, -1))
         return total - float(expected), ratio
 
     low, high = 1 - LARGEST_TILT, 1 + LARGEST_TILT
-    for _ in range(BISECTIONS if len(shared) else 0):  # the ratio is concave in the power
+    for _ in range(BISECTIONS if len(shared) else 0):  # bisection: the ratio is concave in the power
         middle = (low + high) / 2
         low, high = (middle, high) if tilted(middle)[0] > 0 else (low, middle)
     power = (low + high) / 2
@@ -288,9 +288,9 @@ def _tempered(alike: Alike) -> Iterator[Test]:
 
 
 def _mixed(alike: Alike) -> Iterator[Test]:
-    """Draws of which a part is the most probable token, or any token of the support alike.
+    """Samplers that in a part of their draws take the most probable token, or any of the support by equal chance.
 
-    Half of the alternatives' weight is on all distributions together, half on one of them alone.
+    Half of the alternatives' weight is on all distributions together, half on single ones.
     """
     used = alike.drawn.sum(-1) > 0
     q, drawn = alike.q[used], alike.drawn[used].to(torch.float64)
@@ -311,7 +311,7 @@ def _mixed(alike: Alike) -> Iterator[Test]:
 
 
 def _following(ranks: torch.Tensor, q: torch.Tensor) -> Iterator[Test]:
-    """Draws of a row that repeat the one made some draws before: in the same call, or in another."""
+    """Draws of a row that repeat the one made `lag` draws before, in the same call or another."""
     lags = _lags(len(ranks))
     for lag, count in lags:
         gain, what = repeated(ranks[: count - lag], ranks[lag:count], q, q)
@@ -319,14 +319,14 @@ def _following(ranks: torch.Tensor, q: torch.Tensor) -> Iterator[Test]:
 
 
 def _lags(trials: int) -> list[tuple[int, int]]:
-    """Distances between draws, and of how many draws each is looked at."""
+    """(distance between draws, number of draws looked at) of all distances that are compared."""
     every = [*range(1, NEAR_LAGS), *(1 << power for power in range(NEAR_LAGS.bit_length() - 1, 20))]
     some = [(lag, min(trials, FIRST_DRAWS)) for lag in range(NEAR_LAGS, FAR_LAGS) if lag not in every]
     return [(lag, count) for lag, count in (*((lag, trials) for lag in every), *some) if lag < count]
 
 
 def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> Iterator[Test]:
-    """Draws that are the same in equal rows of one call."""
+    """Draws that repeat those of an equal row beside them in the same call."""
     whole = torch.cat([tokens.to(torch.float64), q], -1)
     _, group = torch.unique(whole, dim=0, return_inverse=True)
     order = torch.argsort(group, stable=True)
@@ -341,7 +341,7 @@ def _beside(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> Itera
 def repeated(
     before: torch.Tensor, after: torch.Tensor, q_before: torch.Tensor, q: torch.Tensor
 ) -> tuple[float, str]:
-    """Log-likelihood ratio of draws of which a part repeats others, among tokens that must be kept, and words."""
+    """Log-likelihood ratio of repeating in a part of the draws, among tokens that must be kept; and its words."""
     columns = torch.arange(q.shape[0], device=q.device)
     counted = (q_before[columns, before] > 0) & (q[columns, after] > 0)
     again = counted & (before == after)
@@ -353,10 +353,10 @@ def repeated(
 
 
 def scores(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """float64 [trials, rows]: of each draw the mass of lesser tokens and half its own, less 1/2.
+    """Of each draw the mass of tokens with lower numbers, plus half its own, minus 1/2: float64 [trials, rows].
 
-    The mean is 0 whatever the distribution; where a kernel inverts the cumulative sum, it follows from its random
-    number. What need not be kept is 0.
+    The mean is 0 whatever the distribution; where a kernel inverts the cumulative sum, this follows its random
+    number. Optional tokens count 0.
     """
     order = tokens.argsort(-1)
     mass = q.gather(-1, order)
@@ -366,9 +366,9 @@ def scores(ranks: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> torch.
 
 
 def _related(places: torch.Tensor) -> Iterator[Test]:
-    """Draws that lie on the same side as those some draws before or in the row beside, or on the other one.
+    """Draws too often on one side of the median as those some draws before or in the row beside; or on the other.
 
-    `places` are the draws' `scores`, float64 [trials, rows]: products of two are positive on the same side.
+    `places` are the draws' `scores`, float64 [trials, rows]: the product of two is positive on the same side.
     """
     lags = _lags(len(places))
     pairs = [
@@ -382,6 +382,6 @@ def _related(places: torch.Tensor) -> Iterator[Test]:
 
 
 def correlated(products: torch.Tensor) -> float:
-    """Log-likelihood ratio of scores that are correlated, either way, by the products of theirs."""
+    """Log-likelihood ratio of correlated scores, either way, from products of pairs of scores."""
     gains = [float(torch.log1p(4 * part * products).sum()) for part in (*PARTS, *(-part for part in PARTS))]
     return float(torch.logsumexp(torch.tensor(gains, dtype=torch.float64), 0)) - math.log(len(gains))
