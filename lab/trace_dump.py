@@ -144,6 +144,7 @@ prims_ts_ fc1_scale_storage=num_local_experts*fc1_shard_rows*hidden_size//scale_
 prims_ts_ fc2_scale_storage=num_local_experts*hidden_size*intermediate_size//2//scale_block
 prims_ts_ hidden_scale_storage=16*hidden_size//scale_block
 mm_bf16_fp4_cute_dsl$ B:int32
+mm_bf16_fp4_cudnn b_descale:float8_e4m3fn
 """
 LONGEST = 120  # characters of a name, which may have 128
 ROUNDS = 4  # of settling sizes by constraints that name each other

@@ -620,6 +620,7 @@ GDN2 = Delta("gdn2", Form(f"q[t g k] k[t j k] v[t h v] g[t h k] beta[t h k] w[t 
 GDP = Delta(
     "gdp",
     Form(f"q[t g k] k[e j k] v[e h v] g[t h]? beta[e h]? num_householder? {PACKED}", delta),
+    sizes_in_numbers=("num_householder",),
     **SHARED | {"positive": ("beta", "g")},
 )
 RECURRENT, CHUNKS = "fla.ops.kda:fused_recurrent_kda", "fla.ops.kda:chunk_kda"
