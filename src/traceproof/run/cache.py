@@ -1,7 +1,7 @@
 """Rows of earlier runs, in one SQLite file: a key -> the rows of one (definition, case, implementation).
 
 A key is a digest of all that the rows depend on, so an entry is right for whoever finds it, and two runs may write
-side by side. What is damaged is thrown away and computed again.
+at the same time. A damaged entry or file is thrown away and computed again.
 """
 
 import json
@@ -20,24 +20,25 @@ from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 
 FILE = "cache.sqlite"  # below results
-WAIT_SECONDS = 120.0  # for other processes that write
-AT_ONCE = 500  # keys that are asked for together
+WAIT_SECONDS = 120.0  # to wait for other processes that write
+AT_ONCE = 500  # keys per query
 TABLE = (
     "CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, digest TEXT, value BLOB, written REAL) WITHOUT ROWID"
 )
-DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})  # the last: no table
+# the last: the table is missing
+DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
 
 
 def key_of_file(path: Path, cache: Path) -> str:
-    """Key of what a cache keeps of a verdict file: its digest, by which damage shows. Both may move together."""
+    """Key for the digest of a verdict file, by which damage shows; relative, so that both may move together."""
     return digest_bytes(f"verdicts {os.path.relpath(path, cache.parent)}".encode())
 
 
 class Cache:
-    """The cache in its file, which is made where there is none; for any thread of this process.
+    """The cache in its file, which is made where there is none; usable from any thread of this process.
 
-    The journal is SQLite's plain one: nodes of a cluster share no memory, which a write-ahead log needs. Nothing
-    waits for the disk: what a power failure leaves is found damaged, or whole.
+    It uses SQLite's rollback journal: a write-ahead log needs shared memory, which nodes of a cluster do not have.
+    No write waits for the disk: after a power failure the file is whole or found damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +54,7 @@ class Cache:
             self._connection.close()
 
     def get(self, keys: Iterable[str]) -> dict[str, Any]:
-        """The values of those keys that are there. Raises TraceproofError: the file can not be used."""
+        """The values of those keys that the cache has. Raises TraceproofError: the file can not be used."""
         wanted = list(dict.fromkeys(keys))
         found: dict[str, Any] = {}
         for at in range(0, len(wanted), AT_ONCE):
@@ -78,22 +79,22 @@ class Cache:
         self._done([("BEGIN IMMEDIATE", ()), *statements, ("COMMIT", ())])
 
     def entries(self) -> list[tuple[str, int, float]]:
-        """Key, bytes, and when it was written in seconds since 1970, of all that is there."""
+        """(key, bytes, time of writing in seconds since 1970) of every entry."""
         return self._done([("SELECT key, LENGTH(value), written FROM rows", ())])
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove what is kept under some keys, and give the room back."""
+        """Remove entries, and shrink the file."""
         deletions: list[tuple[str, Sequence[Any]]] = [("DELETE FROM rows WHERE key = ?", [key]) for key in keys]
         if deletions:
             self._done([("BEGIN IMMEDIATE", ()), *deletions, ("COMMIT", ()), ("VACUUM", ())])
 
     def _done(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
-        """Execute statements, and give what the last one found; in a new file where the old one is damaged."""
+        """Execute statements and return the last one's rows; a damaged file is removed and made anew."""
         with self._lock:
             try:
                 return self._execute(statements)
             except sqlite3.DatabaseError as error:
-                # Where Python itself could make nothing of what is there, it gives no code.
+                # Where Python itself can not read the file, its error has no code.
                 if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in DAMAGED:
                     raise self._unusable(error) from error
                 sys.stderr.write(f"{self._path} is damaged ({error}): removed, its rows will be computed again\n")

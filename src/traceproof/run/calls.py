@@ -1,6 +1,6 @@
-"""What a process that makes calls does beside: generators, memory, poison, a lost GPU, further draws, times.
+"""What a process does around the calls it makes: seeds, memory, fences, a lost GPU, further draws, times.
 
-Standard library and torch only: untrusted code's process has it, too.
+Imports the standard library and torch alone, since it runs in the process of untrusted code, too.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from traceproof.run.tensors import aligned, draw_kept, same_bits
 
 SLEEPING = 4  # CU_CTX_SCHED_BLOCKING_SYNC of CUDA's driver API
 CUDA_LOST = 70  # exit status of a worker whose GPU context is unusable
-# Free GPU memory that a process goes on with, since to give it back waits for the GPU: between two cases (their
-# job's lease has room for the largest), and once a job is done, whose lease ends.
+# Free GPU memory that a process may keep (to return it waits for the GPU): between two cases, for which the job
+# has reserved GPU memory, and once a job is done.
 BETWEEN_BYTES, KEPT_BYTES = 4 << 30, 512 << 20
 
 
 def set_seed(seed: int, device: torch.device) -> None:
-    """Set the generators of the CPU and of a GPU that is used.
+    """Seed the generators of the CPU and of the GPU, if `device` is one.
 
-    `torch.manual_seed` looks for every other kind of device too, and keeps a traceback in case CUDA starts later:
-    0.1 ms and more, once per draw.
+    Unlike `torch.manual_seed`, this does not look for other kinds of devices or keep a traceback in case CUDA
+    starts later, which takes 0.1 ms and more per draw.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -41,11 +41,11 @@ def set_seed(seed: int, device: torch.device) -> None:
 
 
 def wait_asleep(device: torch.device) -> None:
-    """Have this process, which has not opened the GPU yet, sleep when it waits for it instead of asking on and on.
+    """Make this process, which must not have opened the GPU yet, sleep while it waits for it, instead of spinning.
 
-    A driver gives the processes that have a GPU open one turn after the other: beside fifteen others a wait takes
-    2 ms, and as many cores do nothing else (`lab/bench_gpu_turns.py`). A process alone waits longer so, and what
-    is timed does without.
+    A driver serves the processes that have a GPU open in turns: beside fifteen others a wait takes 2 ms, and
+    spinning would use a core each (`lab/bench_gpu_turns.py`). A process alone waits longer this way, so what is
+    timed does not use it.
     """
     if device.type != "cuda" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
@@ -58,10 +58,11 @@ def wait_asleep(device: torch.device) -> None:
 
 
 def keep_memory() -> None:
-    """Have this process keep the memory that it has freed, up to a quarter of a GiB.
+    """Make this process keep up to 256 MiB of freed memory for itself.
 
-    glibc gives large blocks back to the kernel at once, and faults them in again, page by page, for the next
-    temporary: half of the time of arithmetic on tensors of megabytes. So all come from one heap, which it trims.
+    glibc returns large blocks to the kernel at once, and the next temporary faults them in again page by page:
+    half of the time of arithmetic on tensors of megabytes. So all blocks come from one heap, which is trimmed
+    late.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
@@ -80,9 +81,9 @@ def cuda_is_lost() -> bool:
 
 @contextmanager
 def ending_if_lost(device: torch.device) -> Iterator[None]:
-    """End the process at an exception that leaves its GPU context unusable (an illegal address, say).
+    """End this process at an exception that leaves its GPU context unusable, such as an illegal address.
 
-    The pool starts another then, and the next case is not blamed for this one.
+    The pool then starts another one, so that the next case is not blamed for this one.
     """
     try:
         yield
@@ -97,11 +98,11 @@ def ending_if_lost(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def giving_back(most: int) -> Iterator[None]:
-    """Leave this process no more GPU memory than so many bytes afterwards: others wait for it."""
+    """On exit, let this process hold at most `most` bytes of GPU memory: other processes wait for it."""
     try:
         yield
     except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # they hold the case's tensors
+        traceback.clear_frames(error.__traceback__)  # frames hold the case's tensors
         raise
     finally:
         if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > most:  # type: ignore[no-untyped-call]
@@ -113,8 +114,8 @@ def _named(names: Mapping[Any, str]) -> list[tuple[Any, str]]:
     return [(owner, name) for owner, text in names.items() for name in text.split()]
 
 
-# Functions that give tensors without values, by where their names are looked up; and others, which lie between
-# fences, too.
+# Functions that return tensors without values (UNWRITTEN) and with values, by where their names are looked up.
+# Both are put between fences.
 UNWRITTEN = _named(
     {torch: "empty empty_like empty_strided empty_permuted", torch.Tensor: "new_empty new_empty_strided"}
 )
@@ -125,12 +126,12 @@ WRITTEN = _named(
 
 @contextmanager
 def poisoned(fill: float | None = math.nan) -> Iterator[None]:
-    """While it is active, `torch.empty` and the like give filled tensors on any device.
+    """While active, `torch.empty` and the like return filled tensors, on any device.
 
-    A reference that forgets to write a part of such memory gives whatever lay there: zeros of a fresh page, or its
-    own earlier and right answer. The functions themselves are replaced: to look at every call of torch would cost
-    loops over small tensors half as much again. `fill` is of floating-point memory; integers get the largest one
-    for NaN, else `fill` cut to their range. None: memory is left as it is.
+    A reference that forgets to write a part of such memory would return what lies there: zeros of a fresh page, or
+    its own earlier and right answer. The functions are replaced: a dispatch mode would slow loops over small
+    tensors by half. `fill` is for floats; integers are filled with their maximum for NaN, else with `fill` cut to
+    their range. None: memory is left as it is.
     """
     if fill is None:
         yield
@@ -162,29 +163,31 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
                 setattr(owner, name, before)
 
 
-EMPTY = torch.empty  # as it is, where `poisoned` replaces it
-FENCE, FENCE_BYTE = 1 << 16, 0xA5  # bytes on each side of a tensor on a GPU that are looked at, and what they hold
-MOST_FENCED = 4096  # tensors of a call: a process may have so many mappings
-# What lies beside a tensor: pages without permissions, a GPU's addresses without memory, bytes that are compared
-# afterwards, or nothing (it has holes, or is one too many).
+EMPTY = torch.empty  # the original, where `poisoned` replaces torch.empty
+FENCE, FENCE_BYTE = 1 << 16, 0xA5  # bytes on each side of a tensor on a GPU that are compared, and their value
+MOST_FENCED = 4096  # tensors per call: a process may have only so many mappings
+# What lies beside a tensor: pages without permissions, GPU addresses without memory, bytes that are compared
+# afterwards, or nothing (the tensor is not contiguous, or one too many).
 PAGES, UNMAPPED, BYTES, UNFENCED = "pages", "unmapped", "bytes", "unfenced"
 
 
 class Fences:
-    """Tensors of one call on memory of their own, beside which nothing may be read or written.
+    """Puts tensors of one call in memory of their own, beside which nothing may be read or written.
 
-    Each lies between two pages that end the process that touches them: host memory without permissions, or
-    addresses of a GPU without memory (`GpuPages`). It ends at the second one, but for the rest of ALIGNMENT bytes,
-    or begins at the first one. On a GPU bytes beside it must not change, which is all where it maps no pages.
+    Each lies between two guard pages, access to which ends the process: host memory without permissions, or GPU
+    addresses without memory (`GpuPages`). It ends at the second one, up to ALIGNMENT bytes before it, or begins at
+    the first one. On a GPU the rest of its own pages must not change; where the driver gives no guard pages, that
+    is the only check.
     """
 
     def __init__(self, *, at_end: bool) -> None:
         self._at_end, self._count = at_end, 0
-        self.ways: set[str] = set()  # what lies beside its tensors
-        self._rooms: list[tuple[torch.Tensor, int, int]] = []  # on a GPU: all that is mapped, where a tensor lies
+        self.ways: set[str] = set()  # what lies beside its tensors, of the four kinds above
+        # on a GPU: (all mapped bytes, start of the tensor, its size)
+        self._rooms: list[tuple[torch.Tensor, int, int]] = []
 
     def around(self, value: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor there; the tensor itself where it has holes or is one too many."""
+        """A copy of a tensor between fences; the tensor itself if it is empty, not contiguous or one too many."""
         size = value.numel() * value.element_size()
         if not size:
             return value
@@ -217,7 +220,7 @@ class Fences:
 
     @property
     def crossed(self) -> bool:
-        """Whether something was written beside a tensor on a GPU."""
+        """Whether bytes beside a tensor on a GPU have changed."""
         ends = (
             torch.cat([room[max(0, start - FENCE) : start], room[start + size : start + size + FENCE]])
             for room, start, size in self._rooms
@@ -226,13 +229,13 @@ class Fences:
 
 
 class _Location(ctypes.Structure):
-    """CUmemLocation."""
+    """The driver's CUmemLocation."""
 
     _fields_ = (("kind", ctypes.c_int), ("index", ctypes.c_int))
 
 
 class _Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
+    """The driver's CUmemAllocationProp."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -244,13 +247,13 @@ class _Properties(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    """CUmemAccessDesc."""
+    """The driver's CUmemAccessDesc."""
 
     _fields_ = (("location", _Location), ("allowed", ctypes.c_int))
 
 
 _AT, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
-# CUDA's driver API for virtual memory, with what each function takes.
+# Functions of CUDA's driver API for virtual memory, with their argument types.
 DRIVER: Mapping[str, tuple[Any, ...]] = {
     "cuMemGetAllocationGranularity": (_AT, _AT, ctypes.c_int),
     "cuMemAddressReserve": (_AT, _SIZE, _SIZE, _NUMBER, _NUMBER),
@@ -265,7 +268,7 @@ PINNED, ON_DEVICE, READ_WRITE = 1, 1, 3  # of CUmemAllocationType, CUmemLocation
 
 
 def driver(name: str, *given: Any) -> None:  # noqa: ANN401 - what ctypes takes
-    """Call a function of DRIVER. Raises OSError: there is no driver, or CUDA says no."""
+    """Call a function of DRIVER. Raises OSError: there is no driver, or it returns an error."""
     function = getattr(ctypes.CDLL("libcuda.so.1"), name)
     function.argtypes = DRIVER[name]
     error = function(*given)
@@ -274,12 +277,13 @@ def driver(name: str, *given: Any) -> None:  # noqa: ANN401 - what ctypes takes
 
 
 class GpuPages:
-    """Memory of a GPU between addresses that have none."""
+    """GPU memory with unmapped addresses on both sides."""
 
-    dead: ClassVar[list[tuple[int, int, int, int]]] = []  # what nobody holds any more, but work may be queued on
+    # (start, size, page, handle) of memory that no tensor holds any more, but queued work may still use
+    dead: ClassVar[list[tuple[int, int, int, int]]] = []
 
     def __init__(self, size: int, index: int) -> None:
-        """At least `size` bytes. Raises OSError: CUDA says no."""
+        """Map at least `size` bytes on GPU number `index`. Raises OSError: the driver refuses."""
         where = _Location(ON_DEVICE, index)
         wanted, access = _Properties(kind=PINNED, location=where), _Access(where, READ_WRITE)
         found, base, handle = _SIZE(), _NUMBER(), _NUMBER()
@@ -292,7 +296,7 @@ class GpuPages:
         driver("cuMemMap", start, size, 0, handle.value, 0)
         driver("cuMemSetAccess", start, size, ctypes.byref(access), 1)
         self._own = start, size, page, handle.value
-        # By this PyTorch takes memory that others hold; it keeps this object for as long as a tensor lies there.
+        # PyTorch wraps foreign memory by this attribute, and keeps this object alive as long as a tensor uses it.
         self.__cuda_array_interface__ = {
             "shape": (size,),
             "typestr": "|u1",
@@ -306,7 +310,7 @@ class GpuPages:
 
     @classmethod
     def of(cls, size: int, device: torch.device) -> "torch.Tensor | None":
-        """Bytes, all that is mapped for `size` of them; None: this driver, or its memory, has no such pages."""
+        """All bytes that are mapped for `size`, uint8; None: the driver has no such pages or no memory left."""
         try:
             return torch.as_tensor(cls(size, device.index or 0), device=device)
         except (OSError, RuntimeError, TypeError):
@@ -314,7 +318,7 @@ class GpuPages:
 
     @classmethod
     def sweep(cls) -> None:
-        """Give back what nobody holds; the GPU has no work on it."""
+        """Unmap memory that no tensor holds; the caller has waited for the GPU."""
         while cls.dead:
             start, size, page, handle = cls.dead.pop()
             driver("cuMemUnmap", start, size)
@@ -322,16 +326,16 @@ class GpuPages:
             driver("cuMemAddressFree", start - page, size + 2 * page)
 
 
-FENCES: list[Fences] = []  # of the call that is being made, if it has any: `poisoned` memory lies there
+FENCES: list[Fences] = []  # of the call being made, if it has any: `poisoned` puts new tensors there
 
 
-LOAD_BYTES, LOAD_WIDTH = 128 << 20, 4096  # of a copy, and of a product of 16-bit floats: some 0.1 ms each
-LOADS = 6  # of each kind at most before a call, and half as many behind it
-LOAD_SECONDS, LEAST_LOADED = 1.0, 3  # slow code is called less often, but so often at least
+LOAD_BYTES, LOAD_WIDTH = 128 << 20, 4096  # bytes per copy, and width of a bfloat16 product: some 0.1 ms each
+LOADS = 6  # at most so many of each kind are queued before a call, and half as many after it
+LOAD_SECONDS, LEAST_LOADED = 1.0, 3  # slow calls end after so many seconds, but at least so many are made
 
 
 class Load:
-    """Other work on a GPU beside calls: copies that fill its memory's bandwidth, products its multiprocessors."""
+    """Other work for a GPU beside a call: copies fill its memory bandwidth, products its multiprocessors."""
 
     def __init__(self, device: torch.device) -> None:
         self._copied = torch.zeros((2, LOAD_BYTES), dtype=torch.uint8, device=device)
@@ -340,7 +344,7 @@ class Load:
         self._streams = [torch.cuda.Stream(device) for _ in range(3)]  # type: ignore[no-untyped-call]
 
     def queue(self, count: int) -> None:
-        """Queue so many copies, products and kernels of few threads, on streams that wait for nothing."""
+        """Queue `count` copies, products and small kernels, each kind on a stream that waits for no other."""
         for _ in range(count):
             with torch.cuda.stream(self._streams[0]):
                 self._copied[0].copy_(self._copied[1])
@@ -353,9 +357,9 @@ class Load:
 def under_load(
     call: Callable[[], Sequence[tuple[str | None, Any]]], inputs: Sequence[Any], repeats: int, device: torch.device
 ) -> list[tuple[str | None, Any]]:
-    """What a call returns that is made many times beside other work: what differs from the first time, or that.
+    """Make a call up to `repeats` times beside other work; returns the first result that differs, else the last.
 
-    Before each, the inputs are as they were. How much is queued varies, and so does what comes late.
+    The inputs are restored before each call. The amount of work queued varies, so timing does too.
     """
     load = Load(device)
     kept = [value.clone() if isinstance(value, torch.Tensor) else None for value in inputs]
@@ -385,7 +389,7 @@ def _alike(one: Sequence[tuple[str | None, Any]], other: Sequence[tuple[str | No
 
 @contextmanager
 def part_of(device: torch.device) -> Iterator[None]:
-    """Have work run on a quarter of a GPU's multiprocessors. Raises RuntimeError: this PyTorch can not do that."""
+    """Run work on a quarter of a GPU's multiprocessors. Raises RuntimeError: PyTorch has no green contexts."""
     contexts = importlib.import_module("torch.cuda.green_contexts")
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     context = contexts.GreenContext.create(num_sms=max(8, processors // 32 * 8), device_id=device.index or 0)
@@ -398,38 +402,39 @@ def part_of(device: torch.device) -> Iterator[None]:
 
 
 def filler(dtype: torch.dtype, fill: float) -> float | int | bool:
-    """What memory of a dtype is filled with."""
+    """The value that memory of a dtype is filled with for `fill`."""
     if dtype == torch.float8_e8m0fnu:
-        return abs(fill)  # it has no sign, and refuses one
+        return abs(fill)  # it has no sign
     if dtype.is_floating_point or dtype.is_complex:
-        return fill if math.isnan(fill) else max(-240.0, min(240.0, fill))  # in the range of every float
+        return fill if math.isnan(fill) else max(-240.0, min(240.0, fill))  # in the range of every float format
     if dtype == torch.bool:
         return True
     return torch.iinfo(dtype).max if math.isnan(fill) else int(abs(fill)) % torch.iinfo(dtype).max
 
 
-# Bytes of a call's repeated inputs. What sorts them takes some six times as much beside.
+# Bytes of one call's repeated inputs. An op that sorts them takes some six times as much beside.
 MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
-PART_OF_FREE = 32  # ... and no more than one such part of a GPU's free memory
-PATIENCE = 8  # a call has twice as many rows as the one before if that many times its time are left
-BESIDE = 2  # on a busy machine: how many times the processor's seconds may go by
+PART_OF_FREE = 32  # and at most such a part of a GPU's free memory
+PATIENCE = 8  # the next call has twice as many rows if that many times the last one's time are left
+BESIDE = 2  # on a busy machine wall time counts half: see `_clock`
 GOLDEN = 0x9E3779B97F4A7C15
 
-Entries = list[tuple[str | None, torch.Tensor]]  # outputs, by name where they have one
+Entries = list[tuple[str | None, torch.Tensor]]  # outputs, with their names if they have any
 Call = Callable[[Sequence[Any]], list[tuple[str | None, Any]]]
 
 
 def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
     call: Call,
     inputs: Sequence[Any],
-    seeds: Sequence[int | None],  # of each draw; None: it goes on with the generator as the one before left it
+    seeds: Sequence[int | None],  # of each draw; None: it continues the generator of the draw before
     *,
-    further: Mapping[str, Any] | None,  # an order of `further_draws`, which come after these; None: there are none
-    seed: int,  # see there
+    # as `further_draws` takes it: draws that come after these; None: there are none
+    further: Mapping[str, Any] | None,
+    seed: int,  # as for `further_draws`
     device: torch.device,
-    destinations: int = 0,  # see there
+    destinations: int = 0,  # as for `further_draws`
 ) -> Entries:
-    """Outputs of calls on the same inputs, stacked along a new first axis."""
+    """Outputs of one call per seed on the same inputs, stacked along a new first axis, [draws, ...]."""
     draws = []
     for one in seeds:
         if one is not None:
@@ -450,13 +455,14 @@ def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
 def further_draws(  # noqa: PLR0913 - one order, spelled out
     call: Call,
     inputs: Sequence[Any],
-    order: Mapping[str, Any],  # a `traceproof.ops.cases.Further` as a mapping
+    # a `traceproof.ops.cases.Further` as a mapping: `inputs` (places), `draws`, `seconds`
+    order: Mapping[str, Any],
     *,
-    seed: int,  # of the call before; every other call has one of its own, the others go on with its generator
+    seed: int,  # of the last draw before; every second call gets a new seed, the others continue the generator
     device: torch.device,
-    destinations: int = 0,  # how many of the last inputs are places of outputs
+    destinations: int = 0,  # how many of the last inputs are places for outputs
 ) -> Iterator[Entries]:
-    """Outputs of calls with `order["inputs"]` repeated, [times, rows, ...] each, until draws or seconds are spent.
+    """Outputs of calls with repeated `order["inputs"]`, each [times, rows, ...], until draws or seconds are spent.
 
     Raises:
         RuntimeError: an input was modified, or outputs do not have a row per row of the inputs.
@@ -500,7 +506,7 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
 
 
 def _clock(device: torch.device) -> Callable[[], float]:
-    """Seconds that calls have taken: on a CPU its own, so that other work beside it costs few draws."""
+    """A function giving the seconds that calls took: on a CPU processor time, so other work costs few draws."""
     if device.type != "cpu":
         return time.monotonic
     wall, own = time.monotonic(), time.process_time()
@@ -508,7 +514,7 @@ def _clock(device: torch.device) -> Callable[[], float]:
 
 
 def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
-    """An output of repeated rows, one repetition after the other, on the host."""
+    """An output of repeated rows on the CPU, [times, rows, ...]. Raises RuntimeError: it has other rows."""
     found = torch.as_tensor(value).detach()
     if found.dim() < 1 or len(found) != times * rows:
         raise RuntimeError(
@@ -518,28 +524,28 @@ def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN40
 
 
 def _check_unchanged(given: Sequence[Any], inputs: Sequence[Any], places: Sequence[int]) -> None:
-    """Raises RuntimeError: a call wrote into its inputs."""
+    """Raises RuntimeError: a call wrote into one of its inputs."""
     for place in places:
         copies = given[place].view(-1, *inputs[place].shape)
         if not torch.equal(copies, inputs[place].expand_as(copies)):
             raise RuntimeError(f"input {place} was modified in a call with {len(given[place])} rows")
 
 
-# Clocks and what waits for a GPU are taken when this module is imported, before any untrusted code: what is put in
-# their place later is not called. What this process says of its own time is held against a clock outside of it.
+# Clocks and functions that wait for a GPU, taken on import, before untrusted code could replace them. What this
+# process says of its own time is also checked by a clock outside of it.
 CLOCK = time.perf_counter_ns
 EVENT, RECORD, ELAPSED = torch.cuda.Event, torch.cuda.Event.record, torch.cuda.Event.elapsed_time
 WAIT = torch.cuda.synchronize
-APART = 256  # bytes: where a tensor may begin
-SPAN = 4096  # such places that a repetition's inputs may begin at
-HOST_CACHE = 32 << 20  # bytes that are written to empty a CPU's cache
-LEAST_FLUSH = 128 << 20  # of a GPU's
+APART = 256  # bytes: alignment of tensors
+SPAN = 4096  # number of different start addresses, APART bytes apart
+HOST_CACHE = 32 << 20  # bytes written to empty a CPU's cache
+LEAST_FLUSH = 128 << 20  # the same for a GPU, at least
 
 
 class Stopwatch:
-    """Makes repetitions of a call, each with a cold cache, inputs of new contents, and at new addresses.
+    """Makes repetitions of a call, each with a cold cache, and inputs with new contents at new addresses.
 
-    Contents of tensors of floats move along their last two axes; the last `destinations` inputs are places of
+    Contents of float tensors are rotated along their last two axes; the last `destinations` inputs are places for
     outputs.
     """
 
@@ -560,10 +566,10 @@ class Stopwatch:
     def repeat(
         self, call: Callable[[Sequence[Any]], Any] | None, turn: int
     ) -> tuple[int, int, Any, Sequence[Any]]:
-        """One repetition: nanoseconds between events (on a CPU, as the next) and by a wall clock, what it gave.
+        """One repetition: nanoseconds between events and by wall clock, what was returned, and the inputs.
 
-        Without a call it is all but that, for what a clock outside has to take off. The turn decides contents
-        alone.
+        On a CPU both times are by wall clock. With `call` None all but the call is done, to measure the overhead.
+        `turn` alone decides the contents.
         """
         given = self._fresh(turn)
         self._flush.zero_()
@@ -583,7 +589,7 @@ class Stopwatch:
         return int(ELAPSED(first, last) * 1e6), took, returned, given
 
     def _fresh(self, turn: int) -> list[Any]:
-        """Inputs of new contents at new addresses."""
+        """Copies of the inputs, their contents moved by `turn`, at new addresses."""
         room = self._rooms[turn % 2]
         shift = APART * self._random.randrange(SPAN)
         given: list[Any] = []
@@ -600,10 +606,10 @@ class Stopwatch:
 
 
 def moved(value: torch.Tensor, turn: int) -> torch.Tensor:
-    """A tensor of floats with its last axis, and where that is through the one before, moved on `turn` times."""
+    """A float tensor rotated by `turn` elements along its last axis, carrying over into the axis before."""
     if not value.is_floating_point() or not value.dim() or not value.numel():
         return value
-    raw = value.view(torch.uint8) if value.element_size() == 1 else value  # fp8 can not be moved as such
+    raw = value.view(torch.uint8) if value.element_size() == 1 else value  # roll is not implemented for fp8
     last = raw.shape[-1]
     if raw.dim() == 1:
         shifted = raw.roll(turn % last, 0)
@@ -615,7 +621,7 @@ def moved(value: torch.Tensor, turn: int) -> torch.Tensor:
 def timed(
     call: Callable[[Sequence[Any]], Any], watch: Stopwatch, order: Mapping[str, Any]
 ) -> tuple[list[list[int]], Any, Sequence[Any]]:
-    """The repetitions that an order asks for: times of each, what the last one returned, and its inputs.
+    """The repetitions of an order: [events, wall] nanoseconds of each, the last one's result and its inputs.
 
     An order has `first` (number of the first repetition), `count`, and whether to `call`.
     """

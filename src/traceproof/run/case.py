@@ -1,7 +1,7 @@
-"""One case: its inputs, drawn by the op or as a workload line says, what is expected, and the judge's rulings.
+"""One case: its inputs, drawn by the op or given by a workload line, what is expected, and the judge's rulings.
 
-Every feature that judges one case on the spot comes here: calibration, mutants, metamorphic relations,
-extraction's check, generated tests. Whole definitions are the engine's (`traceproof.run.engine`).
+Used wherever single cases are judged: calibration, mutants, metamorphic relations, extraction's check, generated
+tests. Whole definitions are run by `traceproof.run.engine`.
 """
 
 import math
@@ -34,25 +34,27 @@ from traceproof.ops.generic import draw_spec
 from traceproof.ops.op import Op, Subject
 from traceproof.run.tensors import ALIGNMENT, raw_bytes
 
-DESCRIBED = "inputs"  # key of a case's drawing instructions: what is to be had for each input
+DESCRIBED = "inputs"  # key in a case's params: by input, where its values come from (random, scalar, safetensors)
 RANDOM = MappingProxyType({"type": "random"})
-COLUMN_MAJOR = "column_major"  # of what is to be had: its last two axes lie the other way round in memory
+COLUMN_MAJOR = "column_major"  # key of such an entry: the last two axes are exchanged in memory
 HALF = 0.5 + 2.0**-10 + 2.0**-12
-HARDLY = 0.01  # a scalar below it may be an epsilon, whose half is not seen
-# Powers of two that rows are multiplied by in turn: beyond what float16 and fp8 hold, where exponentials overflow.
+HARDLY = 0.01  # a scalar below it may be an epsilon, and half of that would not show
+# Powers of two by which rows are multiplied in turn: beyond what float16 and fp8 hold, and where exponentials
+# overflow.
 LARGE, LARGEST, SMALL = (17, 4, 9, 7, 13), 30, -18  # LARGEST in the first input alone: what is added to it is lost
-ZERO_STEP = 7  # of the small rows, one in so many is zeros
-POOL_STEP, TABLE_STEP = 16, 6  # one row in so many holds a NaN where rows are picked: of a pool, of a table
-BOUNDARY = 300.0  # as an outlier: its square is 22 times what 4,096 others have together
-OF_FLOAT16 = 12  # the largest and the smallest of its powers
-HOST_BYTES = 8 << 20  # of inputs: a CPU draws that many in 16 ms
+ZERO_STEP = 7  # every seventh of the small rows is zeros
+# every 16th row of a pool, and every 6th of a table, holds a NaN where rows are picked by index
+POOL_STEP, TABLE_STEP = 16, 6
+BOUNDARY = 300.0  # of an outlier: its square is 22 times what 4,096 others have together
+OF_FLOAT16 = 12  # the largest power of two for float16, and negated the smallest
+HOST_BYTES = 8 << 20  # bytes of inputs that a CPU draws in 16 ms
 
 
 def drawing_device(definition: Definition, case: Case, device: torch.device) -> torch.device:
-    """Where to draw a case's inputs that are needed on `device`; the bits are the same everywhere.
+    """Where to draw a case's inputs for `device`: small ones on the CPU; the bits are the same everywhere.
 
-    Drawing takes some 300 small kernels and several waits, and on a GPU each wait is a turn among all processes
-    that have it open. So what a CPU draws in a moment is drawn there.
+    Drawing takes some 300 small kernels and several waits, and each wait on a GPU queues behind all processes that
+    have it open.
     """
     bits = (
         math.prod(definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits
@@ -62,7 +64,7 @@ def drawing_device(definition: Definition, case: Case, device: torch.device) -> 
 
 
 def place(inputs: Values, device: torch.device) -> Values:
-    """The same inputs on `device`, ready for any stream; those that lie there already are not copied."""
+    """The inputs on `device`, ready for use on any stream; those that are there already are not copied."""
     if device.type == "cpu":
         return inputs
     placed = dict(inputs) | sent_together(inputs, device)
@@ -79,7 +81,7 @@ def on_host(inputs: Values) -> Values:
 
 
 def sent_together(inputs: Values, device: torch.device) -> Values:
-    """Copies on `device` of the small tensors that lie on the CPU, sent in one go: each copy there is a turn."""
+    """Copies on `device` of the small tensors on the CPU, in one transfer: each waits for its turn on a GPU."""
     small = {
         name: value
         for name, value in inputs.items()
@@ -100,9 +102,9 @@ def sent_together(inputs: Values, device: torch.device) -> Values:
 
 
 def other(value: Value) -> Value:
-    """About half of a scalar, with more bits than bfloat16 has, or a value that counts where that hardly does.
+    """Another value for a scalar: about half of it, with more bits than bfloat16 has; 0.25 for a tiny one.
 
-    Tensors, flags, 0 and 1 stay.
+    Tensors, flags, 0 and 1 stay, and integers are halved.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
@@ -112,10 +114,11 @@ def other(value: Value) -> Value:
 
 
 def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
-    """Make some inputs `large` or `small`, row by row, or write `nan` or `inf` into two places of each.
+    """Change `inputs` in place as `case.params[UNUSUAL]` says: `large`, `small`, `nan`, `inf`, boundaries or SEEN.
 
-    These are the first and the last place of an input, of the next one the second and the last but one, and so on,
-    so that none hides another's.
+    `large` and `small` scale rows by powers of two. `nan` and `inf` are written to two places of each input: the
+    first and the last of one, the second and the last but one of the next, and so on, so that none hides
+    another's.
     """
     value, alone = case.params[UNUSUAL], case.params.get(ALONE, {})
     given = (name for name in case.params[BEFALLEN] if isinstance(inputs[name], torch.Tensor))
@@ -128,14 +131,16 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
             continue
         shape, count = definition.inputs[name].shape or (), len(one)
         axis = next((at for at, letter in enumerate(shape) if letter in of_outputs), None)
-        if value == SEEN:  # in rows of each that no other one has, and in another head; of pools in more
+        # NaN and infinity in rows of each input that no other input has, and in another head; pools get more
+        if value == SEEN:
             vectors = one.view(count, -1, one.shape[-1]) if one.dim() > 1 else one.view(-1, 1, 1)
             least, pool = 2 * len(tensors), POOL_STEP if one.dim() > 2 else TABLE_STEP
             step = max(least, count // 2 if axis == 0 else pool) if count >= 2 * least else count
             vectors[2 * place % count :: step, place % vectors.shape[1], 0] = math.nan
             vectors[(2 * place + 1) % count :: step, place % vectors.shape[1], -1] = math.inf
             continue
-        if value == "small":  # in turn one factor, the other one, both and none: a sum hides what is far smaller
+        # cycling through one factor small, the other, both, none: a sum hides what is far smaller
+        if value == "small":
             parts = one.movedim(axis or 0, 0)
             few = [at for at in range(len(parts)) if axis is None or not at >> place % 3 & 1]
             parts[few] *= 2.0 ** (-OF_FLOAT16 if one.dtype is torch.float16 else SMALL)
@@ -152,15 +157,15 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
 
 
 def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None:
-    """Let one element decide each row of the last axis: BOUNDARY, at one of `boundaries` after the other.
+    """Make one element decide each row of the last axis: set to BOUNDARY, at each of `boundaries` in turn.
 
-    `alone`: its value where the others are zero.
+    With `alone` it gets that value and all others are 0.
     """
     rows = data.view(-1, data.shape[-1])
     places = torch.tensor(boundaries(data.shape[-1]), device=data.device)
     each = places[torch.arange(len(rows), device=data.device) % len(places), None]
     value = torch.full(each.shape, BOUNDARY if alone is None else alone, device=data.device).to(data.dtype)
-    if data.dtype.itemsize == 1:  # nothing is written to floats of 8 bits by place
+    if data.dtype.itemsize == 1:  # scatter is not implemented for 8-bit floats
         rows, value = rows.view(torch.uint8), value.view(torch.uint8)
     if alone is not None:
         rows.zero_()
@@ -168,7 +173,7 @@ def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None
 
 
 def moved(inputs: Values) -> Values | None:
-    """Inputs of which the middle half of every row of floats is reversed; None: they have no such row."""
+    """Inputs with the middle half of every float row reversed, which keeps its sum; None: there is no such row."""
     changed = dict(inputs)
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] >= 8:
@@ -182,7 +187,7 @@ def moved(inputs: Values) -> Values | None:
 
 
 def put_lossless(op: Op, definition: Definition, case: Case, draw: Draw, inputs: Values) -> None:
-    """Give inputs the values of `Op.lossless`: a number in every place, or what is drawn; what is absent stays."""
+    """Set inputs to the values of `Op.lossless`, constants or drawn ones; inputs that are None stay so."""
     for name, made in op.lossless(definition).items():
         value = inputs.get(name)
         if isinstance(made, float) and isinstance(value, torch.Tensor):
@@ -198,8 +203,8 @@ def make_inputs(
 ) -> Values:
     """The inputs of a case on `device`, in the definition's order.
 
-    Those that a case describes (a workload line's, or what an `init` made) are taken from there; its
-    blobs are relative to `dataset`, the dataset's root.
+    Those that a case describes (of a workload line, or made by an `init`) are loaded from there; paths of blobs
+    are relative to `dataset`, the dataset's root.
 
     Raises:
         FileNotFoundError: a workload's blob is missing.
@@ -236,7 +241,7 @@ def make_inputs(
 
 
 def _load(blob: Path, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    from safetensors import safe_open  # generated tests run without it where no workload needs it
+    from safetensors import safe_open  # generated tests run without safetensors where no workload needs it
 
     with safe_open(blob, framework="pt") as tensors:
         tensor: torch.Tensor = tensors.get_tensor(key)
@@ -248,7 +253,7 @@ def _load(blob: Path, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> t
 
 
 def fingerprints(inputs: Values) -> dict[str, str]:
-    """What each input is: a tensor's fingerprint, or a scalar's text."""
+    """By input: a tensor's fingerprint, or a scalar's type and text."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     hashed = dict(zip(tensors, fingerprint_each(list(tensors.values())), strict=True))
     return {
@@ -262,21 +267,21 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedCase(Subject):
-    """One case, drawn and solved, and what the judge says of outputs."""
+    """One case with its inputs and expected values; says what the judge thinks of outputs."""
 
     def expected(self, name: str, **of: bool) -> Expected:
-        """What the judge expects of an output; `of` says whose, as `expectation` does."""
+        """What the judge expects of output `name`; `of` are keyword arguments of `expectation`."""
         return expectation(self.definition, self.op, self.case, name, entries_of(self.oracle, name), **of)
 
     def ruling(self, name: str, actual: torch.Tensor | None, tolerance: float | None = None, **of: bool) -> Ruling:
-        """The judge's ruling on an output; `of` says whose, as `expectation` does."""
+        """The judge's ruling on output `name`; `of` are keyword arguments of `expectation`."""
         return judge_output(actual, self.expected(name, **of), tolerance=tolerance)
 
 
 def solve(
     definition: Definition, case: Case, *, device: torch.device = CPU, dataset: Path | None = None, seed: int = 0
 ) -> SolvedCase:
-    """Draw a case's inputs and compute what is right; nothing where the op has no oracle for the definition."""
+    """Draw a case's inputs and compute what is expected; the latter is empty where the op has no oracle for it."""
     op, unknown = registry.for_definition(definition)
     inputs = make_inputs(op, definition, case, device=device, dataset=dataset)
     oracle = {} if unknown is not None else op.expected(definition, inputs, case.seen)
@@ -287,14 +292,14 @@ def solve(
 def solved(
     definition: Definition, sizes: tuple[str, ...], seed: int, *, ids: Collection[str] = ()
 ) -> Iterator[SolvedCase]:
-    """The cases of some sizes, edge and adversarial ones, each drawn and solved; with `ids`, these alone."""
+    """The cases of these sizes, each drawn and solved; with `ids`, only those."""
     for case in registry.get(definition.op_type).of_form(definition).planned(definition, sizes=sizes, seed=seed):
         if not ids or case.id in ids:
             yield solve(definition, case, seed=seed)
 
 
 def entries_of(oracle: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
-    """The oracle's entries for an output, by what follows `@`."""
+    """The oracle's entries for output `name`, by what follows `@` ("": the value)."""
     found = ((key.partition("@"), value) for key, value in oracle.items())
     return {what: value for (output, _, what), value in found if output == name}
 
@@ -312,8 +317,8 @@ def expectation(  # noqa: PLR0913 - one output of one case
 ) -> Expected:
     """What the judge expects of an output of a case, given the oracle's entries for it.
 
-    `reference`: it is the definition's reference that gave the output, which may lose less than a kernel.
-    `on_gpu`: it was computed there.
+    `reference`: the output is of the definition's reference, which may lose less than a kernel. `on_gpu`: it was
+    computed on a GPU. `in_chunks`: the oracle's entries will come chunk by chunk.
     """
     spec = op.judged(definition)[name]
     trials = op.trials(definition, case)
@@ -330,7 +335,7 @@ def expectation(  # noqa: PLR0913 - one output of one case
     return Expected(
         shape=(trials, *shape) if trials and shape is not None else shape,
         dtype=TORCH_DTYPES.get(spec.dtype),
-        oracle=held if reference else with_open_rows(entries),  # a reference orders as its shadow does
+        oracle=held if reference else with_open_rows(entries),  # a reference sorts ties as its shadow does
         comparison=of_reference(kind) if kind is not None and reference else kind,
         in_chunks=in_chunks,
         drawn=bool(trials),

@@ -1,8 +1,8 @@
-"""The engine: draws a case, computes what is right, runs the implementations and judges what they left.
+"""The engine: draws cases, computes what is expected, runs implementations and judges their outputs.
 
-It runs in the torch environment and is trusted. References run shut in (`traceproof.run.untrusted`), ground truths
-in one worker per environment (`traceproof.run.workers`); inputs and outputs lie in memory. First comes what all
-definitions share, then the run of one definition, which has the one loop over cases.
+It runs in the torch environment and is trusted. References run isolated (`traceproof.run.untrusted`), ground
+truths in a worker per environment (`traceproof.run.workers`); inputs and outputs stay in memory. `Engine` holds
+what all definitions share; `DefinitionRun` runs one definition and has the only loop over cases.
 """
 
 import contextlib
@@ -59,11 +59,12 @@ from traceproof.sandbox import Pool, Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import MAIN, STACKS, TAGGED
 
-MANY_CALLS = 32  # so many at least, and less than twice as many, before a second run's bits are compared
-PATIENCE = 2  # timeouts of an implementation of a definition after which its other cases are not waited for
-# In float64 a CPU takes less than two seconds for a case of this memory, and less than a crowded GPU for most.
+# at least so many calls, and less than twice as many, precede the second run whose bits are compared
+MANY_CALLS = 32
+PATIENCE = 2  # timeouts of an implementation in a definition after which its other cases are not run
+# A case of up to this memory takes a CPU less than two seconds in float64, mostly less than a crowded GPU.
 ORACLE_HOST_BYTES = 512 << 20
-Call = Callable[[JudgedCase], CaseResult]  # of untrusted code
+Call = Callable[[JudgedCase], CaseResult]  # of untrusted code: calls it for a drawn case
 T = TypeVar("T")
 
 
@@ -71,7 +72,7 @@ class Engine:
     """Runs implementations on definitions' cases, and judges them. A context manager: it owns its workers."""
 
     def __init__(self, settings: EngineSettings, untrusted: Pool | None = None) -> None:
-        """With workers for untrusted code of somebody else's; None: its own."""
+        """`untrusted`: a pool of workers for untrusted code, from elsewhere; None: the engine makes its own."""
         here = {} if MAIN in settings.environments else {MAIN: this_interpreter(on_gpu=torch.cuda.is_available())}
         self.settings = replace(settings, environments={**here, **settings.environments})
         self.environments = self.settings.environments
@@ -81,10 +82,10 @@ class Engine:
         self._open = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._workers: dict[str, LifoQueue[Worker]] = {}  # of each environment, those that nobody asks
+        self._workers: dict[str, LifoQueue[Worker]] = {}  # by environment: the workers that are free
         self._builds: dict[tuple[str, str], Future[str | None]] = {}
         self._builders = ThreadPoolExecutor(jit.side_by_side(available_memory(), len(os.sched_getaffinity(0))))
-        self.threads = ThreadPoolExecutor(64)  # each waits for a worker
+        self.threads = ThreadPoolExecutor(64)  # each thread waits for a worker
         compiled = settings.caches if main.on_gpu else None
         self.untrusted = untrusted or self._open.enter_context(
             untrusted_pool(
@@ -95,14 +96,14 @@ class Engine:
             )
         )
         keep_memory()
-        torch.set_num_threads(1)  # several engines run side by side, and sums have one order
+        torch.set_num_threads(1)  # several engines run side by side; and one thread sums in one order
         sweep(Path(tempfile.gettempdir()))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all workers, and builds that nobody waits for."""
+        """End all workers and builds."""
         self._closed.set()
         self.threads.shutdown(wait=False, cancel_futures=True)
         self._builders.shutdown(wait=False, cancel_futures=True)
@@ -115,26 +116,29 @@ class Engine:
         """
         self.prepare([entry], [name for name in implementations if name not in self.settings.functions])
         wanted = {*implementations}
-        needed = {REFERENCE} if entry.no_oracle is not None else set()  # whose shadow stands in for an oracle
+        # the reference's shadow stands in for an oracle
+        needed = {REFERENCE} if entry.no_oracle is not None else set()
         with filled(entry, self.untrusted) as made:
             rows = DefinitionRun(self, made, sorted(wanted | needed)).rows()
         return [row for row in rows if row.implementation in wanted or PAIR in row.implementation]
 
     def prepare(self, entries: Sequence[PlannedDefinition], implementations: Sequence[str]) -> None:
-        """Begin to start what definitions need: a worker beside this process, or builds, the longest first."""
+        """Start ahead what definitions will need: a forked worker, and kernel builds, the longest first."""
         if not entries:
             return
         main, threads = self.environments[MAIN], [*Path("/proc/self/task").iterdir()]
-        # A process that has asked for a GPU (`this_interpreter`) has its driver open, which survives no fork.
+        # A process that has used a GPU (`this_interpreter`) has its driver open, which does not survive a fork.
         closed = not main.on_gpu or bool(main.record["digest"])
-        normal_table(CPU)  # which copies of this process have, too
+        normal_table(CPU)  # computed before the fork, so that the copies have it, too
         names = {environment_of(name) for name in implementations if name != REFERENCE}
         for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
             if self.environments[name].python == sys.executable and name not in self._workers:
-                self._workers_of(self.environments[name]).queue[-1].fork()  # torch is there, which takes seconds
+                # a fork has torch already, whose import takes seconds
+                self._workers_of(self.environments[name]).queue[-1].fork()
         wait_asleep(self.device)
         caches = self.settings.caches
-        if self.device.type != "cuda" or caches is None:  # without them, a module is compiled when it is called
+        # without caches a module is compiled when it is first called
+        if self.device.type != "cuda" or caches is None:
             return
         capability = torch.cuda.get_device_capability()
         wanted = [
@@ -164,7 +168,7 @@ class Engine:
         return None if name == REFERENCE else self.environments.get(environment_of(name))
 
     def not_built(self, name: str, definition: Definition) -> str | None:
-        """Why a ground truth's modules for a definition were not built; waits for them. None: they were."""
+        """Why a kernel module of a ground truth for a definition was not built; waits for it. None: all are."""
         if self.device.type != "cuda":
             return None
         modules = jit.told(name, definition, torch.cuda.get_device_capability())
@@ -174,11 +178,11 @@ class Engine:
 
     @property
     def computing(self) -> torch.device:
-        """Where it draws and solves what takes a CPU long: the GPU, until that is lost to this process."""
+        """The device that draws and solves large cases: the GPU; the CPU once this process has lost the GPU."""
         return CPU if self._lost else self.device
 
     def where_it_fits(self, device: torch.device, compute: Callable[[torch.device], T]) -> T:
-        """What is computed on a device; on the CPU where the GPU has no memory left for it, or is lost."""
+        """The result of `compute(device)`; of `compute(CPU)` where the GPU has no memory left or is lost."""
         try:
             return compute(device)
         except RuntimeError as error:
@@ -191,7 +195,7 @@ class Engine:
             return compute(CPU)
 
     def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> CaseResult | None:
-        """What comes of all cases of an implementation without anything being run; None: it has to be run."""
+        """An implementation's result for all cases that is known without running it; None: it has to be run."""
         if name == REFERENCE:
             if not entry.reference:
                 return CaseResult.skipped(Unavailable(Skip.NO_REFERENCE, "the definition has no reference"))
@@ -201,14 +205,14 @@ class Engine:
             return None
         try:
             why = blocked(name, definition, self.device.type)
-        except Exception as error:  # noqa: BLE001 - an adapter's condition that can not be told is that definition's
+        except Exception as error:  # noqa: BLE001 - an adapter's condition raised: this definition's result
             return CaseResult.failed(raised(error))
         if why is None and self._environment(name) is None:
             why = absent(name, definition)
         return None if why is None else CaseResult.skipped(why)
 
     def ask(self, name: str, item: Mapping[str, Any], seconds: float | None = None) -> Reply:
-        """Have a worker of a ground truth's environment run one case: the one that was asked last and is free."""
+        """Have a free worker of a ground truth's environment run one case; the one used last is taken first."""
         with self._lock:
             free = self._workers_of(self.environments[environment_of(name)])
         worker = free.get()
@@ -218,7 +222,7 @@ class Engine:
             free.put(worker)
 
     def _workers_of(self, environment: Environment) -> "LifoQueue[Worker]":
-        """The workers of an environment; each starts when it is first asked."""
+        """Free workers of an environment; each starts when it is first asked."""
         if environment.name not in self._workers:
             device = "cuda" if environment.on_gpu else "cpu"
             dataset = None if self.settings.dataset is None else str(self.settings.dataset.absolute())
@@ -233,15 +237,15 @@ class Engine:
 
 
 def this_interpreter(*, on_gpu: bool) -> Environment:
-    """The environment that this process runs in."""
+    """An Environment for the interpreter of this process."""
     record = {"device_type": "cuda" if on_gpu else "cpu", "digest": ""}
     return Environment(name=MAIN, python=sys.executable, record=record)
 
 
 class DefinitionRun:
-    """One definition, its cases one after the other.
+    """Runs one definition, its cases one after the other.
 
-    `rows` is what `verify` wants of it. `each` is the loop over cases, with whatever untrusted code is called in
+    `rows` makes all verdict rows, for `verify`. `each` is the loop over cases; it can call any untrusted code in
     them: the definition's reference, or a solution in its place (`traceproof.solutions.trial`).
     """
 
@@ -253,10 +257,10 @@ class DefinitionRun:
         self.timeouts: Counter[str] = Counter()
         self.rows_of: dict[str, dict[str, Rows]] = {}  # by case and implementation
         self.pairs: Rows = []
-        self.held: list[JudgedCase] = []  # with a disputed output that may be explained
+        self.held: list[JudgedCase] = []  # cases with a disputed output, whose cause may be recognised
 
     def rows(self) -> Rows:
-        """All rows in their order. Of each implementation's smallest disputed case they say what it looks like."""
+        """All rows, in a fixed order; the smallest disputed case of each implementation names known causes."""
         cases = self.entry.cases
         plain = [planned for planned in cases if planned.skip is None and not planned.hidden]
         hidden = [planned for planned in cases if planned.skip is None and planned.hidden]
@@ -304,7 +308,7 @@ class DefinitionRun:
     def each(
         self, cases: Iterable[PlannedCase], call: Call | None = None, name: str = REFERENCE
     ) -> Iterator[JudgedCase]:
-        """Cases drawn, run and solved, one after the other; `call` has the untrusted code of a name called."""
+        """Each case once it is drawn, run and solved; `call` calls the untrusted code that rows name `name`."""
         for planned in cases:
             case = self._case(planned)
             names = [one for one in self.names if one == REFERENCE or not planned.hidden]
@@ -315,11 +319,11 @@ class DefinitionRun:
             yield case
 
     def _run(self, case: JudgedCase, trusted: Sequence[str], call: Call | None, name: str) -> None:
-        """One case: the calls are made while it is solved here."""
+        """Run one case: the calls are made by threads while the oracle is computed here."""
         device = drawing_device(self.definition, case.planned.case, self.engine.computing)
         try:
             self.engine.where_it_fits(device, partial(self._draw_on, case))
-        except Exception as error:  # noqa: BLE001 - that definition's verdict
+        except Exception as error:  # noqa: BLE001 - an op's or init's error is this definition's verdict
             case.inputs, case.problem = None, raised(error)
         threads = self.engine.threads
         asked = {
@@ -332,36 +336,36 @@ class DefinitionRun:
         if self.entry.no_oracle is None and not case.planned.large and case.inputs is not None:
             case.right = self._solved(case)
         here = self.settings.functions.keys() & set(trusted) - case.results.keys()
-        for one in here:  # in the thread of who asks: it may debug its function
+        for one in here:  # in this thread: the user may debug the function
             case.results[one] = self._attempt(one, partial(self._trusted, one, case.planned))
         case.results |= {one: future.result() for one, future in asked.items()}
 
     def _draw_on(self, case: JudgedCase, device: torch.device) -> None:
         planned, dataset = case.planned.case, self.settings.dataset
         case.inputs = make_inputs(self.op, self.definition, planned, device=device, dataset=dataset)
-        # Of code that is handed them, nobody asks what it drew.
+        # Without named implementations nobody compares which inputs were drawn.
         case.digest = digest_json(fingerprints(case.inputs)) if self.names else None
 
     def _solved(self, case: JudgedCase) -> Right:
-        """What the oracle says, on the GPU if there is one and the case is large."""
+        """The oracle's entries, computed on the GPU if there is one and the case is large."""
         there = any(isinstance(one, torch.Tensor) and one.is_cuda for one in (case.inputs or {}).values())
         large = case.planned.memory > ORACLE_HOST_BYTES or (self.settings.alone and there)
         device = self.engine.computing if large else CPU
 
         def entries(device: torch.device) -> Tensors:
-            if there and self.engine.computing.type == "cpu":  # what lay on the GPU is lost with it
+            if there and self.engine.computing.type == "cpu":  # the inputs on the GPU are lost with it
                 self._draw_on(case, CPU)
             try:
                 return self._entries(case.inputs or {}, device, case.planned.case)
             except (RuntimeError, ValueError, TypeError):
-                # An op whose cases a CPU mostly solves need not know of another device.
+                # An op whose cases are mostly solved on a CPU may not support another device.
                 if device.type == "cpu" or case.planned.memory > ORACLE_HOST_BYTES or cuda_is_lost():
                     raise
                 return self._entries(case.inputs or {}, CPU, case.planned.case)
 
         try:
             return Right(oracle=self.engine.where_it_fits(device, entries))
-        except Exception as error:  # noqa: BLE001 - told in each row of the case
+        except Exception as error:  # noqa: BLE001 - the error stands in each row of the case
             message = f"the oracle: {describe(error)}"
             return Right(blocked=Ruling(Verdict.ERROR, Error.ORACLE, message, {}))
 
@@ -372,7 +376,7 @@ class DefinitionRun:
         return _whole(dict(zip(values, plain_tensors(list(values.values())), strict=True)))
 
     def _attempt(self, name: str, call: Callable[[], CaseResult]) -> CaseResult:
-        """What a call leaves; none is made where too many before it took too long."""
+        """The result of a call; where too many before it timed out, an error without calling."""
         seconds = self.settings.limits.seconds
         if self.timeouts[name] >= PATIENCE:
             message = f"not run: {PATIENCE} cases of this definition ran into the limit of {seconds:g} s"
@@ -383,7 +387,7 @@ class DefinitionRun:
 
     @staticmethod
     def _untrusted(case: JudgedCase, call: Call) -> CaseResult:
-        """What a call of untrusted code leaves of a case."""
+        """The result of calling untrusted code for a case."""
         if case.problem is not None:
             return CaseResult.failed(case.problem, "drawing the inputs: ")
         try:
@@ -392,7 +396,7 @@ class DefinitionRun:
             return CaseResult.failed(error.reply)
 
     def _trusted(self, name: str, planned: PlannedCase) -> CaseResult:
-        """What a ground truth leaves of a case, in a worker of its environment or here."""
+        """The result of a ground truth for a case, in a worker; of a user's function, which is called here."""
         item = {
             "implementation": name,
             "definition": self.entry.definition,
@@ -409,13 +413,13 @@ class DefinitionRun:
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
                 trace, ours = error.__traceback__, str(Path(__file__).parents[1])
                 while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(ours):
-                    trace = trace.tb_next  # where their code begins
+                    trace = trace.tb_next  # skip our own frames
                 return CaseResult.failed(raised(error.with_traceback(trace)))
         problem = self.engine.not_built(name, self.definition)
         if problem is not None:
             return CaseResult(status="error", reason=Error.EXCEPTION, message=f"RuntimeError: {problem}")
         seconds = self.settings.limits.seconds
-        # On a GPU, a call of a function that the definition's tag names compiles it.
+        # On a GPU, the first call of a function named by the definition's tag compiles it.
         compiles = self.engine.device.type == "cuda" and environment_of(name) == TAGGED
         if compiles and self.definition.dumped_from.startswith(f"{STACKS[TAGGED].package}."):
             seconds = max(seconds, self.settings.build_seconds)
@@ -426,7 +430,7 @@ class DefinitionRun:
         return CaseResult.skipped(Unavailable(**said["skip"])) if "skip" in said else CaseResult(**said)
 
     def judge(self, case: JudgedCase) -> None:
-        """Judge a case that is too large to be solved at once; another one judges itself."""
+        """Judge a case that is too large to be solved in one piece (others are judged by JudgedCase itself)."""
         if not case.planned.large or case.inputs is None or not case.ran:
             return
         try:
@@ -436,7 +440,7 @@ class DefinitionRun:
             case.large = {name: {WHOLE: Ruling(Verdict.ERROR, Error.ORACLE, message, {})} for name in case.ran}
 
     def _finish(self, case: JudgedCase) -> None:
-        """Judge a case, and let go of its tensors."""
+        """Judge a case, keep its rows, and free its tensors."""
         planned = case.planned
         case.results = {name: case.results[name] for name in sorted(case.results)}
         self.judge(case)
@@ -455,14 +459,14 @@ class DefinitionRun:
     # The reference.
 
     def _with_reference(self, plain: Sequence[PlannedCase], hidden: Sequence[PlannedCase]) -> None:
-        """All cases with the reference among what runs.
+        """All cases, the reference among what runs.
 
-        One case is run again, with other memory, and hidden ones after it: on a CPU in a process of their own,
-        which has not seen the others.
+        One case is run a second time with another fill of unwritten memory, and then the hidden cases; on a CPU in
+        a new process, which has not seen the other cases.
         """
         again: JudgedCase | None = None
         repeated = any(planned.repeat for planned in plain)
-        fill = float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)  # another one in every run
+        fill = float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)  # different in every run
         with self._reference(NAN) as source:
             for case in self.each(plain, partial(self._called, source)):
                 if case.planned.repeat and case.results[REFERENCE].status == "ok":
@@ -476,7 +480,7 @@ class DefinitionRun:
                 self._again(source, again, hidden, repeated=repeated, fill=fill)
 
     def _reference(self, fill: float) -> contextlib.AbstractContextManager[UntrustedSource]:
-        """The definition's reference in a new process, `fill` in memory without a value."""
+        """The definition's reference, loaded in a new process; unwritten memory is filled with `fill`."""
         device, limits = self.engine.device.type, self.settings.limits
         return loaded(self.definition, self.engine.untrusted, limits=limits, device=device, fill=fill)
 
@@ -489,7 +493,7 @@ class DefinitionRun:
         repeated: bool,
         fill: float,
     ) -> None:
-        """A case's second run, and hidden cases: whether bits vary, and answers are remembered."""
+        """Run one case a second time, and hidden cases: do bits vary, and are answers remembered?"""
         before: tuple[Values, Tensors] | None = None
         second: CaseResult | None = None
         writes = self.definition.in_place or self.op.mutated(self.definition) or any(one.trials for one in hidden)
@@ -500,10 +504,11 @@ class DefinitionRun:
             if second.status == "ok" and first.inputs is not None:
                 before = first.inputs, second.outputs
         remembered = False
-        threads = 2 if self.engine.device.type == "cpu" else 1  # others than elsewhere, where there are several
-        held = None if before is None or writes else shapes_of(before[0])  # of the call before
+        threads = 2 if self.engine.device.type == "cpu" else 1  # a cached answer by thread would show
+        # shapes of the inputs of the call before
+        held = None if before is None or writes else shapes_of(before[0])
 
-        def called(case: JudgedCase) -> CaseResult:  # where the call before had its inputs, if these are alike
+        def called(case: JudgedCase) -> CaseResult:  # SAME_MEMORY if its inputs have the shapes of the call before
             nonlocal held
             shapes = None if writes or case.inputs is None else shapes_of(case.inputs)
             there, held = shapes is not None and shapes == held, None
@@ -540,16 +545,16 @@ class DefinitionRun:
 
     @staticmethod
     def _same(planned: PlannedCase, one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-        """Whether two calls gave the same bits; draws that one of them alone made do not count."""
+        """Whether two calls gave the same bits; draws that only one of them made do not count."""
         return (same_draws if planned.trials else same_bits)(one, other)
 
     def _remembered(
         self, planned: PlannedCase, inputs: Values, outputs: Tensors, earlier: Values, before: Tensors
     ) -> bool:
-        """Whether every output has the bits of the call before, whose inputs were others."""
+        """Whether every output has the bits of the call before, though its inputs were different."""
         flats = [value.reshape(-1) for value in outputs.values()]
         if isinstance(self.op, GenericOp) and all(same_bits(flat[1:], flat[:-1]) for flat in flats):
-            return False  # nothing says that inputs such as these have different answers
+            return False  # nothing says that different inputs have different answers here
         same = bool(outputs) and all(
             self._same(planned, value, before.get(name)) for name, value in outputs.items()
         )
@@ -565,9 +570,9 @@ class DefinitionRun:
         again: bool = False,
         **more: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> CaseResult:
-        """What a call of the reference leaves; without an oracle, its shadow stands beside as what is right.
+        """The result of calling the reference; without an oracle also sets what is expected from its shadow.
 
-        Nobody can tell the case by the call's seed, where something is drawn.
+        For sampling ops the seed follows from a nonce, so that the code can not recognise the case by it.
         """
         planned, inputs = case.planned, case.inputs
         assert inputs is not None
@@ -587,14 +592,14 @@ class DefinitionRun:
 
 
 def shapes_of(inputs: Values) -> list[object]:
-    """What inputs must have in common to take each other's memory."""
+    """Shape and dtype (or type) of each input; inputs where these are equal can use the same memory."""
     return [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else type(one) for one in inputs.values()]
 
 
 def shadowed(reference: str, call: Callable[..., CaseResult]) -> Right:
-    """A reference's outputs in float64, in another order of summation, and with equal values in another order.
+    """What the reference itself gives in float64, with sums in another order, and with ties in another order.
 
-    `call` makes a call in a `mode` of `traceproof.run.shadow`.
+    `call(mode=...)` calls it in a mode of `traceproof.run.shadow`.
     """
     found: Tensors = {}
     for mode, what in zip(modes_of(reference), (SHADOW, BASELINE, OTHER_TIES), strict=False):
@@ -608,11 +613,11 @@ def shadowed(reference: str, call: Callable[..., CaseResult]) -> Right:
 
 
 def _whole(oracle: Tensors) -> Tensors:
-    """An oracle's entries, those left out whose output it does not give."""
+    """The oracle's entries without those of outputs that it does not compute."""
     return {key: value for key, value in oracle.items() if key.partition("@")[0] in oracle}
 
 
 def raised(error: Exception) -> Reply:
-    """The reply of a call that our own code could not make."""
+    """The reply for an exception in our own code around a call."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return Reply(status=Status.MEMORY if short else Status.ERROR, message=describe(error))

@@ -1,4 +1,4 @@
-"""What the scripts of rules share: a command line, exit codes, a log, errors for people, an end with their run."""
+"""What scripts of rules share: command line, exit codes, log, errors for people, and ending with their run."""
 
 import argparse
 import contextlib
@@ -19,18 +19,19 @@ from pydantic import validate_call
 from traceproof.errors import TraceproofError
 from traceproof.programs import telling
 
-FINDINGS, UNFINISHED, INTERRUPTED = 1, 2, 130  # exit codes; the last as shells have it for Ctrl-C
+FINDINGS, UNFINISHED, INTERRUPTED = 1, 2, 130  # exit codes; 130 is what shells use for Ctrl-C
 FOUND = "findings\n"  # the last line of a target's log where it ends with findings
 PR_SET_PDEATHSIG = 1
-TELLING = contextlib.ExitStack()  # on a terminal, for how long a job has been going on; who tells more closes it
-PATIENCE_SECONDS = 3  # for a clean end of an interrupted job; then the kernel ends it
+# the live line that says on a terminal how long a job has run; a job with a better one closes it
+TELLING = contextlib.ExitStack()
+PATIENCE_SECONDS = 3  # seconds for a clean end of an interrupted job; then SIGALRM ends it
 
 
 def main() -> None:
-    """Run the job that the command line names: one of the script's public functions; of one alone, it has no name.
+    """Run the job that the command line names, a public function of the script; a single function needs no name.
 
-    A job's parameters are its options, beside `--log`: a list takes several values, the others one or none.
-    Pydantic turns texts into the parameters' types, so that `Json[...]` is read as such.
+    The function's parameters are the options, beside `--log`: a list takes several values, others one or none.
+    Pydantic converts texts to the parameters' types, so `Json[...]` is parsed.
     """
     script = vars(sys.modules["__main__"])
     own = {name: one for name, one in script.items() if getattr(one, "__module__", "") == "__main__"}
@@ -54,11 +55,11 @@ def main() -> None:
 
 
 def run(main: Callable[[], bool | None], *, log: Path) -> None:
-    """Run a rule's work; what it says on stderr, and a traceback if there is one, also stand in `log`.
+    """Run a rule's work; stderr, and a traceback if there is one, also go into `log`.
 
-    An interrupt, or the end of the run that the job belongs to, ends it within seconds and without a traceback.
-    Raises SystemExit: FINDINGS where `main` says that there are some, UNFINISHED on a TraceproofError, which is
-    shown as text; a crash stays a crash.
+    An interrupt, or the end of the Snakemake run, ends it within seconds and without a traceback. Raises
+    SystemExit: FINDINGS where `main` returns True, UNFINISHED on a TraceproofError, which is shown as text. Other
+    exceptions pass through.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -68,7 +69,7 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         file = log.open("w", encoding="utf-8", buffering=1)
-    except OSError as error:  # the work will say what is the matter, if anything is
+    except OSError as error:  # what makes it unwritable will stop the work, too, if it matters
         sys.stderr.write(f"{log} can not be written ({error.strerror}); going on without it\n")
         file = io.StringIO()
     sys.stderr = Tee(terminal, file)
@@ -81,7 +82,7 @@ def run(main: Callable[[], bool | None], *, log: Path) -> None:
             file.write(FOUND)
             raise SystemExit(FINDINGS)  # noqa: TRY301 - the one way out
     except KeyboardInterrupt:
-        os._exit(INTERRUPTED)  # a thread may wait for a case that takes minutes; its worker ends with this
+        os._exit(INTERRUPTED)  # a thread may wait for a case that takes minutes; its worker ends with this process
     except TraceproofError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(UNFINISHED) from None
@@ -101,14 +102,14 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 class Tee:
-    """A text stream that goes to the terminal, live lines included, and without those into a log."""
+    """A text stream that writes to the terminal, and, without lines rewritten in place, to a log."""
 
     def __init__(self, terminal: TextIO, log: TextIO) -> None:
         self._terminal = terminal
         self._log = log
 
     def write(self, text: str) -> int:
-        """Write to both; a line that is rewritten in place goes to the terminal only."""
+        """Write to both; text that begins with a carriage return, a live line, goes to the terminal only."""
         if not text.startswith("\r"):
             with contextlib.suppress(OSError):  # a full disk: the terminal has it
                 self._log.write(text)
@@ -121,7 +122,7 @@ class Tee:
         self._terminal.flush()
 
     def isatty(self) -> bool:
-        """Whether live lines make sense."""
+        """Whether the terminal can show live lines."""
         return self._terminal.isatty()
 
     def fileno(self) -> int:
@@ -130,7 +131,7 @@ class Tee:
 
 
 def _interrupt(*_: object) -> None:
-    """Leave the work where it stands, and the process soon after, whatever a thread of it waits for."""
+    """Raise KeyboardInterrupt once, and end the process PATIENCE_SECONDS later, whatever its threads wait for."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.alarm(PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""What the Snakemake rules ask: paths, interpreters, options, digests, all of it from one frozen configuration."""
+"""What the Snakemake rules ask for: paths, interpreters, options and digests, all from one configuration."""
 
 import json
 import os
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Wildcards(Protocol):
-    """What Snakemake hands a function of a rule; a rule has some of these."""
+    """Wildcards that Snakemake gives a rule's functions; a rule has some of these."""
 
     op_type: str
     group: str
@@ -40,7 +40,7 @@ class Wildcards(Protocol):
 
 
 class Pipeline:
-    """One configuration, as the rules need it. Paths are relative to `root`, the repository."""
+    """One configuration as the rules need it. Paths are relative to `root`, the repository."""
 
     def __init__(self, config: Config, root: Path) -> None:
         self.config, self.root = config, root
@@ -48,12 +48,12 @@ class Pipeline:
         self.run = str(config.results / config.run)  # this selection's cases, verdicts and summary
         self.caches = f"{self.results}/compiled"
         self.cache = f"{self.results}/cache.sqlite"  # finished rows
-        self.lock = [NAME] if (root / NAME).is_file() else []  # of the sources' pins
+        self.lock = [NAME] if (root / NAME).is_file() else []  # the file of pinned sources
         self.known = [] if config.known is None else [str(config.known)]  # the file of known findings
-        # The configured dataset, and what is verified: that, or a copy of it with what was extracted beside it.
+        # The configured dataset, and what is verified: the same, or a copy with extracted definitions added.
         self.source = str(folder_of(config.dataset, root=config.results / "dataset"))
         self.dataset = f"{self.results}/extract/dataset" if config.models else self.source
-        # Files that say that they are there: none where a folder is used in place.
+        # Stamps of the two; none where a folder is used in place.
         self.source_fetched = [] if config.dataset.path is not None else [f"{self.source}/{FETCHED}"]
         self.fetched = [f"{self.dataset}/{FETCHED}"] if config.models else self.source_fetched
         self.dataset_source = config.dataset.model_dump_json(exclude_none=True)
@@ -61,28 +61,28 @@ class Pipeline:
         self.model_files = [str(model.config) for model in config.models if model.config is not None]
         self.tolerance = json.dumps(config.tolerance)
         self.weak = f"--weak={config.allow_weak_isolation}"
-        # The model of GPU to ask a batch system for; None: any.
+        # The GPU model to ask a batch system for; None: any.
         self.gpu_model = config.gpu if isinstance(config.gpu, str) and config.gpu != "auto" else None
         taken = {stack: config.stacks[stack].get("source") for stack in PACKAGES}
         self.sources = Sources(root, self.results, taken)
 
     @classmethod
     def of_snakefile(cls, raw: Mapping[str, Any]) -> "Pipeline":
-        """From a raw mapping. Raises SystemExit: the configuration can not be used; it is said why."""
+        """From Snakemake's raw config. Raises SystemExit: it can not be used; stderr says why."""
         try:
             found = cls(read_config(raw, root=Path.cwd()), Path.cwd())
         except TraceproofError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(UNFINISHED) from None
-        _ = found.index  # a damaged one is removed before Snakemake looks at what is there, and planned again
+        _ = found.index  # reading it removes a damaged one before Snakemake looks, so that it is made again
         return found
 
     @property
     def shell_prefix(self) -> str:
-        """Before each command: `python` is this interpreter, and a command takes the place of its shell.
+        """Prefix of each shell command: `python` is this interpreter, and a command replaces its shell.
 
-        Bytecode is written whatever the environment says: without, each process compiles torch's files again. Sets
-        have one order, in what packages generate and keep by its text, too.
+        Bytecode is always written: otherwise each process compiles torch's files again. PYTHONHASHSEED=0 gives
+        sets one order, also in code that packages generate and cache by its text.
         """
         python = shlex.quote(str(Path(sys.executable).parent))
         return f"unset PYTHONDONTWRITEBYTECODE; export PATH={python}:$PATH PYTHONHASHSEED=0 PYTHONPATH=src; exec "
@@ -91,24 +91,24 @@ class Pipeline:
 
     @cached_property
     def stacks(self) -> Mapping[str, Installation]:
-        """The stacks by name."""
+        """Where each stack runs, by its name."""
         return {name: resolve(self.config, name) for name in STACKS}
 
     def python(self, stack: str) -> str:
-        """A stack's interpreter."""
+        """Path of a stack's interpreter."""
         return self.stacks[stack].python
 
     def environment(self, stack: str) -> list[str]:
-        """Stamp of the environment that a stack needs built first: one, or none where an interpreter is given."""
+        """Stamp files of the environment that a stack needs; none where an interpreter is configured."""
         name = self.stacks[stack].environment
         return [] if name is None else [f"{FOLDER}/{name}/{INSTALLED}"]
 
     def usable(self, stack: str) -> bool:
-        """Whether anything is run in a stack: others than torch need a GPU, or an interpreter that is given."""
+        """Whether anything runs in a stack here: all but the main one need a GPU or a configured interpreter."""
         return stack == MAIN or self.on_gpu or self.config.stacks[stack].python is not None
 
     def record(self, stack: str) -> str:
-        """The file that says what a stack is."""
+        """The JSON file that describes a stack: versions, content of packages, device."""
         return f"{self.results}/stacks/{stack}.json"
 
     @property
@@ -118,40 +118,40 @@ class Pipeline:
 
     @property
     def one_gpu(self) -> int | None:
-        """GPUs of a job that works on one; None: there is none."""
+        """The number of GPUs for a job that works on one; None: there is none."""
         return 1 if self.on_gpu else None
 
-    # What changes when a file does that no rule has as an input.
+    # Digests of files that no rule has as an input, for `params`.
 
     @property
     def known_state(self) -> str:
-        """Changes when the file of known findings does."""
+        """Digest of the file of known findings."""
         paths = (self.root / name for name in self.known)
         return digest_json([digest_bytes(path.read_bytes()) for path in paths if path.is_file()])
 
     @cached_property
     def source_state(self) -> str:
-        """Changes when a file of the configured dataset does; one that nobody touched is `as fetched`."""
+        """Digest of the configured dataset's files, or "as fetched" where nobody changed them."""
         folder = self.root / self.source
         as_fetched = self.config.dataset.path is None and untouched(folder)
         return "as fetched" if as_fetched else scan_digest(folder)
 
     @cached_property
     def dataset_state(self) -> str:
-        """Changes when a file of the dataset does; an extracted one is judged as a fetched one is."""
+        """Digest of the files of the dataset that is verified, or "as fetched" or "as extracted"."""
         folder = self.root / self.dataset
         if not self.config.models:
             return self.source_state
         return "as extracted" if untouched(folder) else scan_digest(folder)
 
     def date_back(self) -> None:
-        """Give files of this run that are dated ahead today's date: Snakemake ends a run that meets one."""
+        """Touch this run's files whose dates lie in the future: Snakemake ends a run that meets one."""
         now, results, run = time.time(), self.root / self.results, self.root / self.run
         parts = ("stacks", "dataset/*/.fetched.json", "extract/dataset/.fetched.json")
         places = [place for part in parts for place in results.glob(part)]
         places += [place for part in ("cases", "verdicts", "tests", "summar*") for place in run.glob(part)]
         for path in (file for place in places for file in (place, *place.glob("*"))):
-            with suppress(OSError):  # absent by now, or somebody else's
+            with suppress(OSError):  # gone by now, or another user's
                 if path.stat().st_mtime > now:
                     os.utime(path)
 
@@ -159,7 +159,7 @@ class Pipeline:
 
     @property
     def selection(self) -> str:
-        """What planning reads of the configuration, as JSON."""
+        """The part of the configuration that planning reads, as JSON."""
         config = self.config
         value = {
             "op_types": config.selection.op_types,
@@ -175,18 +175,18 @@ class Pipeline:
 
     @cached_property
     def hidden_seed(self) -> int:
-        """What the hidden cases follow from."""
+        """The number that hidden cases are derived from: configured, or kept in the results folder."""
         given = self.config.hidden_seed
         return hidden_seed(self.root / self.config.results) if given is None else given
 
     @property
     def scope(self) -> str:
-        """What a run covers, for the history, as JSON; null: its verdicts stand on the user's tolerance."""
+        """What a run covers, as JSON, by which runs are compared in the history; null with a user's tolerance."""
         config = self.config
         if config.tolerance is not None:
             return "null"
         source = config.dataset.model_dump(mode="json", exclude_none=True)
-        for kind in source.values():  # the same dataset in another version is compared
+        for kind in source.values():  # versions are left out: the same dataset in another version is compared
             if isinstance(kind, dict):
                 for version in ("version", "sha256", "commit"):
                     kind.pop(version, None)
@@ -195,17 +195,17 @@ class Pipeline:
         return json.dumps({"dataset": dataset, "whole": not config.selection.case})
 
     def limits(self, *, cases: int = 1) -> str:
-        """The limits of so many cases, as JSON."""
+        """The limits for `cases` cases together, as JSON."""
         return json.dumps(self.config.limits.of_call(cases=cases).as_json())
 
     @property
     def plan_options(self) -> list[str]:
-        """What the job `cases` is told."""
+        """Command-line options of the job `cases`."""
         code = code_digest("dataset", *(f"run/{name}.py" for name in ("hidden", "judging", "plan", "schema")))
         return [f"--dataset={self.dataset}", f"--selection={self.selection}", f"--code={code}"]
 
     def verify_options(self, wildcards: Wildcards) -> list[str]:
-        """What the jobs `verify` of an op_type are told; rows are made again where any of it changes."""
+        """Command-line options of an op_type's jobs `verify`; rows are made again where any of it changes."""
         op_type = wildcards.op_type
         code = verdict_code(registry.file_of(op_type))
         given = [f"--environments={self.environments(op_type)}", f"--code={code}"]
@@ -215,16 +215,16 @@ class Pipeline:
         return [*given, "--implementations", *self.implementations(op_type)]
 
     def stack_options(self, wildcards: Wildcards) -> list[str]:
-        """What a stack is by the configuration, as its script takes it."""
+        """Command-line options of the script that records a stack."""
         stack, source = wildcards.stack, self.sources.of(wildcards.stack)
         given = [f"--python={self.python(stack)}", f"--cuda-home={self.stacks[stack].cuda_home}"]
         return [*given, f"--source={source}", f"--linked={self.sources.linked(stack)}"]
 
-    # What was planned. A rule that asks stands behind the checkpoint `cases`.
+    # What was planned. Rules that use it come after the checkpoint `cases`.
 
     @property
     def index(self) -> Index | None:
-        """The list of all plans; None: nothing is planned yet, or it was damaged and is removed."""
+        """The index of all plans; None: nothing is planned yet, or it was damaged and removed."""
         path = self.root / self.run / "cases" / "index.json"
         try:
             return _read(path, path.stat().st_mtime_ns)
@@ -232,37 +232,37 @@ class Pipeline:
             return None
 
     def plan(self, wildcards: Wildcards) -> str:
-        """The file of an op_type's cases."""
+        """The plan file of an op_type."""
         return f"{self.run}/cases/{wildcards.op_type}.json"
 
     def op_types(self, family: str = "") -> list[str]:
-        """The op_types that were planned, all or those of one family."""
+        """The planned op_types, all or of one family, sorted."""
         planned = self.index.op_types if self.index else ()
         return sorted(name for name in planned if family in {"", registry.get(name).family})
 
     def verdicts(self, wildcards: Wildcards) -> list[str]:
-        """The verdict files of all that was planned, or of a family's op_types, one per job."""
+        """The verdict files of all planned op_types, or of a family's, one per job."""
         op_types = self.op_types(wildcards.get("family", ""))
         files = [name for op_type in op_types for name in self.index.files(op_type)] if self.index else []
         return [f"{self.run}/verdicts/{name}.jsonl" for name in files]
 
     def implementations(self, op_type: str) -> tuple[str, ...]:
-        """What is judged of an op_type: its references, and the ground truths that the configuration names."""
+        """What is judged of an op_type: its references, and the configured ground truths with adapters for it."""
         return tuple(name for name in for_op_type(op_type) if name not in TRUTHS or name in self.config.truths)
 
     def stacks_of(self, op_type: str) -> list[str]:
-        """The stacks that something of an op_type runs in on this machine; torch, which judges, among them."""
+        """The stacks that an op_type's implementations run in on this machine; the main one first."""
         found = {environment_of(name) for name in self.implementations(op_type)}
         return [MAIN, *sorted(name for name in found - {MAIN} if self.usable(name))]
 
     def records(self, wildcards: Wildcards) -> list[str]:
-        """Records of the stacks that all of it, or a family's op_types, run in."""
+        """Record files of the stacks that all planned op_types, or a family's, run in."""
         op_types = self.op_types(wildcards.get("family", ""))
         found = {stack for op_type in op_types for stack in self.stacks_of(op_type)}
         return [self.record(stack) for stack in sorted(found | {MAIN})]
 
     def environments(self, op_type: str) -> str:
-        """Where an op_type's implementations run, as JSON: by stack, interpreter, record, a checkout's place."""
+        """As JSON, for each of an op_type's stacks: interpreter, record file, and folder of a linked checkout."""
         found = {
             stack: {
                 "python": self.python(stack),
@@ -273,47 +273,47 @@ class Pipeline:
         }
         return json.dumps(found)
 
-    # What a rule asks of one of its jobs.
+    # Resources of a rule's job.
 
     def _listed(self, wildcards: Wildcards) -> Listed:
-        """What the list of plans says of an op_type; of one that is not planned, what asks for little."""
+        """The index entry of an op_type; a small one if it is not planned."""
         found = self.index.op_types.get(wildcards.op_type) if self.index else None
         return found or Listed(digests={}, mem_mb=2000, gpu_mb=0, parallel=1, builds=0, seconds=0)
 
     def job_records(self, wildcards: Wildcards) -> list[str]:
-        """Records of the stacks that a job works with."""
+        """Record files of the stacks that a job uses."""
         return [self.record(stack) for stack in self.stacks_of(wildcards.op_type)]
 
     def job_digest(self, wildcards: Wildcards) -> str:
-        """Changes when the job's cases do."""
+        """Digest of the job's cases."""
         return self._listed(wildcards).digests.get(wildcards.group, "")
 
     def job_mb(self, wildcards: Wildcards, attempt: int) -> int:
-        """Memory of the job in MiB; more where a batch system ended it and it is tried again."""
+        """Memory of the job in MiB, times the attempt, as a batch system may have ended the last one for it."""
         return attempt * self._listed(wildcards).mem_mb
 
     def job_gpu_mb(self, wildcards: Wildcards) -> int:
-        """Memory of a GPU that the job takes, in MiB."""
+        """GPU memory of the job in MiB."""
         return self._listed(wildcards).gpu_mb if self.on_gpu else 0
 
     def job_parallel(self, wildcards: Wildcards) -> int:
-        """How many definitions the job works on side by side."""
+        """Definitions that the job works on at the same time."""
         return self._listed(wildcards).parallel
 
     def job_threads(self, wildcards: Wildcards) -> int:
-        """Cores of the job: on a GPU at most two, as all wait for it; four are free only after all small jobs.
+        """Cores of the job: on a GPU at most two, since most wait for it, and more become free only late.
 
-        On a CPU one, also where two definitions run side by side: other jobs run beside it, and no core is idle.
+        On a CPU one, even where two definitions run at the same time: other jobs run beside it and fill the cores.
         """
         return min(self.job_parallel(wildcards), 2) if self.on_gpu else 1
 
     def parallel_on(self, wildcards: Wildcards, threads: int) -> int:
-        """How many definitions a job works on side by side that has so many cores."""
+        """Definitions that a job with `threads` cores works on at the same time."""
         parallel = self.job_parallel(wildcards)
         return parallel if threads >= self.job_threads(wildcards) else threads
 
     def job_priority(self, wildcards: Wildcards) -> int:
-        """What takes longest starts first: as long as nothing is compiled what compiles, then what calls most."""
+        """Priority: what takes longest starts first; before any run has compiled kernels, what compiles."""
         listed = self._listed(wildcards)
         if not self.on_gpu or self._compiled:
             return int(listed.seconds)
@@ -327,12 +327,12 @@ class Pipeline:
 
 
 def by_stack(what: Callable[[str], T]) -> Callable[[Wildcards], T]:
-    """What a rule with the wildcard `stack` asks of its stack."""
+    """A rule's function of its wildcards that gives `what` for the wildcard `stack`."""
     return lambda wildcards: what(wildcards.stack)
 
 
 @cache
 def _read(path: Path, stamp: int) -> Index:
-    """The list of plans, read once per state of the file: several rules ask of every job."""
+    """The index of plans, parsed once per state (modification time) of the file, as several rules ask per job."""
     del stamp
     return Index.read(path)

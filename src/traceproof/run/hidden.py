@@ -1,8 +1,8 @@
 """Hidden cases: inputs that nobody can compute beforehand, beside the fixed cases that everybody can.
 
-The fixed cases are a public function of the definition. A reference that is right on those alone would pass; so it
-is also run with a seed, and where its axes are free in a size, that follow from a number drawn for the results.
-Only references and the oracle run them: what is pinned does not know our cases.
+The fixed cases are a public function of the definition, so a reference that is right on those alone would pass. It
+is therefore also run with a seed and, where its var axes are free, sizes derived from a secret number, drawn once
+per results folder. Only references and the oracle run them: pinned packages do not know our cases.
 """
 
 import math
@@ -21,19 +21,19 @@ from traceproof.ops.generic import GenericOp
 from traceproof.ops.op import Op
 
 FILE = "hidden_seed.txt"  # below `results`
-BITS = 48
-# Sizes: powers of two, and what a case may need beside an ordinary one. It is as large on every machine, so that a
-# number's cases are the same; a reference in Python on a CPU takes seconds for them at most.
+BITS = 48  # of that number
+# Sizes of cases: powers of two, and bytes that a case may need beyond an ordinary one. They are the same on every
+# machine, so that a number gives the same cases; a reference in Python on a CPU takes seconds for them at most.
 FEW, SEEN_ROWS, EXTREME_SIZE = 5, 20, 128
 SEEN_INPUTS, SEEN_BYTES = 4, 32 << 20
-MOST_POWER, MOST_POWER_BY_ROWS = 13, 10  # the second where a reference in Python takes row after row
-SEVERAL = (4.4, 7.0)  # powers between which the size of further cases is drawn: from 21 to 128
+MOST_POWER, MOST_POWER_BY_ROWS = 13, 10  # the second where a reference in Python works row by row
+SEVERAL = (4.4, 7.0)  # powers of two between which the size of further cases is drawn: from 21 to 128
 MOST_BYTES, LONG_BYTES = 128 << 20, 512 << 20
-MOST_PRODUCTS = 1 << 32  # of the largest weight with all rows: half a second of a core in float64
+MOST_PRODUCTS = 1 << 32  # of the largest weight times all rows: half a second of a core in float64
 
 
 def hidden_seed(results: Path) -> int:
-    """The number that a results folder's hidden cases follow from; drawn if there is none."""
+    """The number that hidden cases of a results folder are derived from; drawn and written if there is none."""
     path = results / FILE
     try:
         return int(read_regular(path, most=100).decode("ascii")) % (1 << BITS)
@@ -46,10 +46,10 @@ def hidden_seed(results: Path) -> int:
 def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iterator[Case]:
     """Cases like an ordinary one: with another seed, in other sizes, with other scalars, with unusual values.
 
-    One size lies at the largest power of two that fits, before it or behind it, and so does another one of long
-    sequences, where the op tells these from many. Others are drawn evenly by their logarithms. The cases of large
-    and of small values, or two ordinary ones, have the same shapes, and lengths in another order. The extreme
-    values of stress cases are among them, and NaN and infinities in every input.
+    One size is the largest power of two that fits, or one off; where the op tells long sequences from many,
+    another is so for these. More sizes are drawn log-uniformly. The cases of large and of small values, or two
+    ordinary ones, have equal shapes, with the lengths in another order. Stress cases of extreme values are among
+    them, and NaN and infinities in every input.
     """
     number = int(digest_json([nonce, definition.name, base.seed]), 16)
     seed = number % (1 << 31)
@@ -62,7 +62,7 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
     for place, long in enumerate((False, True)):
         most = _most(definition, op, base, long=long)
         size = 2**most + random.randint(-1, 1)
-        if long and rows == tokens:  # or as many as a const axis has: a square hides which axis is taken
+        if long and rows == tokens:  # or a size that a const axis has: a square hides which axis is taken
             alike = [one for one in definition.const_axes.values() if FEW < one <= 2**most]
             size = random.choice([round(2 ** random.uniform(1, most)), *alike])
         case = op.of_size(definition, base, max(1, size), long=long)
@@ -71,7 +71,7 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
             yield Case(f"{HIDDEN}{place + 1}", base.size, case.axes, (seed + place + 1) % (1 << 31), case.params)
     size = round(2 ** min(random.uniform(*SEVERAL), _most(definition, op, base, long=True)))
     scalars = any(spec.shape is None for spec in definition.inputs.values())
-    if scalars and not isinstance(op, GenericOp):  # which knows nothing of what they may be
+    if scalars and not isinstance(op, GenericOp):  # GenericOp does not know which scalars are allowed
         several = op.of_size(definition, base, size, long=True)
         params = {**several.params, OTHER_SCALARS: True}
         yield Case(f"{HIDDEN}scalars", base.size, several.axes, (seed + 3) % (1 << 31), params)
@@ -85,9 +85,9 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
 def _unusual(  # noqa: PLR0913 - cases of one size and seed
     definition: Definition, op: Op, base: Case, size: int, seed: int, *, alike: bool
 ) -> Iterator[Case]:
-    """Cases of large and small values, NaN and infinities, and of what stress cases have beside sizes.
+    """Cases of large and small values, NaN and infinities, and stress cases that are not about sizes.
 
-    `alike`: no other number of rows makes another case.
+    `alike`: no other number of rows is possible.
     """
     unusual = op.unusual(definition)
     again = ("again-0", "again-1") if "large" not in unusual and not alike else ()
@@ -98,29 +98,30 @@ def _unusual(  # noqa: PLR0913 - cases of one size and seed
         )  # beside fewer than 16 keys PyTorch's own attention hides a query's NaN
         one = op.of_size(definition, base, least if few else size, long=few and not apart)
         lists = {key: found for key, found in one.params.items() if isinstance(found, list | tuple)}
-        longest = max(map(len, lists.values()), default=0)  # an entry per sequence, unlike that of a block's sizes
+        # lists with an entry per sequence, unlike those of a block's sizes
+        longest = max(map(len, lists.values()), default=0)
         turned = value in {"small", "again-1"}
         params = {**one.params, **{k: [*reversed(v)] for k, v in lists.items() if turned and len(v) == longest}}
         if value in unusual:
             params |= {UNUSUAL: value, BEFALLEN: list(unusual[value])}
         yield Case(f"{HIDDEN}{value}", base.size, one.axes, (seed + turn) % (1 << 31), params)
-    for one in op.stress(definition, seed=(seed + len(unusual)) % (1 << 31)):  # extreme values, but no sizes
+    for one in op.stress(definition, seed=(seed + len(unusual)) % (1 << 31)):  # extreme values, not sizes
         if not {far.SIZE, AFTER} & one.params.keys() and max(one.axes.values(), default=0) <= EXTREME_SIZE:
             yield replace(one, id=f"{HIDDEN}{one.id.removeprefix(STRESS).lstrip('-')}", size=base.size)
     several = op.of_size(definition, base, SEEN_ROWS, long=False)
     if op.memory(definition, several) > op.memory(definition, base) + SEEN_BYTES:
         several = op.of_size(definition, base, 2 * SEEN_INPUTS, long=False)
-    seen = () if isinstance(op, GenericOp) else op.seen(definition)  # nothing says what it makes of NaN
+    seen = () if isinstance(op, GenericOp) else op.seen(definition)  # nothing says what a generic op makes of NaN
     own = [name for name in seen if (definition.inputs[name].shape or ("",))[0] in definition.var_axes]
     for what, names in (("rows", own), ("weights", [name for name in seen if name not in own])):
-        if names:  # of many some, which follow from the seed: each costs two oracles
+        if names:  # of many names, some by the seed: each costs two oracles
             some = sorted(Random(seed).sample(names, min(SEEN_INPUTS, len(names))), key=names.index)  # noqa: S311
             params = {**several.params, UNUSUAL: SEEN, BEFALLEN: some}
             yield Case(f"{HIDDEN}{SEEN}-{what}", base.size, several.axes, (seed + len(what)) % (1 << 31), params)
 
 
 def _most(definition: Definition, op: Op, base: Case, *, long: bool) -> int:
-    """The largest power of two that fits as a size."""
+    """Exponent of the largest power of two that fits as a size; 0: none does."""
     at_once = op.at_once(definition, long=long)
     room = op.memory(definition, base) + (LONG_BYTES if at_once and long else MOST_BYTES)
     shapes = [spec.shape or () for spec in definition.inputs.values()]

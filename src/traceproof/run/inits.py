@@ -1,8 +1,8 @@
-"""Inputs that a definition's own `init` makes: untrusted code, called once per case and believed nothing.
+"""Inputs made by a definition's own `init`: untrusted code, called once per case, of which nothing is believed.
 
-It is called where cases are run, read by the policy and shut in as references are; tensors are never kept. What it
-gives is read by every implementation. It must have the definition's dtypes and shapes; the var axes follow from
-them. A number that it leaves out is drawn by role; what is optional stays out.
+Like references it is read by the policy and run isolated; its tensors are never kept on disk. All implementations
+get what it returns, which must have the definition's dtypes and shapes; var axes are read off these. A number that
+it leaves out is drawn by role; optional inputs stay None.
 """
 
 import os
@@ -29,17 +29,17 @@ SEED = "seed"
 
 
 class InitError(ValueError):
-    """An `init` that left no usable inputs; the text says why."""
+    """An `init` gave no usable inputs; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a call of `init` gave: sizes of all var axes, and the inputs that it made."""
+    """Result of a call of `init`: sizes of all var axes, and the inputs that it made."""
 
     axes: Mapping[str, int]
-    scalars: Mapping[str, bool | int | float] = field(default_factory=dict)  # Python numbers by input
-    tensors: Tensors = field(default_factory=dict)  # the others
-    columns: frozenset[str] = frozenset()  # those whose last two axes lie the other way round in memory
+    scalars: Mapping[str, bool | int | float] = field(default_factory=dict)  # Python numbers, by input
+    tensors: Tensors = field(default_factory=dict)  # tensors, by input
+    columns: frozenset[str] = frozenset()  # names of tensors whose last two axes are exchanged in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Maker:
     source: UntrustedSource
 
     def make(self, wanted: Mapping[str, int], seed: int) -> Made:
-        """The inputs for sizes near the wanted ones; those that `init` has no parameter for are its own to choose.
+        """The inputs for sizes near `wanted`; `init` chooses axes itself that it has no parameter for.
 
-        Raises InitError: it raises, or gives other shapes or dtypes than the definition's.
+        Raises InitError: it raised, or returned shapes or dtypes that are not the definition's.
         """
         given: Values = {name: wanted.get(name, seed) for name in self.source.definition.inputs}
         sizes = {**self.definition.const_axes, **wanted}
@@ -94,7 +94,7 @@ def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]
 
 
 def _checked(definition: Definition, given: Tensors, wanted: Mapping[str, int]) -> Made:
-    """What came back, by the definition's shapes and dtypes. Raises InitError: it does not fit them."""
+    """Check what `init` returned against the definition's shapes and dtypes. Raises InitError: it does not fit."""
     sizes = dict(definition.const_axes)
     scalars: dict[str, bool | int | float] = {}
     tensors: Tensors = {}
@@ -122,7 +122,7 @@ def _checked(definition: Definition, given: Tensors, wanted: Mapping[str, int]) 
 def _fitting(
     name: str, value: torch.Tensor, spec: TensorSpec, shape: tuple[str, ...], sizes: dict[str, int]
 ) -> torch.Tensor:
-    """A tensor that has its definition's dtype and shape; `sizes` gets the axes that it shows."""
+    """The tensor, checked against its spec; adds axes to `sizes` that are first seen in its shape."""
     said = f"the definition says {spec.dtype} {list(shape)}"
     if value.dtype != TORCH_DTYPES.get(spec.dtype) or value.dim() != len(shape):
         raise InitError(f"init gives {name} as {value.dtype} {list(value.shape)}, {said}")
@@ -132,16 +132,16 @@ def _fitting(
     return value
 
 
-LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=6 * GIB)  # of a call
+LIMITS = Limits(seconds=20.0, setup_seconds=60.0, memory_bytes=6 * GIB)  # of one call
 
 
 @contextmanager
 def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
-    """A planned definition with inputs made by its `init` in place of those drawn by role, if it can be run here.
+    """The planned definition, with inputs made by its `init`, if it has one, in place of those drawn by role.
 
-    They are files in this process's memory until the context ends, for whoever may open them. Whoever wrote `init`
-    knows which values are allowed, so tied, tiny and large ones are left out. Where it gives none, or none for a
-    case that is run again or hidden, without which no case is judged whole, all are drawn by role, and say why.
+    They are files in this process's memory until the context ends. The author of `init` knows which values are
+    allowed, so tied, tiny and large ones are not run. Where it makes none, or none for the repeated case or a
+    hidden one, which every judgement needs, all inputs are drawn by role, and params["init"] says why.
     """
     drawn = {one.id: one for one in entry.cases if one.skip is None and one.case.params.get("drawn")}
     wanted = [one for one in drawn.values() if one.case.size != "adversarial"]
@@ -172,7 +172,7 @@ def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
 
 
 def _described(source: Maker, planned: PlannedCase, file: IO[bytes]) -> PlannedCase:
-    """A case with the inputs that `init` makes, tensors in a file. Raises InitError: it makes none."""
+    """A case with inputs from `init`, its tensors written to `file`. Raises InitError: it makes none."""
     made = source.make(planned.case.axes, planned.case.seed)
     file.write(save({name: value.contiguous() for name, value in made.tensors.items()}))
     file.flush()
@@ -186,5 +186,5 @@ def _described(source: Maker, planned: PlannedCase, file: IO[bytes]) -> PlannedC
 
 
 def _with(planned: PlannedCase, **changes: Any) -> PlannedCase:  # noqa: ANN401 - fields of a Case
-    """A case with others of some fields; its digest stays, since what `init` makes follows from that."""
+    """A planned case with changed fields of its Case; the digest stays, as what `init` makes follows from that."""
     return planned.model_copy(update={"case": replace(planned.case, **changes)})
