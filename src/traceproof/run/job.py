@@ -1,8 +1,8 @@
 """The job `verify` of one op_type, or of a group of its definitions: plan and cache in, verdict file out.
 
-What the cache holds is not computed again, and where it holds everything, not even torch is imported. The rest is
-the engine's work; rows are kept as soon as a definition is done. Last: the command that repeats each row, and
-bundles of what fails.
+What the cache has is not computed again, and where it has everything, torch is not even imported. The engine
+computes the rest; rows are kept as soon as a definition is done. Last come the command that repeats each row, and
+replay bundles of failing cases.
 """
 
 import math
@@ -42,30 +42,30 @@ if TYPE_CHECKING:  # it imports torch
     from traceproof.run.engine import Engine
 
 Rows = list[VerdictRow]
-# Errors that the same code and inputs meet again. Of others (too slow, too much memory, killed) the machine may be
-# the reason.
+# Errors that the same code and inputs would meet again. Others (too slow, too much memory, killed) may be the
+# machine's fault.
 LASTING = frozenset({Error.EXCEPTION, Error.REFUSED})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job."""
+    """One job `verify`."""
 
     plan: OpTypePlan  # the definitions of this job
-    group: str = ""  # which of the op_type's jobs it is; empty: its only one
+    group: str = ""  # suffix of this job's verdict file among the op_type's jobs; empty: its only job
     implementations: Sequence[str]
     settings: EngineSettings
-    # asked for where something is to be computed
+    # makes the engine, called only if something has to be computed
     engine: Callable[[EngineSettings], AbstractContextManager["Engine"]]
-    cache: Path | None = None  # None, or with a tolerance of the user's: nothing is kept
-    options: str = ""  # further options of commands that repeat a case
-    force: bool = False  # compute what is kept, too
-    parallel: int = 1  # definitions side by side
+    cache: Path | None = None  # None, or a user's tolerance: nothing is kept
+    options: str = ""  # further command-line options for commands that repeat a case
+    force: bool = False  # compute also what is kept
+    parallel: int = 1  # definitions computed at the same time
 
     def verify(self, verdicts: Path) -> None:
-        """Write the verdict file, in one rename and a fixed order.
+        """Write the verdict file, in a fixed order and with one rename.
 
-        Raises TraceproofError: the disk is full. What was finished stays in the cache.
+        Raises TraceproofError: the disk is full. Finished rows stay in the cache.
         """
         with ExitStack() as stack:
             keeps = self.cache is not None and self.settings.tolerance is None
@@ -77,7 +77,7 @@ class Job:
                     one.take(found)
             self._compute([one for one in asked.values() if one.lacking], cache)
         run = verdicts.parent.parent.absolute()
-        bundles = run / REPLAY / path_part(self.plan.op_type, OP_TYPE)  # an earlier run's, of what this job runs
+        bundles = run / REPLAY / path_part(self.plan.op_type, OP_TYPE)  # an earlier run's bundles of this job
         for name in self.plan.whole if self.group else [""]:
             shutil.rmtree(bundles / path_part(name) if name else bundles, ignore_errors=True)
         lines = [rows_text([_broken_row(self.plan.op_type, broken).as_json() for broken in self.plan.broken])]
@@ -90,12 +90,12 @@ class Job:
                 cache.put({key_of_file(verdicts, self.cache): digest_file(verdicts)})
 
     def _compute(self, lacking: Sequence["_Asked"], cache: Cache | None) -> None:
-        """Have the engine compute what lacks, the longest first where definitions run side by side."""
+        """Let the engine compute what is missing; where definitions run in parallel, the longest first."""
         if not lacking:
             return
         calls = _Calls(f"{self.plan.op_type + self.group:24}", sum(one.calls for one in lacking))
         with self.engine(replace(self.settings, progress=calls.count)) as engine:
-            # Before there is a second thread, which would keep it from forking.
+            # before there is a second thread, which would keep it from forking
             engine.prepare([one.entry for one in lacking], self.implementations)
 
             def compute(one: _Asked) -> None:
@@ -109,7 +109,7 @@ class Job:
                 with telling(calls):
                     for done in [threads.submit(compute, one) for one in order]:
                         done.result()
-            except BaseException as error:  # an interrupt waits for nothing
+            except BaseException as error:  # an interrupt waits for no thread
                 threads.shutdown(wait=not isinstance(error, KeyboardInterrupt), cancel_futures=True)
                 raise
             threads.shutdown()
@@ -117,39 +117,39 @@ class Job:
 
 
 class _Asked:
-    """One definition: what is asked of it, and what is known.
+    """One definition: keys of its rows, the rows that are known, and the implementations whose rows are missing.
 
-    Rows about one implementation depend on that alone, unless it differs from the oracle: then they tell who
-    agrees with whom, so that all of the definition is computed together. So are pairs of ground truths.
+    Rows of one implementation depend on it alone, unless one fails by its numbers: such rows say who agrees with
+    whom, so the definition's rows are computed together. So are pairs of ground truths.
     """
 
     def __init__(self, entry: PlannedDefinition, job: Job) -> None:
-        """All of it lacks."""
+        """At first, all rows are missing."""
         self.entry = entry
         self.keys = {
             name: _key(entry, name, job) for name in sorted(job.implementations)
-        }  # of rows; pairs are last
+        }  # of rows; pairs come last
         self.keys[PAIR] = digest_json([key for name, key in self.keys.items() if name in TRUTHS])
         self.all = digest_json(self.keys)
         self.found: dict[str, Rows] = {}  # by implementation, and PAIR
         self.lacking = {*self.keys}
-        if all(case.skip is not None for case in entry.cases):  # the plan states all of it: nothing is started
+        if all(case.skip is not None for case in entry.cases):  # the plan skips all: nothing is started
             for name in self.lacking:
                 record = job.settings.record(name)
                 self.found[name] = [] if name == PAIR else entry.known_rows(name, record, job.settings.code)
             self.lacking.clear()
-        # About how long it takes: a sampler's reference often takes row after row.
+        # Rough cost: a sampler's reference often works row by row.
         self.cost = sum((1 + case.trials) * max(1, math.prod(case.case.axes.values())) for case in entry.cases)
 
     @property
     def calls(self) -> int:
-        """How many cases of implementations lack."""
+        """Number of (case, implementation) calls that are missing."""
         shown = sum(not case.hidden for case in self.entry.cases)
         return sum(len(self.entry.cases) if name == REFERENCE else shown for name in self.lacking - {PAIR})
 
     def take(self, kept: Mapping[str, Any]) -> None:
-        """Take what the cache has, by key."""
-        together = False  # whether there are rows that hold for other keys beside their own
+        """Take the rows that the cache has, by key."""
+        together = False  # whether some rows depend on other implementations' rows
         for name, key in self.keys.items():
             if key in kept and kept[key]["all"] in {"", self.all}:
                 self.found[name] = [VerdictRow.model_validate(row) for row in kept[key]["rows"]]
@@ -157,26 +157,26 @@ class _Asked:
                 together |= bool(kept[key]["all"])
             else:
                 together |= key in kept
-        if self.lacking == {PAIR} and self._passed < 2:  # there is nothing to hold against each other
+        if self.lacking == {PAIR} and self._passed < 2:  # there are no two ground truths to compare
             self.found[PAIR] = []
             self.lacking.clear()
         if self.lacking and together:
             self.lacking = {*self.keys}
-        elif PAIR in self.lacking:  # outputs are not kept
+        elif PAIR in self.lacking:  # pairs need both outputs, which are not kept
             self.lacking |= {name for name in self.keys if name in TRUTHS}
 
     @property
     def _passed(self) -> int:
-        """How many ground truths have rows that passed."""
+        """Number of ground truths with rows that passed."""
         return sum(
             any(row.verdict is Verdict.PASS for row in rows) for name, rows in self.found.items() if name in TRUTHS
         )
 
     def compute(self, engine: "Engine") -> dict[str, Any]:
-        """Compute what lacks, and all where anything of it is disputed; gives what is to be kept, by key.
+        """Compute the missing rows, and all rows where one of them is disputed; returns what to keep, by key.
 
-        Once more where a process died, which may have been killed from outside; not where others ran into the
-        limit, since that would take as long again.
+        A definition is run once more where a process died, which something outside may have killed; but not where
+        a case timed out, since that would take as long again.
         """
         rows: Rows = []
         for _ in range(2):
@@ -202,7 +202,7 @@ class _Asked:
         return kept
 
     def rows(self) -> Rows:
-        """All rows, by implementation, those about two last; each says under which key it is kept."""
+        """All rows, by implementation, pairs last; each has the key under which it is kept as digests.outputs."""
         return [
             row.changed(digests=row.digests.model_copy(update={"outputs": key}))
             for name, key in self.keys.items()
@@ -211,7 +211,7 @@ class _Asked:
 
 
 def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
-    """Key of the rows of one implementation: a digest of all that they depend on."""
+    """Cache key of one implementation's rows: a digest of all that they depend on."""
     ours, settings = name == REFERENCE, job.settings
     environment = settings.environments.get(environment_of(name))
     return digest_json(
@@ -237,7 +237,7 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
 
 
 def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
-    """The row of a file that is no definition."""
+    """The row for a file that is no definition."""
     return VerdictRow(
         definition=Path(broken.path).stem,
         op_type=op_type,
@@ -253,7 +253,7 @@ def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
 
 
 class _Calls:
-    """How many calls of a job are done, and what came of them; its text is a line of progress."""
+    """Counts a job's calls that are done, by status; str() of it is a line of progress."""
 
     def __init__(self, label: str, total: int) -> None:
         self._label, self._total = label, total
@@ -261,21 +261,21 @@ class _Calls:
         self._lock = threading.Lock()
 
     def count(self, _implementation: str, _definition: str, _case: str, status: str) -> None:
-        """Count one."""
+        """Count one call that ended."""
         with self._lock:
             self._tally[status] += 1
 
     def __str__(self) -> str:
         with self._lock:
             counts = ", ".join(f"{key} {value}" for key, value in sorted(self._tally.items()))
-            done = self._tally.total()  # what a process died of is called again
+            done = self._tally.total()  # a call is repeated where a process died
         return f"{self._label}  {done}/{max(self._total, done)} calls, {counts or 'none ended yet'}"
 
 
 def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
-    """The rows of one definition; those of the reference that passed by their numbers get their grade.
+    """One definition's rows, with a grade for rows of the reference that passed by their numbers.
 
-    A user's tolerance proves nothing, so what it let pass has none.
+    Rows that passed by a user's tolerance get none.
     """
     found = list(rows)
     passed = [row for row in found if row.verdict is Verdict.PASS]
@@ -297,15 +297,15 @@ def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
     return [row if (grade := of(row)) is None else row.changed(grade=grade) for row in found]
 
 
-REPLAY = "replay"  # folder of a run's replay bundles
+REPLAY = "replay"  # folder of replay bundles, in a run's folder
 
 
 def finished(rows: Sequence[VerdictRow], entry: PlannedDefinition, *, options: str, run: Path) -> list[VerdictRow]:
-    """The rows with whole commands; a bundle of every failing case is written below the run's folder.
+    """The rows with complete repeat commands; writes a replay bundle of every failing case below `run`.
 
     A bundle, `<run>/replay/<op_type>/<definition>/<case>-<implementation>/replay.json`, holds the definition, the
     case with its seed (inputs are a pure function of these), the failing rows, and the command that repeats it.
-    `options` are the run's own, of commands.
+    `options` are the run's own command-line options.
     """
     found: list[VerdictRow] = []
     failing: dict[str, list[VerdictRow]] = {}

@@ -1,6 +1,6 @@
 """What the judge says of one case: a row per output of each implementation, who agrees with whom, and pairs.
 
-Large cases come last: there the oracle is computed a chunk of rows at a time.
+Large cases come last: their oracle is computed a chunk of rows at a time.
 """
 
 import math
@@ -48,50 +48,51 @@ from traceproof.run.untrusted import CaseResult
 from traceproof.sandbox import Reply
 from traceproof.stacks import TRUTHS
 
-HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference
-EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
+HELD_APART = 1 << 18  # elements: for larger outputs the two known margins bound the difference
+EXPLAINED_BYTES = 1 << 28  # larger cases are not drawn again to find out what is wrong with them
 Rows = list[VerdictRow]
 Rulings = Mapping[str, Ruling]  # by output, or WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """What is expected of a case's outputs."""
+    """What is expected of a case's outputs: the oracle's or the shadow's entries."""
 
-    oracle: Tensors = field(default_factory=dict)  # entries by output, or `<output>@<what>`
-    blocked: Ruling | None = None  # why nothing is expected
-    shadow: str = ""  # why there is no float64 shadow, where one was wanted
+    oracle: Tensors = field(default_factory=dict)  # by `<output>` (the value) or `<output>@<what>`
+    blocked: Ruling | None = None  # why nothing is expected, as each implementation's ruling
+    shadow: str = ""  # why there is no float64 shadow where one was needed
 
 
 @dataclass(kw_only=True, eq=False)
 class JudgedCase:
-    """One case: its inputs, what is expected, what each implementation left of it, and what the judge says."""
+    """One case: its inputs, what is expected, each implementation's result, and the judge's rows."""
 
     entry: PlannedDefinition
     definition: Definition
     op: Op
     planned: PlannedCase
-    records: Mapping[str, Mapping[str, Any]]  # of the environment that each implementation's rows stand on
-    code: str = ""  # digest of ours that they stand on
+    # by implementation: record of the environment that its rows depend on
+    records: Mapping[str, Mapping[str, Any]]
+    code: str = ""  # digest of our code
     tolerance: float | None = None
     dataset: Path | None = None
-    inputs: Values | None = None  # None: not drawn, or let go of
-    digest: str | None = None  # of the inputs that were drawn
-    problem: Reply | None = None  # why they could not be
+    inputs: Values | None = None  # None: not drawn, or freed
+    digest: str | None = None  # of the drawn inputs
+    problem: Reply | None = None  # why the inputs could not be drawn
     results: dict[str, CaseResult] = field(default_factory=dict)
     right: Right = field(default_factory=Right)
-    large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, of a case judged in chunks
+    large: Mapping[str, Rulings] = field(default_factory=dict)  # by implementation, for cases judged in chunks
 
     @property
     def shadowed(self) -> bool:
-        """Whether the reference's shadow stands in for an oracle."""
+        """Whether the reference's shadow replaces an oracle."""
         return self.entry.no_oracle is not None
 
     @cached_property
     def rows(self) -> dict[str, Rows]:
-        """Rows by implementation: one if there is nothing to compare, else one an output and one a broken rule.
+        """Rows by implementation: one if there is nothing to compare, else one per output and per broken rule.
 
-        Those of numeric failures say who is in the minority.
+        Rows of numeric failures say who is in the minority.
         """
         found = {
             name: [self._row(name, output, ruling) for output, ruling in self.rulings(name)]
@@ -105,13 +106,13 @@ class JudgedCase:
 
     @property
     def every(self) -> Rows:
-        """All rows."""
+        """The rows of all implementations."""
         return [row for rows in self.rows.values() for row in rows]
 
     def rulings(self, name: str) -> Iterator[tuple[str, Ruling]]:
-        """By output, or WHOLE, what the judge says of an implementation."""
+        """(output or WHOLE, ruling) of one implementation."""
         result, scaled_down = self.results[name], self.entry.scaled_down
-        if scaled_down and result.reason == Error.EXCEPTION:  # nobody says that it takes sizes other than its own
+        if scaled_down and result.reason == Error.EXCEPTION:  # no reference must accept other sizes than its own
             raised = (result.message.strip().splitlines() or ["an exception"])[-1]
             refused = f"it does not take the sizes of a scaled-down definition ({scaled_down}): {raised}"
             yield WHOLE, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {})
@@ -141,7 +142,7 @@ class JudgedCase:
 
     @cached_property
     def subject(self) -> SolvedCase:
-        """The case and what is expected of it, without its inputs."""
+        """The case and what is expected, without inputs."""
         case = self.planned.case
         return SolvedCase(
             definition=self.definition, op=self.op, case=case, inputs={}, oracle=self.right.oracle, seed=case.seed
@@ -158,7 +159,7 @@ class JudgedCase:
 
     @cached_property
     def ran(self) -> dict[str, Tensors]:
-        """Outputs of those that ran, on the same inputs."""
+        """Outputs by implementation, of those that ran on the same inputs as the oracle."""
         return {
             name: result.outputs
             for name, result in self.results.items()
@@ -169,21 +170,19 @@ class JudgedCase:
         return agree(self.ran[one].get(output), self.ran[other].get(output), self.subject.expected(output))
 
     def pairs(self) -> Rows:
-        """A row for each output of two ground truths that passed by themselves: how far they lie apart."""
+        """A row per output of two ground truths that both passed: half their distance, in units of the limit."""
         found: Rows = []
         if not self.ran or self.tolerance is not None:
             return found
         comparisons = self.op.comparisons(self.definition)
         for output, spec in self.definition.outputs.items():
             if isinstance(comparisons.get(output), Samples | IndexSet):
-                continue  # sets and draws do not lie apart by an amount
+                continue  # sets and random draws have no distance
             elements = math.prod(self.definition.shape_of(spec, self.planned.case.axes) or ())
             passed = {row.implementation: row for row in _passed(self.every, output)}
             named = [truth for truth in TRUTHS if truth in passed and truth in self.ran]
             for one, other in combinations(named, 2):
-                if (
-                    elements > HELD_APART
-                ):  # half the sum of their margins is what their own errors leave between them
+                if elements > HELD_APART:  # half the sum of both margins bounds it
                     gates = (passed[name].gate for name in (one, other))
                     bound = sum(gate.margin for gate in gates if gate is not None and gate.margin is not None) / 2
                     found.append(_pair(passed[one], other, output, bound, "at most "))
@@ -194,7 +193,7 @@ class JudgedCase:
         return found
 
     def _arbitrated(self, row: VerdictRow, rows: Rows) -> VerdictRow:
-        """A failing row that says who agrees with whom, and who is in the minority."""
+        """A failing row with who agrees with whom, and who is in the minority."""
         implementation, output = row.implementation, row.output
         if output not in self.ran.get(implementation, {}) or not entries_of(self.right.oracle, output):
             return row
@@ -215,7 +214,7 @@ class JudgedCase:
         return row.changed(message=f"{row.message}; {told}", arbitration=found)
 
     def explained(self, row: VerdictRow) -> VerdictRow:
-        """An arbitrated row that says what its answer looks like, if that is known."""
+        """An arbitrated row with the known bugs that give its answer, if any."""
         if row.arbitration is None:
             return row
         inputs = self.inputs
@@ -255,10 +254,10 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
     *,
     tolerance: float | None,
     reference: bool = False,
-    shadow: str = "",  # why there is no float64 shadow, where one was wanted
-    numeric: Rulings | None = None,  # on outputs that were judged in chunks; None: they are judged here
+    shadow: str = "",  # why there is no float64 shadow where one was needed
+    numeric: Rulings | None = None,  # for outputs that were judged in chunks; None: they are judged here
 ) -> Iterator[tuple[str, Ruling]]:
-    """The judge's rulings on what a call left: output by output, then (WHOLE) on what it did beside."""
+    """(output or WHOLE, ruling): the numbers of each output, then what the call did beside computing."""
     outputs, declared = result.outputs, subject.op.judged(subject.definition)
     for name, spec in declared.items() if numeric is None else ():
         if name in outputs or (name in subject.definition.outputs and not spec.optional):
@@ -285,7 +284,7 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
 
 
 def _unjudged(subject: SolvedCase, outputs: Tensors, numeric: Rulings | None) -> Iterator[tuple[str, str]]:
-    """The outputs that have an answer and were compared with nothing, and why."""
+    """Optional outputs that were not returned though the oracle has a value: (output, why it is not judged)."""
     if numeric is not None:
         return
     for name in subject.definition.outputs.keys() & subject.oracle.keys() - outputs.keys():
@@ -293,20 +292,20 @@ def _unjudged(subject: SolvedCase, outputs: Tensors, numeric: Rulings | None) ->
             yield name, "the output is optional and was not returned, though the case has an answer for it"
 
 
-# Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU. On a CPU they are 8 MiB, more of the
-# cache than arithmetic likes: a product converts all of its weights for every chunk.
+# Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU. On a CPU 8 MiB, which exceeds the
+# cache, but a product converts all of its weights once per chunk.
 CHUNK_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
 class LargeCase:
-    """A large case, whose op has a `row_axis`; all implementations are judged in one go."""
+    """Judges a large case, whose op has a `row_axis`, in chunks of rows; all implementations in one pass."""
 
     case: JudgedCase
-    figures: bool = True  # whether outputs that pass have figures beside the gate's
+    figures: bool = True  # whether outputs that pass get figures
 
     def rulings(self, device: torch.device) -> dict[str, dict[str, Ruling]]:
-        """Rulings by implementation and output: on the GPU if there is one and the case fits, else on the CPU."""
+        """Rulings by implementation and output, computed on `device` if the case fits there, else on the CPU."""
         if device.type == "cuda":
             try:
                 with giving_back(0):  # other processes share the GPU
@@ -341,7 +340,7 @@ class LargeCase:
         return LargeCase(judged)._on(device) if failed and not self.figures else found  # noqa: SLF001 - its own
 
     def _measure(self, inputs: Values, measured: "list[_Measured]", device: str) -> None:
-        """Feed every chunk to all that is measured; once more to what it is due to."""
+        """Feed every chunk to all outputs; then again those chunks that are due for a second pass."""
         definition, case = self.case.definition, self.case.planned.case
         axis = self.case.op.row_axis(definition)
         assert axis is not None
@@ -363,7 +362,7 @@ class LargeCase:
                 one.numerics.hold(given, entries[one.output], start)
 
     def _oracle(self, inputs: Values, axis: str, start: int, length: int) -> dict[str, dict[str, torch.Tensor]]:
-        """The oracle's entries for some rows, by output and by what follows `@`."""
+        """The oracle's entries for `length` rows from `start`, by output and by what follows `@`."""
         definition, cut = self.case.definition, dict(inputs)
         for name, spec in definition.inputs.items():
             value = inputs[name]
@@ -377,7 +376,7 @@ class LargeCase:
 
 
 class _Measured(NamedTuple):
-    """An output of an implementation while it is measured."""
+    """One output of an implementation, while it is measured."""
 
     implementation: str
     output: str
@@ -386,14 +385,14 @@ class _Measured(NamedTuple):
 
 
 def output_elements(definition: Definition, case: Case) -> int:
-    """Elements of all outputs of a case together."""
+    """Number of elements of all outputs of a case."""
     return sum(
         torch.Size(definition.shape_of(spec, case.axes) or ()).numel() for spec in definition.outputs.values()
     )
 
 
 def is_large(definition: Definition, op: Op, case: Case) -> bool:
-    """Whether a case is judged here: it is large, and its rows can be looked at by themselves.
+    """Whether a case is judged in chunks: it is large, and its rows are independent of each other.
 
     The op must have an oracle for the definition.
     """

@@ -1,12 +1,11 @@
-"""known.yaml: findings that are known, each with its reason, so that only news fails a run.
+"""known.yaml: known findings, each with its reason, so that only new ones fail a run.
 
-An entry names definitions, cases, outputs and an implementation, and the verdict and reason code that are expected
-there. A fault of a reference is one of its text: there a definition's digest stands beside its name, and another
-definition of that name (extracted, or in another dataset) is not meant.
-A fault of a package is one of its versions: `versions: flashinfer-python<0.7` says of which.
-Of others the entry says nothing: what fails there is news, what passes is fine.
-Whatever it names and was run must come out exactly so: a pass where a finding is listed fails the run too. Of a
-checkout, which has no released version, either is accepted.
+An entry names definitions, cases, outputs and an implementation, and the verdict and reason that are expected
+there. A reference's fault is in its text: its entry has the definition's digest beside its name, so another
+definition of the same name (extracted, or in another dataset) is not meant. A package's fault is in some of its
+versions: `versions: flashinfer-python<0.7` names them; other versions are judged as if the entry were not there.
+Whatever an entry names and was run must come out exactly so: a pass where a finding is listed fails the run, too.
+A checkout has no released version: both results are accepted there.
 """
 
 from collections.abc import Mapping
@@ -30,9 +29,9 @@ EXAMPLE = "flashinfer-python<0.7"
 
 
 def windows(given: object) -> tuple[Requirement, ...]:
-    """Read one specifier, or a list of them that all have to hold.
+    """Parse one version specifier, or a list of specifiers that all have to hold.
 
-    Raises ValueError: one is not of the form `package<version`, or names a package that no stack's record has.
+    Raises ValueError: one is not of the form `package<version`, or names a package that no stack records.
     """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
@@ -60,48 +59,48 @@ Digests = Annotated[dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]],
 
 
 class KnownFinding(BaseModel):
-    """One known finding."""
+    """One known finding of an implementation: where it shows, what is expected there, and why."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-    definitions: Names | Digests  # exact names, or names with the digests of what is meant
-    # cases, outputs: exact names; `outputs` may hold `*`, the row about a case as a whole
+    definitions: Names | Digests  # exact names, or names with digests
+    # cases, outputs: exact names; `*` in outputs is the row about a case as a whole
     cases: Names
     outputs: Names
     implementation: str = "reference"  # whose verdict it is
-    # package versions that it is true for, as `package<version`, one or a list; none: for all
+    # package versions that it is true for, as `package<version`, one or a list; empty: for all
     versions: Annotated[tuple[Requirement, ...], PlainValidator(windows)] = ()
-    # verdict, reason: what is expected; a skip only where there is no oracle
+    # verdict, reason: what is expected; a skip only of definitions without an oracle
     verdict: Literal["fail", "error", "skip"]
     reason: str
-    why: Annotated[str, Field(min_length=20)]  # whose fault it is and where the evidence stands
+    why: Annotated[str, Field(min_length=20)]  # whose fault it is, and where the evidence is
 
     @property
     def said(self) -> str:
-        """` (flashinfer-python<0.7)`; empty where nothing limits the versions."""
+        """The versions as ` (flashinfer-python<0.7)`; empty where they are not limited."""
         text = ", ".join(map(str, self.versions))
         return f" ({text})" if text else ""
 
     def means(self, definition: str, digest: str | None) -> bool:
-        """Whether it speaks of a definition."""
+        """Whether the entry is about this definition."""
         if definition not in self.definitions:
             return False
         return not isinstance(self.definitions, dict) or self.definitions[definition] == digest
 
     def names(self, row: VerdictRow) -> bool:
-        """Whether a verdict row is one that this entry speaks of."""
+        """Whether the entry is about this row."""
         return (
             row.implementation == self.implementation
             and self.means(row.definition, row.digests.definition)
-            # Which known faults show in a hidden case is left open.
+            # A known fault need not show in a hidden case.
             and (row.case in self.cases or (is_hidden(row.case) and self.expects(row)))
-            # An error takes the whole case; where it is gone, there are rows of outputs instead.
+            # An error stands in the case's row; without it there are rows of outputs instead.
             and (row.output in self.outputs or (self.verdict == "error" and "*" in self.outputs))
         )
 
     def stands(self, versions: Mapping[str, str]) -> bool | None:
-        """Whether it is true for these versions, by package; None: not known, since one is a checkout's.
+        """Whether the entry holds for these versions, by package; None: unknown, as one is a checkout's.
 
-        Raises TraceproofError: one of its packages is not among them.
+        Raises TraceproofError: a package that it names is not among them.
         """
         held: list[bool | None] = []
         for window in self.versions:
@@ -114,26 +113,26 @@ class KnownFinding(BaseModel):
                 why = why if text is not None else f"that environment holds no {window.name}, but {there}"
                 todo = "Name a package of the stack that the entry's implementation runs in."
                 raise TraceproofError(f"known.yaml, {self.why!r}: versions: {window}: {why}", todo=todo) from error
-            # bumps.source describes by public version 0 what was never released.
+            # bumps.source gives packages that were never released the public version 0.
             inside = window.specifier.contains(version, prereleases=True)
             held.append(None if version.public == "0" else inside)
         return False if False in held else None if None in held else True
 
     def expects(self, row: VerdictRow) -> bool:
-        """Whether the row came out as the entry says."""
+        """Whether the row has the expected verdict and reason."""
         return row.verdict == self.verdict and row.reason == self.reason
 
 
 class Known(BaseModel):
-    """The whole file."""
+    """The whole file of known findings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     findings: list[KnownFinding] = []
 
     def entry(self, row: VerdictRow, versions: Mapping[str, str]) -> KnownFinding | None:
-        """The first entry that speaks of a row, in an environment of these package versions.
+        """The first entry about this row that holds for these package versions; None: there is none.
 
-        Raises TraceproofError: such an entry limits versions of a package that is not among them.
+        Raises TraceproofError: an entry about it names a package that is not among them.
         """
         return next(
             (entry for entry in self.findings if entry.names(row) and entry.stands(versions) is not False), None
@@ -141,7 +140,7 @@ class Known(BaseModel):
 
 
 def read_known(path: Path | None) -> Known:
-    """Read the file; None: nothing is known. Raises TraceproofError: it is not in the form above; all problems."""
+    """Read the file; None: an empty list. Raises TraceproofError: it is not in this form, with all problems."""
     if path is None:
         return Known()
     try:

@@ -1,6 +1,7 @@
-"""Plan: which cases of which definitions will be run, one file per op_type.
+"""Plan: which cases of which definitions will be run; a file per op_type.
 
-First what is selected, then plans of definitions, scaled down where they do not fit, then workload lines as cases.
+First what is selected, then the plans of definitions, scaled down where they do not fit, then workload lines as
+cases.
 """
 
 import json
@@ -56,29 +57,29 @@ from traceproof.text import printable
 
 
 class PlanSelection(ClosedModel):
-    """What to plan."""
+    """What to plan, out of config.yaml."""
 
     # op_types, definitions: names; empty selects all
     op_types: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()  # case ids; empty selects all
-    sizes: tuple[str, ...] = ("small", "medium")  # names out of ops.cases.ALL_SIZES
+    sizes: tuple[str, ...] = ("small", "medium")  # out of ops.cases.ALL_SIZES
     seed: int = 0  # every case's seed
-    hidden_seed: int = 0  # what the hidden cases' seeds and sizes follow from
-    boundaries: bool = False  # whether `Op.boundaries` are cases too: kernels are judged
+    hidden_seed: int = 0  # seeds and sizes of hidden cases follow from it
+    boundaries: bool = False  # whether `Op.boundaries` are cases too, as they are for kernels
     workloads: bool = False  # whether the dataset's own workload lines are cases too
-    memory_limit: int = 14 << 30  # bytes; a case whose estimate is above it becomes a typed skip
-    # case ids of the selected definitions, noted while planning
+    memory_limit: int = 14 << 30  # bytes; cases that need more become a typed skip
+    # ids of all cases met while planning, to check `cases`
     met: set[str] = Field(default_factory=set, exclude=True)
 
 
 def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]]:
-    """Names of the definitions that are planned, by op_type; raises as `plan` does."""
+    """Names of the definitions to plan, by op_type; raises as `plan` does."""
     groups: dict[str, list[str]] = {}
     for name, entry in tree.definitions.items():
         groups.setdefault(entry.definition.op_type, []).append(name)
     for broken in tree.broken:
-        groups.setdefault(group_of(broken), [])  # a folder of broken files still gets its verdicts
+        groups.setdefault(group_of(broken), [])  # a folder with broken files only still gets verdicts
     problems = [
         f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {', '.join(sorted(groups))}"
         for name in selection.op_types
@@ -101,7 +102,7 @@ def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]
 
 
 def check_cases(selection: PlanSelection, groups: Mapping[str, list[str]]) -> None:
-    """Check that every case selected was met while planning. Raises TraceproofError: one was not."""
+    """Check that every selected case exists. Raises TraceproofError: one does not."""
     if not any(groups.values()):
         return
     unknown = [name for name in selection.cases if name not in selection.met]
@@ -113,37 +114,38 @@ def check_cases(selection: PlanSelection, groups: Mapping[str, list[str]]) -> No
         raise TraceproofError("the selection names cases that are not planned", problems=problems, todo=todo)
 
 
-PLAN_SECONDS = 60.0  # for the cases of one definition; a thousandth of that is usual
-PLAN_BYTES = 4 << 30  # beside what the process has by then
+PLAN_SECONDS = 60.0  # for one definition's cases; a thousandth of it is usual
+PLAN_BYTES = 4 << 30  # in addition to what the process uses by then
 MIB = 1 << 20
-# MiB of the host: a coordinator and what it forks workers from, each with torch, on a GPU with CUDA's libraries
+# MiB of the host for a coordinator and the process from which workers are forked, each with torch, on a GPU with
+# CUDA's libraries
 BASE_MB, GPU_BASE_MB = 2000, 4000
-# MiB of the host that the processes of one more definition take; of a GPU, what a process takes that has it open.
+# MiB of the host per further definition's processes, and of a GPU per process that has it open
 PROCESS_MB = 600
-STACK_MB = 1000  # MiB of the host: the same of one that has imported a ground truth's package
-GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and what is kept between two cases
-SLACK = 1.25  # estimates were up to a fifth below what was measured
-FEW_PARALLEL = 2  # the same of others
+STACK_MB = 1000  # MiB of the host per process that has imported a ground truth's package
+GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and memory kept between cases
+SLACK = 1.25  # estimates were up to a fifth too low
+FEW_PARALLEL = 2  # definitions at the same time, where there are fewer than MANY
 MANY = 12
-DRAWING_PARALLEL = 12  # the same of samplers' references: thousands of short calls, and little memory
+DRAWING_PARALLEL = 12  # the same of samplers, whose references make thousands of short calls and use little memory
 # Rough estimates in seconds, from benchmarks on two cores and on an H200 that 16 processes share.
 CASE_SECONDS = 0.03
 TRIAL_SECONDS = 0.015
 CPU_BYTE_SECONDS, GPU_BYTE_SECONDS = 1.5e-9, 3e-10
-UNDRAWN = "none"  # the case of a definition that no inputs can be drawn for
+UNDRAWN = "none"  # id of the case of a definition whose inputs can not be drawn
 
 
 def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", gpu: bool = False) -> Index:
-    """Write `out/<op_type>.json` for each op_type selected, and `out/index.json` last.
+    """Write `out/<op_type>.json` for each selected op_type, then `out/index.json`; returns the index.
 
-    An unchanged file keeps its time, a stale one goes. `code` is the digest of what plans: a definition that the
-    same planned for the same selection is not planned again. Empty: all are. `gpu`: there is one. Raises
-    TraceproofError: a selected name does not exist, or the dataset has no definitions.
+    An unchanged file keeps its date, a stale one is removed. `code` is a digest of the planning code: definitions
+    that it has planned before for the same selection are not planned again; empty: all are. `gpu`: the machine has
+    one. Raises TraceproofError: a selected name does not exist, or the dataset has no definitions.
     """
     with paused_collection():
         tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
         groups = selected(tree, selection)
-        # Which cases there are is told while planning, so that a selection of cases is planned anew.
+        # A selection of cases is planned anew each time, as planning is how it is checked.
         common = [code, selection.model_dump(), str(tree.root)] if code and not selection.cases else []
         plans = []
         for name in sorted(groups):
@@ -163,15 +165,15 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
 
 
 def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
-    """What the index says of a plan."""
+    """The index entry of a plan: digests of its jobs, and what they need."""
     cases = [case for entry in planned.definitions.values() for case in entry.cases if case.skip is None]
     facts = registry.get(planned.op_type)
-    # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
+    # On a GPU several definitions at a time: Python that launches small kernels leaves most of it idle.
     draws = any(case.trials for case in cases)
     most = (
         DRAWING_PARALLEL if draws else PARALLEL if facts.long or len(planned.definitions) >= MANY else FEW_PARALLEL
     )
-    if not gpu:  # there a sampler's references take longest of all
+    if not gpu:  # a sampler's reference takes longest of all there
         most = FEW_PARALLEL if draws else 1
     parallel = max(1, min(most, len(planned.definitions)))
     needs = sorted(
@@ -187,7 +189,7 @@ def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
     call = CASE_SECONDS * (len(truths) if gpu else 1)
     byte = GPU_BYTE_SECONDS if gpu else CPU_BYTE_SECONDS
     seconds = sum(call + TRIAL_SECONDS * case.trials + byte * case.memory for case in cases)
-    if not gpu:  # where those of twelve definitions go by side by side
+    if not gpu:  # draws that twelve definitions make at the same time
         seconds += sum(case.further.seconds for case in cases if case.further is not None)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
     return Listed(
@@ -209,10 +211,10 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     tree: DatasetTree, op_type: str, names: Iterable[str], selection: PlanSelection, context: str, out: Path
 ) -> OpTypePlan:
     definitions: dict[str, PlannedDefinition] = {}
-    # Files that can not be used have their verdicts, but where definitions are selected by name.
+    # Files that can not be used get verdicts, unless definitions are selected by name.
     broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
     path, before = out / f"{op_type}.json", {}
-    with suppress(TraceproofError):  # an earlier plan, of use where the same planned it
+    with suppress(TraceproofError):  # an earlier plan is reused only if the same code made it
         found = OpTypePlan.read(path) if context and path.exists() else None
         before = found.definitions if found and found.context == context else {}
     for name in sorted(names):
@@ -230,21 +232,22 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
 def _unchanged(
     tree: DatasetTree, entry: DatasetEntry, earlier: PlannedDefinition, selection: PlanSelection
 ) -> bool:
-    """Whether a definition is as it was when planned, and its own file alone says what its cases are."""
+    """Whether a definition and its path are as they were when planned, and no workload file adds cases."""
     definition = entry.definition
     lines = selection.workloads and definition.name in tree.workload_files
     if lines or earlier.path != printable(entry.path.as_posix()):
         return False
-    return json.dumps(earlier.definition) == json.dumps(definition.as_json())  # the order of inputs counts, too
+    # as text, since the order of inputs counts
+    return json.dumps(earlier.definition) == json.dumps(definition.as_json())
 
 
 def _definition_plan(
     tree: DatasetTree, entry: DatasetEntry, selection: PlanSelection, broken: list[Broken]
 ) -> dict[str, PlannedDefinition]:
-    """The plans of one definition and of it scaled down, by name; none: `broken` says what is wrong.
+    """The plans of a definition and of its scaled-down form, by name; empty: `broken` gets the reason.
 
-    One that does not fit is judged scaled down: its own cases are not run and say what becomes of it, edge cases
-    too, which alone would prove nothing, and count.
+    Where none but edge cases fit, it is judged scaled down: its own cases are not run, edge cases neither, which
+    alone would prove nothing, and say what becomes of the definition.
     """
     definition, path = entry.definition, printable(entry.path.as_posix())
     smaller: PlannedDefinition | None = None
@@ -256,7 +259,7 @@ def _definition_plan(
             if unknown is None and _too_large(cases):
                 smaller, becomes = _scaled_down(definition, op, selection, path)
                 cases = [_noted(case, becomes) for case in cases]
-    except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with are this definition's error
+    except Exception as error:  # noqa: BLE001 - sizes that an op can not compute with
         what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
         return {}
@@ -271,7 +274,7 @@ def _definition_plan(
 def planned_alone(
     definition: Definition, selection: PlanSelection, lines: Iterable[WorkloadLine] = ()
 ) -> PlannedDefinition:
-    """The plan of one definition, with workload lines if it has any; raises as `plan` does."""
+    """The plan of one definition, with the cases of its workload lines; raises as `plan` does."""
     op, unknown = registry.for_definition(definition)
     cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
     check_cases(selection, {definition.op_type: [definition.name]})
@@ -281,7 +284,7 @@ def planned_alone(
 def _scaled_down(
     definition: Definition, op: Op, selection: PlanSelection, path: str
 ) -> tuple[PlannedDefinition | None, str]:
-    """The scaled-down form of a definition that does not fit, or None; and what becomes of the definition."""
+    """The plan of a definition's scaled-down form, or None; and a sentence on what becomes of the definition."""
     found = scaled_down_of(definition, op)
     if isinstance(found, str):
         return None, f"no scaled-down definition: {found}"
@@ -297,13 +300,13 @@ def _scaled_down(
 
 
 def _too_large(cases: Sequence[PlannedCase]) -> bool:
-    """Whether no case but edge cases, which may hold nothing at all, is run, and some are too large."""
+    """Whether some cases do not fit, and none but edge cases, which may be empty, is run."""
     reasons = [case.skip and case.skip.reason for case in cases if case.case.size != EDGE]
     return None not in reasons and Skip.DOES_NOT_FIT in reasons
 
 
 def _noted(case: PlannedCase, becomes: str) -> PlannedCase:
-    """A case of a definition that does not fit: not run, and it says what becomes of the definition."""
+    """A case of a definition that does not fit, as a skip that says what becomes of the definition."""
     if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
         return case
     why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
@@ -329,9 +332,9 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
         return [PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)]
 
     def made(case: Case, skip: Unavailable | None = None) -> PlannedCase:
-        """One case as the plan has it; `skip`: why it is not run, whatever its size."""
+        """One case as the plan has it; `skip`: why it is not run, if not for its size."""
         need, trials = op.memory(definition, case), op.trials(definition, case)
-        # What a kernel gets in place of a small case's tensors.
+        # kernels get large tensors in place of the small case's
         enlarged = op.enlarged(definition) if far.SIZE in case.params else None
         more = enlarged.bytes(definition, case) if enlarged else 0
         if skip is None and need + more > selection.memory_limit:
@@ -367,16 +370,16 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     if base is not None:
         options = f"--seed {base.seed} --hidden-seed {selection.hidden_seed}"
         hidden = (made(case) for case in hidden_cases(definition, op, base, selection.hidden_seed))
-        # A size that does not fit here is no finding.
+        # hidden sizes that do not fit are left out
         planned += [entry.model_copy(update={"hidden": options}) for entry in hidden if entry.skip is None]
     selection.met.update(entry.id for entry in planned)
     return planned
 
 
 def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[PlannedCase]:
-    """The cases of these ids, hidden ones last; another is repeated where the one that was is not among them.
+    """The cases with these ids, hidden ones last, one of them marked to be repeated; without ids, all cases.
 
-    Where there are no ids, all of them. What no inputs can be drawn for has no other case than one that says so.
+    The case that says that no inputs can be drawn is always among them.
     """
     if not ids:
         return list(planned)
@@ -386,14 +389,14 @@ def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[Planne
 
 
 def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
-    """Mark the cheapest ordinary case: it is run again for determinism and for remembered answers."""
+    """The cases, with the cheapest ordinary one marked: it is run twice, for determinism and cached answers."""
     ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
     chosen = min(ordinary, key=lambda entry: (entry.memory, entry.id), default=None)
     return [entry.model_copy(update={"repeat": entry is chosen}) for entry in planned]
 
 
 def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
-    """The definition's workload lines; `broken` gets those that are not of its axes and inputs."""
+    """The definition's workload lines that have all its axes and inputs; the others are added to `broken`."""
     fitting = []
     optional = {name for name, spec in definition.inputs.items() if spec.optional}
     for line in tree.workloads(definition.name).lines:
@@ -410,7 +413,7 @@ def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken
 
 
 def _blobs_of(root: Path, planned: PlannedCase) -> dict[str, str]:
-    """Digest of each file that a workload line's inputs are loaded from: outputs depend on what is in it."""
+    """Digest of each file that a workload line's inputs are loaded from, by path."""
     case = planned.case
     if case.size != WORKLOADS or planned.skip is not None:
         return {}

@@ -1,4 +1,4 @@
-"""Report: what came of each definition, all verdicts of a run in one summary, and the table that ends a run."""
+"""Report: what became of each definition, a summary of all verdicts of a run, and the table that ends a run."""
 
 import io
 import json
@@ -34,18 +34,18 @@ from traceproof.stacks import STACK_OF, TRUTHS, distribution
 from traceproof.text import printable
 
 WIDTH = 118
-DEFINITIONS_SHOWN = 100  # definitions with findings listed under the table; summary.json has all
-SHOWN = 20  # findings told in full below them, as many of each definition
-NO_ORACLE = str(Skip.NO_ORACLE)  # of a definition: nobody judged its numerics, which is no pass
+DEFINITIONS_SHOWN = 100  # definitions with findings that are listed under the table
+SHOWN = 20  # findings shown in full, spread evenly over definitions
+NO_ORACLE = str(Skip.NO_ORACLE)  # skip reason: nobody judged the numbers, which is no pass
 KINDS = ("new", "known", "unexpected")  # of findings
 SUMMARY, VERDICTS = "summary.json", "verdicts"  # a run's file and folder
-MADE_OF = "made_of"  # of a summary: digests of verdict files by name
+MADE_OF = "made_of"  # key of a summary: digests of its verdict files, by name
 _KEYS = "definition op_type case implementation output verdict reason message repeat"
 FINDING_KEYS = tuple(_KEYS.split())
 
 
 class Conclusion(StrEnum):
-    """What came of a definition; of several that fit, the first one in this order counts."""
+    """What became of a definition; where several fit, the first in this order counts."""
 
     WRONG = "wrong"
     UNVERIFIED = "unverified"
@@ -59,7 +59,7 @@ class Conclusion(StrEnum):
     NOT_RUN = "not_run"
 
 
-# How many of each there are, in the order in which it is told.
+# Words for the numbers of definitions with each conclusion, in the order in which they are told.
 WORDS: Mapping[Conclusion, str] = {
     Conclusion.RIGHT: "right",
     Conclusion.AGREED: "agreed by a ground truth and their own float64, no oracle",
@@ -86,12 +86,12 @@ def compared(conclusions: Iterable[str]) -> bool:
 
 
 def proved(conclusions: Collection[str]) -> bool:
-    """Whether anything was compared, and nothing with what itself says alone."""
+    """Whether anything was compared, and every definition with more than its own reference."""
     return compared(conclusions) and not {Conclusion.CONSISTENT, Conclusion.UNCONFIRMED} & set(conclusions)
 
 
 def sentence(summary: Mapping[str, Any]) -> str:
-    """`VERIFIED: 48 definitions, 41 right, 6 with known findings, 1 not runnable here`."""
+    """The run's sentence: `VERIFIED: 48 definitions, 41 right, 6 with known findings, 1 not runnable here`."""
     conclusions = [one["conclusion"] for one in summary["definitions"].values()]
     counts = Counter(conclusions)
     parts = [f"{counts[one]} {words}" for one, words in WORDS.items() if counts[one]]
@@ -110,7 +110,7 @@ def sentence(summary: Mapping[str, Any]) -> str:
 
 
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
-# Why a definition met no ground truth, in words; of several reasons the first one in this order is told.
+# Why a definition was compared with no ground truth, in words; of several reasons the first is told.
 WHY: Mapping[str, str] = {
     RELAXED: "judged by a tolerance of your own, which proves nothing",
     UNREADABLE: "the definition cannot be read",
@@ -130,31 +130,31 @@ WHY: Mapping[str, str] = {
     Skip.NO_ADAPTER: "no ground truth is known for it",
     NO_TRUTH: "no ground truth is known for it",
 }
-NAMED = 2  # definitions of an op_type that are named one by one; more are counted
+NAMED = 2  # definitions of an op_type that are named; more are counted
 
 
-# Of a definition's rows, the worst; skip only if nothing passed, scaled_down if that one did.
+# The worst of a definition's rows is its verdict; a skip only if nothing passed.
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Skip.NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
 
 
 class DefinitionResult(TypedDict):
-    """What a definition's rows come to."""
+    """A definition's result, from all its rows."""
 
     op_type: str
     verdict: str  # one of WORST_FIRST
-    conclusion: str  # a Conclusion
+    conclusion: str  # a Conclusion's value
     grade: str | None  # how strong its proof is; None: it has none
     wrong: bool  # whether its reference failed
-    truths: list[str]  # ground truths that were compared
-    unmet: str  # why it met no ground truth, a key of WHY; empty: it met one
-    scaled_down: str  # which axes were smaller in what was judged; empty: it was judged in its own size
-    unconfirmed: str  # constants that the reference alone states, where its grade is by them
+    truths: list[str]  # ground truths that were compared with it
+    unmet: str  # why there was none, a key of WHY; empty: there was one
+    scaled_down: str  # axes that were smaller in what was judged; empty: none
+    unconfirmed: str  # constants that only the reference states, if they lower the grade
 
 
 def concluded(noted: Sequence[tuple[VerdictRow, str | None]]) -> DefinitionResult:
-    """What the rows of one definition come to, each with the kind of finding that it is, if it is one."""
+    """The result of one definition, from its rows, each with its kind of finding (None: no finding)."""
     rows = [row for row, _ in noted]
-    full = [row for row in rows if not row.scaled_down]  # the others say nothing of it in its own size
+    full = [row for row in rows if not row.scaled_down]  # scaled-down rows say nothing of its own size
     cases, reasons = _compared(full)
     judged = cases.get(REFERENCE, set())
     met = any(judged & cases.get(name, set()) for name in TRUTHS)
@@ -165,13 +165,13 @@ def concluded(noted: Sequence[tuple[VerdictRow, str | None]]) -> DefinitionResul
     grade: Grade | None = Grade.PROVED if met else Grade.CHECKED if judged else None
     if wrong:
         grade = None
-    elif scaled_down:  # in its own size, none but empty cases and the like were judged
+    elif scaled_down:  # at its own size only edge cases were judged
         grade = Grade.SCALED_DOWN
     elif unconfirmed:
         grade = Grade.CONSISTENT
-    elif any(row.unjudged for row in full):  # of an output that nobody judged, nothing is proved
+    elif any(row.unjudged for row in full):  # nobody judged one of its outputs: nothing is proved
         grade = None
-    elif shadowed:  # of its rows, the best one counts
+    elif shadowed:  # the best grade of its rows counts
         grade = Grade.AGREED if Grade.AGREED in shadowed else Grade.CONSISTENT
     shown = {
         Skip.NO_ORACLE if row.unjudged else row.grade if row.grade is Grade.SCALED_DOWN else row.verdict
@@ -192,13 +192,14 @@ def concluded(noted: Sequence[tuple[VerdictRow, str | None]]) -> DefinitionResul
 
 
 def _compared(rows: Iterable[VerdictRow]) -> tuple[dict[str, set[str]], set[str]]:
-    """By implementation, which cases were compared; and why ground truths were not."""
+    """Cases that were compared, by implementation; and why ground truths were not (keys of WHY)."""
     cases: dict[str, set[str]] = {}
     reasons: set[str] = set()
     for row in rows:
         if row.tolerance is not None:
             reasons.add(RELAXED)
-        elif row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != WHOLE:  # conduct alone is no comparison
+        # rows about conduct alone compare nothing
+        elif row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != WHOLE:
             cases.setdefault(row.implementation, set()).add(str(row.case))
         elif row.implementation == REFERENCE and row.unjudged:
             reasons.add(str(row.reason))
@@ -210,7 +211,7 @@ def _compared(rows: Iterable[VerdictRow]) -> tuple[dict[str, set[str]], set[str]
 
 
 def _mark(row: VerdictRow, finding: str | None) -> Conclusion | None:
-    """What a row alone would come to, if it is one that counts."""
+    """The conclusion that this row alone would give; None: it gives none."""
     if finding is not None:
         news = Conclusion.UNVERIFIED if row.unjudged else Conclusion.WRONG
         return Conclusion.KNOWN if finding == "known" else news
@@ -224,7 +225,7 @@ def _mark(row: VerdictRow, finding: str | None) -> Conclusion | None:
 
 
 def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What a run ends with: on what and against what it proved how much, and what could not be reached."""
+    """Sentences at a run's end: what was proved, on which machine, against what, and what was out of reach."""
     definitions: Mapping[str, DefinitionResult] = summary["definitions"]
     if not definitions:
         return
@@ -262,7 +263,7 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unreached(definitions: Mapping[str, DefinitionResult]) -> Iterator[str]:
-    """By reason, which op_types, or which definitions where it is not the whole op_type."""
+    """Per reason, the op_types or the definitions that met no ground truth."""
     totals = Counter(one["op_type"] for one in definitions.values())
     by_words: dict[str, dict[str, list[str]]] = {}
     for reason, words in WHY.items():
@@ -287,10 +288,10 @@ def report(
     stacks: Sequence[Mapping[str, Any]] = (),
     cache: Path | None = None,
 ) -> dict[str, Any]:
-    """Write summary.json out of the verdict files and the environments' records, and give it back.
+    """Write summary.json from the verdict files and the environments' records, and return its content.
 
-    It states of which verdict files it is; what the `cache` has of one of them is not counted again. Raises
-    TraceproofError: known.yaml or a verdict file can not be used, or the disk is full.
+    It holds the digests of the verdict files; of files whose summary the `cache` has, rows are not read again.
+    Raises TraceproofError: known.yaml or a verdict file can not be used, or the disk is full.
     """
     listed = read_known(known)
     digests = {path.name: digest_file(path) for path in verdicts}
@@ -316,14 +317,14 @@ def report(
     names = [name for part in parts for name in part["definitions"]]
     if parts and len(set(names)) == len(names):
         value = joined(parts)
-    else:  # a file that can not be read may be called as another one's definition
+    else:  # an unreadable file may have the name of another one's definition
         value = summarise(chain.from_iterable(map(each_row, verdicts)), listed, stacks)
     write_text(summary, sealed(json.dumps(value | {MADE_OF: digests}, ensure_ascii=False, allow_nan=False)))
     return value
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary of several verdict files, out of the summary of each; they have no definition in common."""
+    """The summary of several verdict files, from the summary of each; no definition may be in two."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for group in (group for part in parts for group in part["groups"]):
         names = group["op_type"], group["implementation"]
@@ -335,7 +336,7 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     findings = {kind: [found for part in parts for found in part["findings"][kind]] for kind in KINDS}
     definitions = dict(sorted(item for part in parts for item in part["definitions"].items()))
     truths = {name: version for part in parts for name, version in part["truths"].items()}
-    machine = {"device": parts[0]["device"], "capability": parts[0]["capability"]}  # they state the same stacks
+    machine = {"device": parts[0]["device"], "capability": parts[0]["capability"]}  # the same for all parts
     return _summary(definitions, [groups[names] for names in sorted(groups)], findings, machine, truths)
 
 
@@ -358,12 +359,13 @@ def _summary(
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A run's summary.
+    """Read and check a run's summary.
 
-    Raises TraceproofError: it is damaged, or not of the verdict files that are there. Those that it was not made
-    of are removed with it, so that the same command makes them again.
+    Raises TraceproofError: it is damaged, or was made of other verdict files than are there. It and those files
+    are then removed, so that the same command makes them again.
     """
-    run = path.parent if path.name == SUMMARY else path.parent.parent  # of one family: a folder below
+    # a family's summary lies in a folder below the run's
+    run = path.parent if path.name == SUMMARY else path.parent.parent
     value = read_sealed(path)
     made_of = value[MADE_OF].items()
     wrong = [run / VERDICTS / name for name, digest in made_of if _digest(run / VERDICTS / name) != digest]
@@ -376,10 +378,10 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def _make_again(verdicts: Iterable[Path]) -> None:
-    """Remove verdict files, and of each its plan where that is damaged: a run with nothing to do reads none."""
+    """Remove verdict files, and their plans where damaged, so that a run makes them again."""
     for path in verdicts:
         path.unlink(missing_ok=True)
-        with suppress(TraceproofError):  # it is removed where it is damaged
+        with suppress(TraceproofError):  # reading removes a damaged plan
             OpTypePlan.read(path.parents[1] / "cases" / f"{path.name.partition('.')[0]}.json")
 
 
@@ -393,9 +395,9 @@ def _digest(path: Path) -> str | None:
 def summarise(
     rows: Iterable[VerdictRow], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Counts by op_type and implementation; findings that are new; known ones; known ones that came out otherwise.
+    """The summary of rows: counts per op_type and implementation, results of definitions, findings by kind.
 
-    Raises TraceproofError: known.yaml limits versions of a package that an implementation's stack does not hold.
+    Raises TraceproofError: known.yaml names a package that an implementation's stack does not hold.
     """
     records = {str(record["stack"]): record for record in stacks}
     versions = {name: record["versions"] for name, record in records.items()}
@@ -420,7 +422,7 @@ def summarise(
 
 
 def _group(noted: Sequence[tuple[VerdictRow, str | None]]) -> dict[str, Any]:
-    """What the rows of an implementation over an op_type come to, each with the kind of finding that it is."""
+    """Counts over the rows of one implementation and op_type, each row with its kind of finding."""
     rows = [row for row, _ in noted]
     verdicts = Counter(str(row.verdict) for row in rows)
     skips = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
@@ -437,18 +439,18 @@ def _group(noted: Sequence[tuple[VerdictRow, str | None]]) -> dict[str, Any]:
 
 
 def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
-    """`new` finding, `known` one, `unexpected` result where another was known, or None: all is well."""
-    if row.tolerance is not None:  # by the user's tolerance: the list speaks of the calibrated gates
+    """A row's kind of finding: "new", "known", "unexpected" (not as known.yaml says), or None."""
+    if row.tolerance is not None:  # known.yaml is about the calibrated gates
         return "new" if row.bad else None
     if row.verdict == Verdict.SKIP and not row.unjudged:
-        # A machine without the GPU that showed it says nothing against it.
+        # A machine without the GPU that showed the finding does not refute it.
         return None
-    # Package versions that it ran with: those of this run, since a row may be an earlier one's.
+    # Versions that the row was made with, overridden by this run's: the row may be an earlier one's.
     versions = dict(row.versions or {})
     for implementation in row.implementation.split(PAIR):
         versions |= stacks.get(environment_of(implementation), {})
     entry = known.entry(row, versions)
-    # Who lists a definition as one without an oracle need not say whether its float64 shadow was computed.
+    # An entry "no oracle" also covers a definition whose float64 shadow was computed.
     shadowed = row.grade is Grade.CONSISTENT and not row.constants
     alone = row.changed(verdict=Verdict.SKIP, reason=Skip.NO_ORACLE) if shadowed else row
     if entry is not None and entry.expects(alone):
@@ -459,12 +461,12 @@ def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]
 
 
 def failed(summary: Mapping[str, Any]) -> bool:
-    """Whether a run must end with exit code 1: news, a result other than the known one, or nothing compared."""
+    """Whether a run ends with exit code 1: new or unexpected findings, or nothing compared."""
     return not summary["verified"]
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """The table and the findings, as text for a terminal or a log."""
+    """The table, findings and sentences, as text for a terminal or a log."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)
     nobody = ["no oracle"] if any(group[NO_ORACLE] for group in summary["groups"]) else []
@@ -474,7 +476,7 @@ def table(summary: Mapping[str, Any]) -> str:
     for group in summary["groups"]:
         name, skips = group["implementation"], group["skips"]
         if name != REFERENCE and group[Verdict.SKIP] == sum(group[one] for one in Verdict):
-            if set(skips) != {str(Skip.NO_ADAPTER)}:  # else it has nothing to do with the op_type
+            if set(skips) != {str(Skip.NO_ADAPTER)}:  # else it has no adapter for the op_type at all
                 idle.setdefault(name, Counter()).update(skips)
             continue
         why = ", ".join(f"{reason} {count}" for reason, count in skips.items())
@@ -491,13 +493,14 @@ def table(summary: Mapping[str, Any]) -> str:
         findings = summary["findings"][kind]
         texts += [f"\n{len(findings)} {heading}:", *_findings(findings)] if findings else []
     for text in (*texts, f"\n{sentence(summary)}", *sentences(summary)):
-        safe = "\n".join(map(printable, text.split("\n")))  # the lines are ours, what stands in them is anybody's
+        # line breaks are ours; other control characters are anybody's
+        safe = "\n".join(map(printable, text.split("\n")))
         console.print(safe, markup=False, highlight=False, soft_wrap=True)
     return out.getvalue()
 
 
 def _grades(summary: Mapping[str, Any]) -> Table:
-    """How many definitions of each op_type have which grade of proof, where some have one that says less."""
+    """A table with the number of definitions of each op_type per grade of proof."""
     by_op_type: dict[str, Counter[str]] = {}
     for one in summary["definitions"].values():
         by_op_type.setdefault(one["op_type"], Counter())["wrong" if one["wrong"] else str(one["grade"])] += 1
@@ -508,13 +511,13 @@ def _grades(summary: Mapping[str, Any]) -> Table:
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line per definition first, where there are several; then some findings of each in full."""
+    """Lines of text: first a line per definition, if there are several; then some findings of each in full."""
     by_definition: dict[str, list[Mapping[str, Any]]] = {}
     for found in findings:
         by_definition.setdefault(found["definition"], []).append(found)
 
     def where(one: Mapping[str, Any]) -> str:
-        """Case and implementation; of a file that is no definition there is no case."""
+        """Case and implementation; a broken file has no case."""
         return one["implementation"] if one["case"] is None else f"case {one['case']}, {one['implementation']}"
 
     if len(by_definition) > 1:
@@ -527,7 +530,7 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     each = max(1, SHOWN // len(by_definition))
     shown = [one for of_it in islice(by_definition.values(), SHOWN) for one in of_it[:each]]
     for one in shown:
-        last = (one["message"].strip().splitlines() or [""])[-1]  # an exception's own
+        last = (one["message"].strip().splitlines() or [""])[-1]  # an exception's own line
         last = last if len(last) <= 200 else f"{last[:197]}..."
         yield f"  {printable(one['definition'])}, {where(one)}"
         yield f"    {one['output']}  {one['verdict'].upper()}  {one['reason']}: {last}"
@@ -538,7 +541,7 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:
-    """Why nothing of a family was compared, and which families would be, by the op_types that are `planned`."""
+    """Why nothing of a family was compared, and which families have definitions among the `planned` op_types."""
     there = [name for name, op_types in families.items() if set(op_types) & set(planned)]
     return (
         f"Nothing was compared: the selected definitions of the dataset have no op_type of family {family} "
@@ -548,7 +551,7 @@ def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence
 
 
 def headed(title: str, words: Iterable[str], numbers: Iterable[str] = (), *last: str) -> Table:
-    """A table for a terminal: columns of words, of numbers (to the right), and further ones of words."""
+    """A table for a terminal: columns of words, of numbers (right-aligned), and more columns of words."""
     grid = Table(title=title, title_justify="left")
     for name in words:
         grid.add_column(name)
