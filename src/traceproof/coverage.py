@@ -8,10 +8,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
-from itertools import combinations, pairwise, product
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,7 @@ from traceproof.errors import TraceproofError
 from traceproof.programs import for_untrusted, telling
 from traceproof.stacks import STACKS
 
-Values = Mapping[str, frozenset[str]]  # axis -> values that one case exercises; a case may have several of an axis
-Chosen = Mapping[str, str]  # axis -> one value
+Chosen = Mapping[str, str]  # axis -> one value: all of a test, or those that are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,12 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The axes of one op_type."""
+    """The axes of what is tested."""
 
     axes: tuple[Axis, ...]
     # whether values of two or more axes can go together; what is missing in its argument is open
-    reachable: Callable[[Chosen], bool] = field(default=lambda _: True)
-    op_type: str = ""  # or what else is tested
+    reachable: Callable[[Chosen], bool]
+    op_type: str
 
 
 class Gap(NamedTuple):
@@ -52,7 +51,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Coverage of one op_type: (covered, reachable) of single values and of pairs, and the gaps of both."""
+    """Coverage of an op_type: (covered, reachable) of single values and of pairs, and the gaps of both."""
 
     op_type: str
     cases: int
@@ -72,34 +71,20 @@ class Coverage:
         return {"op_type": self.op_type, "cases": self.cases, **shares, **listed, "unknown": self.unknown}
 
 
-def cover(space: Space, records: Sequence[Values]) -> Coverage:
+def cover(space: Space, records: Sequence[Chosen]) -> Coverage:
     """Measure records against a space; a value that the space does not declare is listed as unknown."""
     known = [(axis.name, value) for axis in space.axes for value in axis.values]
-    single = [item for item in known if smallest(space, dict([item])) is not None]
-    seen = {(name, value) for record in records for name, values in record.items() for value in values}
-    every = _pairs({axis.name: axis.values for axis in space.axes})
-    pairs = [pair for pair in every if smallest(space, dict(pair)) is not None]
-    together = {pair for record in records for pair in _pairs(record)}
-    return Coverage(
-        op_type=space.op_type,
-        cases=len(records),
-        one_way=(len(seen.intersection(single)), len(single)),
-        pairs=(len(together.intersection(pairs)), len(pairs)),
-        gaps=_gaps(space, [[item] for item in single if item not in seen]),
-        pair_gaps=_gaps(space, [sorted(pair) for pair in pairs if pair not in together]),
-        unknown=tuple(sorted(f"{name}={value}" for name, value in seen.difference(known))),
-    )
-
-
-def _pairs(values: Mapping[str, Iterable[str]]) -> Iterator[frozenset[tuple[str, str]]]:
-    """Pairs of values, each of another axis."""
-    for one, other in combinations(values, 2):
-        yield from (frozenset({(one, a), (other, b)}) for a, b in product(values[one], values[other]))
-
-
-def _gaps(space: Space, missing: Iterable[Sequence[tuple[str, str]]]) -> tuple[Gap, ...]:
-    found = ((chosen, smallest(space, chosen)) for chosen in map(dict, missing))
-    return tuple(Gap(chosen, case) for chosen, case in found if case is not None)
+    counts: list[tuple[int, int]] = []
+    gaps: list[tuple[Gap, ...]] = []
+    for size in (1, 2):
+        met = {frozenset(items) for record in records for items in combinations(record.items(), size)}
+        every = (dict(items) for items in combinations(known, size))
+        cases = [(chosen, smallest(space, chosen)) for chosen in every if len(chosen) == size]  # of two axes
+        reached = [Gap(chosen, case) for chosen, case in cases if case is not None]
+        gaps.append(tuple(one for one in reached if frozenset(one.missing.items()) not in met))
+        counts.append((len(reached) - len(gaps[-1]), len(reached)))
+    unknown = {f"{name}={value}" for record in records for name, value in record.items() - set(known)}
+    return Coverage(space.op_type, len(records), counts[0], counts[1], gaps[0], gaps[1], tuple(sorted(unknown)))
 
 
 def smallest(space: Space, chosen: Chosen) -> Chosen | None:
@@ -113,8 +98,8 @@ def smallest(space: Space, chosen: Chosen) -> Chosen | None:
     return next((case for case in found if case is not None), None)
 
 
-def as_text(coverages: Sequence[Coverage], *, gaps: int) -> str:
-    """A table, then each gap with its smallest case: all single ones, the first `gaps` pairs of an op_type."""
+def as_text(found: Coverage, *, gaps: int) -> str:
+    """A table, then each gap with its smallest case: all single ones, the first `gaps` pairs."""
 
     def share(covered: int, reachable: int) -> str:
         return f"{covered}/{reachable} {covered / reachable:4.0%}" if reachable else "-"
@@ -122,17 +107,13 @@ def as_text(coverages: Sequence[Coverage], *, gaps: int) -> str:
     def said(chosen: Chosen) -> str:
         return ", ".join(f"{name} {value}" for name, value in chosen.items())
 
-    lines = [f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}"]
-    table = [(f"{one.op_type:18} {one.cases:6}", share(*one.one_way), share(*one.pairs)) for one in coverages]
-    lines += [f"{start} {one_way:>12} {pairs:>14}" for start, one_way, pairs in table]
-    lines += [f"{one.op_type}: no case was run" for one in coverages if not one.cases]
-    for one in (one for one in coverages if one.cases):
-        shown = [*one.gaps, *one.pair_gaps[:gaps]]
-        told = [f"not exercised: {said(gap.missing)}; smallest case: {said(gap.smallest)}" for gap in shown]
-        told += [f"and {len(one.pair_gaps) - gaps} more pairs"] if len(one.pair_gaps) > gaps else []
-        told += [f"{text} is not declared" for text in one.unknown]
-        lines += [f"{one.op_type}: {line}" for line in told]
-    return "\n".join(lines) + "\n"
+    head = f"{'op_type':18} {'cases':>6} {'one-way':>12} {'pairwise':>14}\n"
+    head += f"{found.op_type:18} {found.cases:6} {share(*found.one_way):>12} {share(*found.pairs):>14}\n"
+    shown = [*found.gaps, *found.pair_gaps[:gaps]]
+    told = [f"not exercised: {said(gap.missing)}; smallest case: {said(gap.smallest)}" for gap in shown]
+    told += [f"and {len(found.pair_gaps) - gaps} more pairs"] if len(found.pair_gaps) > gaps else []
+    told += [f"{text} is not declared" for text in found.unknown]
+    return head + "".join(f"{found.op_type}: {line}\n" for line in (told if found.cases else ["no case was run"]))
 
 
 # A library's tests of linear attention: axes, and how parameters say them.
@@ -143,7 +124,7 @@ Parameters = Mapping[str, Any]
 VERIFIERS = ("reference", "gradcheck", "sanity")
 
 
-def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Values:
+def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Chosen:
     """Values of one parametrised test: its name, its parameters, and the names that its code uses."""
 
     def yes(*named: str) -> str:
@@ -159,7 +140,7 @@ def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Valu
     grouped = key_heads is not None and value_heads is not None and value_heads > key_heads
     keys, values = number("K", "D", "head_dim"), number("V", "Dv", "head_v_dim")
     different = (keys is not None and values not in {None, keys}) or number("expand_v") not in {None, 1}
-    found = {
+    return {
         "layout": "variable" if variable else "dense",
         "direction": "backward" if "bwd" in test or "backward" in test else "forward",
         "length": "whole chunks" if all((b - a) % 64 == 0 for a, b in pairwise(ends)) else "part of a chunk",
@@ -175,7 +156,6 @@ def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Valu
         "dtype": str(parameters.get("dtype", "unknown")).removeprefix("torch."),
         "verifier": _verifier(parameters, names),
     }
-    return {name: frozenset({value}) for name, value in found.items()}
 
 
 def _verifier(parameters: Parameters, names: Collection[str]) -> str:
@@ -240,10 +220,8 @@ def of_suite(path: Path, *, python: str) -> Coverage:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     if not rows:
         said = done.stderr.strip().splitlines()
-        problems = [line for line in said if line.startswith("E  ")][-5:] or said[
-            -5:
-        ]  # pytest's own reasons first
-        raise TraceproofError(f"{path}: no test was collected", problems=problems)
+        problems = [line for line in said if line.startswith("E  ")] or said  # pytest's own reasons first
+        raise TraceproofError(f"{path}: no test was collected", problems=problems[-5:])
     return cover(SPACE, [read(row["test"], row["parameters"], row["names"]) for row in rows])
 
 
@@ -268,8 +246,7 @@ class Collector:
 def _names(function: object) -> list[str]:
     """Names that a test's code uses, those of the functions of its own module that it calls among them."""
     found: set[str] = set()
-    waiting = [function]
-    scope, home = getattr(function, "__globals__", {}), getattr(function, "__module__", None)
+    waiting, scope, home = [function], getattr(function, "__globals__", {}), getattr(function, "__module__", None)
     while waiting:
         names = set(getattr(getattr(waiting.pop(), "__code__", None), "co_names", ())) - found
         found |= names

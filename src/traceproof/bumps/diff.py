@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from traceproof.bumps.history import Kept
 from traceproof.reasons import Skip, Verdict
@@ -26,21 +26,6 @@ Row = Mapping[str, Any]
 Key = tuple[str, str, str, str]  # text, case and seed, implementation, output
 
 
-class Bump(NamedTuple):
-    """A change of version between two states, of the package that an implementation's answers come from."""
-
-    package: str
-    before: str
-    after: str
-
-    def said(self, was: Row | None, row: Row | None) -> str:
-        """`fixed between flashinfer-python 0.6.13 and 0.7.2` or `broken ...`; empty if the row is neither."""
-        old, new = (None if one is None else one["verdict"] for one in (was, row))
-        fixed, broken = new == Verdict.PASS and old in BAD, old == Verdict.PASS and new in BAD
-        between = f"between {self.package} {self.before} and {self.after}"
-        return f"{'fixed' if fixed else 'broken'} {between}" if fixed or broken else ""
-
-
 def verdict_text(row: Row | None) -> str:
     """A row of one of the two states: its verdict with the share of the limit that it used, or its reason."""
     if row is None:
@@ -49,18 +34,6 @@ def verdict_text(row: Row | None) -> str:
     if isinstance(margin, int | float):
         return f"{row['verdict']} (margin {margin:.3g})"
     return f"{row['verdict']} ({row['reason']})" if row.get("reason") else str(row["verdict"])
-
-
-def bumps_of(before: Kept, after: Kept, row: Row) -> list[Bump]:
-    """Which of the packages behind a row have another version in `after` than in `before`."""
-    found = []
-    for implementation in str(row["implementation"]).split(PAIR):
-        stack = environment_of(implementation) if implementation in IMPLEMENTATIONS else implementation
-        package = distribution(stack)
-        one, other = (kept.about["stacks"].get(stack, {}).get(package) for kept in (before, after))
-        if one is not None and other is not None and one != other:
-            found.append(Bump(package, one, other))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +66,25 @@ class Diff:
                     yield f"{stack}: {name} {was.get(name)} -> {versions.get(name)}"
 
     def between(self, was: Row | None, row: Row | None) -> str:
-        """Between which versions a row was fixed or broken; empty where the version or the verdict stayed."""
-        bumps = bumps_of(self.before, self.after, row or was or {"implementation": ""})
-        return ", ".join(filter(None, (bump.said(was, row) for bump in bumps)))
+        """`fixed between flashinfer-python 0.6.13 and 0.7.2`, `broken ...`; empty: version or verdict stayed."""
+        old, new = (None if one is None else one["verdict"] for one in (was, row))
+        how = "fixed" if new == Verdict.PASS and old in BAD else "broken"
+        if how == "broken" and not (old == Verdict.PASS and new in BAD):
+            return ""
+        found = []
+        for implementation in str((row or was or {})["implementation"]).split(PAIR):
+            stack = environment_of(implementation) if implementation in IMPLEMENTATIONS else implementation
+            package = distribution(stack)
+            one, other = (kept.about["stacks"].get(stack, {}).get(package) for kept in (self.before, self.after))
+            if one is not None and other is not None and one != other:
+                found.append(f"{how} between {package} {one} and {other}")
+        return ", ".join(found)
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as JSON."""
-        pairs = ("failing", "passing", "skipped", "moved", "vanished_rows")
         found = {
             name: [{"before": a, "after": b, "between": self.between(a, b)} for a, b in getattr(self, name)]
-            for name in pairs
+            for name in TITLES
         }
         return {"worse": self.worse, **found, "new_apis": self.new_apis, "vanished_apis": self.vanished_apis}
 
@@ -117,8 +99,11 @@ class Diff:
             self.skipped.append((was, row))
         elif verdict == Verdict.PASS and before != Verdict.PASS:
             self.passing.append((was, row))
-        elif _has_moved(was, row):
-            self.moved.append((was, row))
+        else:
+            margins = [margin for one in (was, row) if isinstance(margin := _margin(one), int | float)]
+            low, high = min(margins, default=0.0), max(margins, default=0.0)
+            if len(margins) == 2 and max(high, FLOOR) / max(low, FLOOR) >= MOVED:
+                self.moved.append((was, row))
 
 
 def diff(before: Kept, after: Kept) -> Diff:
@@ -191,12 +176,6 @@ def _before(old: Mapping[Key, Row], key: Key) -> Row | None:
     if key[3] != WHOLE:
         return old.get((*key[:3], WHOLE))
     return next((row for other, row in old.items() if other[:3] == key[:3]), None)
-
-
-def _has_moved(was: Row, row: Row) -> bool:
-    margins = [margin for one in (was, row) if isinstance(margin := _margin(one), int | float)]
-    low, high = min(margins, default=0.0), max(margins, default=0.0)
-    return len(margins) == 2 and max(high, FLOOR) / max(low, FLOOR) >= MOVED
 
 
 def _margin(row: Row) -> object:

@@ -123,4 +123,4 @@ def coverage(
     chosen = run.interpreter(python, stack=LIBRARY.name, needs=("pytest",), option="--python")
     run.say(f"{tests}: collecting its tests with {chosen}")
     found = of_suite(tests, python=chosen)
-    run.end(json_file, {"op_types": [found.as_json()]}, coverage_text([found], gaps=gaps))
+    run.end(json_file, {"op_types": [found.as_json()]}, coverage_text(found, gaps=gaps))

@@ -127,7 +127,7 @@ def _described(
 
 def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
     """Sizes that a description lists, one for each axis: `(32, 4, N//128, 1)`."""
-    shape = _shape(spec)
+    shape = [str(axis) for axis in spec["shape"]] if isinstance(spec.get("shape"), list) else []
     for found in LISTED.finditer(str(spec.get("description"))):
         sizes = [size.strip() for size in found[1].split(",")]
         known = all(size.isdigit() or set() < names(size) <= set(axes) for size in sizes)
@@ -135,12 +135,6 @@ def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
             pairs = dict(zip(shape, sizes, strict=True)).items()
             open_ones = {axis for axis, kind in axes.items() if isinstance(kind, dict) and "value" not in kind}
             yield from (f"{axis} == {size}" for axis, size in pairs if axis in open_ones)
-
-
-def _shape(spec: object) -> list[str]:
-    """The axes of a tensor; none where it is no tensor, or no such thing."""
-    shape = spec.get("shape") if isinstance(spec, dict) else None
-    return [str(axis) for axis in shape] if isinstance(shape, list) else []
 
 
 def _blocks(name: str, axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -141,11 +141,6 @@ class Trace(StrictRecord):
             raise ValueError("solution and evaluation must both be there (a trace) or both be null (a workload)")
         return self
 
-    @property
-    def is_workload(self) -> bool:
-        """Whether the line only describes a workload."""
-        return self.solution is None
-
 
 BASELINE = "baseline"  # author of the solutions that are published
 

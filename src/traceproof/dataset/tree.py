@@ -110,9 +110,8 @@ def explain(error: BaseException) -> str:
         found = []
         for detail in error.errors(include_url=False, include_context=False):
             where, given = ".".join(map(str, detail["loc"])), repr(detail["input"])
-            shown = (
-                detail["type"] not in {"missing", "value_error"} and len(given) <= 60
-            )  # longer ones bury the text
+            # Longer ones bury the text.
+            shown = detail["type"] not in {"missing", "value_error"} and len(given) <= 60
             text = detail["msg"].removeprefix("Value error, ") + (f", not {given}" if shown else "")
             found.append(f"{where}: {text}" if where else text)
         rest = len(found) - PROBLEMS_SHOWN
@@ -216,7 +215,7 @@ class DatasetTree:
                 if trace.definition != name:
                     what = f"the line is for {trace.definition!r}, the file for {name!r}"
                     broken.append(Broken(path, what, "move it to the file of its definition", line=number))
-                elif not trace.is_workload:
+                elif trace.solution is not None:
                     what = "the line carries a solution's result"
                     broken.append(Broken(path, what, "move it to traces/", line=number))
                 else:

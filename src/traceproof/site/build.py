@@ -29,11 +29,7 @@ from traceproof.run.schema import IMPLEMENTATIONS, OpTypePlan, VerdictRow, each_
 from traceproof.site.view import View, plot
 
 HERE = Path(__file__).parent
-HEAD: Sequence[tuple[str, str]] = (
-    ("index.html", "Overview"),
-    ("findings.html", "Findings"),
-    ("models.html", "Models"),
-)
+HEAD = (("index.html", "Overview"), ("findings.html", "Findings"), ("models.html", "Models"))
 LONGEST = 200_000  # characters of a source that are highlighted; a longer one is shown plain
 FindingKey = tuple[str, str | None, str, str]  # definition, case, implementation, output
 
@@ -49,12 +45,8 @@ class Finished:
     def summary(self) -> Mapping[str, Any]:
         """What the rule `report` wrote. Raises TraceproofError: there is none, or it is of other verdicts."""
         if not (self.run / "summary.json").is_file():
-            problem = (
-                f"no run has ended with a report in {self.run}: none was started there, or it was interrupted"
-            )
-            todo = (
-                "Run `traceproof verify`, which goes on from what is finished, or name a folder with --selection."
-            )
+            problem = f"none was started in {self.run}, or it was interrupted before its report"
+            todo = "Run `traceproof verify`, which goes on from what is finished, or name a folder by --selection."
             raise TraceproofError("there is no finished run to show", problems=[problem], todo=todo)
         try:
             return read_summary(self.run / "summary.json")
@@ -200,7 +192,7 @@ class OpLine(NamedTuple):
     outcome: str
     grade: str
     compared: tuple[str, ...]
-    margins: Mapping[str, float]
+    margins: Mapping[str, float]  # the largest of each implementation that has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +228,10 @@ def build(finished: Finished, folder: Path) -> Built:
     for name in finished.op_types:
         op = OpType(name)
         for view in _views(finished, name):
-            op.lines.append(OpLine(view.name, view.outcome, view.grade, view.compared, view.worst_margins))
+            margins = {
+                ran.implementation: one.margin for ran, one in view.places.items() if one.margin is not None
+            }
+            op.lines.append(OpLine(view.name, view.outcome, view.grade, view.compared, margins))
             overview.add(view)
             if view.definition is not None and view.verification is not None:
                 for one in model_rows(view.definition, view.verification):

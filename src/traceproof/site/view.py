@@ -11,7 +11,7 @@ from traceproof.judge.octaves import OCTAVES
 from traceproof.publish.verified import Verdicts, Verification, verification
 from traceproof.reasons import Verdict
 from traceproof.run.schema import IMPLEMENTATIONS, PAIR, WHOLE, PlannedDefinition, VerdictRow, environment_of
-from traceproof.stacks import STACKS, distribution
+from traceproof.stacks import distribution
 
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
 LARGEST = 5  # rows whose worst places are shown beside the findings
@@ -23,42 +23,20 @@ class Tally:
     def __init__(self, rows: Iterable[VerdictRow]) -> None:
         rows = list(rows)
         self.counts = Counter(str(row.verdict) for row in rows)  # by verdict
-        self.reasons = Counter(
-            str(row.reason) for row in rows if row.reason is not None
-        )  # of those that did not pass
+        self.reasons = Counter(str(row.reason) for row in rows if row.reason is not None)  # where it did not pass
         margins = [row.gate.margin for row in rows if row.gate is not None and row.gate.margin is not None]
-        self.margin = max(
-            margins, default=None
-        )  # largest share of a gate's limit that was used; None: no gate has one
+        self.margin = max(margins, default=None)  # largest share of a gate's limit that was used
         # The worst verdict; `skip` only where nothing else is. The most frequent reason.
         self.verdict = str(next((one for one in WORST_FIRST if self.counts[one]), Verdict.SKIP))
         self.reason = self.reasons.most_common(1)[0][0] if self.reasons else ""
 
 
 class RanOn(NamedTuple):
-    """Who ran, on what, in which version."""
+    """Who ran, on what, in which version of the packages that the answers come from."""
 
     implementation: str
     device: str
     version: str
-
-
-def version_of(implementation: str, versions: Mapping[str, Mapping[str, str]]) -> str:
-    """Version of the package that an implementation's answers come from; of two joined by PAIR, of both."""
-    stacks = [environment_of(one) if one in IMPLEMENTATIONS else one for one in implementation.split(PAIR)]
-    names = {stack: distribution(stack) for stack in stacks}
-    found = {stack: versions.get(stack, {}).get(name) for stack, name in names.items()}
-    return ", ".join(f"{names[stack]} {version}" for stack, version in found.items() if version)
-
-
-def by_place(rows: Iterable[VerdictRow]) -> dict[RanOn, Tally]:
-    """The tally of each implementation, device and version that rows have, in the order in which they come."""
-    found: dict[RanOn, list[VerdictRow]] = {}
-    for row in rows:
-        versions = dict.fromkeys(STACKS, row.versions or {})  # those of its own stack, whichever that is
-        place = RanOn(row.implementation, row.device or "", version_of(row.implementation, versions))
-        found.setdefault(place, []).append(row)
-    return {place: Tally(own) for place, own in found.items()}
 
 
 class CaseLine(NamedTuple):
@@ -105,8 +83,15 @@ class View:
 
     @cached_property
     def places(self) -> Mapping[RanOn, Tally]:
-        """What each implementation came to."""
-        return by_place(self.rows)
+        """What each implementation came to, on each device and in each version, in the order of the rows."""
+        found: dict[RanOn, list[VerdictRow]] = {}
+        for row in self.rows:
+            stacks = (environment_of(o) if o in IMPLEMENTATIONS else o for o in row.implementation.split(PAIR))
+            packages = (distribution(stack) for stack in dict.fromkeys(stacks))
+            versions = ((name, (row.versions or {}).get(name)) for name in packages)
+            version = ", ".join(f"{name} {version}" for name, version in versions if version)
+            found.setdefault(RanOn(row.implementation, row.device or "", version), []).append(row)
+        return {place: Tally(own) for place, own in found.items()}
 
     @cached_property
     def compared(self) -> tuple[str, ...]:
@@ -147,12 +132,6 @@ class View:
         first = next((row.repeat for row in self.rows if row.repeat), "")
         head, case, tail = first.partition(" --case ")
         return " ".join([head, *tail.split(" ")[1:]]).strip() if case else head
-
-    @property
-    def worst_margins(self) -> dict[str, float]:
-        """The largest margin of each implementation that has one."""
-        found = ((place.implementation, tally.margin) for place, tally in self.places.items())
-        return {implementation: margin for implementation, margin in found if margin is not None}
 
     @cached_property
     def margins(self) -> dict[str, Any]:

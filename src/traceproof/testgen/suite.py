@@ -145,9 +145,7 @@ class Suite:
         self.definition = find(tree, module.DEFINITION).definition
         asked = config.getoption("workloads")
         wanted = asked == "yes" or (asked == "auto" and self.device.type == "cuda")
-        lines = (
-            fitting_lines(tree, self.definition, []) if wanted else []
-        )  # those that do not fit: `traceproof lint`
+        lines = fitting_lines(tree, self.definition, []) if wanted else []  # others: `traceproof lint` tells
         chosen = PlanSelection(sizes=sizes, seed=config.getoption("seed"), memory_limit=sys.maxsize)
         self.entry = planned_alone(self.definition, chosen, lines)
         self.cases = [SuiteCase(self, planned) for planned in self.entry.cases if not planned.hidden]
