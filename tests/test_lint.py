@@ -19,7 +19,7 @@ from traceproof.dataset.definition import LARGEST
 from traceproof.errors import TraceproofError
 from traceproof.lint.flashinfer_names import Package
 from traceproof.lint.model import codes
-from traceproof.lint.run import lint, report_text
+from traceproof.lint.run import lint
 
 ATTENTION = "gqa_paged_prefill_causal_h4_kv2_d8_ps4"
 MOE = "moe_fp8_block_scale_renorm_topk2_e4_h256_i128"
@@ -386,9 +386,9 @@ def flashinfer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_clean_dataset_has_no_finding(tmp_path: Path, flashinfer: Path) -> None:
     report = lint(Sample().write(tmp_path), flashinfer=flashinfer)
-    assert report.findings == ()
+    assert report.findings == []
     assert report.not_run == ()
-    assert report.definitions == 2
+    assert report.read["definitions"] == 2
 
 
 def test_every_rule_has_a_planted_defect() -> None:
@@ -516,7 +516,7 @@ def test_markup_and_control_characters_of_a_dataset_do_not_steer_the_terminal(tm
     sample.moe["tags"].append("[bold]:[/x]")
     root = sample.write(tmp_path)
     (root / "definitions" / "moe" / "\x1b[31mred.json").write_text("{")
-    text = report_text(lint(root))
+    text = lint(root).text
     assert "'[bold]:[/x]'" in text
     assert "\x1b" not in text
 

@@ -129,7 +129,7 @@ def test_the_audit_finds_nothing_in_what_was_written(dataset: Path) -> None:
     (dataset / PLACE / "test_own.py").write_text("def test_own(case):\n    case.blocked()\n")
     report = audit(dataset / PLACE, dataset)
     assert [(str(one.path), one.code) for one in report.findings] == [("test_own.py", "TA101")]
-    assert report.tests > 2
+    assert report.read["tests"] > 2
 
 
 def test_an_edited_file_stays_unless_forced_and_somebody_else_s_in_any_case(dataset: Path) -> None:

@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, cached_property
 from itertools import zip_longest
@@ -14,7 +13,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, parse_quietly, read_bytes
-from traceproof.lint.model import Finding, Reference
+from traceproof.lint.model import Finding, LintReport, Reference
 from traceproof.text import names
 
 LARGEST = 16 * MIB  # of a test file
@@ -381,22 +380,14 @@ def _statements(function: Function) -> Iterator[str]:
 # All of it.
 
 
-@dataclass(slots=True)
-class AuditReport:
-    """What an audit found."""
-
-    findings: list[Finding] = field(default_factory=list)
-    files: int = 0
-    tests: int = 0  # how many tests stand in the files
-
-
-def audit(folder: Path, dataset: Path) -> AuditReport:
+def audit(folder: Path, dataset: Path) -> LintReport:
     """Audit every test_*.py below a folder. Raises TraceproofError: no tests, or no dataset."""
     paths = sorted(folder.rglob("test_*.py"))
     if not paths:
         raise TraceproofError(f"{folder} holds no test_*.py", todo="Give the folder of the tests.")
     definitions = {name: entry.definition for name, entry in read_tree(dataset).definitions.items()}
-    report = AuditReport(files=len(paths))
+    found: set[Finding] = set()
+    tests = 0  # that stand in the files
 
     @cache
     def conftest_of(place: Path) -> TestFile | None:
@@ -408,9 +399,8 @@ def audit(folder: Path, dataset: Path) -> AuditReport:
         try:
             file = TestFile(relative, read_bytes(path, most=LARGEST).decode(), conftest_of(path.parent))
         except (SyntaxError, ValueError, OSError, RecursionError, MemoryError) as error:
-            report.findings.append(Finding(relative, 1, 1, "TA000", "", str(error)))
+            found.add(Finding(relative, 1, 1, "TA000", "", str(error)))
             continue
-        report.tests += len(file.tests)
-        report.findings += [*check(file), *check_subject(file, definitions)]
-    report.findings = sorted(set(report.findings))
-    return report
+        tests += len(file.tests)
+        found |= {*check(file), *check_subject(file, definitions)}
+    return LintReport({"files": len(paths), "tests": tests}, sorted(found))

@@ -1,9 +1,8 @@
 """What is wrong with Triton kernels and their tests, said without running anything."""
 
 import ast
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +10,7 @@ from types import MappingProxyType
 from traceproof.audit import at, dotted, last_name
 from traceproof.errors import TraceproofError
 from traceproof.files import parse_quietly
-from traceproof.lint.model import Code, Finding, codes, read_baseline, split
+from traceproof.lint.model import Finding, LintReport, chosen, held
 from traceproof.text import names
 
 GRID = frozenset({"program_id", "num_programs"})
@@ -144,19 +143,6 @@ class _Flat(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """What is indexed."""
         return self.visit(node.value)  # type: ignore[no-any-return]
-
-
-def spanned(arguments: Sequence[ast.expr], known: Known) -> Value:
-    """The variable of a loop over `range(*arguments)`: as wide as the widest of them."""
-    found = [evaluate(argument, known) for argument in arguments]
-    merged, wide = reduce(Value.merged, found, NOTHING), any(value.wide for value in found)
-    return Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
-
-
-def bounded(arguments: Sequence[ast.expr], constants: Collection[str]) -> bool:
-    """Whether a loop's bounds are literals and compile-time constants: it has few turns, which are unrolled."""
-    names = (name.id for argument in arguments for name in ast.walk(argument) if isinstance(name, ast.Name))
-    return all(name in constants for name in names)
 
 
 def _call(node: ast.Call, known: Known) -> Value:
@@ -326,7 +312,8 @@ class Kernel:
                 self._branches(test, body, orelse)
             case ast.For(target=target, iter=iterable, body=body):
                 self._look(iterable)
-                self._assign_loop(target, iterable)
+                if isinstance(target, ast.Name):
+                    self._known[target.id] = self._counter(iterable)
                 self._block([*body, *body])  # twice: what the first turn assigns is known in the second
             case ast.While(body=body) | ast.With(body=body):
                 self._block([*body, *body])
@@ -370,13 +357,17 @@ class Kernel:
             return Value(blocks=facts.blocks, ranges=facts.ranges, tail=facts.tail, spans=facts.spans)
         return facts
 
-    def _assign_loop(self, target: ast.expr, iterable: ast.expr) -> None:
-        if isinstance(target, ast.Name):
-            arguments = iterable.args if isinstance(iterable, ast.Call) else []
-            found = spanned(arguments, self._known)
-            if not found.grid and not bounded(arguments, self._constants):
-                found = replace(found, looped=True, origin=f"the loop variable in line {iterable.lineno}")
-            self._known[target.id] = found
+    def _counter(self, iterable: ast.expr) -> Value:
+        """The variable of a loop over `range(...)`: as wide as the widest of its bounds."""
+        arguments = iterable.args if isinstance(iterable, ast.Call) else []
+        values = [evaluate(argument, self._known) for argument in arguments]
+        merged, wide = reduce(Value.merged, values, NOTHING), any(value.wide for value in values)
+        found = Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
+        # Of literals and compile-time constants there are few turns, which are unrolled.
+        bounds = (name.id for one in arguments for name in ast.walk(one) if isinstance(name, ast.Name))
+        if found.grid or all(name in self._constants for name in bounds):
+            return found
+        return replace(found, looped=True, origin=f"the loop variable in line {iterable.lineno}")
 
     def _augmented(self, node: ast.AugAssign, target: ast.Name, op: ast.operator, value: ast.expr) -> None:
         self._look(value)
@@ -490,47 +481,36 @@ def _named(expression: ast.expr) -> set[str]:
     return texts | {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
-CODES: Mapping[str, Code] = codes("KL")
 CHECKS = names(
     "torch.cuda.is_available torch.cuda.get_device_capability torch.cuda.get_device_name "
     "torch.cuda.get_device_properties torch.cuda.device_count torch.cuda.is_bf16_supported"
 )
 
 
-@dataclass(slots=True)
-class KernelLintReport:
-    """New findings, those that the baseline knows, and what was read."""
+def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | None = None) -> LintReport:
+    """Lint a file or every Python file of a folder, for codes that start so (none: for all).
 
-    findings: list[Finding] = field(default_factory=list)
-    known: list[Finding] = field(default_factory=list)
-    files: int = 0
-    kernels: int = 0
-
-
-def lint_kernels(root: Path, *, baseline: Path | None = None) -> KernelLintReport:
-    """Lint a file or every Python file of a folder. Raises TraceproofError: no file, or no usable baseline."""
+    Raises TraceproofError: no file, no such code, or no usable baseline.
+    """
     base, paths = (root.parent, [root]) if root.is_file() else (root, sorted(root.rglob("*.py")))
     if not paths:
         raise TraceproofError(f"{root} holds no Python files", todo="Give a file or a folder of kernels.")
-    report = KernelLintReport(files=len(paths))
-    found = (finding for path in paths for finding in _file(path, path.relative_to(base), report))
-    known: Counter[str] = read_baseline(baseline) if baseline is not None else Counter()
-    report.findings, report.known, _ = split(found, known)
-    return report
-
-
-def _file(path: Path, relative: Path, report: KernelLintReport) -> Iterator[Finding]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = parse_quietly(text)
-    except (OSError, ValueError, SyntaxError) as error:
-        yield Finding(relative, 1, 1, "KL000", "", str(error))
-        return
-    lines = text.splitlines()
-    report.kernels += sum(1 for _ in kernels(tree))
-    yield from findings_of(relative, tree, lines)
-    if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts:
-        yield from _platform(relative, tree, lines)
+    wanted, found, count = chosen("KL", select), list[Finding](), 0
+    for path in paths:
+        relative = path.relative_to(base)
+        try:
+            text = path.read_text(encoding="utf-8")
+            tree = parse_quietly(text)
+        except (OSError, ValueError, SyntaxError) as error:
+            found.append(Finding(relative, 1, 1, "KL000", "", str(error)))
+            continue
+        lines = text.splitlines()
+        count += sum(1 for _ in kernels(tree))
+        found += findings_of(relative, tree, lines)
+        if path.name.startswith(("test_", "conftest")) or path.stem.endswith("_test") or "tests" in path.parts:
+            found += _platform(relative, tree, lines)
+    read = {"files": len(paths), "kernels": count}
+    return held((one for one in found if one.code in wanted), read, baseline)
 
 
 def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:

@@ -10,9 +10,9 @@ from traceproof.cli import options, run
 from traceproof.coverage import LIBRARY, of_suite
 from traceproof.coverage import as_text as coverage_text
 from traceproof.errors import TraceproofError
-from traceproof.kernel_lint import CODES, lint_kernels
-from traceproof.lint.model import as_text, write_baseline
-from traceproof.lint.run import as_json, lint, report_text
+from traceproof.kernel_lint import lint_kernels
+from traceproof.lint.model import LintReport, write_baseline
+from traceproof.lint.run import lint
 
 Ignore = Annotated[list[str] | None, typer.Option("--ignore", help="Do not run codes that start so.")]
 Sources = Annotated[Path, typer.Argument(help="A file or a folder of Triton sources and tests.")]
@@ -27,6 +27,12 @@ def _known(baseline: Path | None, *, update: bool) -> Path | None:
 
 def _codes(given: list[str] | None) -> list[str]:
     return [code.strip() for codes in given or [] for code in codes.split(",")]
+
+
+def _end(report: LintReport, target: Path | None, baseline: Path | None = None, *, update: bool = False) -> None:
+    if update and baseline is not None:
+        write_baseline(baseline, report.findings)
+    run.end(target, report.as_json(), report.text, bad=report.failed and not update)
 
 
 def lint_command(  # noqa: PLR0913 - one parameter per option
@@ -46,9 +52,7 @@ def lint_command(  # noqa: PLR0913 - one parameter per option
     known = _known(baseline, update=update_baseline)
     root = dataset.expanduser() if dataset is not None else run.configured_dataset()
     report = lint(root, select=_codes(select), ignore=_codes(ignore), baseline=known, flashinfer=flashinfer_path)
-    if update_baseline and baseline is not None:
-        write_baseline(baseline, report.findings)
-    run.end(json_file, as_json(report), report_text(report), bad=report.failed and not update_baseline)
+    _end(report, json_file, baseline, update=update_baseline)
 
 
 def lint_kernels_command(
@@ -66,19 +70,8 @@ def lint_kernels_command(
     known = _known(baseline, update=update_baseline)
     if not path.exists():
         raise TraceproofError(f"{path} does not exist")
-    wanted = tuple(_codes(select)) or ("KL",)
-    if any(not code or not any(one.startswith(code) for one in CODES) for code in wanted):
-        raise TraceproofError(f"--select {' '.join(wanted)}: no such code; known: {', '.join(CODES)}")
-    report = lint_kernels(path, baseline=known)
-    report.findings = [finding for finding in report.findings if finding.code.startswith(wanted)]
-    if update_baseline and baseline is not None:
-        write_baseline(baseline, report.findings)
-        raise typer.Exit(run.FINE)
-    findings, accepted = ([one.as_json() for one in each] for each in (report.findings, report.known))
-    value = {"files": report.files, "kernels": report.kernels, "findings": findings, "known": accepted}
-    counts = f"{report.kernels} kernels in {report.files} files: {len(findings)} findings"
-    text = f"{as_text(report.findings)}{counts}, {len(accepted)} known by the baseline\n"
-    run.end(json_file, value, text, bad=bool(findings))
+    report = lint_kernels(path, select=_codes(select), baseline=known)
+    _end(report, json_file, baseline, update=update_baseline)
 
 
 def audit_tests(
@@ -99,11 +92,7 @@ def audit_tests(
     tested = dataset.expanduser() if dataset is not None else next(above, None)
     if tested is None:
         raise TraceproofError(f"no dataset above {folder}", todo="Give its folder with --dataset.")
-    report = audit(folder, tested)
-    findings = [finding.as_json() for finding in report.findings]
-    counts = f"{report.tests} tests written in {report.files} files: {len(findings)} findings\n"
-    value = {"files": report.files, "tests": report.tests, "findings": findings}
-    run.end(json_file, value, as_text(report.findings) + counts, bad=bool(findings))
+    _end(audit(folder, tested), json_file)
 
 
 def coverage(

@@ -4,7 +4,7 @@ import ast
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
@@ -189,21 +189,78 @@ class Finding:
         return {"path": self.path.as_posix(), **{name: getattr(self, name) for name in own}, **about}
 
 
-def as_text(findings: Iterable[Finding]) -> str:
-    """One line per finding, then a table of codes and counts."""
-    found = sorted(findings)
-    lines = []
-    for one in found:
-        place = "".join(f":{number}" for number in (one.line, one.column) if number)
-        lines.append(f"{one.path}{place}{one.field}: {one.code} {one.about.title}: {one.evidence}")
-    counts = Counter(one.code for one in found)
-    lines += [""] * bool(counts)
-    for code, about in codes("").items():
-        if counts[code]:
-            files = len({one.path for one in found if one.code == code})
-            told = f"{about.severity:7}  {about.title}; {about.todo}"
-            lines.append(f"{code}  {counts[code]:4} in {files:3} files  {told}")
-    return "".join(f"{printable(line)}\n" for line in lines)
+def chosen(prefix: str, select: Collection[str], ignore: Collection[str] = ()) -> Mapping[str, Code]:
+    """The codes of a linter that start with one of `select` (empty: all) and with none of `ignore`.
+
+    Raises TraceproofError: an argument that is the beginning of no code.
+    """
+    known = codes(prefix)
+    wrong = [code for code in (*select, *ignore) if not any(one.startswith(code) and code for one in known)]
+    if wrong:
+        problems = [f"{code!r} is the beginning of no code" for code in wrong]
+        raise TraceproofError("The rules can not be chosen", problems=problems, todo=f"Codes: {', '.join(known)}.")
+    wanted, unwanted = tuple(select) or prefix, tuple(ignore)
+    return {code: one for code, one in known.items() if code.startswith(wanted) and not code.startswith(unwanted)}
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    """What a linter found."""
+
+    read: Mapping[str, int]  # how many were looked at: `definitions`, or `files` and `kernels` or `tests`
+    findings: list[Finding]  # what no baseline knows, by path and code
+    known: Sequence[Finding] = ()  # what the baseline knows
+    gone: int = 0  # how many findings of the baseline are no longer found
+    not_run: tuple[str, ...] = ()  # a line for each rule that could not run, saying why
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a new finding that is more than a note."""
+        return any(finding.about.severity is not Severity.NOTE for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as a JSON object; a finding has the fields of `Finding.as_json`."""
+        found = {name: [one.as_json() for one in getattr(self, name)] for name in ("findings", "known")}
+        return {**self.read, **found, "gone": self.gone, "not_run": list(self.not_run), "failed": self.failed}
+
+    @property
+    def text(self) -> str:
+        """One line per new finding, a table of codes and counts, rules that did not run, and one closing line."""
+
+        def count(number: int, what: str) -> str:
+            return f"{number} {what.removesuffix('s')}{'' if number == 1 else 's'}"
+
+        found, lines = sorted(self.findings), []
+        for one in found:
+            place = "".join(f":{number}" for number in (one.line, one.column) if number)
+            lines.append(f"{one.path}{place}{one.field}: {one.code} {one.about.title}: {one.evidence}")
+        counts = Counter(one.code for one in found)
+        lines += [""] * bool(counts)
+        for code, about in codes("").items():
+            if counts[code]:
+                files = len({one.path for one in found if one.code == code})
+                told = f"{about.severity:7}  {about.title}; {about.todo}"
+                lines.append(f"{code}  {counts[code]:4} in {files:3} files  {told}")
+        weights = Counter(one.about.severity for one in found)
+        read = ", ".join(count(number, what) for what, number in self.read.items())
+        last = f"{read}: {', '.join(count(weights[severity], severity.value) for severity in Severity)}"
+        if self.known or self.gone:
+            last += f"; {len(self.known)} known by the baseline, {self.gone} of it gone"
+        return "".join(f"{printable(line)}\n" for line in (*lines, *self.not_run, last))
+
+
+def held(
+    found: Iterable[Finding], read: Mapping[str, int], baseline: Path | None, not_run: tuple[str, ...] = ()
+) -> LintReport:
+    """Findings beside a file of known ones, if there is one. Raises TraceproofError: it is no baseline."""
+    left = read_baseline(baseline) if baseline is not None else Counter[str]()
+    new: list[Finding] = []
+    old: list[Finding] = []
+    for finding in found:
+        is_known = left[finding.fingerprint] > 0
+        left[finding.fingerprint] -= is_known
+        (old if is_known else new).append(finding)
+    return LintReport(read, new, old, left.total(), not_run)
 
 
 def read_baseline(path: Path) -> Counter[str]:
@@ -230,18 +287,6 @@ def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise TraceproofError(f"The baseline {path} can not be written: {error.strerror}") from error
-
-
-def split(findings: Iterable[Finding], known: Counter[str]) -> tuple[list[Finding], list[Finding], int]:
-    """Findings that are new, findings that are known, and how many known ones are gone."""
-    left = known.copy()
-    new: list[Finding] = []
-    old: list[Finding] = []
-    for finding in findings:
-        is_known = left[finding.fingerprint] > 0
-        left[finding.fingerprint] -= is_known
-        (old if is_known else new).append(finding)
-    return new, old, left.total()
 
 
 class Hit(NamedTuple):
