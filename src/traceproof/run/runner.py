@@ -1,8 +1,8 @@
-"""Runs an untrusted reference or solution: nothing else of this project but the sandbox is in its process.
+"""Runs an untrusted reference or solution; its process holds nothing else of this project but the sandbox.
 
-It knows no definition, op, oracle or case; `traceproof.run.shadow` and `traceproof.run.calls` belong to it.
-Inputs come in memory that is shared with who asks, outputs go to other such memory as bare bytes; what the answer
-says of them is checked by who reads it (`traceproof.run.untrusted`). Standard library and torch only.
+It knows no definition, op, oracle or case; `traceproof.run.shadow` and `traceproof.run.calls` belong to it. Inputs
+come in memory shared with the caller, outputs go to other such memory as bare bytes; the caller checks what the
+answer says of them (`traceproof.run.untrusted`). Imports the standard library and torch alone.
 """
 
 import importlib
@@ -29,32 +29,34 @@ from traceproof.run import calls, shadow, tensors
 from traceproof.sandbox.model import CONNECTIONS, FILES, TRITON
 
 PACKAGE = __name__.partition(".")[0]
-# How a call is made.
+# Ways to make a call.
 ORDINARY = ""
-SAME_MEMORY = "same memory"  # with its inputs where those of the call before lay
+SAME_MEMORY = "same memory"  # inputs lie where those of the call before lay
 STREAM = "stream"  # on another CUDA stream, on which the inputs are still being written
-STRIDED = "strided"  # with inputs whose rows do not lie side by side
+STRIDED = "strided"  # inputs have a gap after each row
 GRAPH = "graph"  # captured as a CUDA graph, and replayed
-# many times beside other work on the GPU, on all or a part of its multiprocessors; see `calls.under_load`
+# many times beside other work on the GPU, on all or on a part of its multiprocessors; see `calls.under_load`
 LOAD, LOAD_ON_PART = "load", "load on a part"
-LOADED = 20  # such times
+LOADED = 20  # times at most
 FENCED_BEFORE, FENCED_BEHIND = "fenced before", "fenced behind"  # see `calls.Fences`
 FENCED = frozenset({FENCED_BEFORE, FENCED_BEHIND})
-OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED, *FENCED})  # whose inputs do not lie as they do in shared memory
-COPIED_BYTES = 2 << 30  # of inputs that are copied on a GPU rather than read back from it after each call
+# whose inputs do not lie at their places of the shared memory
+OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED, *FENCED})
+# up to which inputs on a GPU are kept as a copy, to see which ones changed, rather than read back whole
+COPIED_BYTES = 2 << 30
 NAME_CHARACTERS = 200
-SLEEP = 600_000_000  # a GPU's cycles by which inputs come late: some 0.3 s, since others have the GPU in between
-FIRST = -1  # priority of a stream whose small kernels must not wait for the large ones of another
-CALLS_SECONDS = 0.25  # for calls whose outputs nobody looks at: code that counts its calls may turn wrong
-# Calls before, and bytes of an output, that are looked at again after a call: what was returned does not change.
+SLEEP = 600_000_000  # GPU cycles before late inputs arrive: some 0.3 s, as other processes use the GPU in between
+FIRST = -1  # stream priority: its small kernels must not wait for large ones of another stream
+CALLS_SECONDS = 0.25  # for calls before the one that counts: code that counts its calls may turn wrong
+# Outputs of so many earlier calls, each of up to so many bytes, are checked after a call: they must not change.
 KEPT_CALLS, KEPT_BYTES = 3, 1 << 20
-FOLDER = "compiled"  # below the scratch folder
-PLACES = re.compile(r"_(CACHE_DIR|WORKSPACE_BASE)$")  # names of variables that say where a package compiles to
-GROUP = "__grp__*"  # Triton writes it last: a kernel whose folder holds one is whole
+FOLDER = "compiled"  # of compiled kernels, in the scratch folder
+PLACES = re.compile(r"_(CACHE_DIR|WORKSPACE_BASE)$")  # environment variables that say where a package compiles to
+GROUP = "__grp__*"  # written last by Triton: a kernel's folder that holds one is complete
 
 
 def load_module(source: str, name: str) -> ModuleType:
-    """Run a reference's source as a module of its own; its lines show in tracebacks as `<name>`."""
+    """Run a reference's source as a module; tracebacks show its lines as those of `<name>`."""
     file = f"<{name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     module = ModuleType(name)
@@ -65,10 +67,10 @@ def load_module(source: str, name: str) -> ModuleType:
 
 
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Called once in a worker: loads the source; the result makes one call.
+    """Load the source, once per worker; returns the function that makes one call.
 
-    `payload` has `source`, or `solution` in its place (see `load_solution`), `name` (drawn for this worker),
-    `device`, `threads`, `fill`.
+    `payload` has `source`, or `solution` in its place (see `load_solution`), `name` (random, of this worker),
+    `device`, `threads` and `fill`.
     """
     _forget_the_project()
     torch.set_num_threads(payload["threads"])
@@ -77,11 +79,11 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
     channels = (payload["solution"] or {}).get("channels")
     if channels is not None:
         os.environ[CONNECTIONS] = str(channels)  # read when the GPU is opened
-    if payload["solution"] is None:  # nobody times it
+    if payload["solution"] is None:  # references are not timed
         calls.wait_asleep(device)
     if device.type == "cuda":
-        torch.zeros(1, device=device)  # opens it, in no call's time
-    with calls.poisoned(payload["fill"]):  # names taken out of torch here are called later
+        torch.zeros(1, device=device)  # opens the GPU outside of any call's time
+    with calls.poisoned(payload["fill"]):  # also for functions of torch that the module binds to own names now
         if payload["solution"] is None:
             run = load_module(payload["source"], payload["name"]).run
         else:
@@ -90,7 +92,7 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
 
 
 def _forget_the_project() -> None:
-    """What has been imported to get here goes on; its names lead to it no more."""
+    """Remove this project's modules from sys.modules and its folder from sys.path; loaded code goes on working."""
     later = takewhile(lambda name: name != LAST, reversed(sys.modules))
     for name in [*OWN, *later]:
         if name.partition(".")[0] == PACKAGE:
@@ -101,9 +103,9 @@ def _forget_the_project() -> None:
 
 
 class _Caller:
-    """Makes the calls, and holds what the last one returned, so that memory used again shows.
+    """Makes the calls, and keeps the last one's results, so that an output in reused memory shows.
 
-    `in_order`: outputs are what the next work on the call's stream would read; otherwise what is there once the
+    `in_order`: outputs are what the next work on the call's stream would read; otherwise what is there when the
     whole device is done.
     """
 
@@ -114,12 +116,12 @@ class _Caller:
         self._calls_seconds = CALLS_SECONDS * (2 if in_order else 1)  # other processes are busy with a solution
         self._held: list[Any] = []
         self._inputs: list[Any] = []  # of the call before
-        # places in the outputs, tensors and copies of them, of some calls before
+        # of some calls before: (place among the outputs, tensor, copy of it)
         self._kept: deque[list[tuple[int, torch.Tensor, torch.Tensor]]] = deque(maxlen=KEPT_CALLS)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Make one call: a `traceproof.run.untrusted.CallRequest`, and descriptors of shared memory as FILES."""
+        """Make one call: `item` is an `untrusted.CallRequest` as a dict, with descriptors of memory, FILES."""
         with calls.ending_if_lost(self._device):
             return self._answer(item)
 
@@ -137,7 +139,7 @@ class _Caller:
         with calls.poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
         taken = returned
-        if self._in_order:  # copies of plain tensors, made by the call's stream
+        if self._in_order:  # copies of plain tensors, made on the call's stream
             with torch.cuda.stream(side):
                 taken = [
                     (
@@ -146,7 +148,7 @@ class _Caller:
                     )
                     for name, value in returned
                 ]
-        self._synchronise()  # a copy to the host waits for the current stream alone
+        self._synchronise()  # a copy to the host waits for the current stream only
         values = [value for _, value in returned]
         late = {place for place, (_, value) in enumerate(taken) if changed_since(value, values[place])}
         late |= {place for call in self._kept for place, value, copy in call if changed_since(copy, value)}
@@ -158,14 +160,14 @@ class _Caller:
         outputs = write_outputs(out, taken)
         elsewhere = item["how"] in OF_OTHER_MEMORY
         conduct["written"] = write_back(mapped, inputs, before) if self._gpu or elsewhere else []
-        # An empty tensor lies in no buffer.
+        # an empty tensor has no buffer
         held = next((value for value in inputs if isinstance(value, torch.Tensor) and value.numel()), None)
         if self._gpu and not elsewhere and item["surrounded"] and held is not None:
-            # A GPU's buffer of inputs, with what is around them.
+            # the whole buffer of inputs, with the bytes around them
             buffer = torch.empty(0, dtype=torch.uint8, device=self._device).set_(held.untyped_storage())
             for start, end in between(item["inputs"], len(given)):
                 tensors.whole(given)[start:end] = buffer[start:end].cpu()
-        if not item["mode"] and not calls.FENCES:  # what lies between fences goes with them
+        if not item["mode"] and not calls.FENCES:  # tensors between fences are freed with them
             self._held, self._inputs = values, inputs
             self._keep(returned, item["destinations"], but=conduct["aliased"])
         crossed = any(fences.crossed for fences in calls.FENCES)
@@ -177,7 +179,7 @@ class _Caller:
         return {"outputs": outputs, "crossed": crossed, "fences": ways, **conduct}
 
     def _timed(self, item: dict[str, Any], inputs: Sequence[Any], out: mmap.mmap) -> dict[str, Any]:
-        """Repetitions of a call with their times, and the outputs of the last one."""
+        """Timed repetitions of a call, and the outputs of the last one."""
         destinations = item["destinations"]
         calls.set_seed(item["seeds"][0], self._device)
         watch = calls.Stopwatch(inputs, destinations, self._device, item["seeds"][0])
@@ -189,7 +191,7 @@ class _Caller:
         return {"outputs": write_outputs(out, entries), "aliased": [], "subclassed": [], "times": times}
 
     def _aliased(self, inputs: Sequence[Any], values: Sequence[Any]) -> list[int]:
-        """Which of the values share memory with an input, a value before, or one of the call before."""
+        """Places of values that share memory with an input, another value, or a value of the call before."""
         taken = {tensors.address_of(value) for value in (*inputs, *self._held)} - {None}
         aliased = []
         for index, value in enumerate(values):
@@ -202,11 +204,11 @@ class _Caller:
     def _placed(
         self, item: dict[str, Any], given: mmap.mmap, mapped: Sequence[Any]
     ) -> tuple[list[Any], list[Any] | None]:
-        """Inputs as a call gets them, and on a GPU what they were; None: they are too large for a second copy.
+        """The call's inputs where the request wants them, and copies by which changes show; None: there are none.
 
-        They lie in shared memory itself, on a GPU each in memory of its own, or in one buffer as they do in shared
-        memory where their surroundings count; or where and how the order says. To a GPU they go in one copy where
-        that is possible: each is a turn among the processes that use it.
+        On a CPU they lie in shared memory itself. On a GPU each has its own memory, or all one buffer laid out
+        like shared memory if the bytes around them count. They are sent to a GPU in one copy where possible, since
+        each copy waits for its turn.
         """
 
         def each(place: Callable[[int, torch.Tensor], Any]) -> list[Any]:
@@ -226,14 +228,14 @@ class _Caller:
         if item["timing"] is not None or len(given) > COPIED_BYTES:
             return before, None
         inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in before]
-        self._synchronise()  # whatever stream the call uses, its inputs are there
+        self._synchronise()  # the call may use any stream
         return (before, inputs) if item["surrounded"] else (inputs, before)
 
     def _called(
         self, item: dict[str, Any], inputs: Sequence[Any], side: torch.cuda.Stream | None
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
-        """What a call returns, in the form of `_returned`, made as the order says."""
-        if item["mode"]:  # one draw
+        """What a call returns, made as the request says: as `_returned`."""
+        if item["mode"]:  # shadows are of a single call
             calls.set_seed(item["seeds"][0], self._device)
             return shadow.run(item["mode"], self._run, inputs, entries_of), set()
         if side is not None:
@@ -248,9 +250,9 @@ class _Caller:
                 return calls.under_load(call, inputs, LOADED, self._device), set()
         if item["how"] != GRAPH:
             return self._returned(item, inputs)
-        # What a CUDA graph gives that was captured on other contents: a replay must compute, not repeat.
+        # A CUDA graph captured on other contents: a replay must compute, not repeat.
         kept = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        for value in inputs:  # whole numbers may be places, which stay in range
+        for value in inputs:  # integers may be indices, which must stay in range
             if (
                 isinstance(value, torch.Tensor)
                 and value.dim()
@@ -261,9 +263,9 @@ class _Caller:
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warm):
-            self._returned(item, inputs)  # what is compiled or allocated on first use is not captured
+            self._returned(item, inputs)  # first use may compile or allocate, which can not be captured
         torch.cuda.current_stream().wait_stream(warm)
-        self._graph = torch.cuda.CUDAGraph()  # which the outputs' memory belongs to
+        self._graph = torch.cuda.CUDAGraph()  # it owns the outputs' memory
         with torch.cuda.graph(self._graph):
             returned = self._entries_of(inputs, item["destinations"])
         for place, value in zip(inputs, kept, strict=True):
@@ -276,13 +278,13 @@ class _Caller:
     def _returned(
         self, item: dict[str, Any], inputs: Sequence[Any]
     ) -> tuple[list[tuple[str | None, Any]], set[int]]:
-        """What the reference returned, by name where it gives names, and places of tensors of other classes."""
+        """(name or None, value) of each output, and the places of tensors that are of a subclass."""
         odd: set[int] = set()
         destinations = item["destinations"]
 
         def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
             entries = self._entries_of(given, destinations)
-            if given is inputs:  # not one with repeated rows
+            if given is inputs:  # not a call with repeated rows
                 odd.update(
                     place
                     for place, (_, value) in enumerate(entries)
@@ -306,13 +308,13 @@ class _Caller:
     def _keep(
         self, entries: Sequence[tuple[str | None, Any]], destinations: int, but: Collection[int] = ()
     ) -> None:
-        """Copy what a call gave, to look whether it changes later; `but` places that lie in memory of others."""
+        """Copy outputs, to see later whether they change; not those at `but`, which share memory with others."""
         if not destinations:
             plain = [(n, one) for n, (_, one) in enumerate(entries) if type(one) is torch.Tensor and n not in but]
             self._kept.append([(n, one, one.clone()) for n, one in plain if one.nbytes <= KEPT_BYTES])
 
     def _entries_of(self, inputs: Sequence[Any], destinations: int) -> list[tuple[str | None, Any]]:
-        """One call; the last `destinations` of the inputs are the places of its outputs."""
+        """One call's (name or None, value) of each output; the last `destinations` inputs are their places."""
         if not destinations:
             return entries_of(self._run(*inputs))
         self._run(*inputs)
@@ -324,7 +326,7 @@ class _Caller:
 
 
 def entries_of(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 - what untrusted code returns
-    """What a container that was returned holds, by name if it has names. Raises TypeError: it may compute that."""
+    """(name or None, value) of each output in a returned container. Raises TypeError: it may be lazy."""
     if isinstance(returned, dict):
         return [(str(name)[:NAME_CHARACTERS], value) for name, value in dict.items(returned)]
     if isinstance(returned, tuple):
@@ -337,25 +339,25 @@ def entries_of(returned: Any) -> list[tuple[str | None, Any]]:  # noqa: ANN401 -
 
 
 def arrive_late(inputs: Sequence[Any]) -> None:
-    """Have floats hold NaN until work that the current stream has yet to do; whole numbers may be places."""
+    """Fill floats with NaN until late work on the current stream writes them; integers may be indices."""
     floats = [value for value in inputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
     kept = [value.clone() for value in floats]
     for value in floats:
         tensors.raw_bytes(value).fill_(0xFF)
-    torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]  # noqa: SLF001 - nothing public waits on a stream
+    torch.cuda._sleep(SLEEP)  # type: ignore[no-untyped-call]  # noqa: SLF001 - nothing public delays a stream
     for value, right in zip(floats, kept, strict=True):
         value.copy_(right)
 
 
 def changed_since(taken: Any, value: Any) -> bool:  # noqa: ANN401 - what untrusted code returns
-    """Whether a tensor has changed since its copy was taken."""
+    """Whether a tensor has changed since its copy `taken` was made."""
     if taken is value or taken.is_meta:
         return False
     return not torch.equal(tensors.raw_bytes(taken), tensors.raw_bytes(value))
 
 
 def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
-    """A tensor on memory of its own; with `room`, ALIGNMENT bytes that are NaN follow each row."""
+    """A copy of a tensor; with `room`, ALIGNMENT bytes that are NaN follow each row."""
     if not room or value.dim() < 2 or not value.numel():
         return value.clone()
     columns = value.shape[-1]
@@ -366,9 +368,9 @@ def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
 
 
 def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
-    """Write outputs one after another, each from the next multiple of ALIGNMENT on; gives what they are.
+    """Write outputs one after another, at multiples of ALIGNMENT; returns index, name, dtype and shape of each.
 
-    What has no room is told all the same: who reads it refuses so much.
+    Those that do not fit are described all the same: the reader refuses them by their size.
     """
     described: list[dict[str, Any]] = []
     given = [(index, name, value) for index, (name, value) in enumerate(returned) if value is not None]
@@ -386,9 +388,9 @@ def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -
 
 
 def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
-    """Write inputs that a call changed where they lay into shared memory; gives their places.
+    """Copy inputs that a call changed on the GPU into shared memory; returns their places.
 
-    Without a copy of what they were, all of them.
+    Without `before`, copies of what they were, all are written.
     """
     written = [index for index, place in enumerate(mapped) if isinstance(place, torch.Tensor) and place.numel()]
     if before is not None:
@@ -400,7 +402,7 @@ def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[An
 
 
 def between(specs: Sequence[Mapping[str, Any]], size: int) -> list[tuple[int, int]]:
-    """Where nothing lies of tensors that `tensors.values_in` finds in memory of a size."""
+    """Byte ranges of shared memory between the tensors that `specs` describe."""
     found, end = [], 0
     for spec in specs:
         if "dtype" in spec:
@@ -410,7 +412,7 @@ def between(specs: Sequence[Mapping[str, Any]], size: int) -> list[tuple[int, in
 
 
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Whether the bits of each pair differ; a GPU that holds them is waited for once."""
+    """Whether the bits of each pair differ; a GPU is waited for once."""
     found = [_differs(tensors.raw_bytes(one), tensors.raw_bytes(other)) for one, other in pairs]
     flags = [flag for flag in found if isinstance(flag, torch.Tensor)]
     told = iter(torch.stack(flags).tolist() if flags else ())
@@ -418,7 +420,7 @@ def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
 
 
 def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | bool:
-    """Whether bytes differ: a tensor that says so, to be looked at later, or the answer itself."""
+    """Whether flat uint8 tensors differ: a 0-d bool tensor, so that nothing waits for a GPU, or True by length."""
     if len(one) != len(other):
         return True
     if all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in (one, other)):
@@ -427,11 +429,11 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | bool:
 
 
 def use_own(scratch: Path) -> None:
-    """Point this process's compilers at folders below its own, where kernels of trusted code are linked.
+    """Point this process's compilers at folders of its own, with links to kernels that trusted code compiled.
 
     Some of PyTorch's operators compile Triton kernels on a GPU (2.14: products with an inner dimension of 1, sums,
     top-k), so a reference needs a cache that it may write; so does a solution that calls a package which compiles
-    its kernels when they are called. What it compiles must reach nobody else.
+    on first use. What it compiles must reach nobody else.
     """
     for name in filter(PLACES.search, list(os.environ)):
         own = scratch / FOLDER / name.lower()
@@ -452,15 +454,15 @@ def _link(compiled: Path, own: Path) -> None:
 
 
 COMPILED = (".cu", ".cpp", ".cc", ".cxx")
-UNPACKED_AT = 1_000_000_000  # seconds: before any build, so that no source looks newer than its library
-# Of CUTLASS, in a package such as FlashInfer.
+UNPACKED_AT = 1_000_000_000  # seconds since 1970, before any build: no source may look newer than its library
+# folders of CUTLASS in a package such as FlashInfer
 HEADERS = ("data/cutlass/include", "data/cutlass/tools/util/include")
-JOBS = "4"  # compilers at once: the worker may have few processes
+JOBS = "4"  # compilers at a time: the worker may start only a few processes
 BOUND = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY|TVM_FFI_DLL_EXPORT_TYPED_FUNC)\b")
 
 
 def load_solution(solution: Mapping[str, Any], name: str, scratch: Path) -> Callable[..., Any]:
-    """The function to call of a solution: `files`, text by path; `entry`, `<file>::<function>`; `binding`."""
+    """The function of a solution: `files` (text by path), `entry` (`<file>::<function>`) and `binding`."""
     folder = scratch / name
     for path, text in solution["files"].items():
         target = folder / path
@@ -488,9 +490,9 @@ def _write(target: Path, text: str) -> None:
 
 
 def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> Callable[..., Any]:
-    """Compile a solution into `out`, where that has not been done, and find its entry point.
+    """Compile a solution into `out`, unless that was done, and return its entry point.
 
-    nvcc and ninja are found as PyTorch finds them.
+    PyTorch's own functions find nvcc and ninja.
     """
     name = out.name
     out.mkdir(parents=True, exist_ok=True)
@@ -515,11 +517,12 @@ def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> C
 
 
 def _headers() -> list[str]:
-    """Folders of headers that installed packages bring; found without importing these."""
+    """Header folders in installed packages, found without importing these."""
     packages = [Path(place) for place in sys.path if place]
     return [str(found) for place in packages for name in HEADERS for found in sorted(place.glob(f"*/{name}"))]
 
 
-# Known before the fork: reading a thousand names in a worker would copy the pages that their counts lie in.
+# Collected before the fork: reading a thousand names in a worker would copy the memory pages of their reference
+# counts.
 OWN = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
 LAST = next(reversed(sys.modules))

@@ -1,7 +1,7 @@
-"""Which implementations there are, and what crosses a file border: plans of cases, then verdict rows.
+"""Which implementations there are, and what files hold: plans of cases, then verdict rows.
 
-Each is checked once, where it is read; code in between uses attributes. Fields that a value was made without are
-not written, so that a verdict's columns are those that it has something to say in.
+Each is checked once, where it is read; code in between uses attributes. Fields that were not set are not written,
+so a row has only the columns that say something.
 """
 
 import json
@@ -22,16 +22,16 @@ from traceproof.ops.cases import Case, Further
 from traceproof.reasons import Failure, Grade, Skip, Unavailable, Verdict
 from traceproof.stacks import MAIN, STACK_OF, STACKS, TAGGED, TRUTHS
 
-WHOLE = "*"  # the `output` of a row about a case as a whole
+WHOLE = "*"  # `output` of a row about a whole case
 REFERENCE = "reference"
-PAIR = "~"  # joins two ground truths where a verdict is about both: `flashinfer~sglang`
+PAIR = "~"  # joins two ground truths in a row about both: `flashinfer~sglang`
 ORACLE = "oracle"
-SHADOW = "shadow"  # the reference in float64, where there is no oracle
+SHADOW = "shadow"  # the reference in float64, in place of an oracle
 BASELINE = "baseline"
-SCALED_DOWN = "@scaled-down"  # after the name of the definition that it stands in for
-PLAN_BYTES = 1 << 30  # of a plan file
-GROUP = 64  # definitions of one job: an op_type of more has several, each of so many by name
-INDEX = "index.json"  # beside the plans
+SCALED_DOWN = "@scaled-down"  # follows the name of a definition in that of its scaled-down form
+PLAN_BYTES = 1 << 30  # largest plan file
+GROUP = 64  # definitions per job: a larger op_type has several jobs
+INDEX = "index.json"  # list of all plans of a run
 AGAIN = "Run the same command again: finished rows are kept."
 
 
@@ -39,36 +39,36 @@ IMPLEMENTATIONS: tuple[str, ...] = (REFERENCE, *TRUTHS)
 
 
 def for_op_type(op_type: str) -> tuple[str, ...]:
-    """The implementations of an op_type: its definitions' references, and ground truths that have adapters for it.
+    """Implementations of an op_type: its definitions' references, and ground truths that have adapters for it.
 
-    Of an op_type that nobody declares, definitions may name the function that they were dumped from.
+    Definitions of an op_type that nobody declares may name the function that they were dumped from (stack TAGGED).
     """
     named = () if op_type in registry.known() else tuple(truth.name for truth in STACKS[TAGGED].truths[:1])
     truths = registry.get(op_type).truths
     return (REFERENCE, *(name for name in TRUTHS if name in truths or name in named))
 
 
-PARALLEL = 4  # definitions of one op_type side by side on a GPU, where references take long, or there are many
-DRAWING_WORKERS = 3  # of samplers' ground truths, which may draw for as long as references
+PARALLEL = 4  # definitions of one op_type at a time on a GPU, if references take long, or there are many
+DRAWING_WORKERS = 3  # for samplers' ground truths, which may draw for as long as references
 
 
 def workers_of(parallel: int) -> int:
-    """Workers of each environment of ground truths: several where many definitions draw side by side."""
+    """Workers per environment of ground truths, for `parallel` definitions at a time."""
     return DRAWING_WORKERS if parallel > PARALLEL else 1
 
 
 def environment_of(name: str) -> str:
-    """The stack whose environment an implementation runs in."""
+    """The stack in whose environment an implementation runs."""
     return STACK_OF.get(name, MAIN)
 
 
 class ClosedModel(BaseModel):
-    """A frozen value with a closed set of fields."""
+    """A frozen model that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that it was made with, as a JSON object."""
+        """The fields that were set, as a JSON object."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -76,18 +76,18 @@ class PlannedCase(ClosedModel):
     """One case of a plan."""
 
     case: Case  # sizes and drawing instructions
-    digest: str  # of the case
-    memory: int  # bytes that the reference or the oracle needs, by the op's estimate
-    trials: int  # how often a sampling op is run; 0: it is no such op
-    skip: Unavailable | None  # why it is not run; None: it is
-    large: bool  # whether the judge computes its oracle chunk by chunk
-    nonce: int  # what the seeds of its trials follow from
-    repeat: bool = False  # whether it is run again, for determinism and remembered answers
-    hidden: str = ""  # options of the command that repeats a hidden case; empty: it is none
-    blobs: dict[str, str] = {}  # digest of each file that inputs of a workload line are loaded from
-    kernel_bytes: int = 0  # what a kernel needs beside that, where it alone gets large tensors
-    oracle_bytes: int = 0  # what the oracle alone needs
-    further: Further | None = None  # how a sampler draws on after its trials; None: it does not
+    digest: str  # digest of `case`
+    memory: int  # bytes for the reference or the oracle, by the op's estimate
+    trials: int  # how often a sampling op is run; 0: no such op
+    skip: Unavailable | None  # why it is not run; None: it is run
+    large: bool  # whether its oracle is computed chunk by chunk
+    nonce: int  # the seeds of its trials follow from it
+    repeat: bool = False  # whether it is run again, for determinism and cached answers
+    hidden: str = ""  # options of the command that repeats a hidden case; empty: not hidden
+    blobs: dict[str, str] = {}  # by path, digests of files from which inputs are loaded
+    kernel_bytes: int = 0  # a kernel's further bytes, where it alone gets large tensors
+    oracle_bytes: int = 0  # the oracle's further bytes
+    further: Further | None = None  # how a sampler draws on after its trials; None: not
 
     @property
     def id(self) -> str:
@@ -100,22 +100,20 @@ class PlannedDefinition(ClosedModel):
 
     path: str  # of its file in the dataset
     digest: str  # of the definition
-    no_oracle: str | None  # why there is no oracle for it; None: there is one
-    nonce: int  # what the hidden cases and the order of calls follow from
-    definition: dict[str, Any]  # the definition as JSON, as workers get it
+    no_oracle: str | None  # why it has no oracle; None: it has one
+    nonce: int  # hidden cases and the order of calls follow from it
+    definition: dict[str, Any]  # as JSON, which workers get
     cases: tuple[PlannedCase, ...]
-    scaled_down: str = (
-        ""  # which axes are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none is
-    )
-    renumbered: bool = False  # whether numbers of the scaled-down reference's text are others
-    unconfirmed: str = ""  # constants that the reference alone states
-    conflicts: tuple[str, ...] = ()  # constants that its sources give different values, and what each says
+    scaled_down: str = ""  # axes that are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none
+    renumbered: bool = False  # whether numbers in the scaled-down reference's text were changed
+    unconfirmed: str = ""  # constants that only the reference states
+    conflicts: tuple[str, ...] = ()  # constants to which sources give different values, with each source's
 
     @classmethod
     def alone(
         cls, definition: Definition, cases: Iterable[PlannedCase], no_oracle: str | None, nonce: int = 0
     ) -> Self:
-        """A definition with cases that no plan file has."""
+        """The plan of a definition with these cases, from no plan file."""
         return cls(
             path="",
             digest=definition.digest,
@@ -129,29 +127,29 @@ class PlannedDefinition(ClosedModel):
 
     @property
     def parsed(self) -> Definition:
-        """The definition."""
+        """The definition, parsed."""
         return Definition.model_validate(self.definition)
 
     @property
     def reference(self) -> str:
-        """Source of its reference."""
+        """Source text of its reference."""
         return str(self.definition["reference"])
 
     def holding(self, cases: Iterable[PlannedCase]) -> Self:
-        """The same with some of the cases."""
+        """The same definition with these cases."""
         return self.model_copy(update={"cases": tuple(cases)})
 
     def row(
         self,
         planned: PlannedCase,
         implementation: str,
-        record: Mapping[str, Any],  # of the environment that the row stands on
-        code: str,  # digest of ours that it stands on
+        record: Mapping[str, Any],  # of the environment that the row depends on
+        code: str,  # digest of our code
         *,
-        inputs: str | None = None,  # digest of them
+        inputs: str | None = None,  # digest of the inputs
         **said: Any,  # noqa: ANN401 - further fields
     ) -> "VerdictRow":
-        """A row about one of its cases."""
+        """A verdict row about one of its cases."""
         noted: dict[str, Any] = {"scaled_down": self.scaled_down, "constants": self.unconfirmed}
         return VerdictRow(
             definition=self.definition["name"],
@@ -177,7 +175,7 @@ class PlannedDefinition(ClosedModel):
         )
 
     def known_rows(self, name: str, record: Mapping[str, Any], code: str) -> "list[VerdictRow]":
-        """What is known of an implementation before anything runs: disputed constants, and cases that do not."""
+        """Rows known before anything runs: conflicting constants of the reference, and skipped cases."""
         said = {"verdict": Verdict.FAIL, "reason": Failure.CONSTANTS}
         first = self.cases[:1] if name == REFERENCE and not self.scaled_down else ()
         found = [(one, {**said, "message": why}) for one in first for why in self.conflicts]
@@ -186,28 +184,29 @@ class PlannedDefinition(ClosedModel):
 
 
 class BrokenFile(ClosedModel):
-    """A file of the dataset that is no definition, or can not be planned with."""
+    """A file of the dataset that is no definition, or whose cases can not be planned."""
 
     path: str
     message: str
 
 
 def group_names(count: int) -> list[str]:
-    """What tells the jobs over so many definitions of one op_type apart, as a suffix of their files' names."""
+    """Suffixes of the verdict files of an op_type with `count` definitions, one per job; "" for a single job."""
     most = -(-count // GROUP)
     return [f".{number}-of-{most}" for number in range(1, most + 1)] if most > 1 else [""]
 
 
 class PlanFile(ClosedModel):
-    """What the rule `cases` writes, sealed."""
+    """A file that the rule `cases` writes, with a digest at its end that shows damage."""
 
     version: Literal[1] = 1
 
     @classmethod
     def read(cls, path: Path, group: str | None = None) -> Self:
-        """Read a file; of a plan and with a group, what that job of the op_type runs, and check no more than that.
+        """Read and check a file; of a plan with `group`, only that job's definitions.
 
-        Raises TraceproofError: it is none, another version's, or damaged; it is removed, to be made again.
+        Raises TraceproofError: it is no such file, another version's, or damaged. It is removed, so that it is
+        made again.
         """
         try:
             found = json.loads(unsealed(read_regular(path, most=PLAN_BYTES)))
@@ -218,7 +217,7 @@ class PlanFile(ClosedModel):
             raise TraceproofError(f"{path} can not be read", problems=[explain(error)], todo=AGAIN) from error
 
     def as_text(self) -> str:
-        """What its file holds."""
+        """Text of its file, with the digest."""
         return sealed(self.model_dump_json(indent=1))
 
 
@@ -227,12 +226,12 @@ class OpTypePlan(PlanFile):
 
     op_type: str
     dataset: str
-    context: str = ""  # digest of what planned it; empty: it may not be made use of when planning again
-    definitions: dict[str, PlannedDefinition]  # by name; a scaled-down one by its definition's and SCALED_DOWN
+    context: str = ""  # digest of the code and selection that planned it; empty: planning never reuses it
+    definitions: dict[str, PlannedDefinition]  # by name; a scaled-down one under the name + SCALED_DOWN
     broken: tuple[BrokenFile, ...]
 
     def of_group(self, group: str) -> Self:
-        """What one of the op_type's jobs runs, the first of them its broken files too.
+        """The plan of one of the op_type's jobs; the first one has the broken files, too.
 
         Raises TraceproofError: there is no such group.
         """
@@ -240,12 +239,12 @@ class OpTypePlan(PlanFile):
 
     @property
     def whole(self) -> dict[str, PlannedDefinition]:
-        """The dataset's definitions, by name: all but scaled-down ones."""
+        """The dataset's definitions, by name, without scaled-down forms."""
         return {name: entry for name, entry in self.definitions.items() if not entry.scaled_down}
 
 
 def _of_group(plan: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """The fields of a plan that holds one group's definitions. Raises TraceproofError: there is no such group."""
+    """The fields of a plan, with one group's definitions. Raises TraceproofError: there is no such group."""
     definitions = plan["definitions"]
     names = sorted(name for name in definitions if not name.endswith(SCALED_DOWN))
     if group not in group_names(len(names)):
@@ -257,41 +256,41 @@ def _of_group(plan: Mapping[str, Any], group: str) -> dict[str, Any]:
 
 
 class Listed(ClosedModel):
-    """What the rules have to know of an op_type's plan and jobs."""
+    """Index entry of an op_type's plan: what the rules need to know of its jobs."""
 
-    digests: dict[str, str]  # of what each of its jobs runs, by group
-    # mem_mb, gpu_mb: MiB of the host and of a GPU that a job takes; no gpu_mb: it opens none
+    digests: dict[str, str]  # by group: of what that job runs
+    # mem_mb, gpu_mb: MiB of the host and of a GPU per job; gpu_mb 0: it opens none
     mem_mb: int
     gpu_mb: int
-    parallel: int  # definitions that a job runs side by side
-    builds: float  # seconds that the slowest kernel build takes, about
-    seconds: float  # and the calls of the longest job
+    parallel: int  # definitions that a job runs at a time
+    builds: float  # rough seconds of the slowest kernel build
+    seconds: float  # rough seconds of the longest job's calls
 
 
 class Index(PlanFile):
-    """All plans of a run."""
+    """The list of all plans of a run."""
 
     dataset: str
     op_types: dict[str, Listed]
 
     def files(self, op_type: str) -> list[str]:
-        """What the verdict files of an op_type are called, one per job, without their ending."""
+        """Names of an op_type's verdict files, one per job, without suffix."""
         return [f"{op_type}{group}" for group in self.op_types[op_type].digests]
 
 
 UNJUDGED = frozenset({Skip.NO_ORACLE, Skip.UNJUDGED})
-NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")  # told of an output
+NUMBERS = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")  # shown with an output
 
 
 class GateResult(ClosedModel):
-    """By what an output was judged, and which share of the limit was used; None: unbounded, or not a share."""
+    """The gate that judged an output, and the share of its limit that was used (None: unbounded or no share)."""
 
     kind: str
     margin: float | None = None
 
 
 class RowDigests(ClosedModel):
-    """What a verdict stands on."""
+    """Digests of everything that a verdict depends on."""
 
     definition: str | None = None
     case: str | None = None
@@ -302,7 +301,7 @@ class RowDigests(ClosedModel):
 
 
 class Arbitration(ClosedModel):
-    """Who agrees with a failing one, and who with the oracle; `with` and `against` in the file."""
+    """Who agrees with a failing implementation, and who with the oracle; `with` and `against` in the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
     ours: Annotated[tuple[str, ...], Field(alias="with")]
@@ -312,53 +311,53 @@ class Arbitration(ClosedModel):
 
 
 class VerdictRow(ClosedModel):
-    """One output of a case of an implementation, or a case as a whole, judged."""
+    """Verdict over one output of a case of an implementation, or over the whole case."""
 
-    # definition, op_type, case, size, seed, axes: what was run; no case where the definition can not be read
+    # definition, op_type, case, size, seed, axes: what was run; case None: the definition can not be read
     definition: str
     op_type: str
     case: str | None
     size: str | None = None
     seed: int | None = None
     axes: dict[str, int] = Field(default_factory=dict)
-    implementation: str  # who ran it; two ground truths that are held against each other are joined
-    against: str | None = None  # what it was held against
+    implementation: str  # whose it is; two ground truths that are compared are joined by PAIR
+    against: str | None = None  # ORACLE, SHADOW or a ground truth
     output: str  # its name, or WHOLE
-    # verdict, reason, message: what came of it
+    # verdict, reason, message: the result
     verdict: Verdict
     reason: str | None = None
     message: str = ""
-    isolation: str = ""  # what untrusted code could reach, where isolation was not whole
+    isolation: str = ""  # what untrusted code could reach, if isolation was incomplete
     # worst, metrics, specification: figures of a numeric comparison
     worst: list[dict[str, Any]] = Field(default_factory=list)
     metrics: dict[str, Any] = Field(default_factory=dict)
     specification: dict[str, float] = Field(default_factory=dict)
     tolerance: float | None = None  # the user's, if it decided
-    scaled_down: str = ""  # which axes of the definition were smaller in what was run; empty: none
-    constants: str = ""  # what an oracle was told by the reference alone; empty: nothing
-    grade: Grade | None = None  # how strong the proof is, of a reference's output that passed
-    gate: GateResult | None = None  # by what it was judged
-    # digests, versions, device: what it stands on
+    scaled_down: str = ""  # axes that were smaller in what was run; empty: none
+    constants: str = ""  # constants that the oracle got from the reference alone; empty: none
+    grade: Grade | None = None  # strength of the proof, for a reference's output that passed
+    gate: GateResult | None = None  # the gate that decided
+    # digests, versions, device: what the verdict depends on
     digests: RowDigests = RowDigests()
     versions: dict[str, str] | None = None
     device: str | None = None
     repeat: str = ""  # the command that repeats it
-    arbitration: Arbitration | None = None  # who agrees with whom, of a numeric failure
-    replay: str = ""  # where its bundle lies, below the run's folder
+    arbitration: Arbitration | None = None  # of a numeric failure: who agrees with whom
+    replay: str = ""  # path of its replay bundle, in the run's folder
     path: str = ""  # of a file that is no definition
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that it was made with, as a JSON object."""
+        """The fields that were set, as a JSON object."""
         return self.model_dump(exclude_unset=True, by_alias=True)
 
     def changed(self, **values: Any) -> Self:  # noqa: ANN401 - fields
-        """The row with other values of some fields."""
+        """The row with some fields changed."""
         return self.model_copy(update=values)
 
     def command(self, further: str) -> str:
-        """The command that repeats it when pasted in the repository's folder; `further` options are its run's.
+        """The command that repeats it when pasted in the repository's folder; `further` are its run's options.
 
-        `config.reading.repeat_options` says those: stacks, which judge, have nothing to read config.yaml with.
+        `config.reading.repeat_options` gives those: environments that judge can not read config.yaml.
         """
         parts = ["traceproof", "verify", "--definition-name", self.definition, "--case", str(self.case)]
         return " ".join([shlex.join(parts), self.repeat, *([further] if further else [])])
@@ -370,7 +369,7 @@ class VerdictRow(ClosedModel):
 
     @property
     def disputed(self) -> bool:
-        """Whether it is one of those that tell who agrees with whom: an output that fails by its numbers."""
+        """Whether an output fails by its numbers, so that it matters who agrees with whom."""
         numeric = self.reason in {Failure.NUMERICS, Failure.NAN, Failure.INFINITY}
         return (
             self.verdict is Verdict.FAIL and numeric and self.output != WHOLE and PAIR not in self.implementation
@@ -378,27 +377,27 @@ class VerdictRow(ClosedModel):
 
     @property
     def unjudged(self) -> bool:
-        """Whether nobody judged a reference's numerics: that is no pass."""
+        """Whether nobody judged a reference's numbers, which is no pass."""
         return self.implementation == REFERENCE and self.verdict == Verdict.SKIP and self.reason in UNJUDGED
 
 
 def place(worst: Mapping[str, Any], against: str | None, implementation: str) -> str:
-    """One of the worst places of an output: where, what was expected there, and what came."""
+    """One of an output's worst places in words: index, expected and actual value."""
     return f"at {worst['index']}: {against} {worst['expected']}, {implementation} {worst['actual']}"
 
 
 def figures(metrics: Mapping[str, Any], names: Iterable[str] = NUMBERS) -> str:
-    """How far off an output is, in figures; empty: there are none."""
+    """Metrics of an output as text; empty: there are none."""
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in names if metrics.get(name) is not None)
 
 
 def read_rows(path: Path) -> list[VerdictRow]:
-    """The rows of a verdict file; raises as `each_row` does."""
+    """All rows of a verdict file; raises as `each_row` does."""
     return list(each_row(path))
 
 
 def each_row(path: Path) -> Iterator[VerdictRow]:
-    """A verdict file's rows, one by one: there may be many. Raises TraceproofError: it can not be read."""
+    """The rows of a verdict file one by one, as there may be many. Raises TraceproofError: it can not be read."""
     try:
         with path.open("rb") as file:
             for line in file:
@@ -409,5 +408,5 @@ def each_row(path: Path) -> Iterator[VerdictRow]:
 
 
 def rows_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """What a verdict file holds, of rows as JSON objects."""
+    """Text of a verdict file with these rows, given as JSON objects."""
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)

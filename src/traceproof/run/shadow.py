@@ -1,17 +1,17 @@
-"""Runs code in float64 beside what it computes: every floating-point tensor has a shadow.
+"""Runs code in float64 beside what it computes: every floating-point tensor has a float64 shadow.
 
-The tensors that the code sees are its own, so every decision it takes (dtypes, comparisons, indices) stays as it
-is; each operation on them is done on the shadows too, in float64. A rounding that is stated, by a cast to a
-narrower dtype or a copy into one, is made in the shadow as well. Only what an output itself was rounded to last is
-taken back: who compares allows for that rounding.
+The tensors that the code sees are its own, so every decision that it takes (dtypes, comparisons, indices) stays as
+it is; each operation on them is also done on the shadows, in float64. A stated rounding, by a cast to a narrower
+dtype or a copy into one, is made in the shadow as well. Only the last rounding of an output itself is taken back:
+the judge allows for that one.
 
-Beside it stand two other modes: sums in another order at the code's own precision, which is what any right
-order may lose; and equal values in another order, where an operation leaves their order open. What an answer owes
-to that is not specified; where an operation states which of several equals it takes (a stable sort, argmax), it
-stays as it is. Runs in the process of untrusted code: standard library, torch.
+There are two other modes: sums in another order at the code's own precision, which shows what any right order may
+lose; and equal values in another order, where an operation leaves their order open, since nobody specified what
+follows from it. Where an operation states which of several equals it takes (a stable sort, argmax), it stays as it
+is. This module runs in the process of untrusted code: standard library and torch alone.
 """
 
-# Operations, their arguments and results are whatever torch's dispatcher has; a storage has no public identity.
+# Operations, their arguments and results are whatever torch's dispatcher passes; a storage has no public identity.
 # ruff: noqa: ANN401, SLF001
 # mypy: disallow-untyped-calls=False
 
@@ -25,11 +25,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 FLOAT64, OTHER_ORDER = "float64", "other order"
 OTHER_TIES = "other ties"  # FLOAT64 with equal values in another order
-ORDERING = ("sort", "topk")  # in the text of code that OTHER_TIES changes anything in
-PURGED = 512  # new shadows after which those of tensors that are gone are let go
+ORDERING = ("sort", "topk")  # names of operations that OTHER_TIES changes, looked for in the code's text
+PURGED = 512  # new shadows after which those of freed tensors are dropped
 BITS_TAKEN = "a tensor's bits are read as another dtype, which float64 does not have"
 aten = torch.ops.aten
-# Operations that move values: what was rounded last, and what it was before, both move.
+# Operations that move values: the rounded and the unrounded value both move.
 MOVES = frozenset(
     {"clone", "copy", "copy_", "cat", "stack", "index", "index_select", "index_put", "index_put_", "gather"}
     | {"slice_scatter", "select_scatter", "scatter", "scatter_", "repeat", "flip", "roll", "constant_pad_nd"}
@@ -40,23 +40,23 @@ RANDOM = frozenset(
     | {"normal_", "normal", "exponential_", "random_", "randperm", "native_dropout", "log_normal_", "cauchy_"}
 )
 NARROW = frozenset({torch.bfloat16, torch.float16})
-ORDER_DECIDES = 2.0**-19  # relative: 32 roundings of float32, what a sum of 1,000 terms loses and some more
+ORDER_DECIDES = 2.0**-19  # relative: 32 float32 roundings, some more than a sum of 1,000 terms loses
 
 
 def modes_of(reference: str) -> tuple[str, ...]:
-    """The modes that a reference is followed in: OTHER_TIES, the last, only where its text orders values."""
+    """The modes to run a reference in: OTHER_TIES, the last, only where its text orders values."""
     orders = any(word in reference for word in ORDERING)
     return (FLOAT64, OTHER_ORDER, OTHER_TIES) if orders else (FLOAT64, OTHER_ORDER)
 
 
 class UnsupportedError(RuntimeError):
-    """The code does something that float64 can not follow; the text says what."""
+    """Float64 can not follow what the code does; the text says what."""
 
 
 class PlainMode(TorchDispatchMode):
-    """A mode whose first operation does not import the compiler, a second of processor time per process.
+    """A dispatch mode whose first operation does not import torch's compiler, which takes a CPU a second.
 
-    Compiled code runs below it all the same: the mode sees what the code compiles to.
+    Compiled code still works under it: the mode then sees the operations that it compiles to.
     """
 
     @classmethod
@@ -65,14 +65,14 @@ class PlainMode(TorchDispatchMode):
 
 
 class Float64(PlainMode):
-    """The mode that keeps the shadows; `instead` holds what is done in the place of some operations."""
+    """The dispatch mode that keeps the shadows; `instead` replaces some operations."""
 
     def __init__(self, instead: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
         self._instead = instead
         self._kept: dict[int, tuple[StorageWeakRef, torch.dtype, torch.Tensor, torch.Tensor]] = {}
-        self._decided: dict[int, StorageWeakRef] = {}  # storages of whole numbers that rounding decided
-        self._told = False  # whether Python got such a number: any that is written later may follow from it
+        self._decided: dict[int, StorageWeakRef] = {}  # storages of integers that follow from floats
+        self._told = False  # whether Python read such a number, so that all later ones may follow from it
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -108,19 +108,19 @@ class Float64(PlainMode):
         return out
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The shadow of a floating-point tensor, float64, a view where the tensor is one."""
+        """The shadow of a floating-point tensor, in float64; a view if the tensor is one."""
         return self._buffers(tensor)[0].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same, without the rounding that was made last."""
+        """The shadow without the last rounding."""
         return self._buffers(tensor)[1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def decided(self, tensor: torch.Tensor) -> bool:
-        """Whether whole numbers follow from floating-point ones, so that rounding may decide them."""
+        """Whether integers follow from floating-point numbers, so that rounding may decide them."""
         return _key(tensor) in self._decided
 
     def _begin(self, func: Any, floats: Sequence[torch.Tensor]) -> None:
-        """Make shadows before an operation in place changes what new ones would be made of."""
+        """Make the inputs' shadows before an operation in place changes the tensors from which they are made."""
         if func is aten.view.dtype and floats and floats[0].element_size() > 1:
             raise UnsupportedError(BITS_TAKEN)
         for one in floats:
@@ -147,7 +147,7 @@ class Float64(PlainMode):
         return self._kept[key][2:]
 
     def _compute(self, func: Any, args: Any, named: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """What an operation gives on the shadows."""
+        """The operation's result on shadows, which `of` gives."""
 
         def lifted(one: Any) -> Any:
             if isinstance(one, torch.Tensor):
@@ -155,7 +155,7 @@ class Float64(PlainMode):
             return torch.float64 if isinstance(one, torch.dtype) and one.is_floating_point else one
 
         before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)  # of what has none of its own
+        torch.set_default_dtype(torch.float64)  # for factories without a dtype
         try:
             return self._instead.get(func, func)(*tree_map(lifted, args), **tree_map(lifted, named))
         except NotImplementedError as error:
@@ -164,7 +164,7 @@ class Float64(PlainMode):
             torch.set_default_dtype(before)
 
     def _shadowed(self, func: Any, args: Any, named: Any, out: Any) -> None:
-        """Give new floating-point tensors their shadows."""
+        """Give an operation's new floating-point tensors their shadows."""
         name = func.overloadpacket.__name__
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if name == "_to_copy" and source is not None and source.is_floating_point():
@@ -178,7 +178,7 @@ class Float64(PlainMode):
                 self._keep(native, wide, unrounded)
 
     def _changed(self, func: Any, args: Any, named: Any, *, decided: bool) -> None:
-        """Do to the shadows what an operation did in place."""
+        """Repeat an operation in place on the shadows."""
         name = func.overloadpacket.__name__
         target = args[0] if args and isinstance(args[0], torch.Tensor) else named.get("out")
         if not isinstance(target, torch.Tensor):
@@ -212,12 +212,11 @@ class Float64(PlainMode):
 
 
 def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries: Callable[[Any], Any]) -> Any:
-    """Call a function with another arithmetic, `mode`, and give its outputs as (name, value) pairs.
+    """Call a function in another arithmetic, `mode`; returns (name, value) pairs.
 
-    FLOAT64: floating-point outputs as they are where every step is computed in float64; whole numbers that
-    rounding may have decided are None. OTHER_TIES: the same, and sorts put equal values in another order.
-    OTHER_ORDER: in the function's own dtypes, with sums in another order. `entries` splits what the function
-    returns into such pairs.
+    FLOAT64: floating-point outputs as if every step were computed in float64; integers that rounding may have
+    decided are None. OTHER_TIES: the same, with equal values sorted in the other order. OTHER_ORDER: in the
+    function's own dtypes, with sums in another order. `entries` splits what the function returns into such pairs.
     Raises UnsupportedError: a step has no float64 counterpart.
     """
     if mode == OTHER_ORDER:
@@ -240,7 +239,7 @@ def run(mode: str, function: Callable[..., Any], inputs: Sequence[Any], entries:
 def _rounded(
     value: torch.Tensor, exact: torch.Tensor, source: torch.dtype, target: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A value cast from one dtype to another, and what it was before; a wider one rounds nothing."""
+    """The shadow after a cast between dtypes, and without its rounding; a cast to a wider dtype rounds nothing."""
     if source == target:
         return value, exact
     one, other = torch.finfo(source), torch.finfo(target)
@@ -249,7 +248,7 @@ def _rounded(
 
 
 def _check(name: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse what float64 can not follow. Raises UnsupportedError: it draws at random, or has complex numbers."""
+    """Raise UnsupportedError for what float64 can not follow: random draws and complex numbers."""
     if name in RANDOM:
         raise UnsupportedError(f"{name} draws at random")
     if any(one.is_complex() for one in tensors):
@@ -265,10 +264,11 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 class OtherOrder(PlainMode):
-    """Computes as the code says, at its own precision, but sums backwards: what any right order may lose.
+    """A dispatch mode that computes as the code says but sums backwards: so much may any right order lose.
 
-    A stated rounding on the way takes the other neighbour where another order could: one step of a narrow dtype,
-    thousands of times what float32 loses, which no sum of ours need happen to show.
+    A float32 value that is then rounded to 16 bits takes the other neighbour if it lies so near the middle that
+    the order of a sum decides. That is one step of the narrow dtype, thousands of times the float32 error, and a
+    given other order need not happen to show it.
     """
 
     def __torch_dispatch__(
@@ -283,7 +283,7 @@ class OtherOrder(PlainMode):
 
 
 def _other_neighbour(value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-    """Float32 values rounded, those the other way that lie so near to the middle that a sum's order decides."""
+    """The rounded values; those within ORDER_DECIDES of the middle take the other neighbour."""
     found = rounded
     for side in (1 + ORDER_DECIDES, 1 - ORDER_DECIDES):
         other = (value * side).to(rounded.dtype)
@@ -332,7 +332,7 @@ def _sorted(value: torch.Tensor, dim: int = -1, descending: bool = False) -> Any
 
 
 def _stably_sorted(value: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
-    """`torch.sort`, whose `stable` an overload of its own takes."""
+    """`torch.sort` with its argument `stable`."""
     if stable:
         return aten.sort.stable(value, stable=True, dim=dim, descending=descending)
     return _sorted(value, dim, descending)

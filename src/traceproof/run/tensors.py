@@ -1,6 +1,6 @@
 """Tensors as bytes: compared, copied to the host, and laid out in memory that two processes share.
 
-Standard library and torch only: untrusted code's process has it, too.
+Imports the standard library and torch alone, since it runs in the process of untrusted code, too.
 """
 
 import ctypes
@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-ALIGNMENT = 64  # bytes; tensors of shared memory start at multiples of it
-STAGED_BYTES = 32 << 20  # of a GPU's memory that are copied at a time
-DRAW_BYTES = 1 << 16  # of one of many draws that stay on a GPU until the last one
-PACKED_BYTES = 64 << 20  # of outputs on a GPU that are put together there, to be waited for once
+ALIGNMENT = 64  # bytes; tensors in shared memory start at its multiples
+STAGED_BYTES = 32 << 20  # pinned memory for copies from a GPU
+DRAW_BYTES = 1 << 16  # draws up to this size stay on the GPU until the last one
+PACKED_BYTES = 64 << 20  # outputs on a GPU up to this size together are copied at once
 
 
 def raw_bytes(value: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes."""
+    """A tensor's bytes, flat uint8."""
     if not value.numel():
         return torch.empty(0, dtype=torch.uint8)
     flat = value.detach().contiguous().reshape(-1)
@@ -27,17 +27,17 @@ def raw_bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two tensors are the same in shape, dtype and every bit."""
+    """Whether two tensors have the same shape, dtype and bits."""
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
     raw = [raw_bytes(one), raw_bytes(other)]
     if all(len(part) % 8 == 0 and part.storage_offset() % 8 == 0 for part in raw):
-        raw = [part.view(torch.int64) for part in raw]  # torch compares element by element
+        raw = [part.view(torch.int64) for part in raw]  # compares eight bytes at a time
     return torch.equal(*raw)
 
 
 def same_draws(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether a sampler's draws have the same bits, as far as both were made."""
+    """Whether two tensors of a sampler's draws agree in all bits, as far as both have draws."""
     if one is None or other is None or not one.dim() or not other.dim():
         return same_bits(one, other)
     count = min(len(one), len(other))
@@ -45,14 +45,14 @@ def same_draws(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal in shape, dtype and every bit but the signs of zeros and NaNs."""
+    """Whether two tensors have the same shape, dtype and bits, but for the signs of zeros and bits of NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN test
 
 
 def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
-    """The value as a plain CPU tensor of its own; a scalar becomes a 0-d one. Raises TypeError: it is neither."""
+    """The value as a plain CPU tensor, copied; a number becomes a 0-d one. Raises TypeError: it is neither."""
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what it holds, not what its class makes of it
             bare = torch.Tensor.as_subclass(value, torch.Tensor)
@@ -63,7 +63,7 @@ def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted c
 
 
 def plain_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """`plain_tensor` of each; a GPU that holds several is waited for once, since each wait is a turn on it."""
+    """`plain_tensor` of each value; outputs on a GPU are copied together, since each wait is a turn on it."""
     packs = [_packs(value) for value in values]
     on_gpu = [value.detach() for value, packed in zip(values, packs, strict=True) if packed]
     sizes = [value.numel() * value.element_size() for value in on_gpu]
@@ -77,14 +77,14 @@ def plain_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _packs(value: Any) -> bool:  # noqa: ANN401 - what untrusted code returns
-    """Whether a value is a plain tensor on a GPU whose bytes are its elements."""
+    """Whether a value is a plain dense tensor on a GPU, with elements."""
     if type(value) is not torch.Tensor or value.layout != torch.strided:
         return False
     return value.is_cuda and value.numel() > 0 and not value.is_complex()
 
 
 def draw_kept(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
-    """A plain copy of one of many draws, where it lies if it is small: a copy to the host would wait for a GPU."""
+    """A plain copy of one of many draws; small ones stay on the GPU, as a copy to the host would wait for it."""
     if _packs(value) and value.numel() * value.element_size() <= DRAW_BYTES:
         kept: torch.Tensor = value.detach().clone(memory_format=torch.contiguous_format)
         return kept
@@ -92,25 +92,25 @@ def draw_kept(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted code
 
 
 def address_of(value: object) -> int | None:
-    """Where a plain tensor's storage lies; None for anything without elements."""
+    """Address of a plain tensor's storage; None for anything else, and for empty tensors."""
     return value.untyped_storage().data_ptr() if type(value) is torch.Tensor and value.numel() else None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype's name as messages have it."""
+    """Name of a dtype, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def aligned(count: int) -> int:
-    """The next place where a tensor may start."""
+    """The next multiple of ALIGNMENT."""
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
 def write_bytes(raw: torch.Tensor, file: int, start: int) -> None:
-    """Write bytes into the file of shared memory: half the time of a copy to pages that are faulted in one by one.
+    """Write bytes into a file of shared memory: twice as fast as a copy, which faults in its pages one by one.
 
-    Those on a GPU come by way of pinned memory, which one copy fills. A copy to any other memory goes by small
-    pieces, each of which waits for its turn on the GPU.
+    Bytes on a GPU go through pinned memory in large pieces. A copy to pageable memory would go in small ones, each
+    of which waits for its turn on the GPU.
     """
     if raw.is_cuda:
         staged = torch.empty(min(STAGED_BYTES, len(raw)), dtype=torch.uint8, pin_memory=True)
@@ -124,14 +124,14 @@ def write_bytes(raw: torch.Tensor, file: int, start: int) -> None:
 
 
 def whole(held: mmap.mmap) -> torch.Tensor:
-    """All of shared memory, as bytes."""
+    """All of shared memory, as flat uint8."""
     return torch.frombuffer(held, dtype=torch.uint8)
 
 
 def values_in(held: mmap.mmap | torch.Tensor, specs: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What lies in memory, or in one tensor of bytes, as `specs` say: tensors there, and scalars.
+    """The tensors and numbers that `specs` describe, as views of shared memory, or of one tensor of bytes.
 
-    In memory each tensor is a storage of its own. What is changed in them stands there.
+    In shared memory each tensor is a storage of its own. Changes to them change the memory.
     """
     values: list[Any] = []
     for spec in specs:

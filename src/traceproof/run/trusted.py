@@ -1,7 +1,7 @@
-"""Ground truths: functions from a definition's inputs to its outputs, and what runs them, one case per item.
+"""Ground truths: functions from a definition's inputs to its outputs, and their worker, a case per item.
 
-`setup` is called in the worker of an environment, which draws for itself; outputs lie in memory that the
-coordinator opens. Whether a ground truth can run at all is decided without its package, as far as that goes.
+`setup` is called in the worker of an environment. It draws inputs for itself; outputs lie in memory that the
+coordinator opens. Whether a ground truth can run at all is decided without its package, as far as possible.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ from traceproof.run.tensors import address_of, plain_tensors, same_bits, same_dr
 from traceproof.run.workers import OUTPUTS
 from traceproof.stacks import STACK_OF, STACKS
 
-FAR_APART = 0.1  # relative: of answers to other contents that a right function gives
+FAR_APART = 0.1  # relative distance of right answers to other contents
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
-MOST_LOADED = 32  # ground truths of definitions that stay ready: several definitions side by side come in turns
+MOST_LOADED = 32  # (ground truth, definition) pairs that stay loaded: several definitions take turns
 
 
 class Implementation:
-    """A ground truth; `unavailable` decides all that can be decided without data, and resolves the calls."""
+    """A ground truth. `unavailable` checks all that can be checked without data, and resolves its API."""
 
-    device: str = "cpu"  # where its inputs will lie, as torch names it; set before anything is called
-    doubted = False  # whether it may know inputs by their addresses
+    device: str = "cpu"  # torch's name for where its inputs will lie; set it before any call
+    doubted = False  # whether it may recognise inputs by their addresses
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class Implementation:
         self._used_api: Api | None = None  # for the next call alone: its objects have served another case
 
     def unavailable(self, definition: Definition) -> Unavailable | None:
-        """No adapter for this form, a machine that can not run it, an absent package, a vanished API."""
+        """Why it can not run: no adapter for this form, machine, package or API that it needs; None: it can."""
         why = blocked(self.name, definition, self.device)
         adapter = lookup.serving(self.name, definition)
         if why is not None or adapter is None:
@@ -68,11 +68,11 @@ class Implementation:
 
     @property
     def api(self) -> Api:
-        """What its adapter calls, by API key; known once it is available."""
+        """The functions that its adapter calls, by API key; set by `unavailable`."""
         return self._api
 
     def with_api(self, changed: Callable[[Api], Api]) -> "Implementation":
-        """The same ground truth, whose adapter calls what `changed` makes of its API."""
+        """The same ground truth with its API replaced by `changed(api)`."""
         other = Implementation(self.name)
         other.device, other._adapter, other._api = self.device, self._adapter, changed(self._api)
         return other
@@ -96,12 +96,12 @@ class Implementation:
 
 
 def simulated(name: str, device: str) -> bool:
-    """Whether a ground truth's kernels are interpreted on a CPU."""
+    """Whether a ground truth's Triton kernels are interpreted on the CPU."""
     return STACKS[STACK_OF[name]].triton and device == "cpu" and interpreted.asked()
 
 
 def blocked(name: str, definition: Definition, device: str) -> Unavailable | None:
-    """Why a ground truth can not run a definition on a device, as far as that is known without its package."""
+    """Why a ground truth can not run a definition on a device, as far as is known without its package; or None."""
     adapter = lookup.serving(name, definition)
     if adapter is None:
         return Unavailable(Skip.NO_ADAPTER, f"{name} has no adapter for this form of {definition.op_type}")
@@ -111,7 +111,7 @@ def blocked(name: str, definition: Definition, device: str) -> Unavailable | Non
 
 
 def absent(name: str, definition: Definition) -> Unavailable:
-    """Why a ground truth can not run where there is no environment for it."""
+    """Why a ground truth can not run that has no environment here."""
     adapter = lookup.serving(name, definition)
     lacking = adapter.lacking() if adapter is not None else None
     distribution = STACKS[STACK_OF[name]].distribution
@@ -119,7 +119,7 @@ def absent(name: str, definition: Definition) -> Unavailable:
 
 
 def named_outputs(definition: Definition, returned: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as `run`
-    """What an implementation returned, by output name; surplus values are `extra-<n>`, missing ones are absent."""
+    """An implementation's outputs by name; surplus values are called `extra-<n>`, missing ones are left out."""
     if isinstance(returned, Mapping):
         return {str(name): value for name, value in returned.items()}
     values = list(returned) if isinstance(returned, tuple | list) else [returned]
@@ -136,9 +136,9 @@ def call(  # noqa: PLR0913 - one call, spelled out
     *,
     further: bool = False,
 ) -> Any:  # noqa: ANN401 - what an implementation returns
-    """What an implementation returns for a case; draws of a sampling op are stacked along a new first axis.
+    """What an implementation returns for a case; a sampling op's draws are stacked along a new first axis.
 
-    `further`: whether draws with repeated rows follow, where the op asks for them.
+    `further`: whether draws with repeated rows follow, if the op asks for them.
     """
     trials = op.trials(definition, case)
     if not trials:
@@ -160,7 +160,7 @@ def call(  # noqa: PLR0913 - one call, spelled out
 
 
 def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Runs one case of a ground truth per call.
+    """Prepare a worker; returns the function that runs one case of a ground truth.
 
     The payload has `device`, `threads`, and `dataset` (root of the blobs, or null). An item has `implementation`,
     `definition` (JSON), its `digest`, the `case`, and whether to `repeat` it.
@@ -173,7 +173,7 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     loaded: dict[tuple[str, str], Runner | Unavailable] = {}
     calls.keep_memory()
     calls.wait_asleep(device)  # before a package opens the GPU
-    given = contextlib.ExitStack()  # the outputs that were answered last
+    given = contextlib.ExitStack()  # the outputs that were returned last
 
     def load(item: Mapping[str, Any]) -> "Runner | Unavailable":
         definition = Definition.model_validate(item["definition"])
@@ -190,7 +190,7 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
             if len(loaded) >= MOST_LOADED:
                 loaded.clear()
                 if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                    with calls.giving_back(calls.KEPT_BYTES):  # on a GPU others wait for that memory
+                    with calls.giving_back(calls.KEPT_BYTES):  # other processes wait for GPU memory
                         gc.collect()
             loaded[key] = load(item)
         found = loaded[key]
@@ -201,7 +201,7 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
                 answer = found.run(item)
         except (UnavailableError, RuntimeError) as error:
             return {"skip": asdict(lookup.lacking(error))}
-        # In memory that this process's parent may open until it asks again.
+        # The coordinator may open this memory until it asks again.
         file = given.enter_context(os.fdopen(os.memfd_create("outputs"), "wb", buffering=0))
         left = memoryview(save(answer.pop("outputs")))
         while left:
@@ -213,7 +213,7 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A ground truth that is ready for a definition."""
+    """A ground truth, ready to run cases of one definition."""
 
     definition: Definition
     op: Op
@@ -222,7 +222,7 @@ class Runner:
     dataset: Path | None
 
     def run(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Run one case; gives its outputs, what was drawn, and what it did beside."""
+        """Run one case; returns outputs, a digest of the inputs, and what the call did beside computing."""
         case = Case(**item["case"])
         drawn = self._drawn(case)
         seen = fingerprints(drawn)
@@ -237,9 +237,9 @@ class Runner:
         return {"inputs": digest_json(seen), "on_gpu": on_gpu, "outputs": tensors, **notes}
 
     def _repeat(self, case: Case, first: Tensors, returned: Mapping[str, Any], inputs: Values) -> dict[str, Any]:
-        """Run again on the same inputs, and once on others: equal bits, and answers that are not remembered.
+        """Run again on the same inputs, which must give the same bits, and on others, which must not.
 
-        What the first call returned is still held, so memory that a later call returns again is one and the same.
+        What the first call returned is still held, so an output in reused memory has the same address.
         """
         held = {address_of(value) for value in returned.values()} - {None}
         doubted = self.implementation.doubted
@@ -248,7 +248,7 @@ class Runner:
         others = [(self._drawn(other_case), self.op.tells_apart)]
         if doubted and not self.op.trials(
             self.definition, case
-        ):  # the first that has rows: the same sums and ends
+        ):  # the first input with rows to permute: equal sums and ends
             inner = self._drawn(case)
             changed = ((name, value) for name, value in (moved(inner) or {}).items() if value is not inner[name])
             others += [({**inner, name: value}, self._far_apart) for name, value in islice(changed, 1)]
@@ -266,7 +266,7 @@ class Runner:
         }
 
     def _far_apart(self, definition: Definition, one: Values, other: Values) -> bool:
-        """Whether what is expected of two sets of inputs differs by more than the order of sums."""
+        """Whether expected values for two sets of inputs differ by more than the order of sums explains."""
         try:
             self.op.check(definition)
             first, second = (self.op.oracle(definition, inputs) for inputs in (one, other))
@@ -278,21 +278,21 @@ class Runner:
     def _once_more(
         self, case: Case, drawn: Values, held: Container[int | None], places: Values | None = None
     ) -> tuple[Tensors, list[str]]:
-        """Outputs of one more call, and the names of those that lie in memory that is held.
+        """Outputs of one more call, and names of those in memory whose address is in `held`.
 
-        `places`: tensors in whose memory its inputs lie, where they have their shapes.
+        `places`: tensors whose memory the inputs reuse where shapes agree.
         """
         given = dict(self._given(case, drawn))
         for name, there in (places or {}).items():
             value = given[name]
             if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor) and value.shape == there.shape:
-                there.data.copy_(value)  # so that its version is the same as well
+                there.data.copy_(value)  # through .data, so that the tensor's version stays
                 given[name] = there
         tensors, returned = self._called(case, given)
         return tensors, [name for name, value in returned.items() if address_of(value) in held]
 
     def _called(self, case: Case, inputs: Values, *, further: bool = False) -> tuple[Tensors, Mapping[str, Any]]:
-        """What is judged of a call's outputs, on the CPU, and all that it returned."""
+        """The outputs to judge, on the CPU, and all that was returned."""
         calls.set_seed(case.seed, self.device)
         earlier = case.params.get(AFTER)
         if earlier is not None:
@@ -302,19 +302,19 @@ class Runner:
         answer = call(self.implementation, self.definition, self.op, case, inputs, further=further)
         returned = named_outputs(self.definition, answer)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # a copy to the host waits for the current stream alone
+            torch.cuda.synchronize(self.device)  # a copy to the host waits for the current stream only
         enlarged = self.op.enlarged(self.definition) if far.SIZE in case.params else None
         judged = returned if enlarged is None else enlarged.kept(self.definition, case, returned)
         held = {name: value for name, value in judged.items() if value is not None}
         return dict(zip(held, plain_tensors(list(held.values())), strict=True)), returned
 
     def _drawn(self, case: Case) -> Values:
-        """The case's inputs, wherever they are drawn fastest."""
+        """The case's inputs, drawn on whatever device is fastest."""
         device = drawing_device(self.definition, case, self.device)
         return make_inputs(self.op, self.definition, case, device=device, dataset=self.dataset)
 
     def _given(self, case: Case, drawn: Values) -> Values:
-        """The inputs as the ground truth gets them: of a far case, in full size."""
+        """The inputs that the ground truth gets: full-size tensors in a far case."""
         placed = place(drawn, self.device)
         enlarged = self.op.enlarged(self.definition) if far.SIZE in case.params else None
         return placed if enlarged is None else enlarged.spread(self.definition, case, placed)
@@ -323,7 +323,7 @@ class Runner:
 def notes_of(
     op: Op, definition: Definition, inputs: Values, returned: Mapping[str, Any], before: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What a call did beside computing, by the fingerprints that its inputs had before."""
+    """What a call did beside computing; `before` are fingerprints of its inputs before it."""
     after = fingerprints(inputs)
     allowed = op.mutated(definition)
     seen = {address_of(value) for value in inputs.values()}

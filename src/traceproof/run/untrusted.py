@@ -1,9 +1,9 @@
 """A definition's reference, or other code in its place, called in a worker that holds nothing else of ours.
 
-References, mutants of them, solutions, the code of other suites: whatever came with a definition is read by the
-policy first, loaded in a new worker (`traceproof.run.runner`), and believed nothing but the bytes of its outputs
-and what it says against itself. Inputs and outputs lie in memory that both sides share; beside them one small
-message goes each way, and nothing is ever unpickled.
+References, mutants of them, solutions, other suites' code: the policy reads it first, it is loaded in a new worker
+(`traceproof.run.runner`), and nothing of it is believed but the bytes of its outputs and what it says against
+itself. Inputs and outputs lie in memory that both sides share; beside them one small message goes each way, and
+nothing is ever unpickled.
 """
 
 import math
@@ -35,19 +35,19 @@ from traceproof.sandbox.model import Shared
 from traceproof.text import plain_text
 
 CALL = "traceproof.run.runner:setup"
-SCRATCH_BYTES = 256 * MIB  # what a reference may write into its folder
+SCRATCH_BYTES = 256 * MIB  # that a reference may write into its folder
 ANSWER_BYTES = MIB
 NAN = float("nan")
 
 
 def new_name() -> str:
-    """A module's name that says nothing."""
+    """A random name for a module, so that code learns nothing from it."""
     return f"m{secrets.token_hex(6)}"
 
 
-@lru_cache(64)  # a definition's reference is read for each of its processes
+@lru_cache(64)  # each process of a definition asks for its reference
 def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> Reply | None:
-    """What comes of a source that the policy refuses; None: it may run."""
+    """The reply for source that the policy refuses; None: it may run."""
     refusals = policy.check(source, rules)
     if not refusals:
         return None
@@ -55,7 +55,7 @@ def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> Reply | None
 
 
 class CallError(RuntimeError):
-    """A call of untrusted code that left no outputs; the text says why, the reply how it ended."""
+    """A call of untrusted code gave no outputs; the text says why, `reply` how it ended."""
 
     def __init__(self, reply: Reply) -> None:
         what = "the reference may not run" if reply.status is Status.REFUSED else reply.status
@@ -64,7 +64,7 @@ class CallError(RuntimeError):
 
     @property
     def told(self) -> str:
-        """The last line of its message, an exception's own."""
+        """The last line of the message, which is an exception's own."""
         lines = self.reply.message.strip().splitlines()
         return lines[-1] if lines else str(self.reply.status)
 
@@ -72,7 +72,7 @@ class CallError(RuntimeError):
 DTYPES: Mapping[str, torch.dtype] = {
     dtype_name(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)
 }
-ROOM = 64 << 20  # bytes that outputs may take beside what the definition says: wrong shapes are verdicts too
+ROOM = 64 << 20  # bytes for outputs beyond what the definition says, since wrong shapes are verdicts too
 MOST_OUTPUTS = 64
 MOST_AXES = 16
 MOST_REPETITIONS = 10_000
@@ -95,12 +95,12 @@ class Returned(BaseModel):
 
 
 class CallAnswer(BaseModel):
-    """All that a worker which runs untrusted code may say of a call.
+    """All that a worker that runs untrusted code may say of a call.
 
-    `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and wrote back), `late` (outputs that
-    changed after the call's stream was done) and `crossed` (a GPU's memory beside tensors was written) can be
-    seen in its process only: what is said there counts against it, and what is not said proves nothing. `times`
-    are held against a clock of ours. `fences` is what lay beside tensors, see `traceproof.run.calls.Fences`.
+    `aliased`, `subclassed`, `written` (inputs that it changed on a GPU and copied back), `late` (outputs that
+    changed after the call's stream was done) and `crossed` (GPU memory beside tensors was written) are seen in its
+    process only: what it says there counts against it, and silence proves nothing. `times` are checked by a clock
+    of ours. `fences` is what lay beside tensors, see `traceproof.run.calls.Fences`.
     """
 
     model_config = CLOSED
@@ -115,7 +115,7 @@ class CallAnswer(BaseModel):
 
 
 def answer_of(value: object) -> CallAnswer:
-    """A worker's answer. Raises BorderError: it is not in the form above."""
+    """Parse a worker's answer. Raises BorderError: it has another form."""
     try:
         return CallAnswer.model_validate(value)
     except ValidationError as error:
@@ -126,14 +126,14 @@ def answer_of(value: object) -> CallAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where inputs lie in their memory."""
+    """How inputs are laid out in shared memory."""
 
-    # bytes around each tensor, a multiple of 64; 0: they lie side by side, as near as alignment lets them
+    # bytes around each tensor, a multiple of 64; 0: tensors follow each other as closely as alignment allows
     room: int = 0
-    byte: int = 0  # what the bytes around tensors hold
+    byte: int = 0  # value of the bytes around tensors
     shift: int = 0  # elements by which each tensor begins after a multiple of 64 bytes
-    destinations: bool = False  # whether places for the outputs follow the inputs
-    fill: float = math.nan  # what these places hold
+    destinations: bool = False  # whether places for outputs follow the inputs
+    fill: float = math.nan  # value of these places
 
 
 PLAIN = Layout()
@@ -149,15 +149,15 @@ REASONS: Mapping[Status, Error] = {
 class CaseResult:
     """What an implementation left of one case: its outputs, and the names of what it should not have done.
 
-    `varying` is known only where it was run again. `times` are nanoseconds of repetitions that were asked for,
-    between events and of a wall clock, as a worker says; `seconds` went by outside of it.
+    `varying` is known only where it was run again. `times` are nanoseconds of timed repetitions, between events
+    and by wall clock, as the worker says; `seconds` were measured outside of it.
     """
 
     status: Literal["ok", "error", "skip"] = "ok"
     reason: str = ""
     message: str = ""
-    inputs: str | None = None  # digest of what was drawn
-    on_gpu: bool = False  # whether it was computed there
+    inputs: str | None = None  # digest of the drawn inputs
+    on_gpu: bool = False  # whether it was computed on a GPU
     outputs: Tensors = field(default_factory=dict)
     mutated: Sequence[str] = ()
     aliased: Sequence[str] = ()
@@ -165,36 +165,36 @@ class CaseResult:
     surplus: Sequence[str] = ()
     overrun: Sequence[str] = ()
     late: Sequence[str] = ()
-    fences: Sequence[str] = ()  # what lay beside its tensors, where that was asked for
+    fences: Sequence[str] = ()  # what lay beside its tensors, if asked for
     varying: Sequence[str] | None = None
     remembered: bool = False  # whether other inputs gave the same bits
     times: Sequence[tuple[int, int]] = ()
     seconds: float = 0.0
-    isolation: str = ""  # what untrusted code could reach, where isolation was not whole
+    isolation: str = ""  # what untrusted code could reach, if isolation was incomplete
 
     @classmethod
     def failed(cls, reply: Reply, about: str = "") -> Self:
-        """There is nothing to compare, for the reason that the reply gives."""
+        """The result of a call without outputs, for the reply's reason."""
         message, reached = plain_text(about + reply.message), plain_text(reply.isolation)
         return cls(status="error", reason=REASONS[reply.status], message=message, isolation=reached)
 
     @classmethod
     def skipped(cls, why: Unavailable) -> Self:
-        """Not run, for a reason of the closed list."""
+        """The result of a case that is not run, for one of the typed reasons."""
         return cls(status="skip", reason=why.reason, message=plain_text(why.message))
 
     @property
     def facts(self) -> dict[str, Sequence[str]]:
-        """What any caller can be told of; not memory that was written beside tensors, nor late outputs."""
+        """Misconduct that any caller can see; without writes beside tensors and late outputs."""
         names = ("mutated", "aliased", "subclassed", "surplus")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """What both sides of one call share: inputs, what the caller is told of each, and room for outputs.
+    """Memory that both sides of one call share: inputs, their description for the worker, room for outputs.
 
-    `gaps` are the places of bytes around tensors, each with the name of a tensor beside it.
+    `gaps` are byte ranges around tensors, each as (name of a tensor beside it, start, end).
     """
 
     definition: Definition
@@ -206,7 +206,7 @@ class CallMemory:
     layout: Layout
     inputs: Shared
     outputs: Shared
-    # whether the calls have their inputs on a GPU: shared memory then holds what the worker wrote back
+    # on a GPU the worker works on copies, and writes back inputs that it changed
     on_gpu: bool
 
     @classmethod
@@ -214,7 +214,7 @@ class CallMemory:
     def of(  # noqa: PLR0913 - one call, spelled out
         cls, definition: Definition, op: Op, case: Case, values: Values, *, layout: Layout = PLAIN, on_gpu: bool
     ) -> Iterator[Self]:
-        """Write inputs, places of outputs behind them where the layout says so. Raises BorderError: it can not."""
+        """Write the inputs, then places for outputs if the layout has them. Raises BorderError: it can not."""
         kept = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
         places = _destinations(definition, case, layout.fill) if layout.destinations else {}
         specs: list[Mapping[str, Any]] = []
@@ -244,11 +244,11 @@ class CallMemory:
 
     @property
     def destinations(self) -> int:
-        """How many places for outputs there are."""
+        """Number of places for outputs."""
         return len(self.specs) - len(self.values)
 
     def taken(self, said: object) -> CaseResult:
-        """Take what a call left. Raises BorderError: the answer is not in its form."""
+        """The result of a call, from the worker's answer. Raises BorderError: it has another form."""
         answer = answer_of(said)
         names = self._names(answer)
         wanted, judged = self.definition.outputs, self.op.judged(self.definition)
@@ -259,7 +259,7 @@ class CallMemory:
             if not isinstance(value, torch.Tensor):
                 continue
             left = now[spec["offset"] : spec["offset"] + value.nbytes]
-            # What inputs hold now that the definition has written to, and that none of its outputs stands for.
+            # An input that the definition writes to is judged, unless one of its outputs stands for it.
             if name in judged and name not in wanted:
                 outputs[name] = left.clone().view(value.dtype).reshape(value.shape)
             changeable = value.numel() and name not in allowed and (not self.on_gpu or place in answer.written)
@@ -272,7 +272,7 @@ class CallMemory:
         def named(places: Sequence[int]) -> list[str]:
             return [names.get(place, f"extra-{place}") for place in places]
 
-        # An output that the definition says is an input, modified, may share its memory.
+        # An output that is an input modified in place may share its memory.
         in_place = {name for name in wanted if wanted[name].param in self.definition.in_place}
         return CaseResult(
             outputs=outputs,
@@ -288,7 +288,7 @@ class CallMemory:
         )
 
     def _names(self, answer: CallAnswer) -> dict[int, str]:
-        """The name of each output, by its place: the source's own, else the definition's in order."""
+        """Name of each output by its place: the code's own, else the definition's in order."""
         wanted = [*self.definition.outputs, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
         given = ((one.index, wanted[one.index] if one.name is None else one.name) for one in answer.outputs)
         names = {index: plain_text(name, NAME_CHARACTERS) for index, name in given}
@@ -297,7 +297,7 @@ class CallMemory:
         return names
 
     def _outputs(self, answer: CallAnswer, names: Mapping[int, str]) -> Tensors:
-        """Copies of the definition's outputs that the worker wrote."""
+        """Copies of the definition's outputs, as the worker wrote them. Raises BorderError: dtype or size."""
         for output in answer.outputs:
             if output.dtype not in DTYPES:
                 raise BorderError(f"an output of dtype {output.dtype}, which torch does not have")
@@ -311,7 +311,7 @@ class CallMemory:
             name, dtype = names[output.index], DTYPES[output.dtype]
             if name in self.definition.outputs:
                 raw = whole(self.outputs.held)[place : place + size].clone()
-                # Whatever else lies there is no bool.
+                # bytes other than 0 and 1 are no valid bools
                 flat = (
                     raw != 0 if dtype == torch.bool else raw.view(dtype) if size else torch.empty(0, dtype=dtype)
                 )
@@ -321,7 +321,7 @@ class CallMemory:
 
 
 def _destinations(definition: Definition, case: Case, fill: float) -> Values:
-    """Filled places of the outputs that the definition always has."""
+    """Places for the outputs that the definition always has, filled with `fill`."""
     found: Values = {}
     for name, spec in definition.outputs.items():
         dtype = TORCH_DTYPES.get(spec.dtype)
@@ -335,33 +335,33 @@ def _destinations(definition: Definition, case: Case, fill: float) -> Values:
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest:
-    """One call, as the worker is told of it."""
+    """One call, as the worker gets it."""
 
-    inputs: Sequence[Mapping[str, Any]]  # what lies in the memory of inputs, in the order of arguments
-    # of torch's generator, one per draw; None: the draw goes on with the generator as the one before left it
+    inputs: Sequence[Mapping[str, Any]]  # descriptions of inputs, in the order of arguments
+    # for torch's generator, one per draw; None: the draw continues the generator of the one before
     seeds: Sequence[int | None]
-    trials: bool  # whether outputs of several draws are stacked along a new first axis
-    # draws with repeated rows after those, as `calls.further_draws` takes them; None: none are made
+    trials: bool  # whether outputs of draws are stacked along a new first axis
+    # draws with repeated rows that follow, as `calls.further_draws` takes them; None: none
     further: Mapping[str, Any] | None = None
-    calls: int = 1  # that are made, as far as `runner.CALLS_SECONDS` allow for those before the last one
-    fill: float | None = NAN  # what memory without a value holds; None: whatever lies there
-    threads: int = 1  # torch's
-    mode: str = ""  # of `traceproof.run.shadow`; empty: the code as it is
-    destinations: int = 0  # how many of the last inputs are places of outputs that the code writes
-    how: str = ""  # the call is made, see `runner.SAME_MEMORY` and beside it
-    surrounded: bool = False  # whether the inputs' surroundings count: on a GPU they are kept too
-    # repetitions that are timed in place of one call, as `calls.timed` takes them; None: none are
+    calls: int = 1  # number of calls, of which the last counts; the others end after `runner.CALLS_SECONDS`
+    fill: float | None = NAN  # value of unwritten memory; None: it stays as it is
+    threads: int = 1  # of torch
+    mode: str = ""  # of `traceproof.run.shadow`; empty: ordinary arithmetic
+    destinations: int = 0  # how many of the last inputs are places for outputs
+    how: str = ""  # a way to make the call, see `runner.SAME_MEMORY` and the others there
+    surrounded: bool = False  # whether bytes around inputs count: on a GPU they are kept, too
+    # repetitions to time in place of one call, as `calls.timed` takes them; None: none
     timing: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UntrustedSource:
-    """A source of a definition's form, in a worker of its own, which is replaced when it dies."""
+    """Source with a definition's inputs and outputs, in a worker, which is replaced when it dies."""
 
     definition: Definition
     op: Op
     session: WorkerSession
-    # how the worker knows the source, and what messages call it
+    # the module's name in the worker, and the code's name in messages
     token: str
     name: str
     device: str = "cpu"
@@ -378,12 +378,10 @@ class UntrustedSource:
         seconds: float | None = None,
         **order: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> CaseResult:
-        """What one call leaves; several draws are stacked along a new first axis, `further` ones after `trials`.
+        """The result of one call; several draws are stacked along a new first axis, `further` ones last.
 
-        Raises CallError: no outputs.
-
-        It may take `seconds`, or what the worker's limits say. Of the rest of a `CallRequest`, `mode` is one of
-        `traceproof.run.shadow`, for a single draw.
+        It may take `seconds`, or by default the worker's limit. In `order`, other fields of CallRequest, `mode` is
+        for a single draw. Raises CallError: there are no outputs.
         """
         shared = CallMemory.of(self.definition, self.op, case, inputs, layout=layout, on_gpu=self.device != "cpu")
         try:
@@ -391,7 +389,7 @@ class UntrustedSource:
                 places = range(len(memory.values), len(memory.specs))  # of outputs, repeated as inputs are
                 request = CallRequest(
                     inputs=memory.specs,
-                    # Every other draw has its own; those between show who is right with a fresh generator alone.
+                    # Every second draw gets a seed; those between show who is right only with a fresh generator.
                     seeds=[seed, *(None if n % 2 else (seed + n * GOLDEN) % (1 << 63) for n in range(1, trials))],
                     trials=bool(trials),
                     further=None if further is None else {**asdict(further), "inputs": [*further.inputs, *places]},
@@ -415,21 +413,21 @@ class UntrustedSource:
 
 @contextmanager
 def loaded(  # noqa: PLR0913 - one worker, spelled out
-    definition: Definition,  # whose inputs and outputs it takes and gives
-    pool: Pool,  # see `workers.untrusted_pool`
+    definition: Definition,  # its inputs and outputs are those of the code
+    pool: Pool,  # of workers, see `workers.untrusted_pool`
     *,
     limits: Limits,  # of one call
-    source: str | None = None,  # the code; None: the reference
+    source: str | None = None,  # None: the definition's reference
     device: str = "cpu",  # where it gets its inputs
-    ours: bool = False,  # whether we have added to a text that the policy has passed
-    # files and an entry point in the place of a source, which the policy has passed; see `runner.load_solution`
+    ours: bool = False,  # whether we wrote it around text that the policy has passed
+    # files and an entry point in place of `source`, already passed by the policy; see `runner.load_solution`
     solution: Mapping[str, Any] | None = None,
-    scratch: AbstractContextManager[Path] | None = None,  # the worker's folder; None: an empty one
-    at: Path | None = None,  # where the worker finds that; None: where it is
-    token: str = "",  # what the worker calls the module; empty: a new name
-    fill: float | None = NAN,  # what memory without a value holds while it is loaded
+    scratch: AbstractContextManager[Path] | None = None,  # the worker's folder; None: a new one
+    at: Path | None = None,  # path at which the worker sees that folder; None: the same
+    token: str = "",  # the module's name in the worker; empty: a new name
+    fill: float | None = NAN,  # value of unwritten memory while the code is loaded
 ) -> Iterator[UntrustedSource]:
-    """A definition's reference, or another source, in a new worker at the first call.
+    """A definition's reference, or another source; it is loaded in a new worker at the first call.
 
     Raises CallError: the policy refuses it.
     """
@@ -440,7 +438,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     op, _ = registry.for_definition(definition)
     name = f"{'reference of' if solution is None else 'solution to'} {definition.name}"
     token = token or new_name()
-    most = SCRATCH_BYTES if solution is None else limits.file_bytes  # which may be compiled
+    most = SCRATCH_BYTES if solution is None else limits.file_bytes  # a solution may be compiled
     own = replace(limits, file_bytes=most, message_bytes=ANSWER_BYTES)
     payload = {"source": text, "name": token, "device": device, "threads": 1, "fill": fill, "solution": solution}
     with (

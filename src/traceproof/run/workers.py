@@ -1,8 +1,8 @@
-"""Workers for our own code: a process in some environment's interpreter, asked one thing after the other.
+"""Workers for our own code: a process in some environment's interpreter, which runs one item after the other.
 
-Ground truths run in one per environment (`traceproof.run.trusted`), solutions are judged and generated tests run
-in others. At the end the pool that untrusted code's workers are forked from. Needs no torch: who starts one may
-have none.
+Ground truths run in one per environment (`traceproof.run.trusted`); solutions are judged and generated tests run
+in others. At the end stands the pool from which untrusted code's workers are forked. Needs no torch, as the
+process that starts a worker may have none.
 """
 
 import contextlib
@@ -37,28 +37,28 @@ if TYPE_CHECKING:  # it imports torch
     from traceproof.run.trusted import Implementation
 
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
-# Where compiled kernels lie, and how they are compiled.
+# Prefixes of variables that say where compiled kernels lie and how they are compiled.
 CACHES = tuple(prefix for stack in STACKS.values() for prefix in stack.variables)
-TOLD = "told"  # of a message that is no answer: how far the process is
-OUTPUTS = "outputs at"  # of an answer: the path of tensors in memory, which its reader gets as `outputs`
-START_SECONDS = 240.0  # for an interpreter, and to import torch from a cold network file system
-IMPORT_SECONDS = 120.0  # for its first call beside the limit, on a GPU: it imports a package, and opens the GPU
-RUNNER = "traceproof.run.runner"  # in a pool for untrusted code
-POLL_SECONDS = 0.5  # between looks at a worker's memory
+TOLD = "told"  # key of a message that reports progress and is no answer
+OUTPUTS = "outputs at"  # key of an answer: path of a file with tensors, which the caller gets as `outputs`
+START_SECONDS = 240.0  # to start an interpreter and import torch, also from a cold network file system
+IMPORT_SECONDS = 120.0  # added to the first call's limit on a GPU, as it imports a package and opens the GPU
+RUNNER = "traceproof.run.runner"  # imported in the pool for untrusted code
+POLL_SECONDS = 0.5  # between checks of a worker's memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """An interpreter that implementations run in."""
+    """An interpreter in which implementations run."""
 
-    name: str  # of a stack
+    name: str  # of its stack
     python: str
-    # what the rule `stack` wrote: `digest`, `versions`, `device`, `device_type`, `cuda_home`
+    # from the rule `stack`: `digest`, `versions`, `device`, `device_type`, `cuda_home`
     record: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(
         default_factory=dict
-    )  # for its workers, beside the few that are passed on
-    path: tuple[str, ...] = ()  # folders of packages that go before what is installed
+    )  # for its workers, beside the few that are always passed on
+    path: tuple[str, ...] = ()  # folders that precede the installed packages
 
     @property
     def on_gpu(self) -> bool:
@@ -66,61 +66,62 @@ class Environment:
         return self.record.get("device_type") == "cuda"
 
     def told(self, caches: Path | None) -> dict[str, str]:
-        """All environment variables for its workers; `caches` is for what they compile."""
+        """All environment variables for its workers; `caches` is a folder for what they compile."""
         compiled = {}
         if self.on_gpu and caches is not None:
             compiled = jit.environment(caches, self.record, python=self.python)
         own = Path(traceproof.__file__).resolve().parents[1]
         places = os.pathsep.join([*self.path, str(own)])
-        own_files = {"PYTHONDONTWRITEBYTECODE": "1"} if self.path else {}  # somebody's checkout stays as it is
+        own_files = {"PYTHONDONTWRITEBYTECODE": "1"} if self.path else {}  # writes nothing into a user's checkout
         return {**dict.fromkeys(THREADS, "1"), **compiled, "PYTHONPATH": places, **own_files, **self.variables}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What is run with."""
+    """Everything that an engine runs with."""
 
-    # by stack. The main one missing: this interpreter; another missing: it is not to be had here
+    # by stack. Without the main one, this interpreter is used; another missing one is not available
     environments: Mapping[str, Environment] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)  # of one call
-    build_seconds: float = 0.0  # of a kernel module, or of a call that compiles what it calls
-    dataset: Path | None = None  # its root, for workload lines' blobs
-    caches: Path | None = None  # folder for what is compiled; None: where packages put it by themselves
-    conceal: Sequence[Path] = ()  # what untrusted code must not see, beside the project
+    build_seconds: float = 0.0  # limit of a kernel build, and of a call that compiles
+    dataset: Path | None = None  # root, for blobs of workload lines
+    caches: Path | None = None  # for compiled kernels; None: where packages put them
+    conceal: Sequence[Path] = ()  # folders that untrusted code must not see, beside the project
     code: str = ""  # digest of our code, for rows
-    tolerance: float | None = None  # the user's atol and rtol, in place of the calibrated gates
-    figures: bool = True  # whether large outputs that pass have figures in their rows
-    weak: bool = False  # whether untrusted code may run where isolation is not whole
-    alone: bool = False  # whether no other process has the GPU: what is drawn there is solved there
-    workers: int = 1  # of each environment at most, where definitions side by side would wait for one
-    # implementations that are called in this process, by name: code that its user trusts (`traceproof.check`)
+    tolerance: float | None = None  # the user's atol and rtol, which replace the calibrated gates
+    figures: bool = True  # whether large outputs that pass get figures
+    weak: bool = False  # whether untrusted code may run with incomplete isolation
+    alone: bool = False  # whether no other process uses the GPU: what is drawn there is also solved there
+    workers: int = 1  # per environment at most
+    # by name, functions called as implementations in this process: code that its user trusts (`traceproof.check`)
     functions: Mapping[str, "Implementation"] = field(default_factory=dict)
-    # told of each (implementation, definition, case, status) that is finished; called from any thread
+    # called with (implementation, definition, case, status) of each that ends; from any thread
     progress: Callable[[str, str, str, str], object] = lambda *_: None
 
     def record(self, name: str) -> Mapping[str, Any]:
-        """The environment's record that an implementation's rows stand on."""
+        """Record of the environment that an implementation's rows depend on."""
         return self.environments.get(environment_of(name), self.environments[MAIN]).record
 
 
 class Worker:
-    """A process of one environment, replaced when it dies. It ends with the thread that started it, at the latest.
+    """A process of one environment, replaced when it dies; it ends at the latest with the thread that started it.
 
-    The function that `setup` names, as `module:function`, is called in it with the payload; what that gives is
+    The function that `setup` names, as `module:function`, is called in it with the payload; what that returns is
     called with each item.
     """
 
-    _starting = threading.Lock()  # else one that starts meanwhile inherits this one's end, and keeps it open
+    # else a process started meanwhile would inherit this one's socket and keep it open
+    _starting = threading.Lock()
 
     def __init__(  # noqa: PLR0913 - one process, spelled out
         self,
         environment: Environment,
         setup: str,
         payload: Mapping[str, Any],
-        limits: Limits,  # of one item: seconds, and bytes of memory
+        limits: Limits,  # of one item: seconds, bytes
         *,
-        caches: Path | None = None,  # folder for what is compiled
-        told: Callable[[str], object] = lambda _: None,  # gets what the process says with `tell`
+        caches: Path | None = None,  # for compiled kernels
+        told: Callable[[str], object] = lambda _: None,  # called with what the process reports by `tell`
     ) -> None:
         self._environment, self._limits, self._caches = environment, limits, caches
         self._told = told
@@ -128,7 +129,7 @@ class Worker:
         self._lock = threading.Lock()
         self._pid = 0
         self._channel: Connection | None = None
-        self._baseline = 0  # bytes that it took before the first question
+        self._baseline = 0  # resident bytes before its first item
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +138,7 @@ class Worker:
         self.close()
 
     def fork(self) -> None:
-        """Start it as a copy of this process, which has one thread and this environment, and imported torch."""
+        """Start it as a fork of this process, which has one thread, this environment and torch imported."""
         ours, theirs = socket.socketpair()
         self._pid = os.fork()
         if not self._pid:
@@ -149,7 +150,7 @@ class Worker:
         self._channel = Connection(ours.detach())
 
     def _start(self) -> None:
-        """Start it with an interpreter of its own."""
+        """Start it as a new interpreter."""
         python = self._environment.python
         kept = {name: value for name, value in os.environ.items() if name.startswith(CACHES)}
         own = {**kept, **self._environment.told(self._caches)}
@@ -169,11 +170,11 @@ class Worker:
         self._channel = Connection(ours.detach())
 
     def ask(self, item: Any, seconds: float | None = None) -> Reply:  # noqa: ANN401 - any JSON value
-        """Run one item in `seconds`, or in the limit's; outputs in its answer are tensors that lie in memory."""
+        """Run one item within `seconds`, by default the limit; an answer's `outputs` are tensors."""
         with self._lock:
             started = time.monotonic()
             if self._channel is not None and self._baseline and self._channel.poll():
-                self.close()  # it ended while nobody asked
+                self.close()  # it ended since the last item
             if self._channel is None:
                 self._start()
             limit = seconds or self._limits.seconds
@@ -195,7 +196,7 @@ class Worker:
             return reply
 
     def _answer(self, seconds: float) -> Reply:
-        """What it answers, or how it ended: one that is late, or takes too much memory, is ended."""
+        """Its answer, or how it ended: it is killed if it takes too long or too much memory."""
         assert self._channel is not None
         end, most = time.monotonic() + seconds, self._limits.memory_bytes
         said: dict[str, Any] = {TOLD: ""}
@@ -223,7 +224,7 @@ class Worker:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started, and has not been ended."""
+        """Whether it was started and not ended."""
         return self._channel is not None
 
     def close(self, *, killing: bool = True) -> int:
@@ -243,29 +244,29 @@ class Worker:
         return -1
 
 
-SERVING: list[Connection] = []  # in a worker: to who asks
+SERVING: list[Connection] = []  # in a worker: the channel to the process that asks
 
 
 def tell(text: str) -> None:
-    """In a worker, say how far it is to who asks; elsewhere nothing is said."""
+    """In a worker, report progress to the process that asks; elsewhere do nothing."""
     for channel in SERVING:
         channel.send_bytes(json.dumps({TOLD: text}).encode())
 
 
 def serve(descriptor: int, setup: str, payload: Mapping[str, Any]) -> None:
-    """The worker's life: answers until nobody asks."""
+    """Main loop of a worker: set up, then answer items until the other side closes."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    with Path(os.devnull).open("r+b") as nothing:  # packages print; what they raise is told
+    with Path(os.devnull).open("r+b") as nothing:  # packages print
         for stream in (0, 1, 2):
             os.dup2(nothing.fileno(), stream)
     channel = Connection(descriptor)
     SERVING[:] = [channel]
     module, _, function = setup.partition(":")
     held: list[Any] = []
-    gc.disable()  # a sixth of the time that importing takes; packages are imported with the first item
+    gc.disable()  # saves a sixth of import time; packages are imported with the first item
     answer = guarded(lambda: held.append(getattr(importlib.import_module(module), function)(payload)))
     channel.send_bytes(json.dumps(answer).encode())
     run = held[0] if held else None
@@ -284,7 +285,7 @@ def untrusted_pool(
     environment: Mapping[str, str] | None = None,
     preload: Sequence[str] = (),
 ) -> Pool:
-    """Workers for untrusted code, which find the runner imported and see nothing else of this project.
+    """A pool of workers for untrusted code: they have the runner imported and see nothing else of this project.
 
     The arguments are those of `Pool`; `preload` is imported beside PyTorch.
     """
@@ -292,9 +293,7 @@ def untrusted_pool(
     where, root = package.parent, package.parents[1]
     clone = (root / "Snakefile").is_file()
     project = [root / name for name in ("src", "tests", "examples")] if clone else [package]
-    copies = {Path(folder).resolve() / package.name for folder in sys.path} - {
-        package
-    }  # beside the clone that runs
+    copies = {Path(folder).resolve() / package.name for folder in sys.path} - {package}  # other installed copies
     project += [one for one in copies if one.is_dir()]
     env = {**(environment or {}), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return Pool(
@@ -309,5 +308,5 @@ def untrusted_pool(
 
 
 if __name__ == "__main__":
-    # What imports this module later finds it, and not `__main__`.
+    # so that later imports of this module find it under its name, not as `__main__`
     importlib.import_module("traceproof.run.workers").serve(int(sys.argv[1]), *json.loads(sys.argv[2]))
