@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -9,10 +10,17 @@ from collections.abc import Callable
 SECONDS = float(os.environ.get("TRACEPROOF_FUZZ_SECONDS", "0"))  # for each test; 0: one round
 
 
+class Further:
+    """Rounds after the first one."""
+
+    end = math.inf  # after which their examples need not be tried
+
+
 def repeatedly(check: Callable[[], None]) -> None:
     """Call a hypothesis test once, and again with other examples while there is time."""
     end = time.monotonic() + SECONDS
-    while True:
+    check()
+    Further.end = end
+    while time.monotonic() < Further.end:
         check()
-        if time.monotonic() >= end:
-            return
+    Further.end = math.inf
