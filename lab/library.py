@@ -22,8 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from exploits.base import Exploit
-from exploits.corpus import EXPLOITS, TESTS, dataset
+from exploits.corpus import EXPLOITS, TESTS, Exploit, dataset
 from exploits.honest import WRITTEN, Honest
 
 import traceproof

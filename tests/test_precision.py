@@ -1,26 +1,12 @@
-"""The precision that a kernel used is read off its errors: planted kernels, and solutions that were judged."""
-
-from collections.abc import Iterator
+"""The precision that a kernel used is read off its errors; test_exploits.py has solutions that were judged."""
 
 import pytest
 import torch
-from exploits.corpus import EXPLOITS, dataset
-from solution_judge import SolutionJudge, candidate, solution_judge
 
 from forensics import Plant, examined, plants
 from traceproof.judge.precision import FORMATS, examine, rounded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SEEN = {
-    "product_in_bf16_for_float32": "inputs rounded to bfloat16",
-    "product_in_tf32_for_float32": "inputs rounded to tf32",
-    "product_in_fp8": "inputs rounded to float8_e4m3fn",
-    "norm_in_tf32_for_float32": "inputs rounded to tf32",
-    "inputs_in_fp8": "inputs rounded to float8_e4m3fn",
-    "sums_in_bf16": "sums rounded to bfloat16",
-    "result_in_fp8": "result rounded to float8_e4m3fn",
-    "half_of_the_columns_counted": "errors that no rounding explains",
-}
 
 
 @pytest.mark.parametrize("plant", tuple(plants()), ids=lambda p: f"{p.kind}-{p.out}-{p.truth}-{p.order}")
@@ -42,18 +28,3 @@ def test_what_says_nothing_is_not_told() -> None:
     inputs = {"A": torch.randn(2, 4), "B": torch.randn(4)}
     assert examine(inputs, ("A",), lambda _: torch.zeros(2), lambda _: torch.zeros(2)) is None
     assert examine(inputs, ("A",), lambda _: torch.full((99,), torch.nan), lambda _: torch.zeros(99)) is None
-
-
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SolutionJudge]:
-    root = dataset(tmp_path_factory.mktemp("exploits") / "dataset")
-    with solution_judge(tmp_path_factory.mktemp("judging"), dataset=root) as found:
-        yield found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SEEN)
-def test_a_refused_solution_is_told_what_it_did(name: str, judge: SolutionJudge) -> None:
-    exploit = next(one for one in EXPLOITS if one.name == name)
-    trial = judge.trial(candidate(name, exploit.source), exploit.definition)
-    assert [one.seen for one in trial.precision] == [SEEN[name]]
