@@ -110,9 +110,9 @@ def failures(definition: Definition, kernel: Kernel, *sizes: str) -> dict[str, s
     return found
 
 
-def assert_inputs_fit(definition: Definition, case: Case, *, again: bool = True) -> None:
+def assert_inputs_fit(subject: SolvedCase, *, again: bool = True) -> None:
     """Inputs have the schema's order, shapes and dtypes; drawn `again` they are the same; a seed matters."""
-    values = inputs_of(definition, case)
+    definition, case, values = subject.definition, subject.case, subject.inputs
     assert list(values) == list(definition.inputs)
     for name, spec in definition.inputs.items():
         value = values[name]

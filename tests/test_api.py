@@ -72,23 +72,17 @@ def test_each_form_has_an_oracle_that_accepts_right_and_refuses_zeros(form: api.
     definition = form.definition("bfloat16", axes_of(form))
     assert registry.for_definition(definition)[1] is None
     right = by_oracle(definition)
-    few = ["small-0"] if form.op_type == "sampling" else []  # a thousand draws of each
-    report = traceproof.check(right, definition, sizes=("small",), cases=few, device="cpu")
+    assert all(case.inputs for case in traceproof.cases(definition, sizes=("small",), device="cpu"))
+    report = traceproof.check(right, definition, cases=["small-0"], device="cpu")
     assert report, str(report)
     zeros = traceproof.check(
         lambda *given: {name: torch.zeros_like(value) for name, value in right(*given).items()},
         definition,
-        sizes=("small",),
         cases=["small-0"],
         device="cpu",
     )
     assert not zeros
     assert zeros.failures
-
-
-def test_every_form_is_of_an_op_type_with_an_oracle() -> None:
-    # Op_types of packages' own templates have none: their definitions come from a file or a dataset.
-    assert {form.op_type for form in api.forms().values()} <= set(registry.known())
 
 
 def test_a_report_says_what_is_wrong_where_and_how_to_repeat_it() -> None:

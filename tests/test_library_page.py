@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import with_torch
 
 from traceproof.api import forms
 
@@ -49,10 +50,8 @@ def test_an_example_runs_as_it_is_written(name: str, python: Path, tmp_path: Pat
         pytest.skip(f"no_cuda: {name} needs a GPU or its compiler")
     file = tmp_path / ("test_example.py" if "@pytest.mark" in text else "example.py")
     file.write_text(text, encoding="utf-8")
-    command = [str(python), *(["-m", "pytest", "-q"] if "@pytest.mark" in text else []), file.name]
-    done = subprocess.run(
-        command, cwd=tmp_path, check=False, capture_output=True, text=True, env={"PATH": os.environ["PATH"]}
-    )
+    command = ["pytest", "-q", file.name] if "@pytest.mark" in text else [str(file)]
+    done = with_torch.run(*command, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, python=str(python))
     assert done.returncode == 0, done.stdout + done.stderr
     if name == "A function":
         assert "RIGHT: rms_norm for rmsnorm_h4096" in done.stdout

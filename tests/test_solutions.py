@@ -143,12 +143,18 @@ def test_what_no_kernel_has_a_reason_to_say_is_refused_unread_by_python() -> Non
     assert candidate("one", f"import traceproof\n{RETURNS}").refusals
 
 
-def _judged(source: str, tmp_path: Path, *, whole: bool = True) -> Certificate:
+@pytest.fixture(scope="module")
+def process() -> Iterator[Judge]:
+    with Judge() as made:
+        yield made
+
+
+def _judged(process: Judge, source: str, tmp_path: Path, *, whole: bool = True) -> Certificate:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     [found] = read(tmp_path / "mine.py")
     settings = JudgeSettings(whole=whole, sizes=("small",), hidden_seed=5, conceal=(str(tmp_path),), weak=True)
-    with Judge() as judge, target_of(NAME, DATASET) as target:
-        return judge.judged(found, target, settings, repeat="traceproof judge mine.py")
+    with target_of(NAME, DATASET) as target:
+        return process.judged(found, target, settings, repeat="traceproof judge mine.py")
 
 
 def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
@@ -163,8 +169,8 @@ def test_an_interpreter_without_torch_is_told(tmp_path: Path) -> None:
     assert "names a Python with torch" in str(caught.value)
 
 
-def test_the_first_wrong_answer_ends_it(judge: SolutionJudge, tmp_path: Path) -> None:
-    certificate = _judged(WRONG, tmp_path, whole=False)
+def test_the_first_wrong_answer_ends_it(judge: SolutionJudge, process: Judge, tmp_path: Path) -> None:
+    certificate = _judged(process, WRONG, tmp_path, whole=False)
     assert [row.bad for row in certificate.rows] == [False] * (len(certificate.rows) - 1) + [True]
     assert certificate.rows[-1].case == "adversarial-tiny"
     assert not certificate.precision
@@ -193,8 +199,8 @@ def run(hidden_states, weight):
     assert time.monotonic() - begun < limits.seconds
 
 
-def test_a_certificate_says_what_was_asked_run_and_seen(tmp_path: Path) -> None:
-    certificate = _judged(RETURNS, tmp_path)
+def test_a_certificate_says_what_was_asked_run_and_seen(process: Judge, tmp_path: Path) -> None:
+    certificate = _judged(process, RETURNS, tmp_path)
     assert certificate.accepted
     assert certificate.repeat == "traceproof judge mine.py"
     [bounds] = [one.detail for one in certificate.properties if one.name == "bounds"]
@@ -205,8 +211,8 @@ def test_a_certificate_says_what_was_asked_run_and_seen(tmp_path: Path) -> None:
     assert "ACCEPTED: mine for rmsnorm_h96" in table(certificate)
 
 
-def test_a_page_escapes_whatever_a_solution_says(tmp_path: Path) -> None:
-    certificate = _judged(f"import os\n{RETURNS}", tmp_path)
+def test_a_page_escapes_whatever_a_solution_says(process: Judge, tmp_path: Path) -> None:
+    certificate = _judged(process, f"import os\n{RETURNS}", tmp_path)
     assert not certificate.accepted
     assert "refused" in certificate.reasons[0]
     hostile = certificate.model_copy(update={"solution": "<script>x</script>"})

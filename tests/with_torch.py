@@ -35,17 +35,19 @@ for line in sys.stdin:
 
 
 @cache
-def _parent() -> subprocess.Popen[str]:
+def _parent(python: str) -> subprocess.Popen[str]:
     given = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    command, pipe = [sys.executable, "-c", PARENT], subprocess.PIPE
+    command, pipe = [python, "-c", PARENT], subprocess.PIPE
     process = subprocess.Popen(command, env=given, cwd="/", stdin=pipe, stdout=pipe, text=True)
     atexit.register(process.communicate)
     return process
 
 
-def run(*command: str, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, cwd: Path, env: Mapping[str, str], python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     """Run `pytest` or a file, with arguments."""
-    process = _parent()
+    process = _parent(python)
     assert process.stdin is not None
     assert process.stdout is not None
     with TemporaryDirectory() as folder:
