@@ -1,4 +1,4 @@
-"""The layers around untrusted code: which ones this machine offers, found by trying, and how one enters them.
+"""The layers of isolation around untrusted code: which ones this machine offers, found by trying; entering them.
 
 Last comes what a worker sees of the file system, and the new root that shows just that.
 """
@@ -14,45 +14,45 @@ from pathlib import Path
 
 from traceproof.sandbox import kernel
 
-# Installed software; libraries and programs, nobody's data.
+# Installed software: libraries and programs, no user's data.
 _SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /opt /nix/store /gnu/store /sys"
 SYSTEM = tuple(_SYSTEM.split())
-# Of /etc, only what loading a library or naming a time zone or a user needs: the rest may hold keys.
+# Of /etc, only what loading a library or looking up a time zone or a user needs; the rest may hold keys.
 _ETC = "alternatives group ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf passwd"
 ETC = tuple(_ETC.split())
 DEVICES = ("null", "full", "random", "urandom")  # below /dev
-GPU_DEVICES = ("nvidia*", "dxg", "zero")  # the last is memory that counts for nobody, once it is mapped
-# Of /proc, what changes the machine: the owner of these files, root, needs no capability to write to them.
+GPU_DEVICES = ("nvidia*", "dxg", "zero")  # /dev/zero gives memory that is counted for no process once it is mapped
+# Of /proc, files that change the machine: root, who owns them, needs no capability to write to them.
 MACHINE_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 SHARED = "/dev/shm"  # noqa: S108 - a small one of the worker's own
 SHARED_MEMORY = "size=64m,nr_inodes=4096,mode=1777"  # what CUDA and semaphores put into /dev/shm is small
-# CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); the file view of its own stays.
+# CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); its private file view remains.
 CUDA_REFUSES = ("landlock",)
 HOLDS = "holds"
 ABSENT = "absent: "
 LEFT_OUT = ABSENT + "left out on request"
-REASON_BYTES = 4096  # a pipe takes that much at once
+REASON_BYTES = 4096  # at most PIPE_BUF: written to a pipe in one piece
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleFiles:
-    """Paths that a worker keeps: to read, to write (its scratch folder), device nodes; and what it never sees."""
+    """Paths in a worker's file view: readable ones, its scratch folder, device nodes, and concealed ones."""
 
     readable: tuple[str, ...]
     scratch: str
     devices: tuple[str, ...]
     concealed: tuple[str, ...] = ()
-    source: str = ""  # the folder that the scratch folder is, in a file view of its own; empty: that one
+    source: str = ""  # the real folder that appears at `scratch` in a private file view; empty: `scratch` itself
 
     def concealing(self, paths: Sequence[str]) -> "VisibleFiles":
-        """The view without what lies in some folders, but for a folder that the interpreter itself lies in."""
+        """The view without these folders, except one in which the interpreter itself lies."""
         own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, sys.executable)]
         hidden = [path for path in paths if not any(_inside(one, path) for one in own)]
         kept = [path for path in self.readable if not any(_inside(path, folder) for folder in hidden)]
         return VisibleFiles(tuple(kept), self.scratch, self.devices, tuple(hidden), self.source)
 
 
-LAYERS = {  # around untrusted code; those that a machine does not have stay away
+LAYERS = {  # around untrusted code; a machine may lack some
     "user": "user namespace",
     "process": "process namespace",
     "network": "network namespace",
@@ -65,9 +65,9 @@ LAYERS = {  # around untrusted code; those that a machine does not have stay awa
 
 
 def lacking(layers: Mapping[str, str]) -> list[str]:
-    """What untrusted code could reach with these layers; empty: isolation is whole.
+    """What untrusted code could reach if only these layers hold; empty: isolation is complete.
 
-    Several layers may do for one protection: a GPU's driver does not start behind Landlock, say.
+    Several layers give the same protection: a GPU's driver does not start behind Landlock, for example.
     """
     holds = {name for name, state in layers.items() if state == HOLDS}
     protections = {
@@ -90,7 +90,7 @@ def new_user() -> None:
 
 
 def leave(plan: frozenset[str], seen: VisibleFiles, stage: str) -> None:
-    """Enter the namespaces of network, IPC and mounts, and the file view; with `process`, as its first process."""
+    """Enter network, IPC and mount namespaces and the file view; in a process namespace, as its first process."""
     flags = kernel.CLONE_NEWNET if "network" in plan else 0
     flags |= kernel.CLONE_NEWIPC if "ipc" in plan else 0
     flags |= kernel.CLONE_NEWNS if {"files", "process"} & plan else 0
@@ -105,16 +105,16 @@ def leave(plan: frozenset[str], seen: VisibleFiles, stage: str) -> None:
 
 
 def give_up(plan: frozenset[str], seen: VisibleFiles, *, processes: bool, gpu: bool = False) -> None:
-    """Give up privileges, then files and system calls: the last step before foreign code, which nothing undoes."""
+    """Give up privileges, file access and system calls: the last step before foreign code, and irreversible."""
     if "privileges" in plan:
         kernel.drop_capabilities()
     if {"privileges", "landlock", "system_calls"} & plan:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if "landlock" in plan:
-        own = [seen.scratch, SHARED] if "files" in plan else [seen.scratch]  # private only then
+        own = [seen.scratch, SHARED] if "files" in plan else [seen.scratch]  # /dev/shm is private only there
         kernel.restrict_files([*seen.readable, "/proc"], own, seen.devices)
     if "system_calls" in plan:
-        # Without a process namespace it could signal every process of this user, its own monitor first.
+        # Without a process namespace it could signal every process of this user, its own guard first.
         only = None if "process" in plan else os.getpid()
         kernel.install_filter(
             kernel.filter_program(kernel.MACHINE, processes=processes, only_signal=only, gpu=gpu)
@@ -122,10 +122,10 @@ def give_up(plan: frozenset[str], seen: VisibleFiles, *, processes: bool, gpu: b
 
 
 def probe(stage: str, without: Collection[str] = ()) -> tuple[frozenset[str], dict[str, str]]:
-    """Try the layers, all at once; where that fails, each in a process of its own.
+    """Try all layers at once, or else each in a process of its own; returns those that hold, and all states.
 
-    Must run in a single thread, before anything heavy is imported. `stage` is an empty folder; its parent is one
-    to make others in.
+    Must run in a single thread, before anything heavy is imported. `stage` is an empty folder; other folders are
+    made beside it.
     """
     with tempfile.TemporaryDirectory(dir=Path(stage).parent) as scratch:
         seen = view_of_this_process(scratch, gpu=False)
@@ -148,7 +148,7 @@ def probe(stage: str, without: Collection[str] = ()) -> tuple[frozenset[str], di
 
 
 def _try_all(plan: frozenset[str], seen: VisibleFiles, stage: str) -> None:
-    """Enter all layers of a plan as a worker does. Raises OSError: one of them is refused, or does not act."""
+    """Enter all layers of a plan as a worker does. Raises OSError: one is refused, or has no effect."""
 
     def inside() -> None:
         leave(plan, seen, stage)
@@ -170,7 +170,7 @@ def _try_all(plan: frozenset[str], seen: VisibleFiles, stage: str) -> None:
 
 
 def outcome_of(call: Callable[[], object]) -> str:
-    """Make the call in a forked process: `HOLDS`, or `ABSENT` and the reason."""
+    """Make a call in a forked process; returns `HOLDS`, or `ABSENT` and the error."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -191,7 +191,7 @@ def outcome_of(call: Callable[[], object]) -> str:
 
 
 def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -> VisibleFiles:
-    """The view that this interpreter needs: its own files, the libraries it has loaded, and `more`."""
+    """The view that this interpreter needs: its own files, folders of libraries that it has loaded, and `more`."""
     wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *more]
     wanted += [sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.path.realpath(sys.executable)).parent)]
     wanted += [path for path in sys.path if path]
@@ -210,9 +210,9 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:
-    """The links on the way to the paths and what these resolve to, less what lies inside another of them.
+    """Every link on the way to the paths and their resolved targets, without those that lie inside another one.
 
-    No path in the result leads through a link, so that making it in a new root never reaches out of that.
+    No path in the result leads through a link, so creating it below a new root never reaches outside of that.
     """
     wanted: set[str] = set()
     for path in paths:
@@ -225,7 +225,7 @@ def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _links_and_target(path: str) -> set[str]:
-    """Every link met while walking to `path`, and where it ends; empty if there is nothing."""
+    """Every link met on the way to `path`, and its resolved target; empty if it does not exist."""
     found = set()
     real = os.path.realpath(path)
     todo = os.path.abspath(path)  # noqa: PTH100 - must not resolve links
@@ -243,10 +243,10 @@ def _links_and_target(path: str) -> set[str]:
 
 
 def enter_view(view: VisibleFiles, stage: str, *, fresh_proc: bool) -> None:
-    """Build a root that shows the view at `stage`, an empty folder, and move into it. Needs mounts of its own.
+    """Build a root that shows the view at `stage`, an empty folder, and move into it. Needs a mount namespace.
 
-    Everything but the scratch folder, a small /dev/shm and files of one's own in /proc is read-only. Raises
-    OSError: the kernel refuses a step.
+    All is read-only but the scratch folder, a small /dev/shm and a process's own files in /proc. Raises OSError:
+    the kernel refuses a step.
     """
     kernel.mount("tmpfs", stage, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     for path in view.readable:
@@ -289,7 +289,7 @@ def _show_proc(target: str, *, fresh: bool) -> None:
 
 
 def _show(path: str, stage: str) -> None:
-    """Bind a path at the same place below the stage; a link is made again instead."""
+    """Bind a path at the same place below the stage; a link is created again instead."""
     target = Path(stage + path)
     if Path(path).is_symlink():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +301,7 @@ def _show(path: str, stage: str) -> None:
 
 
 def _conceal(path: str) -> None:
-    """Put an empty folder, or an empty file, in the place of what is shown there."""
+    """Hide what is shown at a path behind an empty folder or file."""
     if Path(path).is_dir():
         kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
     elif Path(path).exists():
@@ -309,7 +309,7 @@ def _conceal(path: str) -> None:
 
 
 def _make_point(path: str, stage: str) -> None:
-    """An empty folder or file below the stage for what lies at `path` to be bound to."""
+    """Create an empty folder or file below the stage, to which `path` can be bound."""
     target = Path(stage + path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if Path(path).is_dir():

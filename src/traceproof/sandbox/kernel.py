@@ -1,9 +1,9 @@
-"""Linux calls that Python 3.11 has no name for, through the C library; each raises OSError when refused.
+"""Linux calls that Python 3.11 does not offer, through the C library; each raises OSError when refused.
 
-First namespaces, mounts and capabilities; then Landlock, by which an unprivileged process takes file access from
-itself, also where namespaces are forbidden (version 1 came with Linux 5.13; later ones add rights and are used if
-present); then the system calls that untrusted code is refused, as a BPF program; last, reading /proc: who descends
-from a process, and how much memory processes hold. Constants are those of
+First namespaces, mounts and capabilities; then Landlock, by which an unprivileged process gives up file access,
+also where namespaces are forbidden (version 1 came with Linux 5.13; later ones add rights, which are used if
+present); then a BPF program of the system calls that untrusted code is refused; last, reading /proc: descendants
+of a process, and memory of processes. Constants are those of
 linux/{sched,mount,prctl,capability,landlock,filter,seccomp,audit}.h, which are the kernel's stable interface, and
 of the system call tables of x86_64 and the generic one (aarch64).
 """
@@ -40,7 +40,7 @@ PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 X86_64, AARCH64 = "x86_64", "aarch64"
 MACHINE = platform.machine()
-# Numbers of calls that libc has no wrapper for: (x86_64, aarch64). From 424 on they are the same everywhere.
+# System calls without a wrapper in libc: (number on x86_64, on aarch64). From 424 on they are equal.
 NUMBERS = {
     "capset": (126, 91),
     "pivot_root": (155, 41),
@@ -54,7 +54,7 @@ KNOWN_MACHINE = MACHINE in {X86_64, AARCH64}
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a C call, or its errno as an exception that names the call."""
+    """The result of a C call; a negative one raises OSError by errno, naming the call."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -62,7 +62,7 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(name: str, *arguments: ctypes.c_void_p | ctypes.Array[ctypes.c_char] | bytes | int | None) -> int:
-    """A system call by name. Raises OSError: it is refused, or its number on this processor is not known here."""
+    """Make a system call by name. Raises OSError: it is refused, or its number on this processor is not known."""
     if not KNOWN_MACHINE:
         raise OSError(ENOSYS, f"{name}: not known on {MACHINE}")
     number = NUMBERS[name][0 if MACHINE == X86_64 else 1]
@@ -71,58 +71,58 @@ def syscall(name: str, *arguments: ctypes.c_void_p | ctypes.Array[ctypes.c_char]
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces that `flags` names for new ones."""
+    """Move this process into new namespaces, of the kinds in `flags`."""
     checked(LIBC.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
-    """Enter the namespace behind a descriptor; for a PID namespace, only later children do."""
+    """Enter the namespace of a descriptor; a PID namespace is entered only by later children."""
     checked(LIBC.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
 
 
 def mount(
     source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None
 ) -> None:
-    """Mount, as mount of section 2 of the manual describes."""
+    """Mount, as section 2 of the manual describes."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
     checked(LIBC.mount(*words[:3], ctypes.c_ulong(flags), words[3]), f"mount {target}")
 
 
 def pivot_root_here() -> None:
-    """Make the current folder, a mount point, the root, and let go of the old one."""
+    """Make the current folder, a mount point, the root, and detach the old one."""
     syscall("pivot_root", b".", b".")
-    checked(LIBC.umount2(b".", ctypes.c_int(MNT_DETACH)), "umount .")  # or when its last user is gone
+    checked(LIBC.umount2(b".", ctypes.c_int(MNT_DETACH)), "umount .")  # lazily: once nobody uses it
     os.chdir("/")
 
 
 def prctl(option: int, first: int = 0) -> None:
-    """Change one property of this process."""
+    """Set one attribute of this process."""
     zero = ctypes.c_ulong(0)
     checked(LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(first), zero, zero, zero), f"prctl {option}")
 
 
 def restrict_mounts(target: str, flags: int) -> None:
-    """Add MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC to a mount and all mounts below it."""
+    """Add flags out of MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC to a mount and all mounts below it."""
     try:
         # struct mount_attr: attr_set, attr_clr, propagation, userns_fd; these four flags have the same bits here.
         attributes = b"".join(number.to_bytes(8, "little") for number in (flags, 0, 0, 0))
         syscall("mount_setattr", AT_FDCWD, os.fsencode(target), AT_RECURSIVE, attributes, len(attributes))
     except OSError as error:
-        if error.errno != ENOSYS:  # kernels before 5.12 take it one mount at a time
+        if error.errno != ENOSYS:  # kernels before 5.12 remount one by one
             raise
         for point, present in _mounts_below(target):
             mount(None, point, None, MS_BIND | MS_REMOUNT | present | flags)
 
 
 def _mounts_below(target: str) -> list[tuple[str, int]]:
-    """Mount points at and below a folder, with the flags that a remount must repeat."""
+    """Mount points at and below a folder, each with the flags that a remount must repeat."""
     flags = (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME)
     options = "ro nosuid nodev noexec noatime nodiratime relatime"
     names = dict(zip(options.split(), flags, strict=True))
     found = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         fields = line.split(" ")
-        # Blanks and the like are written in octal: proc(5).
+        # Blanks and other special characters are written in octal: proc(5).
         point = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
         if point == target or point.startswith(target.rstrip("/") + "/"):
             found.append((point, sum(names.get(option, 0) for option in fields[5].split(","))))
@@ -135,7 +135,7 @@ def drop_capabilities() -> None:
     for capability in range(last + 1):
         try:
             prctl(PR_CAPBSET_DROP, capability)
-        except PermissionError:  # without CAP_SETPCAP there is nothing in the other sets either
+        except PermissionError:  # without CAP_SETPCAP the other sets are empty, too
             break
     try:
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
@@ -150,22 +150,21 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
-ON_FILES = (
-    EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-)  # the rights that a file, not a folder, can have
-RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # from this version on so many rights
-NET_BY_VERSION = (4, 0b11)  # bind and connect of TCP
-SCOPE_BY_VERSION = (6, 0b11)  # abstract Unix sockets and signals only among the restricted
+ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV  # rights that apply to files as well as folders
+RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # (version, number of rights from it on)
+NET_BY_VERSION = (4, 0b11)  # from version 4: bind and connect of TCP
+# from version 6: no abstract Unix sockets and signals beyond the restricted processes
+SCOPE_BY_VERSION = (6, 0b11)
 VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
-    """Leave this process only these folders and files; no_new_privs must be set. Absent paths are passed over.
+    """Restrict this process to these folders and files by Landlock; absent ones are ignored. Needs no_new_privs.
 
     Raises OSError: the kernel refuses.
     """
-    known = syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)  # of the interface
+    known = syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)  # version of the interface
     handled = (1 << max(count for least, count in RIGHTS_BY_VERSION if known >= least)) - 1
     net = NET_BY_VERSION[1] if known >= NET_BY_VERSION[0] else 0
     scope = SCOPE_BY_VERSION[1] if known >= SCOPE_BY_VERSION[0] else 0
@@ -191,7 +190,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
 
 
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
-X32_BIT = 0x40000000  # x86_64's second table of the same calls: refused whole
+X32_BIT = 0x40000000  # x86_64's second table of the same calls, all refused
 LOAD, AND, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_SET, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER_AT, ARCH_AT, ARGUMENTS_AT = 0, 4, 16  # struct seccomp_data
@@ -207,7 +206,7 @@ Numbers = tuple[int | None, int | None]
 
 
 def _calls(text: str) -> dict[str, Numbers]:
-    """Of `name x86_64 aarch64, ...` the numbers by name; `-` where the processor has no such call."""
+    """Parse `name x86_64 aarch64, ...` into numbers by name; `-`: the processor has no such call."""
     calls = (call.split() for call in text.split(","))
     return {name: (int(first), None if second == "-" else int(second)) for name, first, second in calls}
 
@@ -230,7 +229,7 @@ REFUSED = {
         "io_uring_enter 426 426, io_uring_register 427 427, add_key 248 217, request_key 249 218, "
         "keyctl 250 219, fanotify_init 300 262, lookup_dcookie 212 18, personality 135 92"
     ),
-    # memory that belongs to no process, and so counts for none
+    # memory that is counted for no process
     **_calls("shmget 29 194, memfd_secret 447 447"),
     # the machine
     **_calls(
@@ -251,7 +250,7 @@ SIGQUEUE, TGSIGQUEUE, PIDFD_SIGNAL = (129, 138), (297, 240), (424, 424)
 
 
 class FilterProgram:
-    """Builds the filter, a `code` of struct sock_filter, one refusal after the other."""
+    """Builds the filter, `code` of struct sock_filter instructions, refusal by refusal."""
 
     def __init__(self, machine: str) -> None:
         self._column = 0 if machine == X86_64 else 1
@@ -265,25 +264,25 @@ class FilterProgram:
             self.code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, ERRNO | ENOSYS)]
 
     def refuse(self, numbers: Numbers, error: int = EPERM) -> None:
-        """Refuse a call whatever its arguments."""
+        """Refuse a call, whatever its arguments."""
         number = numbers[self._column]
         if number is not None:
             self.code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
 
     def refuse_argument(self, numbers: Numbers, argument: int, test: int, value: int, *, when: bool) -> None:
-        """Refuse a call if `test` (JUMP_EQUAL, JUMP_SET) of the argument's low word with `value` is `when`."""
+        """Refuse a call if `test` (JUMP_EQUAL or JUMP_SET) of the argument's low word and `value` gives `when`."""
         number = numbers[self._column]
         if number is not None:
             self.code += [
                 (JUMP_EQUAL, 0, 4, number),
-                (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # both processors are little-endian: the low word
+                (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # low word: both processors are little-endian
                 (test, 0, 1, value) if when else (test, 1, 0, value),
                 (RETURN, 0, 0, ERRNO | EPERM),
                 (LOAD, 0, 0, NUMBER_AT),
             ]
 
     def refuse_flags(self, numbers: Numbers, argument: int, flags: int) -> None:
-        """Refuse a call whose argument has all of some flags."""
+        """Refuse a call whose argument has all bits of `flags`."""
         self.code += [
             (JUMP_EQUAL, 0, 5, numbers[self._column] or 0),
             (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),
@@ -295,25 +294,26 @@ class FilterProgram:
 
 
 def filter_program(machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False) -> bytes:
-    """The filter of a machine (x86_64 or aarch64).
+    """The seccomp filter for a machine (x86_64 or aarch64), as bytes.
 
-    Threads may always be started, processes where it is said. `only_signal` is the one process that may be sent
-    signals; None: any that can be seen. A GPU's driver makes files and maps shared memory, which others may not.
+    Threads may always be started, processes only with `processes`. `only_signal` is the only process that may be
+    sent signals; None: any that is visible. Only with `gpu` may files in memory be made and shared memory be
+    mapped, as a GPU's driver does.
     """
     built = FilterProgram(machine)
-    if not gpu:  # what is written there and then let go is resident for nobody
+    if not gpu:  # what is written there and unmapped counts for no process
         built.refuse(MEMFD_CREATE)
         built.refuse_flags(MMAP, 3, SHARED_ANONYMOUS)
     for numbers in REFUSED.values():
         built.refuse(numbers)
-    built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, out of a filter's sight; libc falls back to clone
+    built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, invisible to a filter; libc falls back to clone
     built.refuse_argument(CLONE, 0, JUMP_SET, CLONE_NEW, when=True)
     if not processes:
         built.refuse_argument(CLONE, 0, JUMP_SET, CLONE_THREAD, when=False)
         built.refuse(FORK)
         built.refuse(VFORK)
     built.refuse_argument(SOCKET, 0, JUMP_EQUAL, AF_UNIX, when=False)
-    built.refuse_argument(SETSOCKOPT, 2, JUMP_EQUAL, SO_SNDBUF, when=True)  # what a guard takes each to hold
+    built.refuse_argument(SETSOCKOPT, 2, JUMP_EQUAL, SO_SNDBUF, when=True)  # the guard assumes the default size
     built.refuse_argument(IOCTL, 1, JUMP_EQUAL, TIOCSTI, when=True)
     built.refuse_argument(IOCTL, 1, JUMP_EQUAL, TIOCLINUX, when=True)
     built.refuse_argument(PRCTL, 0, JUMP_EQUAL, PR_SET_PDEATHSIG, when=True)
@@ -326,7 +326,7 @@ def filter_program(machine: str, *, processes: bool, only_signal: int | None, gp
 
 
 def install_filter(code: bytes) -> None:
-    """Bind this process and its children to the filter, after no_new_privs. Raises OSError: the kernel refuses."""
+    """Bind this process and its children to the filter; needs no_new_privs. Raises OSError: the kernel refuses."""
     buffer = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: a 16-bit count, padding, a pointer
     described = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
@@ -342,7 +342,7 @@ READ_BYTES = 1 << 16  # a status file has 2 KiB
 
 
 def _read(path: str) -> bytes:
-    """A file of /proc, at most READ_BYTES of it; plain calls, since this is done many times a second."""
+    """Up to READ_BYTES of a file of /proc; by plain calls, as this is done many times a second."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, READ_BYTES)
@@ -351,16 +351,16 @@ def _read(path: str) -> bytes:
 
 
 def numbers_in(proc: str) -> list[int]:
-    """Every process that a /proc shows."""
+    """Process ids in a /proc folder."""
     return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208 - called many times a second
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, parents before children."""
+    """Process ids of all descendants of `pid`, parents before children."""
     children: dict[int, list[int]] = {}
     for number in numbers_in("/proc"):
         with contextlib.suppress(OSError, IndexError):
-            # The command's name may hold spaces and brackets: fields count from the last bracket.
+            # The command's name may contain spaces and brackets: fields count from the last bracket.
             parent = int(_read(f"/proc/{number}/stat").rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(number)
     found = [pid]
@@ -370,7 +370,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def status_bytes(pid: int, *fields: bytes) -> int:
-    """Sum of fields of a process's status such as b"VmRSS:", in bytes; 0 if it is gone."""
+    """Sum of fields of a process's status, such as b"VmRSS:", in bytes; 0 if it has ended."""
     total = 0
     with contextlib.suppress(OSError):
         for line in _read(f"/proc/{pid}/status").splitlines():
@@ -379,12 +379,12 @@ def status_bytes(pid: int, *fields: bytes) -> int:
     return total
 
 
-FEW_FILES = 32  # of a process, open at once: nobody asks what they are
-BUFFER_BYTES = 212_992  # of a socket at most: net.core.wmem_default
+FEW_FILES = 32  # open files of a process, up to which their kinds are not looked at
+BUFFER_BYTES = 212_992  # largest default socket buffer: net.core.wmem_default
 
 
 def buffer_bytes(pid: int) -> int:
-    """What sockets and pipes of a process hold at most; 0 if it has few open files, or is gone."""
+    """Upper bound of the bytes in a process's sockets and pipes; 0 if it has few open files or has ended."""
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         names = os.listdir(folder)  # noqa: PTH208 - called many times a second
@@ -395,18 +395,18 @@ def buffer_bytes(pid: int) -> int:
 
 
 def kill_all(pid: int) -> None:
-    """Kill everything below `pid`, which must be the subreaper of it all. Stopped first, so that none escapes."""
+    """Kill all descendants of `pid`, their subreaper; they are stopped first, so that none escapes by forking."""
     while below := descendants(pid):
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for one in below:
                 with contextlib.suppress(OSError):
                     os.kill(one, number)
         reap()
-        time.sleep(0.001)  # the dying need the processor too
+        time.sleep(0.001)  # dying processes need the processor, too
 
 
 def reap() -> dict[int, int]:
-    """Wait status of every child that has ended."""
+    """Wait status, by process id, of every child that has ended."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while True:

@@ -1,6 +1,6 @@
-"""What a caller says and gets back: limits, and one reply per item.
+"""What a caller sets and gets back: limits, and a reply per item.
 
-Then how messages between the processes look: a length, then JSON. Nothing is ever unpickled.
+Then the form of messages between processes: a length, then JSON. Nothing is ever unpickled.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from typing import Any, Self
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
-TRITON = "TRITON_CACHE_DIR"  # Triton's environment variable: the folder that it compiles to
+TRITON = "TRITON_CACHE_DIR"  # Triton's environment variable: folder of its compiled kernels
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # CUDA's environment variable: channels to a GPU per process
 
 
@@ -27,27 +27,27 @@ class Status(StrEnum):
     ERROR = "error"  # a Python exception
     TIMEOUT = "timeout"
     MEMORY = "memory"
-    CRASH = "crash"  # a signal, or an exit that was not asked for
-    OUTPUT = "output"  # printed, wrote or answered more than the limit
+    CRASH = "crash"  # a signal, or an unexpected exit
+    OUTPUT = "output"  # printed, wrote or answered more than the limit allows
     PROCESSES = "processes"  # started more processes than the limit
-    REFUSED = "refused"  # not run: the policy says no
-    ISOLATION = "isolation"  # not run: it can not be isolated here, and nobody said that it may run
+    REFUSED = "refused"  # not run: the policy refuses it
+    ISOLATION = "isolation"  # not run: it can not be isolated here, and weak isolation is not allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one item may use; all are per item but `setup_seconds`."""
+    """What one item may use; all limits are per item but `setup_seconds`."""
 
     seconds: float = 60.0  # wall clock of one item
     setup_seconds: float = 60.0  # wall clock of the setup function, imports included
-    # host memory beyond what the preloaded modules take, over all processes of the worker; None: not limited. GPU
+    # host memory beyond that of the preloaded modules, over all processes of the worker; None: unlimited. GPU
     # memory is not counted.
     memory_bytes: int | None = 8 * GIB
-    # processes that the worker may have at once beside itself, enough for a compiler driver and its passes; 0:
-    # none at all. Threads are not counted.
+    # further processes that the worker may have at once, enough for a compiler driver and its passes; 0: none.
+    # Threads are not counted.
     processes: int = 32
     output_bytes: int = MIB  # what may be printed on stdout and stderr together
-    file_bytes: int = 4 * GIB  # largest single file, and what the scratch folder may hold in all
+    file_bytes: int = 4 * GIB  # largest single file, and the scratch folder as a whole
     message_bytes: int = 64 * MIB  # largest answer
 
     def __post_init__(self) -> None:
@@ -67,24 +67,24 @@ class Reply:
 
     status: Status
     value: Any = None  # what the handler returned; None unless the status is ok
-    message: str = ""  # empty if ok, else what happened: the end of a traceback, the signal, the limit
-    seconds: float = 0.0  # time in the handler; wall clock seen from outside if the handler did not come back
-    isolation: str = ""  # what untrusted code could reach where isolation was not whole; empty: nothing
+    message: str = ""  # empty if ok, else the end of a traceback, the signal, or the limit
+    seconds: float = 0.0  # in the handler; if it did not return, wall clock from outside
+    isolation: str = ""  # what untrusted code could reach, if isolation was incomplete; empty: nothing
 
 
 LENGTH = struct.Struct("!Q")
 PACKET_BYTES = 1 << 16  # of a sequenced packet
-ANSWERED = b"answered"  # what a guard is told when an item is
-ITEM = b"item "  # and when one begins: with the bytes of its files, which count against no limit
-FILES = "files"  # of an item: descriptors that came with it
+ANSWERED = b"answered"  # sent to the guard when an item is answered
+ITEM = b"item "  # sent to the guard when an item begins, with the bytes of its files, which count against no limit
+FILES = "files"  # key of an item: the descriptors that were sent with it
 MOST_FILES = 4
 
 
 class Shared:
-    """Memory that a worker maps as the file that it is given. Neither side can change its size."""
+    """Memory that a worker maps through a file descriptor; neither side can change its size."""
 
     def __init__(self, size: int) -> None:
-        self.size = max(1, size)  # nothing can not be mapped
+        self.size = max(1, size)  # zero bytes can not be mapped
         self.fd = os.memfd_create("shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.size)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -94,13 +94,13 @@ class Shared:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give its pages back, also where the worker keeps the file open: they would count for nobody."""
+        """Free its pages, even if the worker keeps the file open, as they are counted for no process."""
         self.held.madvise(mmap.MADV_REMOVE)
         os.close(self.fd)
 
 
 class BrokenMessageError(Exception):
-    """The other side sent something that is no message, or more than was allowed."""
+    """The other side sent something that is no message, or exceeds the limit."""
 
 
 class TooLargeError(BrokenMessageError):
@@ -108,7 +108,7 @@ class TooLargeError(BrokenMessageError):
 
 
 def encode(message: Any) -> bytes:  # noqa: ANN401 - any JSON value
-    """The message as it goes over the wire; NaN and infinities pass, as Python's own JSON has them.
+    """A message as bytes, with its length first; NaN and infinities are written as Python's json does.
 
     Raises:
         TypeError, ValueError, RecursionError: the value is not JSON.
@@ -118,7 +118,7 @@ def encode(message: Any) -> bytes:  # noqa: ANN401 - any JSON value
 
 
 def decode(body: bytes | bytearray) -> Any:  # noqa: ANN401 - any JSON value
-    """The message out of its body. Raises BrokenMessageError: it is not JSON."""
+    """Parse a message's body. Raises BrokenMessageError: it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -126,7 +126,7 @@ def decode(body: bytes | bytearray) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def is_whole(arrived: bytes | bytearray, limit: int) -> bool:
-    """Whether a message is complete. Raises BrokenMessageError: it announces, or is, more than the limit."""
+    """Whether a message has arrived whole. Raises BrokenMessageError: it exceeds the limit, or more follows."""
     if len(arrived) < LENGTH.size:
         return False
     (size,) = LENGTH.unpack_from(arrived)
@@ -138,7 +138,7 @@ def is_whole(arrived: bytes | bytearray, limit: int) -> bool:
 
 
 def receive(channel: socket.socket) -> Any:  # noqa: ANN401 - any JSON value
-    """The next message of a blocking stream, descriptors with it as its item's FILES; None at the end."""
+    """The next message of a blocking socket, with descriptors as its item's FILES; None at the end."""
     head, files, _, _ = socket.recv_fds(channel, LENGTH.size, MOST_FILES)
     head += _exactly(channel, LENGTH.size - len(head)) if head else b""
     if len(head) < LENGTH.size:
@@ -154,7 +154,7 @@ def receive(channel: socket.socket) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes:
-    """So many bytes; fewer at the stream's end."""
+    """`count` bytes of a socket; fewer at its end."""
     parts = []
     while count:
         part = channel.recv(min(count, MIB))

@@ -1,7 +1,7 @@
-"""What a reference or a solution may say, read off its syntax tree before it runs; names what it refuses.
+"""What code of a reference or a solution is refused, read off its syntax tree before it runs.
 
 This is not the isolation: a determined author gets around any reading of Python, and the sandbox is there for
-that. It finds out, with a line number, what no such code has a reason to do, on machines without a sandbox too.
+that. It finds, with line numbers, what no such code has a reason to do, also on machines without a sandbox.
 """
 
 import ast
@@ -12,8 +12,8 @@ from typing import Self
 
 from traceproof.files import parsed
 
-# Class declarations, containers, mathematics, iteration, annotations, arrays and tensors; what of these reads or
-# writes files, and PyTorch's switches, is refused below.
+# For class declarations, mathematics, iteration, annotations, arrays and tensors; those parts of them that read or
+# write files, or switch PyTorch's behaviour, are refused below.
 _ALLOWED = "__future__ abc cmath collections dataclasses einops enum functools itertools math numbers numpy torch"
 ALLOWED_IMPORTS = frozenset((*_ALLOWED.split(), "typing", "typing_extensions"))
 
@@ -22,7 +22,7 @@ LOADS = "loads or compiles code"
 PROCESSES = "starts or talks to other processes"
 SWITCHES = "changes PyTorch for all code of the process, the measuring code too"
 EVALUATES = "evaluates strings as code"
-# Refused with everything below them.
+# Refused, with everything below them: dotted path -> reason.
 REFUSED_PATHS: Mapping[str, str] = {
     f"{package}.{name}": reason
     for package, reason, names in (
@@ -41,15 +41,15 @@ REFUSED_PATHS: Mapping[str, str] = {
     )
     for name in names.split()
 }
-# What a solution may say beyond a reference: languages that kernels are written in, and libraries that have them;
-# the packages of stacks come beside it.
+# Further imports for solutions: languages in which kernels are written, and libraries of kernels. Packages of
+# stacks are added by the caller.
 _KERNELS = "cuda cutlass deep_gemm flash_attn liger_kernel sgl_kernel tilelang triton tvm tvm_ffi"
 SOLUTION_IMPORTS = frozenset((*_KERNELS.split(), "contextlib", "logging", "operator", "warnings"))
 SOLUTION_PATHS = frozenset(
     {"torch.compile", "torch.library", "torch.utils.cpp_extension", "torch._dynamo", "torch._inductor"}
     | {f"torch.{name}" for name in ("_scaled_mm", "_scaled_grouped_mm", "_grouped_mm", "_int_mm")}
 )
-# Modules that allowed modules import for themselves, and so carry as attributes: torch.os, dataclasses.sys, ...
+# Standard modules that allowed modules import, and so have as attributes: torch.os, dataclasses.sys, ...
 WITHIN = (
     "builtins ctypes gc glob importlib inspect io keyword multiprocessing os pathlib pickle platform posix shutil "
     "signal socket subprocess sys tempfile textwrap threading tokenize types warnings weakref"
@@ -75,7 +75,8 @@ REFUSED_NAMES: Mapping[str, str] = {
     "setattr": "changes objects by name",
     "vars": "reaches every attribute of an object",
 }
-# Attributes of any object: frames lead to every variable of every caller; the rest writes files or shares memory.
+# Refused as attributes of any object: frames lead to all variables of all callers; others write files or share
+# memory.
 REFUSED_ATTRIBUTES: Mapping[str, str] = {
     **dict.fromkeys(
         ("ag_frame", "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame"),
@@ -89,35 +90,35 @@ OPERATORS = (
     "len lt matmul mod mul ne neg next or pos pow radd repr rmatmul rmul round rsub rtruediv setitem str sub "
     "truediv xor"
 )
-# What an operator or a statement does anyway, and plain facts.
+# Special methods that operators and statements call anyway, and harmless facts.
 ALLOWED_DUNDERS = frozenset(f"__{name}__" for name in [*OPERATORS.split(), "doc", "init", "name", "version"])
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What code of a kind may say."""
+    """What code of one kind may import and name."""
 
-    imports: frozenset[str]  # modules it may import, with all below them but REFUSED_PATHS
-    paths: frozenset[str] = frozenset()  # what of the refused it may name all the same
+    imports: frozenset[str]  # modules that it may import, with all below them but REFUSED_PATHS
+    paths: frozenset[str] = frozenset()  # refused paths that it may name nevertheless
 
     def beside(self, modules: Iterable[str]) -> Self:
-        """The same for code that may import some modules of its own."""
+        """The rules with further modules that may be imported."""
         return type(self)(self.imports | frozenset(modules), self.paths)
 
 
 REFERENCE = Rules(ALLOWED_IMPORTS)
 SOLUTION = Rules(ALLOWED_IMPORTS | SOLUTION_IMPORTS, SOLUTION_PATHS)
 
-# What is read at the most: reading takes time and memory by the square of a depth and of a path's length.
+# Limits of what is read: reading takes time and memory quadratic in nesting depth and path length.
 MOST_CHARACTERS = 1 << 20
-DEEPEST = 200  # levels of the syntax tree; references have 13, modules of torch 42 at most
+DEEPEST = 200  # levels of the syntax tree; references have 13 at most, modules of torch 42
 LONGEST_PATH = 32  # names with dots between them
 TOO_DEEP = f"is nested deeper than {DEEPEST} levels (a chain a.b.c counts three)"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Refusal:
-    """One place that the policy refuses; lines and columns count from 1, rules are stable names."""
+    """One place that the policy refuses; line and column count from 1, `rule` is a stable name."""
 
     line: int
     column: int
@@ -129,7 +130,7 @@ class Refusal:
 
 
 class _Unread(Exception):  # noqa: N818 - not an error but an answer
-    """Part of a module is not read, for a reason that refuses all of it."""
+    """A part of a module can not be read, so all of it is refused."""
 
     def __init__(self, node: ast.AST, what: str) -> None:
         super().__init__(what)
@@ -137,16 +138,16 @@ class _Unread(Exception):  # noqa: N818 - not an error but an answer
 
 
 def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
-    """Everything that the policy refuses in a module's source, in the order of the source; empty: it may run."""
+    """All refusals of a module's source, in its order; empty: it may run."""
     if len(source) > MOST_CHARACTERS:
         return [Refusal(1, 1, "syntax", f"is longer than {MOST_CHARACTERS} characters")]
     try:
         tree = parsed(source)
         level: list[ast.AST] = [tree]
-        for _ in range(DEEPEST):  # whatever Python's own limit is
+        for _ in range(DEEPEST):  # Python's own limit differs by version
             level = [child for node in level for child in ast.iter_child_nodes(node)]
         if level:
-            raise _Unread(level[0], TOO_DEEP)  # noqa: TRY301 - as what a reading meets
+            raise _Unread(level[0], TOO_DEEP)  # noqa: TRY301 - handled like other unread parts
         return sorted(set(_Reading(tree, rules, names_of_builtins(source)).refusals()))
     except _Unread as unread:
         return [unread.refusal]
@@ -159,10 +160,10 @@ def check(source: str, rules: Rules = REFERENCE) -> list[Refusal]:
 
 
 def names_of_builtins(source: str) -> frozenset[str]:
-    """Names that some scope reads and no function around it binds: there they mean the module's, or builtins.
+    """Names that some scope reads though no enclosing function binds them: they mean globals or builtins.
 
-    A local of a function is bound in it or in one around it, or raises. A name of a module or of a class body
-    that is not bound yet is a builtin's, so these bind nothing here.
+    A local of a function is bound in it or in one around it, or raises. A name of a module or class body that is
+    not yet bound means a builtin, so bindings there do not count.
     """
     found: set[str] = set()
     tables = [symtable(source, "<source>", "exec")]
@@ -177,18 +178,18 @@ def names_of_builtins(source: str) -> frozenset[str]:
 
 
 class _Reading:
-    """One walk over a module, with the names that stand for modules and their parts."""
+    """Reads a module once, tracking which names stand for modules and parts of them."""
 
     def __init__(self, tree: ast.Module, rules: Rules, builtins: frozenset[str]) -> None:
         self._tree = tree
         self._builtins = builtins
         self._rules = rules
-        self._paths: dict[str, str] = {}  # local name: dotted path it stands for
-        self._bases: set[int] = set()  # nodes that are looked into by an attribute access, or bound to a name
-        self._known: dict[int, str | None] = {}  # path of each attribute access that was looked at
+        self._paths: dict[str, str] = {}  # local name -> dotted path that it stands for
+        self._bases: set[int] = set()  # ids of nodes whose attribute is taken, or that are bound to a name
+        self._known: dict[int, str | None] = {}  # id of an attribute node -> its path
         for node in ast.walk(tree):
             self._learn(node)
-        self._known.clear()  # a name may stand for something else by now
+        self._known.clear()  # a name may have been rebound since
 
     def _learn(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
@@ -208,7 +209,7 @@ class _Reading:
                 self._bases.add(id(node.value))
 
     def _path(self, node: ast.expr) -> str | None:
-        """The dotted path that an expression stands for, if it starts at an imported name."""
+        """The dotted path that an expression stands for, if it begins with an imported name."""
         chain: list[ast.Attribute] = []
         while isinstance(node, ast.Attribute) and id(node) not in self._known:
             chain.append(node)
@@ -222,7 +223,7 @@ class _Reading:
         return path
 
     def refusals(self) -> Iterator[Refusal]:
-        """All of them, in no order, some twice."""
+        """All refusals, unordered and with repeats."""
         for node in ast.walk(self._tree):
             for rule, what in self._of(node):
                 line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
@@ -266,7 +267,7 @@ class _Reading:
         yield from self._attribute_name(node.attr)
         path = self._path(node)
         before = "" if path is None else path.rpartition(".")[0]
-        if path is not None and not any(self._refused_path(before)):  # the first refused part says it
+        if path is not None and not any(self._refused_path(before)):  # the first refused part reports it
             yield from self._refused_path(path)
         if isinstance(node.ctx, ast.Store | ast.Del):
             match node.value:

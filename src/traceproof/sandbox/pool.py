@@ -1,8 +1,8 @@
-"""Runs items in worker processes: the supervisor's side. Needs the standard library only.
+"""Runs items in worker processes: the caller's side. Needs the standard library alone.
 
-A pool has one started interpreter (`traceproof.sandbox.worker`), from which workers are forked; a session runs
-items in one worker after the other; a conversation is with one worker: it asks, waits under a deadline, drains
-what is printed, and ends it.
+A Pool has one running interpreter (`traceproof.sandbox.worker`), from which workers are forked. A WorkerSession
+runs items in one worker at a time. A Conversation is with one worker: it sends an item, waits under a deadline,
+counts what is printed, and ends the worker.
 """
 
 import contextlib
@@ -43,13 +43,13 @@ from traceproof.sandbox.model import (
 )
 from traceproof.text import plain_text
 
-ANSWER_SPACE = 4096  # beside the value: status, a message, the time
-MOST_SECONDS = 1e9  # that an answer may speak of
-# Killing takes milliseconds; a process that hangs in a driver takes until the driver lets go.
+ANSWER_SPACE = 4096  # bytes beside the value: status, message, time
+MOST_SECONDS = 1e9  # largest plausible time in an answer
+# Killing takes milliseconds; a process that hangs in a driver ends when the driver lets it.
 KILL_SECONDS = 10.0
 START_SECONDS = 180.0  # importing torch from a cold network file system
 STOP_SECONDS = 5.0
-# What a worker may see of the environment: where libraries and GPUs are. Everything else, tokens too, stays here.
+# Variables that a worker gets: where libraries and GPUs are. Everything else, such as tokens, stays out.
 _PASSED = (
     "CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES LD_LIBRARY_PATH MKL_NUM_THREADS "
     "NVIDIA_VISIBLE_DEVICES OMP_NUM_THREADS TZ"
@@ -58,15 +58,15 @@ PASSED = tuple(_PASSED.split())
 
 
 def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -> dict[str, str]:
-    """An interpreter's whole environment, `env` included."""
+    """All environment variables for an interpreter; `env` overrides most defaults."""
     return {
-        # Memory in pages of 2 MiB, where the kernel lets a program ask for them: of large tensors, which are
-        # faulted in each time, and of the heap, so that forking a process that has torch copies fewer entries.
+        # Memory in pages of 2 MiB where programs may ask for them: large tensors fault in faster, and forking a
+        # process that has imported torch copies fewer page table entries.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "HOME": str(home),
         "LANG": "C.UTF-8",
-        # A thread of OpenMP that waits for the next parallel region would spin for milliseconds: with two threads,
-        # operations on small tensors then cost up to five times the processor time.
+        # OpenMP threads would spin for milliseconds between parallel regions: with two threads, operations on
+        # small tensors then cost up to five times the processor time.
         "OMP_WAIT_POLICY": "PASSIVE",
         "OPENBLAS_NUM_THREADS": "1",  # NumPy's OpenBLAS would start threads on import, before the fork
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
@@ -77,43 +77,43 @@ def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
         **{name: os.environ[name] for name in PASSED if name in os.environ},
         **env,
-        # A driver sets up eight channels to a GPU for a process, and processes wait for each other's: one will do.
+        # A driver sets up eight channels to a GPU per process, and processes wait for each other's: one is enough.
         **({CONNECTIONS: "1"} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
     }
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Pool:
-    """Keeps an interpreter, with `preload` imported, from which each worker is forked in milliseconds.
+    """Keeps an interpreter with `preload` imported, from which workers are forked in milliseconds.
 
-    Use it as a context manager; `session` may be called from several threads at once. The interpreter is started
-    when it is first needed.
+    Use it as a context manager; `session` may be called from several threads at once. The interpreter starts when
+    it is first needed.
     """
 
-    # modules to import before the first fork. They must not start threads, run tensor operations or touch CUDA
-    # on import.
+    # modules to import before the first fork. On import they must not start threads, run tensor operations or
+    # touch CUDA.
     preload: Sequence[str] = ("torch",)
-    python: str | None = None  # the interpreter; None: this one
-    # environment variables for the worker beside the few that are passed on. Foreign code sees them.
+    python: str | None = None  # None: this interpreter
+    # environment variables for workers beside the few that are passed on; foreign code sees them
     env: Mapping[str, str] | None = None
-    # whether workers may use CUDA devices; if not, they see none, and memory limits hold more exactly
+    # whether workers may use CUDA devices; otherwise they see none, and memory limits are more exact
     gpu: bool = False
-    # files and folders that shut-in workers may read beside the interpreter and installed software
+    # files and folders that isolated workers may read, beside the interpreter and installed software
     readable: Sequence[Path] = ()
-    # layers (keys of `layers`) to leave out: where one stands in the way, and to see what is left
+    # layers (keys of LAYERS) to leave out: because one stands in the way, or to test the others
     without: Collection[str] = ()
-    # files and folders that shut-in workers do not see even where they lie inside of what they see
+    # files and folders hidden from isolated workers, even inside of readable ones
     conceal: Sequence[Path] = ()
-    # whether untrusted code may run where isolation is not whole; if not, each item's status says so
+    # whether untrusted code may run with incomplete isolation; if not, each item's status says so
     weak: bool = True
 
     def __post_init__(self) -> None:
         self._conceal = sorted(os.path.realpath(path) for path in self.conceal)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket  # to it
+        self._control: socket.socket  # to the interpreter
         self._layers: dict[str, str] = {}
-        self._open = contextlib.ExitStack()  # it, and its folder
+        self._open = contextlib.ExitStack()  # the interpreter's log folder and socket
 
     def __enter__(self) -> Self:
         return self
@@ -124,34 +124,34 @@ class Pool:
     def layers(self) -> dict[str, str]:
         """Each layer of isolation around untrusted code: "holds", or "absent: " and why, as tried on this machine.
 
-        Raises TraceproofError: the interpreter does not start, or a module does not import.
+        Raises TraceproofError: the interpreter does not start, or a module can not be imported.
         """
         with self._lock:
             self._start()
             return dict(self._layers)
 
     def hide(self, paths: Iterable[Path]) -> None:
-        """Have workers that are started from now on not see these files and folders either."""
+        """Hide further files and folders from workers that are started from now on."""
         self._conceal = sorted({*self._conceal, *map(os.path.realpath, paths)})
 
     def session(
         self,
         *,
-        # "module:function"; in the worker `function(payload, scratch)` returns the handler, and `handler(item)`
-        # the item's value
+        # "module:function": in the worker, function(payload, scratch) returns a handler, and handler(item) an
+        # item's value
         setup: str,
         payload: Any,  # noqa: ANN401 - any JSON value
         limits: Limits | None = None,  # None: the defaults
-        # an existing folder that the worker may write to and that stays; None: one that is removed
+        # an existing folder that the worker may write to, and that is kept; None: a temporary one
         scratch: Path | None = None,
-        # where the worker finds that folder; None: where it is. Else the layer `files` must hold.
+        # the path at which the worker sees that folder, which needs the layer `files`; None: its own path
         at: Path | None = None,
     ) -> "WorkerSession":
-        """A worker for one item after the other; a context manager. What fails is in the reply of each."""
+        """A context manager that runs items one by one in a worker. Failures are in each item's reply."""
         return WorkerSession(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch, at)
 
     def worker(self, limits: Limits, scratch: Path, at: Path | None = None) -> "Conversation":
-        """A new worker; a failure to start one shows at its first message. Raises as `layers` does."""
+        """Start a worker; a failure to start shows at its first message. Raises as `layers` does."""
         folder = str(scratch.resolve())
         said = {
             "limits": limits.as_json(),
@@ -178,7 +178,7 @@ class Pool:
             return worker
 
     def _start(self) -> None:
-        """Start the interpreter, with all imported, if it is not there. The lock is held."""
+        """Start the interpreter, if it does not run, and wait until its modules are imported. The lock is held."""
         if self._process is not None and self._process.poll() is None:
             return
         self._stop()
@@ -247,13 +247,13 @@ class Pool:
 
 
 class WorkerSession:
-    """One worker that runs items, replaced whenever it dies; what refuses the first refuses all."""
+    """Runs items in one worker, replaced whenever it dies; once a worker can not be set up, all items fail."""
 
     def __init__(
         self, pool: Pool, begin: dict[str, Any], limits: Limits, scratch: Path | None, at: Path | None
     ) -> None:
         self._pool, self._begin, self._limits, self._scratch, self._at = pool, begin, limits, scratch, at
-        self._open = contextlib.ExitStack()  # the worker, and its folder if that is none that was given
+        self._open = contextlib.ExitStack()  # the worker, and its temporary folder
         self._worker: Conversation | None = None
         self._starting = threading.Lock()
         self._reach = ""
@@ -273,7 +273,7 @@ class WorkerSession:
         seconds: float | None = None,
         files: Sequence[int] = (),
     ) -> Reply:
-        """Run one item, in `seconds` or the limit's; what lies in its files counts against no limit."""
+        """Run one item, in `seconds` or the limit's; its `files` are descriptors, which count against no limit."""
         self.start()
         if self._refused is not None:
             return self._refused
@@ -282,25 +282,25 @@ class WorkerSession:
         return replace(reply, isolation=self._reach)
 
     def start(self) -> None:
-        """Have a worker ready for an item, from whatever thread: `ask` waits for that, or does it itself."""
+        """Start and set up a worker if none is ready; callable from any thread, and `ask` waits for it."""
         with self._starting:
             while self._refused is None and (self._worker is None or self._worker.over()):
                 self._start()
 
     def interrupt(self) -> None:
-        """Have the worker ended, from whatever thread: who waits for an answer is told so, and none is started."""
+        """End the worker, from any thread; a waiting `ask` returns, and no worker is started any more."""
         self._refused = self._refused or Reply(status=Status.CRASH, message="interrupted: nobody waits for it")
         worker = self._worker
         if worker is not None and not worker.ended:
             worker.interrupt()
 
     def _start(self) -> None:
-        """Take a new worker and set it up."""
+        """Start a new worker and set it up."""
         self._open.close()
         folder = self._scratch or self._open.enter_context(own_folder())
         self._worker = self._pool.worker(self._limits, folder, self._at)
         self._open.callback(self._worker.close)
-        if self._refused is not None:  # interrupted just now
+        if self._refused is not None:  # interrupted meanwhile
             self._open.close()
             return
         self._reach = ", ".join(lacking(self._worker.layers))
@@ -321,7 +321,7 @@ class WorkerSession:
 
 
 class Conversation:
-    """One worker process, from its start to its end. `over` says that it takes no more messages."""
+    """A connection to one worker process, from start to end; `over` says whether it takes no more messages."""
 
     def __init__(
         self,
@@ -329,18 +329,18 @@ class Conversation:
         output: int,
         life: socket.socket,
         limits: Limits,
-        layers: Mapping[str, str],  # around it, as its interpreter found them
+        layers: Mapping[str, str],  # isolation around it, as its interpreter found
     ) -> None:
         self.layers = layers
         self._data, self._output, self._life = data, output, life
         self._limits, self._most = limits, limits.message_bytes + ANSWER_SPACE
-        self._printed = 0  # bytes, since the last message was sent
+        self._printed = 0  # bytes since the last message
         self.ended = False
         data.setblocking(False)  # noqa: FBT003 - positional in the standard library
         os.set_blocking(output, False)
 
     def ask(self, message: dict[str, Any], seconds: float, files: Sequence[int] = ()) -> Reply:
-        """Send a message with its files, and wait for the answer; whatever goes wrong is in its status.
+        """Send a message with file descriptors, and wait for the answer; the status tells a worker's failures.
 
         Raises:
             TypeError, ValueError: the message is not JSON.
@@ -365,7 +365,7 @@ class Conversation:
         return self._checked(answer, identity, started)
 
     def _checked(self, answer: Any, identity: str, started: float) -> Reply:  # noqa: ANN401 - any JSON value
-        """The answer as this package's child gives it; anything else did not come from there."""
+        """The reply for an answer in the expected form; any other answer was forged, and ends the worker."""
         try:
             in_turn = answer["id"] == identity
             status = Status(answer["status"])
@@ -384,7 +384,7 @@ class Conversation:
             self._life.send(word)
 
     def _exchanged(self, pending: memoryview, files: Sequence[int], deadline: float) -> Any:  # noqa: ANN401 - JSON
-        """The answer, or None if the worker ended or printed too much; what was whole by then is an answer."""
+        """The worker's answer; None if it ended or printed too much before one was complete."""
         arrived = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._data, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -399,7 +399,7 @@ class Conversation:
                         pending, files = pending[sent:], ()
                     except BlockingIOError:
                         pass
-                    except OSError:  # the worker closed its end: its guard tells why
+                    except OSError:  # the worker closed its end: the guard will say why
                         pending = pending[:0]
                     if not pending:
                         selector.modify(self._data, selectors.EVENT_READ)
@@ -413,7 +413,7 @@ class Conversation:
         raise TimeoutError
 
     def _pull(self, arrived: bytearray) -> bool:
-        """Read what there is of an answer; False at the end of the stream. Raises as `is_whole` does."""
+        """Read what has arrived of an answer; False at the end of the stream. Raises as `is_whole` does."""
         try:
             while data := self._data.recv(MIB):
                 arrived += data
@@ -432,7 +432,7 @@ class Conversation:
                     return
 
     def over(self) -> bool:
-        """Whether the worker is gone: ended here, or its guard has something to say."""
+        """Whether the worker is gone: ended from here, or its guard has sent a report."""
         if self.ended:
             return True
         with selectors.DefaultSelector() as selector:
@@ -440,7 +440,7 @@ class Conversation:
             return bool(selector.select(0))
 
     def _end(self, status: Status | None, message: str, started: float) -> Reply:
-        """End the worker. With no status given, the guard's report decides."""
+        """End the worker and return the reply; with status None the guard's report decides."""
         seconds = time.monotonic() - started
         report = self.close()
         if status is None:
@@ -450,7 +450,7 @@ class Conversation:
         return Reply(status=status, message=message.lstrip("; "), seconds=seconds)
 
     def close(self) -> dict[str, Any]:
-        """End the worker if it lives, and return the guard's report, empty if there is none."""
+        """End the worker if it lives; returns the guard's report, {} if there is none."""
         if self.ended:
             return {}
         self.ended = True
@@ -460,7 +460,8 @@ class Conversation:
         with contextlib.suppress(OSError, ValueError):
             try:
                 said = self._life.recv(PACKET_BYTES)
-            except ConnectionResetError:  # the guard left our last word unread; what it said is still there
+            # the guard closed before it read our last word; its report can still be read
+            except ConnectionResetError:
                 said = self._life.recv(PACKET_BYTES)
             report = json.loads(said or b"{}")
             self._drain()
@@ -473,7 +474,7 @@ class Conversation:
             self._life.shutdown(socket.SHUT_WR)
 
     def abandon(self) -> None:
-        """Hang up without a word."""
+        """Close all connections without waiting for a report."""
         self.ended = True
         self._life.close()
         self._data.close()
@@ -481,7 +482,7 @@ class Conversation:
 
 
 def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
-    """Status and words for the end that a guard reports. Raises TraceproofError: there was no worker at all."""
+    """Status and message for a guard's report. Raises TraceproofError: no worker could be started."""
     match report.get("reason"):
         case "failed":
             raise TraceproofError(f"no worker can be started here: {report['message']}")
@@ -498,7 +499,7 @@ def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
 
 
 def how_it_ended(wait_status: int) -> str:
-    """A wait status in words."""
+    """A wait status in words; -1: unknown."""
     if wait_status == -1:
         return "the worker ended, and nobody saw how"
     code = os.waitstatus_to_exitcode(wait_status)

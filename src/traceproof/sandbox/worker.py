@@ -1,15 +1,16 @@
-"""What a pool starts: an interpreter that imports once, and forks a guard and a worker for each request.
+"""What a pool starts: an interpreter that imports modules once, then forks a guard and a worker per request.
 
-    supervisor --- this interpreter --- guard, the first process of namespaces of its own --- worker
+ supervisor --- this interpreter --- guard, the first process of namespaces of its own --- worker
 
-The guard runs no foreign code. It makes the namespaces and the file view, forks the worker, watches from then on
-what all processes in there take, ends them at an excess or when the supervisor hangs up, and tells how the worker
-ended. Where there are no process namespaces, what the worker starts comes back to the guard all the same.
+The supervisor is the pool's process. The guard runs no foreign code. It makes the namespaces and the file view,
+forks the worker, then watches the resources of all processes in there, ends them at an excess or when the
+supervisor hangs up, and reports how the worker ended. Without process namespaces the worker's descendants still
+become the guard's.
 
 Started as `python -m traceproof.sandbox.worker FD ORDER`: a sequenced-packet socket to the supervisor, and JSON
-that says whether with a `gpu`, what workers may read beside it (`readable`), which layers to leave out
-(`without`), and which `modules` to import. Its working folder is its own. What it imports must not start threads,
-run a tensor operation or touch CUDA: no fork would survive that.
+with `gpu` (whether to use it), `readable` (further paths that workers may read), `without` (layers to leave out)
+and `modules` to import. Its working folder is its own. The modules must not start threads, run a tensor operation
+or touch CUDA on import: none of that survives a fork.
 """
 
 import contextlib
@@ -44,33 +45,33 @@ from traceproof.sandbox.model import ANSWERED, ITEM, LENGTH, MIB, PACKET_BYTES, 
 Handler = Callable[[Any], Any]
 
 REQUEST_FDS = 3  # messages, output, life
-# The next look comes before the worker can have passed its memory limit, were several cores to touch fresh pages,
-# but not sooner than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a look costs about 0.3 ms of a core.
+# The next check comes before the worker can have passed its memory limit, were several cores to touch fresh pages,
+# but not sooner than 20 ms (at 2 GB/s per thread, 40 MB of overshoot): a check costs about 0.3 ms of a core.
 FRESH_BYTES_PER_SECOND = 8e9
 LEAST_LOOK_SECONDS = 0.02
 MOST_LOOK_SECONDS = 0.05
-IDLE_LOOK_SECONDS = 0.25  # between two items, for threads that untrusted code may have left running
-SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than looking at /proc
-SCRATCH_ENTRIES = 100_000  # a folder of more files than this is a flood by itself
-TRACEBACK_FRAMES = 8  # the innermost ones; a deep recursion would print a thousand
+IDLE_LOOK_SECONDS = 0.25  # between items, as threads of untrusted code may still run
+SCRATCH_SECONDS = 0.25  # walking the scratch folder costs more than reading /proc
+SCRATCH_ENTRIES = 100_000  # more files than this count as an excess by themselves
+TRACEBACK_FRAMES = 8  # the innermost ones; a deep recursion has a thousand
 MESSAGE_CHARACTERS = 4000
-# What allocators say when they are out of host or GPU memory; PyTorch raises a plain RuntimeError on the CPU.
+# Texts of allocators that are out of host or GPU memory; on a CPU PyTorch raises a plain RuntimeError.
 MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
 OPEN_FILES = 1024
-# RLIMIT_NPROC counts threads too; a thread pool takes one a core, and PyTorch has several pools.
+# RLIMIT_NPROC counts threads, too; a thread pool starts one per core, and PyTorch has several pools.
 THREADS_PER_CORE = 4
 THREADS_BESIDE = 256
-STACK_BYTES = 8 * MIB  # of one thread, which RLIMIT_DATA counts though it is hardly touched
+STACK_BYTES = 8 * MIB  # per thread: RLIMIT_DATA counts it though it is hardly touched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A request with its surroundings."""
+    """A request for a worker, with what is common to all requests."""
 
     limits: Limits
-    plan: frozenset[str]  # the layers that this machine has
-    seen: VisibleFiles  # what the worker keeps of the file system if the plan gives it a view of its own
-    stage: str  # an empty folder to build that view at
+    plan: frozenset[str]  # layers that this machine has
+    seen: VisibleFiles  # the worker's file view, if the plan has one
+    stage: str  # an empty folder, where that view is built
     gpu: bool
 
     @property
@@ -79,7 +80,7 @@ class WorkerSpec:
         return Path(self.seen.scratch)
 
     def told(self, request: bytes) -> Self:
-        """The spec of one worker, which a request's JSON tells the rest of."""
+        """The spec of one worker: this one, completed by a request's JSON."""
         said = json.loads(request)
         seen = VisibleFiles(self.seen.readable, said["at"], self.seen.devices, source=said["scratch"])
         return replace(self, limits=Limits(**said["limits"]), seen=seen.concealing(said["conceal"]))
@@ -89,7 +90,7 @@ class WorkerSpec:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Find the layers, import the modules, say so, then serve until the supervisor hangs up."""
+    """Probe the layers, import the modules, report both, then serve until the supervisor hangs up."""
     fd, said = arguments
     order = json.loads(said)
     control = socket.socket(fileno=int(fd))
@@ -97,11 +98,12 @@ def main(arguments: Sequence[str]) -> int:
     stage = Path.cwd() / "root"
     stage.mkdir()
     plan, layers = probe(str(stage), order["without"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the supervisor decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process group; the supervisor decides
     if "user" in plan:
-        new_user()  # which all workers share
+        new_user()  # shared by all workers
     if "process" in plan:
-        # A process namespace of its own, of that user's: `serve` returns to it, which the machine's would refuse.
+        # A process namespace owned by that user namespace: `serve` returns to it by setns, which would be refused
+        # for the machine's.
         kernel.unshare(kernel.CLONE_NEWPID)
         inner = os.fork()
         if inner:
@@ -119,11 +121,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def import_all(modules: Sequence[str]) -> str:
-    """Import, and settle for being forked; gives why no worker can be forked, or nothing.
+    """Import modules and prepare for forking; returns why no worker can be forked, "" if all is well.
 
-    Of `module:function` that function is called, where the module has it.
+    For `module:function`, the function is called if the module has it.
     """
-    gc.disable()  # a quarter of the time that importing takes
+    gc.disable()  # saves a quarter of the import time
     for name in modules:
         module, _, function = name.partition(":")
         try:
@@ -138,16 +140,16 @@ def import_all(modules: Sequence[str]) -> str:
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         return f"importing {names} left {threads} threads, over which a fork can hang; preload less"
-    sys.dont_write_bytecode = True  # what was imported so far is kept compiled
-    gc.freeze()  # a collection in a child would write to, and so copy, every page of objects
+    sys.dont_write_bytecode = True  # modules imported so far keep their bytecode
+    gc.freeze()  # a garbage collection in a child would write to, and so copy, every page of objects
     gc.enable()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may look into it or its guards
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # no process of the same user may inspect it or its guards
     return ""
 
 
 def serve(control: socket.socket, spec: WorkerSpec) -> None:
-    """Fork a guard per request, each into a process namespace of its own where the plan has them."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the guards
+    """Fork a guard per request, each in a new process namespace if the plan has them."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps guards
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     while True:
         request, fds, _, _ = socket.recv_fds(control, PACKET_BYTES, REQUEST_FDS)
@@ -171,12 +173,12 @@ def serve(control: socket.socket, spec: WorkerSpec) -> None:
 
 
 def run_and_exit(call: Callable[[], object]) -> NoReturn:
-    """Run a forked process's whole life: no exception and no exit handler leads back into the parent's code."""
+    """Run all of a forked process's life: no exception and no exit handler gets back to the parent's code."""
     code = 1
     try:
         call()
         code = 0
-    except BaseException:  # noqa: BLE001 - the last frame of a process; what is left is to say it
+    except BaseException:  # noqa: BLE001 - the outermost frame of a process: print it
         with contextlib.suppress(Exception):
             traceback.print_exc(file=sys.stderr)
     finally:
@@ -190,7 +192,7 @@ def run_and_exit(call: Callable[[], object]) -> NoReturn:
 
 
 def guard(spec: WorkerSpec, data: socket.socket, supervisor: socket.socket) -> None:
-    """The guard's life: one worker's. Over `supervisor` it hears of items, and tells the end."""
+    """Main function of a guard, which watches one worker. `supervisor` announces items, and gets the report."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -212,31 +214,31 @@ def guard(spec: WorkerSpec, data: socket.socket, supervisor: socket.socket) -> N
 
 
 def report(supervisor: socket.socket, said: Mapping[str, Any]) -> None:
-    """Tell the supervisor how a worker ended, if it is there."""
+    """Tell the supervisor how a worker ended, if it still listens."""
     with contextlib.suppress(OSError):
         supervisor.send(json.dumps(said).encode())
 
 
 @dataclass(slots=True)
 class Guard:
-    """The watch over one worker, and all that it started."""
+    """Watches one worker and all its descendants."""
 
-    worker: int  # its process
-    baseline: int  # bytes of memory that it began with
-    # a word there means that an item begins or was answered, its end means "end the worker"
+    worker: int  # process id
+    baseline: int  # bytes of memory at its start
+    # a message: an item begins or was answered; its end: "end the worker"
     supervisor: socket.socket
-    spec: WorkerSpec  # what it may use
+    spec: WorkerSpec  # with the worker's limits
     _next_scratch: float = field(default=0.0, init=False)
     _full: bool = field(default=False, init=False)
-    _given: int = field(default=0, init=False)  # bytes of the files of the item
+    _given: int = field(default=0, init=False)  # bytes of the current item's files
     _used: int = field(default=0, init=False)
     _idle: bool = field(default=False, init=False)
 
     def watch(self) -> dict[str, Any]:
-        """Return what there is to report once the worker has ended, or is to be."""
+        """Watch until the worker ends or must be ended; returns the report."""
         poll = select.poll()
         poll.register(self.supervisor.fileno(), select.POLLIN)
-        with contextlib.suppress(OSError):  # kernels before 5.3: the look every few milliseconds finds the end
+        with contextlib.suppress(OSError):  # kernels before 5.3 have none: the regular checks find the end
             poll.register(os.pidfd_open(self.worker), select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(self._pause())}
@@ -250,13 +252,13 @@ class Guard:
                 self._idle = word == ANSWERED
                 if word.startswith(ITEM):
                     self._given = int(word.removeprefix(ITEM))
-                    continue  # the look when it ends, or in a moment, tells more
+                    continue  # the next check comes soon
             excess = self._excess()
             if excess is not None:
                 return {"reason": excess}
 
     def _pause(self) -> float:
-        """Milliseconds until the next look."""
+        """Milliseconds until the next check."""
         if self._idle:
             return IDLE_LOOK_SECONDS * 1000
         most = self.spec.limits.memory_bytes
@@ -264,12 +266,12 @@ class Guard:
         return max(LEAST_LOOK_SECONDS, min(MOST_LOOK_SECONDS, left)) * 1000
 
     def _excess(self) -> str | None:
-        """What there is too much of."""
+        """Name of the limit that is exceeded; None: none is."""
         limits, started = self.spec.limits, time.monotonic()
         if started >= self._next_scratch:
             self._full = folder_bytes(self.spec.scratch) > limits.file_bytes
             ended = time.monotonic()
-            # A large folder is walked less often: a tenth of the time at most.
+            # a large folder is walked less often: at most a tenth of the time
             self._next_scratch = ended + max(SCRATCH_SECONDS, 10 * (ended - started))
         below = kernel.descendants(os.getpid())
         used = sum(
@@ -286,7 +288,7 @@ class Guard:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What the files below a folder take on disk; an endless folder counts as endless bytes."""
+    """Bytes on disk of all files in a folder; 2^62 if there are more than SCRATCH_ENTRIES."""
     total = 0
     entries = 0
     todo = [str(folder)]
@@ -308,18 +310,19 @@ def folder_bytes(folder: Path) -> int:
 
 
 def work(spec: WorkerSpec, data: socket.socket) -> None:
-    """The worker's life, from just after its fork into the namespaces of its guard."""
+    """Main function of a worker, right after its fork into the guard's namespaces."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # the interpreter took it away; its own /proc/self is its own again
+    # undo the interpreter's setting, so that its own /proc/self is readable
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         if int(name) not in {0, 1, 2, data.fileno()}:
-            with contextlib.suppress(OSError):  # the listing's own descriptor
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
                 os.close(int(name))
     os.environ["HOME"] = os.environ["TMPDIR"] = str(spec.scratch)
-    tempfile.tempdir = None  # asked for anew
+    tempfile.tempdir = None  # computed anew from TMPDIR
     os.chdir(spec.scratch)
     set_limits(spec)
     give_up(spec.plan, spec.seen, processes=spec.limits.processes != 0, gpu=spec.gpu)
@@ -327,7 +330,7 @@ def work(spec: WorkerSpec, data: socket.socket) -> None:
 
 
 def set_limits(spec: WorkerSpec) -> None:
-    """The kernel's own limits, per process; the guard's are on the sum of all."""
+    """Set the kernel's limits, which are per process; the guard's are on sums over processes."""
     limits, cores = spec.limits, os.cpu_count() or 1
     values = {
         resource.RLIMIT_CORE: 0,
@@ -336,11 +339,11 @@ def set_limits(spec: WorkerSpec) -> None:
     }
     major, minor, *_ = os.uname().release.replace("-", ".").split(".")
     if "user" in spec.plan and (int(major), int(minor)) >= (5, 14):
-        # Before 5.14 it counts all processes of the user, everywhere.
+        # before 5.14 it counts all processes of the user on the machine
         values[resource.RLIMIT_NPROC] = limits.processes + THREADS_BESIDE + THREADS_PER_CORE * cores
     if limits.memory_bytes is not None and not spec.gpu:
-        # A CUDA context reserves address space by the hundred GB; without one, an allocation that can not fit
-        # fails at once, with an exception instead of a kill.
+        # A CUDA context reserves hundreds of GB of address space. Without one, an allocation that can not fit
+        # raises an exception at once instead of a kill later.
         used = kernel.status_bytes(os.getpid(), b"VmData:")
         values[resource.RLIMIT_DATA] = used + limits.memory_bytes + THREADS_PER_CORE * cores * STACK_BYTES
     for what, value in values.items():
@@ -350,7 +353,7 @@ def set_limits(spec: WorkerSpec) -> None:
 
 
 def answer_all(channel: socket.socket, spec: WorkerSpec) -> None:
-    """Set up once, then answer the supervisor until it hangs up."""
+    """Set up once, then answer items until the supervisor hangs up."""
     held: list[Handler] = []
 
     def answered(request: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON value
@@ -383,10 +386,10 @@ def answer_all(channel: socket.socket, spec: WorkerSpec) -> None:
 
 
 def guarded(call: Callable[[], Any]) -> dict[str, Any]:
-    """Run the call; whatever Python raises becomes an answer, also SystemExit: here it would end the worker."""
+    """Make a call; whatever it raises becomes an answer, also SystemExit, which would end the worker."""
     try:
         return {"status": Status.OK, "value": call()}
-    except BaseException as error:  # noqa: BLE001 - the verdict on untrusted code is made of it
+    except BaseException as error:  # noqa: BLE001 - the reply says what it was
         return {"status": _status_of(error), "message": describe(error)}
 
 
@@ -404,7 +407,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """The exception and where it came from, without the frames of this package's worker."""
+    """An exception and its origin as text, without frames of this package."""
     own = str(Path(__file__).parent)
     runner = f"{Path(own).parent}/run/runner.py"
     with contextlib.suppress(BaseException):
