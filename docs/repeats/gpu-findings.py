@@ -1,7 +1,7 @@
 """Findings of docs/findings.md that the newest releases show, each in a few lines: `python gpu-findings.py G6 G8 ...`.
 
-Needs torch, a GPU of compute capability 9.0, and FlashInfer (G6, G7, G8, G10, G11; nvcc too), SGLang (G5) or sglang-kernel (G9).
-Each prints what it got and what is right. G7 never returns: it is stopped after 60 seconds.
+Needs torch, a GPU of compute capability 9.0, and FlashInfer (G6, G7, G8, G10, G11, G24, G25; nvcc too), SGLang (G5) or sglang-kernel (G9).
+Each prints what it got and what is right. G25 ends CUDA's context; G7 never returns: it is stopped after 60 seconds.
 """
 
 import signal
@@ -105,5 +105,33 @@ def g11():
         print(f"G11: {error} (right: an empty output)")
 
 
-for name in sys.argv[1:] or ("G5", "G6", "G8", "G9", "G10", "G11", "G7"):
+def g24():
+    from flashinfer.gemm import fp8_blockscale_gemm_sm90
+
+    m, n, k = 16, 256, 512
+    a, b = (torch.randn(rows, k, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
+    rows, blocks = (torch.rand(count, k // 128, device="cuda") + 0.5 for count in (m, n // 128))
+    weights = b.float() * blocks.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    right = (a.float() * rows.repeat_interleave(128, 1)) @ weights.T
+    for what, scales in (("[M, K / 128], as documented", rows), ("[K / 128, M]", rows.t().contiguous())):
+        off = float((fp8_blockscale_gemm_sm90(a, b, scales, blocks).float() - right).norm() / right.norm())
+        print(f"G24: with scales of rows as {what}, off by {off:.4f} of the product's length (right: below 0.004)")
+
+
+def g25():
+    from flashinfer.rope import rope_quantize_fp8
+
+    for width in (32, 24):
+        q, k = (torch.randn(4, heads, 64, device="cuda").bfloat16() for heads in (8, 2))
+        q_rest, k_rest = (torch.randn(4, heads, width, device="cuda").bfloat16() for heads in (8, 2))
+        positions = torch.arange(4, dtype=torch.int32, device="cuda")
+        try:
+            rope_quantize_fp8(q, k, q_rest, k_rest, torch.rand(8, 64, device="cuda"), positions)
+            torch.cuda.synchronize()
+            print(f"G25: {width} columns that are not rotated: it returns (right)")
+        except RuntimeError as error:
+            print(f"G25: {width} columns that are not rotated: {str(error).splitlines()[0]} (right: it returns, or refuses)")
+
+
+for name in sys.argv[1:] or ("G5", "G6", "G8", "G9", "G10", "G11", "G24", "G7", "G25"):
     globals()[name.lower()]()

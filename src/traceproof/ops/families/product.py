@@ -685,32 +685,43 @@ GEMM_FP8 = scaled_by_blocks(
         ),
     ),
 )
-TWO_SCALED = "a b a_scale b_scale -> out"
+TWO_SCALED = ("a b a_scale b_scale", "input weight input_scale weight_scale")
 BLOCKSCALE = "flashinfer.gemm:fp8_blockscale_gemm_sm90"
 
 
-@GEMM_FP8.truth(
-    "flashinfer",
-    "gemm.fp8_blockscale_gemm_sm90",
-    BLOCKSCALE,
-    serves=TWO_SCALED,
-    accepts=lambda definition: all(
-        dim(definition, "b", axis) == BLOCK * (dim(definition, "b_scale", axis) or 0) for axis in (0, 1)
-    ),
-    sm=((9, 0), (9, 0)),
-)
+def by_square_blocks(definition: Definition) -> bool:
+    """Whether each 128 x 128 weights have a scale."""
+    _, weight, _, scale = definition.inputs
+    sizes = [(dim(definition, weight, axis) or 0, dim(definition, scale, axis)) for axis in (0, 1)]
+    return all(size % BLOCK == 0 and count in {size // BLOCK, None} for size, count in sizes)
+
+
 def _flashinfer_blocks(api: Api, _: Definition, inputs: Given) -> Outputs:
-    return {"out": api[BLOCKSCALE](inputs["a"], inputs["b"], inputs["a_scale"], inputs["b_scale"])}
+    """Scales of rows lie as the kernel reads them: by blocks of K, the rows filled up to fours (finding G24)."""
+    a, b, a_scale, b_scale = inputs.values()
+    turned = torch.nn.functional.pad(a_scale, (0, 0, 0, -len(a_scale) % 4)).t().contiguous()
+    return {"out": api[BLOCKSCALE](a, b, turned, b_scale)}
 
 
-@GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=TWO_SCALED, rows=None)
 def _pytorch_blocks(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, rounded once."""
-    a, b, a_scale, b_scale = (inputs[name].float() for name in ("a", "b", "a_scale", "b_scale"))
+    a, b, a_scale, b_scale = (value.float() for value in inputs.values())
     width, height = block_of(b.shape, b_scale.shape)
     a = a * a_scale.repeat_interleave(width, 1)
     b = b * b_scale.repeat_interleave(height, 0)[: len(b)].repeat_interleave(width, 1)
     return {"out": api[TORCH_LINEAR](a, b).to(dtype_of(definition.outputs["out"]))}
+
+
+for _served in (f"{names} -> out" for names in TWO_SCALED):
+    GEMM_FP8.truth(
+        "flashinfer",
+        "gemm.fp8_blockscale_gemm_sm90",
+        BLOCKSCALE,
+        serves=_served,
+        accepts=by_square_blocks,
+        sm=((9, 0), (9, 0)),
+    )(_flashinfer_blocks)
+    GEMM_FP8.truth("torch", "functional.linear", TORCH_LINEAR, serves=_served, rows=None)(_pytorch_blocks)
 
 
 # gemm_mxfp8, bmm_mxfp8, gemm_bf16_fp4, gemm_nvfp4_svdquant: factors as codes with a scale for each block of K
@@ -914,6 +925,7 @@ GEMM_BF16_FP4 = Op(
     lossless=lambda _: {"A": summable, "alpha": 0.5, **unit_scales(("b_descale",), 0x38)},
     scalars={"block_size": FP4_BLOCK},
     sizes_in_numbers=("block_size",),
+    unusual={**UNUSUAL, "inf": ("A",)},  # an infinite alpha may multiply codes of 0
     unread={"block_size": "the scales' shape says it"},
     sizes={
         "o": (1,),
