@@ -57,6 +57,7 @@ TRACEBACK_FRAMES = 8  # the innermost ones; a deep recursion has a thousand
 MESSAGE_CHARACTERS = 4000
 # Texts of allocators that are out of host or GPU memory; on a CPU PyTorch raises a plain RuntimeError.
 MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
+GUARDS_SECONDS = 0.5  # for those whose supervisor has gone, to end their workers
 OPEN_FILES = 1024
 # RLIMIT_NPROC counts threads, too; a thread pool starts one per core, and PyTorch has several pools.
 THREADS_PER_CORE = 4
@@ -153,7 +154,11 @@ def serve(control: socket.socket, spec: WorkerSpec) -> None:
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     while True:
         request, fds, _, _ = socket.recv_fds(control, PACKET_BYTES, REQUEST_FDS)
-        if not request:
+        if not request:  # guards die with this process: not before they have ended what their workers left behind
+            until = time.monotonic() + GUARDS_SECONDS
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+                    time.sleep(0.002)
             return
         channel, output, life = fds
         data, supervisor = socket.socket(fileno=channel), socket.socket(fileno=life)
@@ -423,4 +428,5 @@ def describe(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # Taking apart all that PyTorch imported takes half a second, for which the supervisor would wait.
+    os._exit(main(sys.argv[1:]))
