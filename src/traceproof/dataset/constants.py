@@ -1,11 +1,10 @@
-"""Constants that decide an op's numbers and are no input: each with everything that states it.
+"""Constants that decide an op's numbers and are no input, each with all sources that state it.
 
-What is expected must not come from the reference alone that is judged by it. So each constant that an oracle, a
-draw, a baseline computation or an adapter needs is one of the `rules` of its op's declaration, which says where
-else it is looked up. Sources bind in this order: an axis, the descriptions, the name, the config of a
-bundled model that a tag names, the function that `fi_api` names where that is of one value alone; then the
-reference. Two of them that differ are a fault of the definition. What the reference alone states is used and
-reported, and proves nothing.
+What is expected must not come from the reference alone, which is judged by it. So each constant that an oracle, a
+draw, a baseline or an adapter needs is one of the `rules` of its op's declaration, which names further sources.
+They rank in this order: an axis, the descriptions, the name, the config of a bundled model that a tag names, the
+function that `fi_api` names if that has one value alone; then the reference. Two sources that differ are a fault
+of the definition. What the reference alone states is used and reported, and proves nothing.
 """
 
 import importlib
@@ -25,40 +24,43 @@ if TYPE_CHECKING:
     from traceproof.dataset.definition import Definition
 
 Value = float | str
-Patterns = tuple[tuple[str, Value | None], ...]  # regular expressions; None: the value is the number of group 1
-FUNCTION = f"fi_api:{PACKAGES[TAGGED]}."  # tag: before a function's name, as rules have it
-FLASHINFER = "0.7.2.post1"  # whose functions and defaults rules name
-KEPT = 1024  # definitions whose constants are kept at hand
+# (regular expression, value); None: the value is the number in group 1
+Patterns = tuple[tuple[str, Value | None], ...]
+FUNCTION = f"fi_api:{PACKAGES[TAGGED]}."  # tag prefix before the name of a function, as rules have it
+FLASHINFER = "0.7.2.post1"  # version whose functions and defaults rules name
+KEPT = 1024  # definitions whose constants are cached
 NUMBER = r"(10 ?(?:\^|\*\*) ?-\d+|\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
-STATES = r"[\s:=(]*(?:(?:is|of|fixed|set|at|to|by|value|equals)[\s:=(]+)*"  # between a constant and its number
+# words allowed between a constant and its number
+STATES = r"[\s:=(]*(?:(?:is|of|fixed|set|at|to|by|value|equals)[\s:=(]+)*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Where one constant of an op_type is stated."""
+    """Sources of one constant of an op_type."""
 
-    name: str  # by which ops ask for it
-    label: str  # as people call it
-    # What a reference's text says: the number that it assigns to the first of these names that it has, in lower
-    # case; or what a function of `reference_text` finds, which `read` says in words.
+    name: str  # key by which ops look it up
+    label: str  # its name for people
+    # In a reference's text: the number assigned to the first of these names that it has (lower case); or the
+    # result of a function of `reference_text`, which `read` describes in words.
     assigned: tuple[str, ...] = ()
     reader: str = ""
     read: str = ""
-    needs: str = ""  # an input without which the constant means nothing
+    needs: str = ""  # an input; without it the constant has no meaning
     axes: tuple[str, ...] = ()
-    described: Patterns = ()  # in the descriptions, in lower case
-    named: Patterns = ()  # in the name
+    described: Patterns = ()  # patterns for the descriptions, in lower case
+    named: Patterns = ()  # patterns for the definition's name
     config: tuple[str, ...] = ()  # keys of a model's config
-    values: Mapping[str, Value] = field(default_factory=dict)  # what a config's words mean
-    functions: Mapping[str, Value] = field(default_factory=dict)  # of FlashInfer, that are of one value alone
-    # defaults of parameters of FlashInfer's functions, which a caller may have set otherwise: they confirm what
-    # the reference states and refute nothing
+    values: Mapping[str, Value] = field(default_factory=dict)  # word in a config -> value
+    # function of FlashInfer that has one value alone -> value
+    functions: Mapping[str, Value] = field(default_factory=dict)
+    # function of FlashInfer -> (parameter, default): a caller may set another value, so it confirms the
+    # reference's, and refutes nothing
     defaults: Mapping[str, tuple[str, Value]] = field(default_factory=dict)
-    usual: Value | None = None  # what holds where nobody states another value; it confirms as a default does
+    usual: Value | None = None  # value that holds if nobody states another one; it confirms as a default does
 
 
 class Statement(NamedTuple):
-    """What one source says."""
+    """The value that one source states."""
 
     source: str  # `reference`, `description`, `name`, `axis top_k`, `model config llama-3.1-8b`, `fi_api ...`
     value: Value
@@ -66,20 +68,20 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant, and all that states it; the first statement is what is judged by."""
+    """A constant with all its statements; the first one is used."""
 
     label: str
     stated: tuple[Statement, ...]
-    alone: bool  # whether the reference alone states it
+    alone: bool  # whether only the reference states it
 
     @property
     def value(self) -> Value:
-        """What is judged by."""
+        """The value that is used."""
         return self.stated[0].value
 
     @property
     def conflict(self) -> str:
-        """`epsilon is 1e-05 by description and 0.01 by reference`; empty: all agree."""
+        """The sources' values if they differ: `epsilon is 1e-05 by description and 0.01 by reference`; else ""."""
         by_value: dict[Value, list[str]] = {}
         for one in self.stated:
             by_value.setdefault(one.value, []).append(one.source)
@@ -94,12 +96,12 @@ class Constants:
     entries: Mapping[str, Constant]
 
     def get(self, name: str) -> Value | None:
-        """The value; None: nobody states it."""
+        """The value of a constant; None: nobody states it."""
         found = self.entries.get(name)
         return None if found is None else found.value
 
     def number(self, name: str) -> float:
-        """A value that is a number. Raises LookupError: nobody states it."""
+        """The value of a constant as a number. Raises LookupError: nobody states one."""
         found = self.get(name)
         if found is None or isinstance(found, str):
             raise LookupError(f"nobody states {name}")
@@ -107,22 +109,22 @@ class Constants:
 
     @property
     def conflicts(self) -> tuple[str, ...]:
-        """Of which constants sources disagree, and what each says."""
+        """For each constant whose sources differ, all its values with their sources."""
         return tuple(one.conflict for one in self.entries.values() if one.conflict)
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """`epsilon 1e-05 by the reference alone`, of each that nothing else states."""
+        """For each constant that only the reference states: `epsilon 1e-05 by the reference alone`."""
         found = (f"{one.label} {shown(one.value)}" for one in self.entries.values() if one.alone)
         return tuple(f"{one} by the reference alone" for one in found)
 
     def as_json(self) -> dict[str, list[list[Value]]]:
-        """All statements by name."""
+        """All statements, by constant: [source, value]."""
         return {name: list(map(list, item.stated)) for name, item in self.entries.items()}
 
 
 def shown(value: Value) -> str:
-    """A value as people write it."""
+    """A value as text."""
     return value if isinstance(value, str) else f"{value:g}"
 
 
@@ -131,18 +133,18 @@ def ruled() -> tuple[str, ...]:
     return tuple(sorted(name for name, (_, op) in _registry().declarations().items() if op.rules))
 
 
-def _registry() -> Any:  # noqa: ANN401 - a module; ops are built on this package, so it is asked by name
+def _registry() -> Any:  # noqa: ANN401 - imported late, since ops import this package
     return importlib.import_module("traceproof.ops.registry")
 
 
 def rules_of(op_type: str) -> tuple[Rule, ...]:
-    """The rules of an op_type; none where nobody declares it."""
+    """The rules of an op_type; () if nobody declares it."""
     declared = _registry().declarations().get(op_type)
     return () if declared is None else tuple(declared[1].rules)
 
 
 def epsilon(*functions: str, config: tuple[str, ...]) -> Rule:
-    """The rule of a norm's epsilon, by the functions that it is a parameter of and the keys of configs."""
+    """The rule for a norm's epsilon: FlashInfer's functions with a parameter `eps`, and keys of model configs."""
     return Rule(
         name="eps",
         label="epsilon",
@@ -157,7 +159,7 @@ def epsilon(*functions: str, config: tuple[str, ...]) -> Rule:
 
 
 def constants_of(definition: "Definition") -> Constants:
-    """The constants of a definition that its op_type has rules for."""
+    """The constants of a definition, by its op_type's rules."""
     rules = rules_of(definition.op_type)
     if not rules:
         return NOTHING
@@ -178,7 +180,7 @@ NOTHING = Constants(MappingProxyType({}))
 
 
 @lru_cache(KEPT)
-def _found(  # noqa: PLR0913, PLR0917 - the parts of a definition that state constants, to be kept by
+def _found(  # noqa: PLR0913, PLR0917 - the parts of a definition that state constants, as cache key
     op_type: str,
     name: str,
     text: str,
@@ -220,7 +222,7 @@ def _found(  # noqa: PLR0913, PLR0917 - the parts of a definition that state con
 
 
 def _matching(patterns: Patterns, text: str, source: str) -> list[Statement]:
-    """What a text states by some patterns; one that states several values states none."""
+    """The value that a text states by these patterns, as a list of one; [] if there is none, or several."""
     values: set[Value] = set()
     for pattern, value in patterns:
         for match in re.finditer(pattern, text):
@@ -234,23 +236,23 @@ def _matching(patterns: Patterns, text: str, source: str) -> list[Statement]:
 
 
 def _is_finite(value: Value) -> bool:
-    """Whether a value can be a constant: a word, or a number that float64 holds."""
+    """Whether a value is a word, or a number that float64 can hold."""
     try:
         return isinstance(value, str) or math.isfinite(value)
-    except OverflowError:  # of a whole number that is too large
+    except OverflowError:  # an integer that is too large
         return False
 
 
 def implied_constraints(definition: "Definition") -> tuple[str, ...]:
-    """Constraints on axes that the reference implies, for sizes that are drawn where no oracle is known."""
+    """Constraints on axes that the reference implies, by which sizes are drawn where there is no oracle."""
     return reference_text.implied_constraints(definition.reference, frozenset(definition.axes))
 
 
 def renumbered(definition: "Definition", changes: Mapping[int, int]) -> str:
-    """The reference's text with other whole numbers in the place of some: that of a scaled-down definition."""
+    """The reference's text with integers replaced, for a scaled-down definition."""
     return reference_text.renumbered(definition.reference, changes)
 
 
 def numbers(definition: "Definition") -> tuple[tuple[int | float, int], ...]:
-    """Every number in the reference with its line: a scaled-down definition leaves none of them false."""
+    """(number, line) of every number in the reference, which a scaled-down definition must not make false."""
     return reference_text.numbers(definition.reference)

@@ -1,4 +1,4 @@
-"""Constraints: which names they use, whether they can hold, and sizes of axes that satisfy them."""
+"""Constraints: the names that they use, whether they can hold, and sizes of axes that satisfy them."""
 
 import ast
 import operator
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from traceproof.dataset.definition import Definition
 
-STEPS = 2_000  # assignments that a search tries
-PROBED = (0, 1, 2, 1000, 4097)  # sizes at which an equality shows whether it is linear
-# Sizes tried where the wanted one violates a constraint: small ones, and those of tiles, pages and heads.
+STEPS = 2_000  # assignments that a search tries at most
+PROBED = (0, 1, 2, 1000, 4097)  # sizes by which it is found out whether an equality is linear in an axis
+# Sizes to try if the wanted one violates a constraint: small ones, and those of tiles, pages and heads.
 OTHERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 576, 1024, 2048, 4096)
 LARGEST = 1 << 24
 BUILTINS = frozenset({"len", "min", "max", "abs", "sum", "all", "any", "int", "float", "bool", "math", "torch"})
 Value = int | float | bool
-# What is computed with sizes: numbers alone, so nothing of it takes long, much memory, or reads anything.
+# Operators for sizes: they take numbers only, so an expression takes little time and memory and reads nothing.
 OPERATORS: Mapping[type[ast.AST], Callable[..., Value]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,18 +37,18 @@ OPERATORS: Mapping[type[ast.AST], Callable[..., Value]] = {
 
 
 def names(expression: str) -> frozenset[str]:
-    """Names that the expression reads, those it binds itself (in a comprehension) left out; none if it is none."""
+    """Names that an expression reads, without those that a comprehension in it binds; none if it is invalid."""
     found = [node for part in _parts(expression) for node in ast.walk(part) if isinstance(node, ast.Name)]
     return frozenset(node.id for node in found) - {node.id for node in found if isinstance(node.ctx, ast.Store)}
 
 
 def parse(expression: str) -> ast.expr:
-    """The syntax tree of an expression."""
+    """The syntax tree of an expression. Raises SyntaxError: it is none."""
     return ast.parse(expression.strip(), mode="eval").body
 
 
 def allowed(definition: Definition, name: str) -> str | int | None:
-    """What a constraint allows an input to be (`layout == 'HND'`, `mode in ('a', 'b')`, `kind == 2`), or None."""
+    """A value that constraints give an input (`layout == 'HND'`, `mode in ('a', 'b')`, `kind == 2`), or None."""
     for node in (node for text in definition.constraints or () for node in ast.walk(parse(text))):
         match node:
             case ast.Compare(left=ast.Name(id=left), ops=[ast.Eq() | ast.In(), *_], comparators=[given, *_]):
@@ -61,13 +61,13 @@ def allowed(definition: Definition, name: str) -> str | int | None:
 
 
 def text_of(definition: Definition, name: str) -> str | None:
-    """A text that a constraint allows an input to be, or None."""
+    """A text that a constraint gives an input; None: none."""
     found = allowed(definition, name)
     return found if isinstance(found, str) else None
 
 
 def with_axes(expression: str, definition: Definition) -> ast.expr:
-    """The expression with every `tensor.shape[i]` replaced by the axis that stands there."""
+    """The syntax tree of an expression, with each `tensor.shape[i]` replaced by its axis."""
     tensors = {**definition.inputs, **definition.outputs}
 
     def axis(found: re.Match[str]) -> str:
@@ -78,7 +78,7 @@ def with_axes(expression: str, definition: Definition) -> ast.expr:
 
 
 def says_the_same_twice(node: ast.expr) -> bool:
-    """Whether the expression only compares things with themselves, by `==`, `<=` or `>=`."""
+    """Whether an expression only compares things with themselves, by `==`, `<=` or `>=`."""
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
         return all(says_the_same_twice(value) for value in node.values)
     if not isinstance(node, ast.Compare):
@@ -88,7 +88,7 @@ def says_the_same_twice(node: ast.expr) -> bool:
 
 
 def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
-    """Value of an expression over axes; None where it needs something else, or has no value."""
+    """The value of an expression over axes; None: it uses something else, or has no value."""
     try:
         return _evaluate(node, axes)
     except (KeyError, ArithmeticError, RecursionError):
@@ -96,7 +96,7 @@ def evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value | None:
 
 
 def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR0911 - one return per node type
-    """Like `evaluate`; raises KeyError: it needs what `axes` does not hold; ArithmeticError: it has no value."""
+    """As `evaluate`. Raises KeyError: it uses something that `axes` lacks; ArithmeticError: it has no value."""
     match node:
         case ast.Constant(value=bool() | int() | float() as value):
             return value
@@ -121,7 +121,7 @@ def _evaluate(node: ast.expr, axes: Mapping[str, int]) -> Value:  # noqa: PLR091
 
 
 def last_of(definition: Definition, indptr: str) -> str | None:
-    """The axis that a constraint `axis == indptr[-1].item()` (either way round) ties to the input `indptr`."""
+    """The axis that a constraint such as `axis == indptr[-1].item()` ties to the input `indptr`; or None."""
     last = re.compile(rf"(int\()*{re.escape(indptr)}\[-1\](\)|\.item\(\))*")
     for constraint in definition.constraints or ():
         match parse(constraint):
@@ -134,14 +134,14 @@ def last_of(definition: Definition, indptr: str) -> str | None:
 
 
 def literal_axis(size: str) -> tuple[str, dict[str, Any]]:
-    """The name and kind of an axis for a size in a shape: `32` is a const axis, any other name a var one."""
+    """Name and JSON of the axis for a size in a shape: `32` gives a const axis, any other name a var one."""
     if re.fullmatch(r"[0-9]{1,9}", size):
         return f"size_{int(size)}", {"type": "const", "value": int(size)}
     return size, {"type": "var"}
 
 
 def determined(axes: Mapping[str, Any], constraints: Iterable[Any], note: Callable[[str], None]) -> dict[str, Any]:
-    """The axes, a var one that constraints fix given the const ones being const."""
+    """The axes; var ones that constraints and const axes fix become const. `note` gets a sentence about each."""
     sizes = {name: axis.get("value") for name, axis in axes.items() if isinstance(axis, dict)}
     const = {name: size for name, size in sizes.items() if type(size) is int and 0 <= size <= LARGEST}
     system = System(tuple(axes), tuple(text for text in constraints if isinstance(text, str)))
@@ -156,14 +156,14 @@ def determined(axes: Mapping[str, Any], constraints: Iterable[Any], note: Callab
 
 
 class Part(NamedTuple):
-    """One of the constraints that `and` joins: its axes, and of an equality what is 0 where it holds."""
+    """A constraint without `and`: syntax tree, its axes, and for an equality the difference of its sides."""
 
     node: ast.expr
     names: frozenset[str]
     difference: ast.BinOp | None
 
     def solved(self, name: str, known: Mapping[str, int]) -> float | None:
-        """What an axis has to be for an equality to hold, whole or not; None: it is none, or not linear in it."""
+        """The size of axis `name` with which an equality holds; None: it is none, or not linear in that axis."""
         if self.difference is None:
             return None
         at = {size: evaluate(self.difference, {**known, name: size}) for size in PROBED}
@@ -174,7 +174,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class System:
-    """Axes under constraints; one over anything but axes (a tensor, a mode), or without a value, takes no part."""
+    """Axes under constraints; those over anything but axes (a tensor, a mode), or without a value, are ignored."""
 
     axes: tuple[str, ...]
     constraints: tuple[str, ...]
@@ -191,12 +191,12 @@ class System:
                         difference: ast.BinOp | None = ast.BinOp(left, ast.Sub(), right)
                     case _:
                         difference = None
-                found.append(Part(node, names, difference))  # for some sizes it has a value
+                found.append(Part(node, names, difference))  # it has a value for some sizes
         return tuple(found)
 
     @cached_property
     def given(self) -> frozenset[str]:
-        """Axes that quotients of others give: `tiles == n // 128`."""
+        """Axes that an equality gives as quotients of others: `tiles == n // 128`."""
         found = [(part.difference.left, part.difference.right) for part in self._usable if part.difference]
         quotients = [
             left for left, right in found if any(isinstance(one, ast.FloorDiv) for one in ast.walk(right))
@@ -204,9 +204,9 @@ class System:
         return frozenset(left.id for left in quotients if isinstance(left, ast.Name))
 
     def completed(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes, with each axis that an equality fixes once the others of it are known.
+        """The sizes, completed by all axes that equalities fix, one after the other.
 
-        What is no size (a fraction, a negative number) shows that the sizes can not go together.
+        A result that is no size (a fraction, a negative number) shows that the sizes contradict the constraints.
         """
         known = dict(sizes)
         waiting = list(self._usable)
@@ -225,13 +225,13 @@ class System:
             waiting = left
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether all are sizes, and no constraint that can be evaluated is false."""
+        """Whether all are sizes, and no constraint over them is false."""
         return all(map(_is_size, sizes.values())) and not any(
             part.names <= sizes.keys() and evaluate(part.node, sizes) in {False, None} for part in self._usable
         )
 
     def listed(self, name: str, known: Mapping[str, int]) -> Iterator[int]:
-        """Sizes by which `name in (head_dim, head_dim // 2)` states an axis, in the order written."""
+        """Sizes that a constraint such as `name in (head_dim, head_dim // 2)` lists, in its order."""
         for node, names, _ in self._usable:
             match node:
                 case ast.Compare(left=ast.Name(id=left), ops=[ast.In()], comparators=[ast.Tuple(elts=among)]):
@@ -240,12 +240,12 @@ class System:
                         yield from (int(size) for size in sizes if size is not None)
 
     def solve(self, const: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int] | None:
-        """A size for every axis that satisfies all constraints, as `const` or near `wanted`; None: none found."""
+        """Sizes for all axes that satisfy the constraints: `const`, the rest near `wanted`; None: none found."""
         found = _found(self, tuple(const.items()), tuple(wanted.items()))
         return None if found is None else dict(found)
 
 
-@lru_cache(maxsize=1024)  # the cases of a definition, and its `init`, ask for the same sizes many times over
+@lru_cache(maxsize=1024)  # the cases of a definition, and its `init`, ask for the same sizes many times
 def _found(
     system: System, const: tuple[tuple[str, int], ...], wanted: tuple[tuple[str, int], ...]
 ) -> Mapping[str, int] | None:
@@ -253,7 +253,7 @@ def _found(
     steps = iter(range(STEPS))
 
     def search(known: Mapping[str, int]) -> dict[str, int] | None:
-        """All sizes, from the known ones on: of each axis the nearest to the wanted one first."""
+        """Sizes for all axes, given some; each axis tries sizes nearest to the wanted one first."""
         sizes = system.completed(known)
         if not system.holds(sizes):
             return None
@@ -274,7 +274,7 @@ def _found(
 
 
 def _parts(text: str) -> Iterator[ast.expr]:
-    """Expressions that `and` joins; none if it is none."""
+    """The expressions that `and` joins in a text; none if it is no expression."""
     try:
         waiting = [parse(text)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,8 +1,8 @@
-"""A kernel definition, as the flashinfer-trace dataset writes it.
+"""A kernel definition, in the schema of the flashinfer-trace dataset.
 
-Source: flashinfer_trace/definition.md of the public dataset. The model is strict: a key it does not know is
-an error, so that nothing is lost silently on a round trip. Definitions of other dialects are turned into it by
-`traceproof.dataset.dialects`; what only they may say is refused elsewhere.
+Source: flashinfer_trace/definition.md of the public dataset. The model is strict: an unknown key is an error, so
+that nothing is lost silently on a round trip. `traceproof.dataset.dialects` turns other dialects into it; what
+only they may say is refused in published ones.
 """
 
 import ast
@@ -22,21 +22,21 @@ from traceproof.names import Identifier, Name, OpType, Plain
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True)
-LARGEST = 1 << 40  # of an axis: a tensor of so many elements fits nowhere
+LARGEST = 1 << 40  # largest size of an axis: no memory holds a tensor of so many elements
 MOST = 256  # axes, inputs, outputs, tags or constraints of one definition
 MOST_DIMENSIONS = 64  # PyTorch's operators take no more
-FUNCTION = "fi_api:"  # tag: the function that a definition is of
+FUNCTION = "fi_api:"  # prefix of a tag that names the function a definition is of
 
 
 class Dialect(StrEnum):
-    """In which form a definition's file was written."""
+    """The form in which a definition's file was written."""
 
     PUBLISHED = "published"  # definition.md of the public dataset
     TRACE_DUMP = "flashinfer_trace_dump"  # what FlashInfer writes under FLASHINFER_TRACE_DUMP
 
 
 class DType(StrEnum):
-    """Element types; the published schema allows PUBLISHED_DTYPES alone."""
+    """Element types; the published schema has PUBLISHED_DTYPES only."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -55,13 +55,13 @@ class DType(StrEnum):
     UINT16 = "uint16"
     UINT32 = "uint32"
     UINT64 = "uint64"
-    STRING = "string"  # of a scalar: a mode, a device, a dtype
-    UNKNOWN = "unknown"  # of an output: whatever the code gives
+    STRING = "string"  # of a scalar: a mode, a device or a dtype
+    UNKNOWN = "unknown"  # of an output: whatever the code returns
 
     @property
     def bits(self) -> int:
-        """Size of one element in bits; float4 counts 4, two to a byte."""
-        digits = re.search(r"\d+", self)  # those that follow the kind of number
+        """Bits per element; float4 has 4, so two in a byte."""
+        digits = re.search(r"\d+", self)  # the first number in its name
         return int(digits[0]) if digits else OTHER_BITS[self.value]
 
 
@@ -79,7 +79,7 @@ class ConstAxis(BaseModel):
 
 
 class VarAxis(BaseModel):
-    """An axis whose size the inputs decide; `parent` names the axis it is nested in."""
+    """An axis whose size depends on the inputs; `parent` names the axis that it is nested in."""
 
     model_config = STRICT
     type: Literal["var"]
@@ -91,18 +91,18 @@ Axis = Annotated[ConstAxis | VarAxis, Field(discriminator="type")]
 
 
 class TensorSpec(BaseModel):
-    """Shape (axis names; empty: 0-d tensor; null: Python scalar), dtype, and whether it may be None."""
+    """Shape (axis names; (): 0-d tensor; None: Python scalar) and dtype of an input or output."""
 
     model_config = STRICT
     shape: Annotated[tuple[Identifier, ...] | None, Field(strict=False, max_length=MOST_DIMENSIONS)]
     dtype: Annotated[DType, Field(strict=False)]
     description: str | None = None
     optional: bool = False
-    param: Plain | None = None  # of an output: the parameter of the API that it is written to
+    param: Plain | None = None  # of an output: the API's parameter to which it is written
 
 
 class Definition(BaseModel):
-    """A kernel: its axes, its inputs in call order, its outputs in return order, and a reference."""
+    """A kernel: axes, inputs in call order, outputs in return order, and a reference."""
 
     model_config = STRICT
     name: Name
@@ -113,9 +113,9 @@ class Definition(BaseModel):
     constraints: Annotated[tuple[NonEmpty, ...] | None, Field(strict=False, max_length=MOST)] = None
     inputs: Annotated[dict[Identifier, TensorSpec], Field(max_length=MOST)]
     outputs: Annotated[dict[Identifier, TensorSpec], Field(max_length=MOST)]
-    reference: str  # source with a function `run`; empty: a dialect other than the published one gave none
-    dialect: Annotated[Dialect, Field(strict=False)] = Dialect.PUBLISHED  # what its file was written in
-    # source with a function `init_entry` that makes inputs; only dialects other than the published one
+    reference: str  # Python source with a function `run`; empty: a trace dump had none
+    dialect: Annotated[Dialect, Field(strict=False)] = Dialect.PUBLISHED  # of its file
+    # Python source with a function `init_entry` that makes inputs; not in the published dialect
     init: NonEmpty | None = None
     init_entry: Identifier | None = None
 
@@ -141,7 +141,7 @@ class Definition(BaseModel):
         return self
 
     def _beyond_schema(self, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
-        """What the published schema does not have; `specs` are all inputs and outputs."""
+        """Problems with what the published schema does not have; `specs` are all inputs and outputs."""
         if not self.outputs:
             yield "outputs is empty"
         for where, spec in specs.items():
@@ -155,7 +155,7 @@ class Definition(BaseModel):
             yield "init and init_entry are no keys of the schema"
 
     def _bad_code(self) -> Iterator[str]:
-        """What of the reference and the constraints is no Python."""
+        """Problems with a reference or constraints that are no Python."""
         try:
             module = parse_quietly(self.reference)
             functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
@@ -181,7 +181,7 @@ class Definition(BaseModel):
         return tuple(name for name, axis in self.axes.items() if isinstance(axis, VarAxis))
 
     def shape_of(self, spec: TensorSpec, axes: Mapping[str, int]) -> tuple[int, ...] | None:
-        """Shape of a tensor for such `axes`; None: a Python scalar. Raises KeyError: an axis has no value."""
+        """Shape of a tensor, given sizes of var axes; None: a Python scalar. Raises KeyError: one is missing."""
         if spec.shape is None:
             return None
         const = self.const_axes
@@ -189,19 +189,19 @@ class Definition(BaseModel):
 
     @property
     def dumped_from(self) -> str:
-        """The function that a trace dump's tag names; empty: none, or it is no dump."""
+        """The FlashInfer function that a trace dump's tag names; empty: none, or it is no dump."""
         named = (tag.removeprefix(FUNCTION) for tag in self.tags if tag.startswith(FUNCTION))
         return next(named, "") if self.dialect is Dialect.TRACE_DUMP else ""
 
     @property
     def in_place(self) -> frozenset[str]:
-        """Inputs that an output says it is written to."""
+        """Inputs to which an output is written, by its `param`."""
         params = {spec.param for spec in self.outputs.values()}
         return frozenset(name for name in self.inputs if name in params)
 
     @cached_property
     def open_axes(self) -> frozenset[str]:
-        """Var axes of outputs alone, which only a dialect other than the published one may leave to the code."""
+        """Var axes that only outputs have and no constraint names, in trace dumps: the code decides on them."""
         given = {axis for spec in self.inputs.values() for axis in spec.shape or ()}
         tied = {word for text in self.constraints or () for word in re.findall(r"\w+", text)}
         free = self.dialect is not Dialect.PUBLISHED
@@ -209,12 +209,12 @@ class Definition(BaseModel):
 
     @property
     def constants(self) -> Constants:
-        """Constants that decide its numbers and are no input, with all that state them."""
+        """Constants that decide its numbers and are no input, with their sources."""
         return constants_of(self)
 
     @cached_property
     def digest(self) -> str:
-        """Digest of all that decides a verdict: of descriptions and tags, only the constants that they state."""
+        """Digest of all that decides a verdict; descriptions and tags count by the constants that they state."""
         meaning = {key: value for key, value in self.as_json().items() if key not in {"description", "tags"}}
         for group in ("axes", "inputs", "outputs"):
             for entry in meaning[group].values():
@@ -225,16 +225,16 @@ class Definition(BaseModel):
         return digest_json(meaning)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with other fields; its digest and what else follows from fields is computed anew."""
+        """A copy with changed fields; cached properties are computed anew."""
         copy = super().model_copy(update=update, deep=deep)
         for name in vars(copy).keys() - type(self).model_fields.keys():
             del vars(copy)[name]
         return copy
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object that the file held: only keys that were given, in the schema's order.
+        """The JSON object of the file: only keys that were given, in the schema's order.
 
-        `constraints: null` says what leaving the key out says, and only that form is read everywhere.
+        `constraints: null` is left out, which means the same and is the only form that all readers accept.
         """
         value = self.model_dump(mode="json", exclude_unset=True)
         if self.constraints is None:

@@ -1,8 +1,8 @@
-"""The two dialects in which definitions are written, each turned into the one model that everything else reads.
+"""The two dialects of definitions, both turned into the one model that everything else reads.
 
-The published schema is strict. FlashInfer's trace dump (`FLASHINFER_TRACE_DUMP`, `flashinfer.trace`) says more
-than it has keys for, and leaves open what it asks for; what was made of that is noted. A
-reference that is called by keyword gets a function `run` that takes the definition's inputs in their order.
+The published schema is strict. FlashInfer's trace dump (`FLASHINFER_TRACE_DUMP`, `flashinfer.trace`) has more than
+the schema has keys for, and leaves out things that it requires; notes say what was left out or completed. A
+reference that is called by keyword gets a function `run` that takes the definition's inputs in order.
 """
 
 import ast
@@ -14,8 +14,8 @@ from traceproof.dataset.constraints import System, determined, literal_axis, nam
 from traceproof.dataset.definition import PUBLISHED_DTYPES, Definition, Dialect, DType
 from traceproof.dataset.hints import dtype_of, stated
 
-HELD = "_input"  # behind an input's name: of the output of `run_of_init` that holds it
-COLUMNS = "_columns"  # and of the one that says that its last two axes lie the other way round in memory
+HELD = "_input"  # suffix of `run_of_init`'s output that holds an input
+COLUMNS = "_columns"  # suffix of its output that says that an input's last two axes are exchanged in memory
 HEADER = "\n\n# The call by position, added where the definition was read.\n"
 RUN_OF_INIT = """import torch
 
@@ -49,7 +49,7 @@ def run({free}):
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A top-level function: parameters in order, which of them have a default, whether it takes any keyword."""
+    """A function: its parameters in order, those with a default, and whether it takes any keyword (`open`)."""
 
     name: str
     parameters: tuple[str, ...]
@@ -58,12 +58,12 @@ class Function:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Parameters that must be given."""
+        """Parameters without a default."""
         return tuple(name for name in self.parameters if name not in self.defaulted)
 
 
 def _functions(source: object) -> dict[str, ast.FunctionDef]:
-    """The top-level functions of a source by name; none where it is no Python."""
+    """The top-level functions of a source, by name; {} if it is no Python."""
     try:
         body = ast.parse(source).body if isinstance(source, str) else []
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -72,7 +72,7 @@ def _functions(source: object) -> dict[str, ast.FunctionDef]:
 
 
 def number_defaults(source: object) -> dict[str, int]:
-    """The whole numbers that the last function of a text has as defaults, by parameter; {}: it is no Python."""
+    """Integer defaults of a source's last function, by parameter; {} if it is no Python."""
     found = _functions(source)
     arguments = _arguments(found[next(reversed(found))], found) if found else {}
     numbers = {name: one.value for name, one in arguments.items() if isinstance(one, ast.Constant)}
@@ -80,7 +80,7 @@ def number_defaults(source: object) -> dict[str, int]:
 
 
 def _arguments(node: ast.FunctionDef, known: Mapping[str, ast.FunctionDef]) -> dict[str, ast.expr | None]:
-    """A function's parameters in order with their defaults, and those of a function that gets all its keywords."""
+    """A function's parameters with their defaults, and those of a function to which it passes all keywords."""
     given = node.args
     placed = [*given.posonlyargs, *given.args]
     defaults = [*[None] * (len(placed) - len(given.defaults)), *given.defaults, *given.kw_defaults]
@@ -94,9 +94,9 @@ def _arguments(node: ast.FunctionDef, known: Mapping[str, ast.FunctionDef]) -> d
 
 
 def entry_of(source: object, names: Iterable[str] = (), *, handed_on: bool = False) -> Function | None:
-    """The top-level function of one of `names`, else (none given) `run`, else the last one; None: there is none.
+    """The top-level function called one of `names`, by default `run` or else the last one; None: there is none.
 
-    With `handed_on`, a function that does nothing with its keywords but hand them on has those of the other one.
+    With `handed_on`, a function that passes its keywords to another one has that one's parameters, too.
     """
     found = _functions(source)
     wanted = list(names) or ["run", *reversed(found)]
@@ -109,7 +109,7 @@ def entry_of(source: object, names: Iterable[str] = (), *, handed_on: bool = Fal
 
 
 def required(definition: Mapping[str, Any]) -> list[str]:
-    """Optional inputs that the reference has no default for."""
+    """Optional inputs for which the reference has no default."""
     entry = entry_of(definition["reference"])
     named = entry.required if entry is not None else ()
     inputs = definition["inputs"]
@@ -117,13 +117,13 @@ def required(definition: Mapping[str, Any]) -> list[str]:
 
 
 def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # noqa: ANN401 - any JSON value
-    """The reference with a function `run`; what is no text, no Python or has no function stays as it is."""
+    """The reference's source with a function `run` added; unchanged if it is no Python or has no function."""
     source = definition["reference"]
     entry = entry_of(source)
     if entry is None or entry.name == "run":
         return source
     inputs, given = definition["inputs"], _given(entry, definition, note)
-    # An optional input that is None is left to the parameter's default.
+    # a None is not passed, so that the parameter's default holds
     optional = {name for name, spec in inputs.items() if isinstance(spec, dict) and spec.get("optional")}
     free = {name for name, value in given.items() if name not in entry.parameters and value in optional}
     left_out = [name for name, value in given.items() if value in inputs and name in entry.defaulted | free]
@@ -144,11 +144,11 @@ def bind(definition: Mapping[str, Any], note: Callable[[str], None]) -> Any:  # 
 def run_of_init(
     definition: Mapping[str, Any], entry: Function, free: Iterable[str], const: Mapping[str, int]
 ) -> str:
-    """An `init` followed by a `run` that takes the free axes and a seed, and gives what it makes by input.
+    """Source of an `init` and a `run` that takes free axes and a seed and returns what it makes, by input.
 
-    What it makes by phase of a call (`plan`, `run`) is put together. A value goes to the input of its name, else
-    to the first one left that must be given and has its dtype and number of dimensions; so do elements of a tuple
-    that is no input. An axis that has a default and is not fixed is left to it.
+    Values that it makes by phase of a call (`plan`, `run`) are merged. A value belongs to the input of its name,
+    else to the first required input left with its dtype and number of dimensions; likewise each element of a tuple
+    that is no input. Axes that have a default and are not fixed are not passed.
     """
     sizes = {name: name for name in free} | {name: repr(size) for name, size in const.items()}
     axes = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
@@ -171,10 +171,10 @@ def run_of_init(
 
 
 def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, str]:
-    """What each parameter is given, as an expression over the inputs."""
+    """Expressions over the inputs for each of the reference's parameters."""
     inputs = definition["inputs"]
     given = {name: name for name in inputs if name in entry.parameters}
-    folded = {name.lower(): name for name in inputs if name not in given}  # called so but for its case
+    folded = {name.lower(): name for name in inputs if name not in given}  # same name in another case
     others = [name for name in entry.parameters if name not in given and name.lower() in folded]
     given |= {name: folded[name.lower()] for name in others}
     sizes = {name: _size(name, definition) for name in entry.required if name not in given}
@@ -192,9 +192,9 @@ def _given(entry: Function, definition: Mapping[str, Any], note: Callable[[str],
 
 
 def _in_order(missing: Sequence[str], left: Sequence[str], note: Callable[[str], None]) -> dict[str, str]:
-    """Parameters of names that nothing has: the inputs left over, if there are as many, else None.
+    """Inputs for parameters that no input is named after: in order if there are as many, else None.
 
-    A single one takes several as a tuple: FlashInfer's caches of keys and values are such a parameter.
+    A single parameter gets several inputs as a tuple: FlashInfer's caches of keys and values are such a parameter.
     """
     if len(missing) == len(left):
         return dict(zip(missing, left, strict=True))
@@ -212,7 +212,7 @@ def _unused(names: Iterable[str], given: Mapping[str, str]) -> list[str]:
 
 
 def _size(name: str, definition: Mapping[str, Any]) -> str | None:
-    """The size of an axis of that name, as an expression."""
+    """The size of the axis of that name, as an expression; None: there is none."""
     axis = definition["axes"].get(name)
     if not isinstance(axis, dict):
         return None
@@ -226,7 +226,7 @@ def _size(name: str, definition: Mapping[str, Any]) -> str | None:
 
 
 Json = dict[str, Any]
-OWN_KEYS = frozenset({"dialect", "init", "init_entry"})  # of the model alone: no published file has them
+OWN_KEYS = frozenset({"dialect", "init", "init_entry"})  # of the model only, not of published files
 KEYS = frozenset(Definition.model_fields) - OWN_KEYS
 DTYPES = {
     "str": DType.STRING,
@@ -235,25 +235,26 @@ DTYPES = {
     "float4_e2m1fn_x2": DType.FLOAT4_E2M1,
 }
 OPEN_DTYPES = frozenset(DTYPES) | (frozenset(DType) - PUBLISHED_DTYPES)
-# A size above it that nothing fixes is an eighth of what `init` would take: it is judged as well. MLA's heads, of
-# 512 and 64, are the widest size that is the sum of others.
+# A larger default that nothing fixes is divided by SCALED_BY, since `init` would make it. MLA's 512 + 64 is the
+# largest size that is a sum of others.
 WIDE = 576
 SCALED_BY = 8
-MOST_IMPOSSIBLE = 3  # constraints taken from names that can not hold, after which no more are tried: a search each
+# constraints taken from names that can not hold, after which no more are tried, as each takes a search
+MOST_IMPOSSIBLE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDefinition:
-    """A definition as read, and what of its file the model has no place for or had to be completed."""
+    """A definition, and notes on what of its file was left out or completed."""
 
     definition: Definition
     notes: tuple[str, ...] = ()
 
 
 def read(value: Any) -> ReadDefinition:  # noqa: ANN401 - any JSON value
-    """Read a definition in whichever dialect it is written.
+    """Read a definition in either dialect.
 
-    Raises ValidationError: it is a definition in none; ValueError: the same, told before the model was asked.
+    Raises ValidationError: it is a definition in neither; ValueError: the same, found before validation.
     """
     dialect = recognise(value)
     if dialect is Dialect.PUBLISHED:
@@ -266,7 +267,7 @@ def read(value: Any) -> ReadDefinition:  # noqa: ANN401 - any JSON value
 
 
 def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
-    """Which dialect a file is written in, by keys that only one of them has."""
+    """The dialect of a file's content, by keys that only one of them has."""
     match value:
         case {"axes": dict(), "inputs": dict() as inputs, "outputs": dict() as outputs}:
             pass
@@ -279,15 +280,15 @@ def recognise(value: Any) -> Dialect:  # noqa: ANN401 - any JSON value
     named = isinstance(tags, list) and any(isinstance(tag, str) and tag.startswith("fi_api:") for tag in tags)
     if not named:
         return Dialect.PUBLISHED
-    # What a published definition has is left to the API's caller: a dtype, or `run`.
+    # What a published definition must have is left to the API's caller: a dtype, or `run`.
     left = any(isinstance(spec.get("dtype"), str) and spec["dtype"] in OPEN_DTYPES for spec in specs)
-    functions = _functions(value.get("reference"))  # what is no Python at all is left to the model to refuse
+    functions = _functions(value.get("reference"))  # if it is no Python, the model will refuse it
     incomplete = left or "reference" not in value or (functions and "run" not in functions)
     return Dialect.TRACE_DUMP if incomplete else Dialect.PUBLISHED
 
 
 def _after(name: str, spec: Json, outputs: Json) -> str | None:
-    """The dtype of the output of an input's shape and name, or its last word: `new_state` is `state` after it."""
+    """The dtype of the output with an input's shape and last word of its name, such as `new_state` for `state`."""
     word = name.rpartition("_")[2]
     found = (
         str(one.get("dtype"))
@@ -300,13 +301,13 @@ def _after(name: str, spec: Json, outputs: Json) -> str | None:
 
 @dataclass
 class Normaliser:
-    """One definition's file, and what is noted while it is turned into the model's form."""
+    """Turns one trace dump into the model's form, and notes what it changes."""
 
     value: Json
     notes: list[str] = field(default_factory=list)
 
     def trace_dump(self) -> Json:
-        """FlashInfer's: open dtypes and axes are completed, in-place outputs named, references called by name."""
+        """The dump as JSON of the model: dtypes and axes completed, in-place outputs renamed, `run` added."""
         unknown = sorted(map(str, self.value.keys() - KEYS - {"init", "check"}))
         if unknown:
             self._note(f"unknown keys {unknown} are not read")
@@ -322,7 +323,7 @@ class Normaliser:
                 self._note(f"inputs.{name} is optional, but the reference needs it: it is given")
                 turned["inputs"][name]["optional"] = False
         turned["reference"] = bind(turned, self._note) if "reference" in turned else ""
-        if "init" in turned:  # its last function makes inputs, as the dump writes it after its helpers
+        if "init" in turned:  # the dump writes helpers first, so its last function is `init`
             entry = entry_of(turned["init"]) if isinstance(turned["init"], str) else None
             if entry is None:
                 self._note("init holds no function that could be called: not read")
@@ -335,9 +336,10 @@ class Normaliser:
         self.notes.append(what)
 
     def _axes(self, turned: Json) -> Json:
-        """All axes: a const one without a value has that of `init`'s or the reference's default, else it is var.
+        """All axes: a const one without a value gets `init`'s or the reference's default, or else becomes var.
 
-        So does a name that no axis has. One that is negative is a mode of the call and no size.
+        A name in a shape that is no axis becomes a var axis. An axis with a negative value is a mode of the call,
+        and is left out.
         """
         axes: Json = {}
         defaults = number_defaults(turned.get("reference", "")) | number_defaults(turned.get("init", ""))
@@ -366,10 +368,10 @@ class Normaliser:
         return axes
 
     def _constraints(self, turned: Json) -> list[str]:
-        """The constraints, and those that names and descriptions state where none speaks of the same axes."""
+        """The constraints, and those that names and descriptions state about axes without one."""
         found = turned.get("constraints") or []
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            return []  # which the model will refuse
+            return []  # the model will refuse them
         sizes = {name: axis.get("value") for name, axis in turned["axes"].items() if isinstance(axis, dict)}
         const = {name: size for name, size in sizes.items() if type(size) is int}
         met = given = [names(text) for text in found]
@@ -391,7 +393,7 @@ class Normaliser:
         return found
 
     def _spec(self, where: str, spec: Any) -> Any:  # noqa: ANN401 - any JSON value
-        """A tensor in the model's words; anything else is left for the model to refuse."""
+        """A tensor's spec in the model's terms; what is no object is left for the model to refuse."""
         if not isinstance(spec, dict):
             return spec
         made = {key: spec[key] for key in spec if key in {"shape", "dtype", "description", "optional", "param"}}
@@ -404,10 +406,10 @@ class Normaliser:
         return made
 
     def _tensors(self, turned: Json) -> tuple[Json, Json]:
-        """Inputs and outputs in the model's words.
+        """Inputs and outputs in the model's terms.
 
-        An input's dtype that is left open is that of the state after the call, or of the description or role. An
-        output that has an input's name is that input, modified in place.
+        An input of unknown dtype gets that of the state after the call, or follows its description or role. An
+        output with an input's name is that input, modified in place.
         """
         inputs: Json = {}
         outputs: Json = {}

@@ -1,7 +1,7 @@
-"""Where a dataset comes from (a package, a repository, a folder), and bringing it to a folder.
+"""Where a dataset comes from (a package, a repository, a folder), and fetching it.
 
-A fetched dataset is a folder `<root>/<slug>/`, moved there in one rename once it is complete and checked; so its
-being there says that it is whole, and no network is asked for it again.
+A fetched dataset is a folder `<root>/<slug>/`, moved there in one rename once it is complete and checked. So an
+existing one is complete, and the network is not used for it again.
 """
 
 import json
@@ -26,7 +26,7 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Short(BaseModel):
-    """An object that a text alone stands for: the value of its key SHORT."""
+    """An object that may be written as plain text, which is then the value of its key SHORT."""
 
     model_config = CLOSED
     SHORT: ClassVar[str]
@@ -38,7 +38,7 @@ class Short(BaseModel):
 
 
 class PypiSource(BaseModel):
-    """A folder inside a released sdist; pip fetches it from whatever index the user's pip is set up for."""
+    """A folder inside a released sdist; fetched by pip, from the index that the user has configured."""
 
     model_config = CLOSED
     package: PackageName
@@ -57,7 +57,7 @@ class GitSource(BaseModel):
 
 
 class Dataset(Short):
-    """Where the definitions come from: exactly one of the three; null counts as not given."""
+    """Where definitions come from: exactly one of the three; null counts as absent."""
 
     SHORT = "path"
     pypi: PypiSource | None = None
@@ -73,7 +73,7 @@ class Dataset(Short):
         return self
 
     def record(self, folder: Path) -> dict[str, str | None]:
-        """What the list of sources says of the dataset that lies there."""
+        """Its entry in the list of sources, once it lies in `folder`."""
         git, pypi = self.git, self.pypi
         return {
             "path": str(folder.absolute()),
@@ -85,11 +85,11 @@ class Dataset(Short):
         }
 
 
-FETCHED = ".fetched.json"  # in a fetched dataset's folder: where it came from and what its files were like
+FETCHED = ".fetched.json"  # file in a fetched dataset's folder: its source, and its scan_digest after fetching
 
 
 def folder_of(dataset: Dataset, *, root: Path) -> Path:
-    """Where the dataset lies once it is fetched: a folder below `root`, or the configured path itself."""
+    """The folder of the dataset once fetched: one in `root`, or the configured path itself."""
     if dataset.pypi is not None:
         text, source = f"{dataset.pypi.package}-{dataset.pypi.version}", dataset.pypi.model_dump()
     elif dataset.git is not None:
@@ -98,13 +98,13 @@ def folder_of(dataset: Dataset, *, root: Path) -> Path:
     else:
         assert dataset.path is not None
         return dataset.path
-    return root / f"{text}-{digest_json(source)[:8]}"  # different for every different source
+    return root / f"{text}-{digest_json(source)[:8]}"  # the digest tells sources apart
 
 
 def fetch(dataset: Dataset, *, root: Path) -> Path:
-    """The dataset's folder, fetched first where it is not there yet.
+    """The dataset's folder, fetched first if it is missing.
 
-    Raises TraceproofError: the source can not be reached, is not what its digest says, or holds no definitions.
+    Raises TraceproofError: the source can not be reached, does not match its digest, or holds no definitions.
     Nothing is left behind then.
     """
     folder = folder_of(dataset, root=root)
@@ -122,7 +122,7 @@ def fetch(dataset: Dataset, *, root: Path) -> Path:
                         filled = _from_git(dataset.git, scratch)
                 (filled / FETCHED).unlink(missing_ok=True)
                 try:
-                    filled.rename(folder)  # an empty folder gives way
+                    filled.rename(folder)  # replaces an empty folder
                 except OSError:
                     if not (folder / "definitions").is_dir():  # else another run was faster, with the same content
                         raise
@@ -153,7 +153,8 @@ def _from_pypi(source: PypiSource, scratch: Path) -> Path:
 
 
 def _from_git(source: GitSource, scratch: Path) -> Path:
-    from traceproof.checkouts import checkout, gitrun  # they import GitPython, which a stack lacks
+    # imported here: they need GitPython, which other environments lack
+    from traceproof.checkouts import checkout, gitrun
 
     target = scratch / "checkout"
     folders = () if source.folder in {".", ""} else (source.folder,)
@@ -173,7 +174,7 @@ def _from_git(source: GitSource, scratch: Path) -> Path:
 
 
 def untouched(folder: Path) -> bool:
-    """Whether a fetched dataset is as it was fetched, or not fetched yet."""
+    """Whether a fetched dataset is unchanged since, or was not fetched."""
     try:
         fetched = json.loads((folder / FETCHED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -182,13 +183,13 @@ def untouched(folder: Path) -> bool:
 
 
 def scan_digest(folder: Path) -> str:
-    """Digest of names, sizes and times of a dataset's definitions, workloads and blobs; nothing is opened.
+    """Digest of names, sizes and times of a dataset's definitions, workloads and blobs; no file is opened.
 
-    It says when planning has to look again: 5,000 files take well under a second. The plan itself goes by content.
+    It tells when to plan again: 5,000 files take well under a second. The plan itself goes by content.
     """
     found = [
         (path.name, status.st_size, status.st_mtime_ns)
-        for path in folder.glob("*.json")  # of dumped traces
+        for path in folder.glob("*.json")  # dumped traces
         if path.name != FETCHED and path.is_file() and (status := path.stat())
     ]
     waiting = [str(folder / name) for name in ("definitions", "workloads", "blob") if (folder / name).is_dir()]

@@ -1,4 +1,4 @@
-"""What names and descriptions alone say: of an input's values, and of FlashInfer's sizes, modes and dtypes."""
+"""What names and descriptions say: about an input's values, and about FlashInfer's sizes, modes and dtypes."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -10,10 +10,10 @@ from traceproof.dataset.definition import DType
 
 
 class Role(StrEnum):
-    """What the values of an input must be like."""
+    """The kind of values that an input takes."""
 
     DATA = "data"  # any number
-    OFFSETS = "offsets"  # ascending from 0: indptr, cumulated lengths
+    OFFSETS = "offsets"  # ascending from 0: indptr, cumulative lengths
     INDICES = "indices"  # of rows, pages, experts, slots
     LENGTHS = "lengths"  # of sequences, at least 1
     MASK = "mask"  # true or false, packed or not
@@ -21,7 +21,7 @@ class Role(StrEnum):
     SEED = "seed"  # any integer
 
 
-# The first role whose words are in the name counts. Words are those of the dataset and of FlashInfer's API.
+# The first role with a word in the name applies. The words are the dataset's and FlashInfer's.
 WORDS: Mapping[Role, str] = {
     Role.SEED: "seed philox",
     Role.OFFSETS: "indptr cu cumsum offsets",
@@ -33,12 +33,12 @@ WORDS: Mapping[Role, str] = {
 
 
 def role_of(name: str) -> Role:
-    """The role of an input of that name."""
+    """The role of an input, by its name."""
     words = re.split(r"[_\d]+", name.lower())
     return next((role for role, known in WORDS.items() if not set(words).isdisjoint(known.split())), Role.DATA)
 
 
-# What the name of an axis says of another one, which is called `one` or `one_size`.
+# Relations to another axis in an axis' name, in which `one` stands for that axis or `one_size`.
 RELATIONS: tuple[tuple[re.Pattern[str], str], ...] = (
     # `K_div_2`, `K_div_block_size`, `N_mul_2`, `batch_size_plus_1_kv`, `num_experts_plus_one`
     (re.compile(r"(?P<one>\w+?)_div_(?P<by>\d+(?=_|$)|\w+)"), "{one} == {name} * {by}"),
@@ -46,14 +46,14 @@ RELATIONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?P<one>\w+?)_plus_(?P<by>\d+(?=_|$)|\w+)"), "{name} == {one} + {by}"),
     (re.compile(r"(?P<one>\w+)_doubled\Z"), "{name} == 2 * {one}"),
     (re.compile(r"(?P<one>\w+)_half\Z"), "{one} == 2 * {name}"),
-    (re.compile(r"num_packed_(?P<one>\w+)\Z"), "{one} == 2 * {name}"),  # two values of four bits to a byte
+    (re.compile(r"num_packed_(?P<one>\w+)\Z"), "{one} == 2 * {name}"),  # two 4-bit values per byte
     (re.compile(r"(?P<one>\w+)_padded\Z"), "{name} >= {one}"),
 )
 BLOCKS = re.compile(r"num(?:_(?P<format>fp4|mxint4))?_(?P<one>\w+)_blocks")
-BLOCK: Mapping[str | None, int] = {None: 128, "fp4": 16, "mxint4": 32}  # values that share a scale
+BLOCK: Mapping[str | None, int] = {None: 128, "fp4": 16, "mxint4": 32}  # values per scale, by format
 LISTED = re.compile(r"\(([^()]*)\)")  # sizes in a description, one per axis: `(32, N//128, 1)`
-OVER = re.compile(r"\bover (\d+) values\b")  # in the description of a tensor of scales
-# Of experts: which of their axes go together. Kernels load 16 bytes at a time, 32 values of four bits.
+OVER = re.compile(r"\bover (\d+) values\b")  # in the description of a scales tensor
+# Constraints among experts' axes. Kernels load 16 bytes at a time, which are 32 4-bit values.
 EXPERTS = (
     "hidden_size % 32 == 0",
     "intermediate_size % 32 == 0",
@@ -65,12 +65,12 @@ EXPERTS = (
     "topk_group <= n_group",
     "top_k * n_group <= num_experts * topk_group",
 )
-TEXT = re.compile(r"[\w-]+")  # a mode that a tag states: `partition-strategy:tp_n_tp_k`
-MODE = re.compile(r"(\d+)=\w+\.?")  # the description of a mode that a definition is of: `2=MxFp8.`
-# The only size of an axis, in its description: `(must be 1)`, `Always 1;`, `DeepSeek-V3 hidden dim (7168).`
+TEXT = re.compile(r"[\w-]+")  # a mode in a tag: `partition-strategy:tp_n_tp_k`
+MODE = re.compile(r"(\d+)=\w+\.?")  # the mode that a definition is of, in a description: `2=MxFp8.`
+# The only size of an axis, in a description: `(must be 1)`, `Always 1;`, `DeepSeek-V3 hidden dim (7168).`
 ONLY = re.compile(r"\b(?:must|required to) be (\d+)\b|\balways (\d+)\b|\((\d+)\)\.?$", re.IGNORECASE)
 INDICES = frozenset({Role.OFFSETS, Role.INDICES, Role.LENGTHS, Role.SEED})
-# Words of the description of a tensor without a dtype; the first that is found counts.
+# Words in the description of a tensor without dtype; the first match counts.
 DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
     (re.compile(r"\buint8\b"), DType.UINT8),
     (re.compile(r"\bint32\b|\bexpert ids\b"), DType.INT32),
@@ -90,7 +90,7 @@ DTYPES: tuple[tuple[re.Pattern[str], DType], ...] = (
 
 
 def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: object = ()) -> Iterator[tuple[str, str]]:
-    """Constraints on axes, whole numbers and texts, each with what states it."""
+    """Constraints on axes, integers and texts that names, descriptions and tags state: (constraint, source)."""
     for name in axes:
         for pattern, relation in RELATIONS:
             parts = found.groupdict() if (found := pattern.match(name)) else {}
@@ -110,7 +110,7 @@ def stated(axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: object = ()
 def _described(
     axes: Mapping[str, Any], inputs: Mapping[str, Any], tags: Iterable[object]
 ) -> Iterator[tuple[str, str]]:
-    """Constraints that descriptions of inputs and tags state."""
+    """Constraints that descriptions of inputs, and tags, state."""
     for name, spec in inputs.items():
         if not isinstance(spec, dict):
             continue
@@ -126,7 +126,7 @@ def _described(
 
 
 def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
-    """Sizes that a description lists, one for each axis: `(32, 4, N//128, 1)`."""
+    """Sizes that a description lists, one per axis, as in `(32, 4, N//128, 1)`."""
     shape = [str(axis) for axis in spec["shape"]] if isinstance(spec.get("shape"), list) else []
     for found in LISTED.finditer(str(spec.get("description"))):
         sizes = [size.strip() for size in found[1].split(",")]
@@ -138,7 +138,7 @@ def _listed(spec: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _blocks(name: str, axes: Collection[str], inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the name of an axis of blocks says: so many values share a scale, by a description or by the format."""
+    """Constraint of an axis that counts blocks: values per scale, by a description or by the format."""
     found = BLOCKS.fullmatch(name)
     one = _axis(found["one"], axes) if found else None
     if found is None or one is None:
@@ -153,12 +153,12 @@ def _blocks(name: str, axes: Collection[str], inputs: Mapping[str, Any]) -> Iter
 
 
 def _axis(word: str, axes: Collection[str]) -> str | None:
-    """The axis of that name, or of that name's size."""
+    """The axis called `word` or `word_size`; or None."""
     return next((name for name in (word, f"{word}_size") if name in axes), None)
 
 
 def dtype_of(name: str, spec: Mapping[str, Any]) -> DType:
-    """The dtype of an input that has none: by its description, else what FlashInfer's API takes for its role."""
+    """The dtype of an input without one: by its description, else what FlashInfer takes for its role."""
     told = str(spec.get("description"))
     if any("packed" in str(axis).split("_") for axis in spec.get("shape") or ()):
         return DType.UINT8

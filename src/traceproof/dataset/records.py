@@ -1,8 +1,8 @@
 """What a dataset holds beside definitions: workloads, traces and solutions.
 
-A workload has concrete axes and says where each input's data comes from; a trace is one line of workloads/
-(solution and evaluation are null) or of traces/; a solution is source code that implements a definition. Sources:
-flashinfer_trace/trace.md and solution.md of the public dataset and flashinfer_bench.data 0.1.2.
+A workload has sizes of axes and a source for each input; a trace is a line of workloads/ (solution and evaluation
+are null) or of traces/; a solution is source code that implements a definition. Sources: flashinfer_trace/trace.md
+and solution.md of the public dataset and flashinfer_bench.data 0.1.2.
 """
 
 from enum import StrEnum
@@ -14,21 +14,21 @@ from pydantic import BaseModel, Field, model_validator
 from traceproof.dataset.definition import LARGEST, MOST, STRICT, NonEmpty
 from traceproof.names import Identifier, Name, Plain
 
-Number = int | float  # strict: true and "1" are no numbers; 1 and 1.0 stay what they were
+Number = int | float  # strict: true and "1" are no numbers; int and float are kept apart
 
 
 class StrictRecord(BaseModel):
-    """A JSON object of the schema: closed, frozen, and written as it was read."""
+    """A JSON object of the schema: no other keys, frozen, and written as it was read."""
 
     model_config = STRICT
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object that the file held: only keys that were given, in the schema's order."""
+        """The JSON object of the file: only keys that were given, in the schema's order."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class RandomInput(StrictRecord):
-    """An input whose values do not matter: drawn by whoever runs the workload."""
+    """An input with arbitrary values, drawn by whoever runs the workload."""
 
     type: Literal["random"]
 
@@ -41,7 +41,7 @@ class ScalarInput(StrictRecord):
 
 
 class SafetensorsInput(StrictRecord):
-    """A tensor of a safetensors file; `path` is relative to the dataset's root (or a URI)."""
+    """A tensor in a safetensors file; `path` is relative to the dataset's root, or a URI."""
 
     type: Literal["safetensors"]
     path: Plain
@@ -60,7 +60,7 @@ class Workload(StrictRecord):
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """Paths of the safetensors files that the inputs name, without repeats, in order."""
+        """Paths of the safetensors files of its inputs, in order and without repeats."""
         paths = [data.path for data in self.inputs.values() if isinstance(data, SafetensorsInput)]
         return tuple(dict.fromkeys(paths))
 
@@ -83,7 +83,7 @@ class EvaluationStatus(StrEnum):
 
 
 class Correctness(StrictRecord):
-    """Largest errors over all outputs; `extra` is free."""
+    """Largest errors over all outputs; `extra` may hold anything."""
 
     max_relative_error: Error = 0.0
     max_absolute_error: Error = 0.0
@@ -106,7 +106,7 @@ class EvaluationEnvironment(StrictRecord):
 
 
 class Evaluation(StrictRecord):
-    """One benchmark result; correctness and performance are there exactly where the status has them."""
+    """Result of one benchmark; the status decides whether it has correctness and performance."""
 
     status: Annotated[EvaluationStatus, Field(strict=False)]
     log: str = ""
@@ -128,7 +128,7 @@ class Evaluation(StrictRecord):
 
 
 class Trace(StrictRecord):
-    """A workload of a definition and, unless it is a workload line, what a solution made of it."""
+    """A workload of a definition and, except in workload lines, the result of a solution for it."""
 
     definition: Name
     solution: Name | None = None
@@ -142,7 +142,7 @@ class Trace(StrictRecord):
         return self
 
 
-BASELINE = "baseline"  # author of the solutions that are published
+BASELINE = "baseline"  # author of published solutions
 
 
 class Language(StrEnum):
@@ -180,7 +180,7 @@ class SourceFile(StrictRecord):
 
 
 class Build(StrictRecord):
-    """How to build and call the solution; `entry_point` is `<file>::<function>`."""
+    """How to build and call a solution; `entry_point` is `<file>::<function>`."""
 
     language: Annotated[Language, Field(strict=False)]
     target_hardware: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -218,5 +218,5 @@ class Solution(StrictRecord):
 
     @property
     def entry_file(self) -> str:
-        """The path, among the sources, of the file that holds the function to call."""
+        """Path, among the sources, of the file with the function to call."""
         return self.spec.entry_point.partition("::")[0]

@@ -1,6 +1,6 @@
 """What a reference's text states, read off its syntax tree; no other module that decides a verdict reads it.
 
-`traceproof.dataset.constants` holds each fact against what else states it.
+`traceproof.dataset.constants` checks each fact against other sources.
 """
 
 import ast
@@ -11,15 +11,15 @@ from functools import cache
 
 from traceproof.files import parsed
 
-MODULES = frozenset({"torch", "F"})  # where a function's argument, not its root, is what it works on
-PACKED_SHIFT = 16  # by which an expert's index is taken out of an int32 that holds its weight, too
-# Functions of PyTorch by which a reference names its activation; an approximation by tanh is a keyword of gelu.
+MODULES = frozenset({"torch", "F"})  # modules whose functions work on an argument
+PACKED_SHIFT = 16  # by which an expert's index is taken out of an int32 that also holds its weight
+# PyTorch functions by which a reference computes its activation; gelu by tanh is a keyword.
 ACTIVATIONS = {"silu": "silu", "sigmoid": "silu", "gelu": "gelu", "erf": "gelu", "tanh": "gelu_tanh"}
-HALVES, NEIGHBOURS = "halves", "interleaved"  # which channels a rotary embedding pairs: NeoX, GPT-J
+HALVES, NEIGHBOURS = "halves", "interleaved"  # channels paired by a rotary embedding: NeoX, GPT-J
 SECOND = re.compile(r":[^:,]*:2\b")  # a slice of every second element
-HALF = re.compile(r"^(?!.* [-+*%/] ).+ // 2$")  # nothing but a quotient by 2
+HALF = re.compile(r"^(?!.* [-+*%/] ).+ // 2$")  # an expression that is only a quotient by 2
 # Calls that pair neighbours: every second index, a view whose last axis is a pair, parts stacked on the last axis,
-# each angle twice.
+# each angle repeated.
 PAIRS = re.compile(
     r"\b(ar|r)ange\([^,()]+, [^,()]+, 2\b|\.(view|reshape|unflatten)\(.*, 2\)+$|\bstack\(.*(dim=|, )-1\)$"
     r"|\b(view_as_complex|repeat_interleave)\("
@@ -28,9 +28,9 @@ PAIRS = re.compile(
 
 @cache
 def assigned(reference: str) -> Mapping[str, int | float]:
-    """Numbers assigned to a plain name anywhere (`EPS = 1e-6`), the name in lower case.
+    """Numbers assigned to a plain name anywhere (`EPS = 1e-6`), by the name in lower case.
 
-    A name that is assigned two different numbers, or anything else besides, is left out: a loop's counter, say.
+    A name that is assigned two different numbers, or anything else, is left out: a loop's counter, for example.
     """
     nodes = list(ast.walk(parsed(reference)))
     bound = Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
@@ -54,15 +54,15 @@ def assigned(reference: str) -> Mapping[str, int | float]:
 
 @cache
 def numbers(reference: str) -> tuple[tuple[int | float, int], ...]:
-    """Every number, with its line."""
+    """(number, line) of every number."""
     constants = (node for node in ast.walk(parsed(reference)) if isinstance(node, ast.Constant))
     found = ((node.value, node.lineno) for node in constants if isinstance(node.value, int | float))
     return tuple((value, line) for value, line in found if value is not True)
 
 
 def renumbered(reference: str, changes: Mapping[int, int]) -> str:
-    """The text with other whole numbers in the place of some, wherever they stand as such."""
-    lines = reference.encode().split(b"\n")  # columns count bytes
+    """The text with integers replaced, wherever they stand as such."""
+    lines = reference.encode().split(b"\n")  # columns of syntax trees count bytes
     places = sorted(
         (node.lineno - 1, node.col_offset, node.end_col_offset or 0, changes[node.value])
         for node in ast.walk(parsed(reference))
@@ -75,7 +75,7 @@ def renumbered(reference: str, changes: Mapping[int, int]) -> str:
 
 @cache
 def added_to_weight(reference: str) -> float:
-    """`WEIGHT_OFFSET`, else the number that is added to the weight in place (`weight + 1`); 0: none."""
+    """`WEIGHT_OFFSET`, else the number added to the weight (`weight + 1`); 0: none."""
     named = assigned(reference).get("weight_offset")
     if named is not None:
         return named
@@ -91,7 +91,7 @@ def added_to_weight(reference: str) -> float:
 
 @cache
 def activation(reference: str) -> str | None:
-    """`silu`, `gelu` (by the error function) or `gelu_tanh`; None: it calls none, or several."""
+    """Its activation: `silu`, `gelu` (by the error function) or `gelu_tanh`; None: none or several."""
     found = set()
     for node in ast.walk(parsed(reference)):
         if not isinstance(node, ast.Call) or (name := _called(node)) not in ACTIVATIONS:
@@ -103,7 +103,7 @@ def activation(reference: str) -> str | None:
 
 @cache
 def experts_with_weights(reference: str) -> str:
-    """`packed` if something is shifted right by 16, which tells an expert from its weight; else `plain`."""
+    """`packed` if something is shifted right by 16, which separates an expert from its weight; else `plain`."""
     for node in ast.walk(parsed(reference)):
         match node:
             case ast.BinOp(op=ast.RShift(), right=by) if _is_number(by, PACKED_SHIFT):
@@ -117,7 +117,7 @@ def experts_with_weights(reference: str) -> str:
 
 @cache
 def implied_constraints(reference: str, axes: frozenset[str]) -> tuple[str, ...]:
-    """Constraints on axes that divisions or assertions imply; a local of an axis' name is taken for it."""
+    """Constraints on axes that divisions and assertions imply; a local with an axis' name is taken for it."""
     found, asserted = [], []
     for node in ast.walk(parsed(reference)):
         match node:
@@ -133,17 +133,17 @@ def implied_constraints(reference: str, axes: frozenset[str]) -> tuple[str, ...]
 
 @cache
 def pairing(reference: str) -> str | None:
-    """How the channels of a rotary embedding are paired; None: there are signs of both ways, or of none.
+    """How a rotary embedding pairs channels, HALVES or NEIGHBOURS; None: no signs, or signs of both.
 
-    Neighbours: every second channel is taken, or one of the calls of PAIRS is made. Halves: none of that, and
-    channels are cut or joined; cutting something other than the cache at half its size speaks against neighbours.
-    The cache itself is cut in half either way. Where a condition chooses, there is no answer.
+    NEIGHBOURS: every second channel is taken, or one of the calls of PAIRS is made. HALVES: none of that, and
+    channels are cut in half or concatenated; cutting the cos/sin cache in half does not count. No answer where a
+    condition chooses.
     """
     nodes = list(ast.walk(parsed(reference)))
     assignments = [node for node in nodes if isinstance(node, ast.Assign)]
     halves = frozenset(_stored(node for node in assignments if HALF.search(ast.unparse(node.value))))
     cached = {"cos_sin_cache"}
-    for _ in range(8):  # a chain of assignments; references are short
+    for _ in range(8):  # chains of assignments; references are short
         cached |= _stored(node for node in assignments if _is_part_of(node.value, cached))
     signs = {sign for node in nodes if (sign := _sign(node, halves, cached))}
     choices = (node for node in nodes if isinstance(node, ast.If | ast.IfExp) and node.orelse)
@@ -156,13 +156,13 @@ def pairing(reference: str) -> str | None:
 
 
 def _stored(assignments: Iterable[ast.Assign]) -> set[str]:
-    """Names that some assignments give a value."""
+    """Names to which these assignments give a value."""
     targets = (part for node in assignments for target in node.targets for part in ast.walk(target))
     return {part.id for part in targets if isinstance(part, ast.Name)}
 
 
 def _sign(node: ast.AST, halves: Collection[str], cached: Collection[str]) -> str | None:
-    """What one expression says about the pairing, if anything."""
+    """The pairing that one expression is a sign of; None: of none."""
     if isinstance(node, ast.Subscript):
         if SECOND.search(ast.unparse(node.slice)):
             return NEIGHBOURS
@@ -186,7 +186,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _literal(node: ast.expr) -> object:
-    """The value of a literal; None where it is none."""
+    """The value of a literal; None: it is no literal."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -198,7 +198,7 @@ def _is_number(node: ast.expr | None, number: int) -> bool:
 
 
 def _is_part_of(node: ast.expr, found: Collection[str]) -> bool:
-    """Whether a value is a part of one of some names: rows picked, a cast, a slice; not what it is mixed into."""
+    """Whether a value is a part of one of these names: rows, a cast or a slice; not a value computed from it."""
     root = _root(node)
     if root in MODULES and isinstance(node, ast.Call):  # torch.index_select(cache, 0, positions)
         return any(_root(argument) in found for argument in node.args)
@@ -206,7 +206,7 @@ def _is_part_of(node: ast.expr, found: Collection[str]) -> bool:
 
 
 def _root(node: ast.AST) -> str | None:
-    """The name at the bottom of `name[...].method(...)[...]`."""
+    """The name `x` at the start of `x[...].method(...)[...]`; None: there is none."""
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Subscript | ast.Attribute):
             node = node.value

@@ -1,8 +1,8 @@
-"""A dataset folder: its files, its definitions and workload lines, and definitions by what a user calls them.
+"""A dataset folder: its files, its definitions and workload lines, and finding definitions by a user's words.
 
-Layout: definitions/<op_type>/<name>.json, workloads/<op_type>/<name>.jsonl, blob/... for tensor data, and
-solutions/ and traces/, which nothing here reads. A folder that FlashInfer dumped its traces to has the definitions
-as <name>.json and nothing else. Files are of bounded size, out of the folder alone.
+Layout: definitions/<op_type>/<name>.json, workloads/<op_type>/<name>.jsonl, blob/... with tensor data, and
+solutions/ and traces/, which are not read here. A folder of FlashInfer's trace dumps has the definitions as
+<name>.json and nothing else. Files may have a limited size, and must lie in the folder.
 """
 
 import gc
@@ -30,18 +30,18 @@ from traceproof.names import OP_TYPE, path_part
 from traceproof.text import printable
 
 DEFINITION_BYTES = 4 * MIB
-LFS_POINTER = b"version https://git-lfs"  # what git leaves in a blob's place where LFS is not installed
-WORKLOAD_BYTES = 256 * MIB  # of one file
-LONGEST_MESSAGE = 1000  # characters of what is wrong with one file
+LFS_POINTER = b"version https://git-lfs"  # content of a blob's file where git LFS is not installed
+WORKLOAD_BYTES = 256 * MIB  # per file
+LONGEST_MESSAGE = 1000  # characters per file
 MOST_DEFINITIONS = 100_000
-MOST_LOOKED_AT = 100  # files of a folder that may hold dumped traces
+MOST_LOOKED_AT = 100  # files of a folder that are checked for being trace dumps
 DEFINITIONS = "definitions"  # folder of a dataset
-LARGEST = 1 << 20  # bytes of a file that is looked through for the name in it
-PROBLEMS_SHOWN = 6  # of one file; the first few name the cause, the rest mostly follow from it
+LARGEST = 1 << 20  # bytes of a file that is searched for a name
+PROBLEMS_SHOWN = 6  # per file; later ones mostly follow from the first
 
 
 def strict_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
-    """Parse JSON; an object that has a key twice is an error, since one of the two would be lost.
+    """Parse JSON; an object with a repeated key is an error, since one of the values would be lost.
 
     Raises ValueError: the text is not JSON, or repeats a key. RecursionError: it is nested too deeply.
     """
@@ -57,12 +57,12 @@ def strict_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def json_text(value: Any) -> str:  # noqa: ANN401 - any JSON value
-    """A definition or a solution as the dataset writes it: two spaces, a line break at the end."""
+    """JSON text as the dataset has it: indented by two spaces, a line break at the end."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def file_text(path: Path, root: Path | None, *, most: int = DEFINITION_BYTES) -> str:
-    """The text of a file of a dataset.
+    """The text of a dataset's file.
 
     Raises OSError: it can not be read. ValueError: it is no plain file of at most `most` bytes in the dataset, or
     not UTF-8.
@@ -71,7 +71,7 @@ def file_text(path: Path, root: Path | None, *, most: int = DEFINITION_BYTES) ->
 
 
 def file_bytes(path: Path, root: Path | None, *, most: int) -> bytes:
-    """The content of a file of a dataset; raises as `file_text` does."""
+    """The bytes of a dataset's file; raises as `file_text` does."""
     try:
         target = path.resolve()
         if root is not None and not target.is_relative_to(root) and not inside(target, root.resolve()):
@@ -82,16 +82,16 @@ def file_bytes(path: Path, root: Path | None, *, most: int) -> bytes:
 
 
 def inside(target: Path, root: Path) -> bool:
-    """Whether a resolved path lies in a dataset, or in the blobs that a hub's cache keeps beside its snapshots."""
+    """Whether a resolved path lies in a dataset, or in the blobs of a Hugging Face cache beside its snapshots."""
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
     return target.is_relative_to(root) or target.is_relative_to(blobs)
 
 
 @contextmanager
 def paused_collection(*, kept: bool = False) -> Iterator[None]:
-    """Pause the cyclic collector: walking syntax trees takes it half of the reading time, importing torch a sixth.
+    """Pause the garbage collector: it takes half of the time of walking syntax trees, a sixth of importing torch.
 
-    What is `kept` is left out of later collections, too, which would walk all of it.
+    With `kept`, objects made meanwhile are excluded from later collections, too.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -105,12 +105,12 @@ def paused_collection(*, kept: bool = False) -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-    """What is wrong with a file that could not be read as what it should be."""
+    """What is wrong with a file, by the exception that reading it raised."""
     if isinstance(error, ValidationError):
         found = []
         for detail in error.errors(include_url=False, include_context=False):
             where, given = ".".join(map(str, detail["loc"])), repr(detail["input"])
-            # Longer ones bury the text.
+            # longer values hide the message
             shown = detail["type"] not in {"missing", "value_error"} and len(given) <= 60
             text = detail["msg"].removeprefix("Value error, ") + (f", not {given}" if shown else "")
             found.append(f"{where}: {text}" if where else text)
@@ -125,12 +125,12 @@ def explain(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A file (or a line of it) that can not be used."""
+    """A file, or a line of it, that can not be used."""
 
     path: Path  # the file, relative to the dataset's root
     what: str  # what is wrong, in one sentence
     todo: str  # what to do about it
-    line: int = 0  # number of the line in a JSON lines file, from 1; 0 for a whole file
+    line: int = 0  # line number in a JSON lines file, from 1; 0: the whole file
 
     @property
     def message(self) -> str:
@@ -140,7 +140,7 @@ class Broken:
 
 
 class Note(NamedTuple):
-    """A file that can be used but stands in the wrong place."""
+    """A usable file in the wrong place."""
 
     path: Path
     message: str
@@ -148,7 +148,7 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DatasetEntry:
-    """A definition, its file relative to the root, and what reading its dialect left out or completed."""
+    """A definition, its file relative to the root, and notes of its dialect's reader."""
 
     path: Path
     definition: Definition
@@ -156,7 +156,7 @@ class DatasetEntry:
 
 
 class WorkloadLine(NamedTuple):
-    """A workload line: its file relative to the root, its number from 1, and the blobs it lacks here."""
+    """A workload line: file relative to the root, line number from 1, and blobs that are missing here."""
 
     path: Path
     line: int
@@ -165,7 +165,7 @@ class WorkloadLine(NamedTuple):
 
 
 class Workloads(NamedTuple):
-    """The workload lines of one definition, and the lines that can not be used."""
+    """The workload lines of one definition, and its lines that can not be used."""
 
     lines: tuple[WorkloadLine, ...]
     broken: tuple[Broken, ...]
@@ -173,16 +173,16 @@ class Workloads(NamedTuple):
 
 @dataclass(frozen=True)
 class DatasetTree:
-    """A dataset folder, read."""
+    """The content of a dataset folder."""
 
-    root: Path  # the folder, resolved
+    root: Path  # resolved path
     definitions: Mapping[str, DatasetEntry]  # by name, sorted by path
     broken: tuple[Broken, ...]  # definition files that can not be used, sorted by path
-    notes: tuple[Note, ...]  # definition files whose path disagrees with what they hold
+    notes: tuple[Note, ...]  # definition files whose path does not match their content
 
     @cached_property
     def workload_files(self) -> Mapping[str, tuple[Path, ...]]:
-        """Workload files relative to the root, by the definition that their file name says."""
+        """Workload files relative to the root, by the definition in their name."""
         found: dict[str, tuple[Path, ...]] = {}
         for path in sorted((self.root / "workloads").rglob("*.jsonl")):
             found[path.stem] = (*found.get(path.stem, ()), path.relative_to(self.root))
@@ -190,11 +190,11 @@ class DatasetTree:
 
     @property
     def op_types(self) -> set[str]:
-        """Op_types of its definitions, and of files that can not be used."""
+        """Op_types of its definitions, and folders of broken files."""
         return {one.definition.op_type for one in self.definitions.values()} | set(map(group_of, self.broken))
 
     def workloads(self, name: str) -> Workloads:
-        """Read the workload lines of the definition `name`; it needs not exist."""
+        """Read the workload lines of definition `name`, which need not exist."""
         lines: list[WorkloadLine] = []
         broken: list[Broken] = []
         for path in self.workload_files.get(name, ()):
@@ -224,7 +224,7 @@ class DatasetTree:
         return Workloads(tuple(lines), tuple(broken))
 
     def missing_blob(self, blob: str) -> bool:
-        """Whether a safetensors path of a workload line has no usable file below the root.
+        """Whether a workload line's blob has no usable file in the root.
 
         A URI, a path that leaves the root and a Git LFS pointer count as missing.
         """
@@ -240,35 +240,35 @@ class DatasetTree:
 
 
 def is_dataset(root: Path) -> bool:
-    """Whether `root` is a folder with at least one definitions/**/*.json, or one of dumped traces."""
+    """Whether `root` has definitions/**/*.json, or trace dumps."""
     return next(_definition_files(root), None) is not None
 
 
 def op_type_names(root: Path) -> set[str]:
-    """The op_types that a dataset's folders are named after; of dumped traces, those that they say."""
+    """The op_types that folders are named after; in trace dumps, those of the definitions."""
     if (root / "definitions").is_dir():
         return {folder.name for folder in (root / "definitions").iterdir() if folder.is_dir()}
     return {entry.definition.op_type for entry in read_tree(root).definitions.values()}
 
 
 def read_definition(path: Path, *, root: Path | None = None) -> dialects.ReadDefinition:
-    """Read one definition file in whichever dialect it is; with `root`, one that lies in that dataset.
+    """Read one definition file, in either dialect; with `root` it must lie in that dataset.
 
     Raises OSError: it can not be read. ValueError: it is no plain file, not UTF-8, not JSON, or no definition
     (then a ValidationError). RecursionError, MemoryError: it, or its reference, is nested too deeply.
     """
     with warnings.catch_warnings():
-        # A reference with "\d" in a docstring makes the parser warn; that is no business of who reads it.
+        # a "\d" in a reference's docstring makes the parser warn, which is not our reader's business
         warnings.simplefilter("ignore")
         return dialects.read(strict_json(file_text(path, root)))
 
 
 def read_tree(root: Path, *, naming: Collection[str] = ()) -> DatasetTree:
-    """Read every definition below `root`; a file that can not be used costs that file alone.
+    """Read every definition below `root`; a broken file affects no other.
 
-    With `naming`, definitions and op_types: of files that hold one of these words alone, where each is met there;
-    what is close to another one only the whole dataset can tell. Of files that hold the same name, the first by
-    path counts; the others are broken. Raises TraceproofError: `root` holds no definition files at all.
+    With `naming`, names of definitions and op_types, only files that contain one of these words are read, if that
+    finds all of them; else everything, since only then close names are known. Of two files with the same name the
+    first by path counts, the other is broken. Raises TraceproofError: `root` has no definition files.
     """
     root = root.resolve()
     files = sorted(islice(_definition_files(root), MOST_DEFINITIONS + 1))
@@ -309,7 +309,7 @@ def read_tree(root: Path, *, naming: Collection[str] = ()) -> DatasetTree:
 
 
 def _holds(file: Path, root: Path, words: Iterable[bytes]) -> bool:
-    """Whether a file holds one of some words, or can not be read."""
+    """Whether a file contains one of these words, or can not be read."""
     try:
         text = file_bytes(file, root, most=DEFINITION_BYTES)
     except (OSError, NotPlainError):
@@ -323,13 +323,13 @@ def _definition_files(root: Path) -> Iterator[Path]:
         return below.rglob("*.json")
     for path in islice(root.glob("*.json"), MOST_LOOKED_AT):
         with suppress(OSError, NotPlainError):
-            if b'"op_type"' in file_bytes(path, root, most=DEFINITION_BYTES):  # of dumped traces
+            if b'"op_type"' in file_bytes(path, root, most=DEFINITION_BYTES):  # a trace dump
                 return root.glob("*.json")
     return below.rglob("*.json")
 
 
 def broken_file(path: Path, error: Exception) -> Broken:
-    """What is wrong with a file, by the error that reading it as a definition raised."""
+    """A Broken for a file, by the error that reading it as a definition raised."""
     if isinstance(error, NotPlainError):
         return Broken(path, str(error), "put the file itself there, or remove it")
     if isinstance(error, UnicodeDecodeError):
@@ -340,14 +340,14 @@ def broken_file(path: Path, error: Exception) -> Broken:
 
 
 def find(tree: DatasetTree, name: str) -> DatasetEntry:
-    """The definition of this name. Raises TraceproofError: there is none, or its file can not be used."""
+    """The definition of this name. Raises TraceproofError: there is none, or its file is broken."""
     if name not in tree.definitions:
         raise TraceproofError(f"{tree.root} has no such definition to use", problems=[why(tree, name)])
     return tree.definitions[name]
 
 
 def why(tree: DatasetTree, name: str) -> str:
-    """Why a dataset has no definition of this name: what is wrong with its file, or which names are close."""
+    """Why a dataset has no definition of this name: its file is broken, or else which names are close."""
     files = [broken.message for broken in tree.broken if _is_of(tree, broken, name)]
     if files:
         return f"{name!r} can not be used: {'; '.join(files)}"
@@ -355,18 +355,18 @@ def why(tree: DatasetTree, name: str) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Which of the known names a user may have meant."""
+    """The known names that a user may have meant, as text."""
     matches = get_close_matches(name, sorted(known), n=3, cutoff=0.4)
     return f"close to it: {', '.join(matches)}" if matches else "nothing there resembles it"
 
 
 def group_of(broken: Broken) -> str:
-    """Op_type of a file that can not be used: its folder, under a name that files and rules may have."""
+    """Op_type of a broken file: its folder's name, made fit for files and rules."""
     return path_part(broken.path.parent.name or "unread", OP_TYPE)
 
 
 def read_file(path: Path) -> Definition:
-    """The definition in a file. Raises TraceproofError: what is wrong with the file."""
+    """The definition in a file. Raises TraceproofError, which says what is wrong with the file."""
     if not path.exists():
         todo = "Give a definition's file, or the name of a definition in the dataset."
         raise TraceproofError(f"there is no file or folder {path}", todo=todo)
@@ -377,7 +377,7 @@ def read_file(path: Path) -> Definition:
 
 
 def _is_of(tree: DatasetTree, broken: Broken, name: str) -> bool:
-    """Whether a file that can not be used is the definition's: it is called so, or says so."""
+    """Whether a broken file is the one of this definition, by its file name or its content."""
     if broken.path.stem == name:
         return True
     try:
@@ -389,9 +389,9 @@ def _is_of(tree: DatasetTree, broken: Broken, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """What a user's words select: of a dataset, some op_types or some definitions; neither: all of it."""
+    """What a user's words select in a dataset: op_types, definitions, or everything if both are empty."""
 
-    root: Path | None  # the dataset that a path led to; None: words are names alone
+    root: Path | None  # the dataset that a path led to; None: there were only names
     op_types: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
 
@@ -399,7 +399,7 @@ class Selected:
 def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None = None) -> Selected:
     """What words select: op_types and definitions of a dataset, files of definitions, folders.
 
-    `dataset` gives the folder in which names are looked up; `given`: the one that the user named, if any. Raises
+    `dataset` gives the folder in which names are looked up; `given` is the one that the user named, if any. Raises
     TraceproofError: a word is none of these, a file can not be used, or paths lead to several datasets.
     """
     named = [word for word in words if "/" in word or word.endswith(".json") or word in {".", ".."}]
@@ -435,7 +435,7 @@ def wanted(words: Sequence[str], dataset: Callable[[], Path], given: Path | None
 
 
 def root_of(path: Path) -> Path:
-    """The dataset's folder that a file or folder belongs to, by the folder `definitions` above or below it."""
+    """The dataset of a file or folder, found by a folder `definitions` above or in it."""
     if path.is_dir() and (path / DEFINITIONS).is_dir():
         return path
     above = next((folder for folder in (path, *path.parents) if folder.name == DEFINITIONS), None)
@@ -445,7 +445,7 @@ def root_of(path: Path) -> Path:
 
 
 def _expect_counted(tree: DatasetTree, path: Path, name: str) -> None:
-    """Raises TraceproofError: the file of this definition is not the one that the dataset has it from."""
+    """Raise TraceproofError unless this file is the one that the dataset has the definition from."""
     entry = tree.definitions.get(name)
     if entry is None:
         todo = f"Put it there as {tree.root / DEFINITIONS}/<op_type>/<name>.json, or into a folder of its own."
@@ -456,7 +456,7 @@ def _expect_counted(tree: DatasetTree, path: Path, name: str) -> None:
 
 
 def _op_types_below(tree: DatasetTree, path: Path) -> list[str]:
-    """Op_types of what lies below a folder of a dataset. Raises TraceproofError: nothing does."""
+    """Op_types of what lies in a folder of a dataset. Raises TraceproofError: nothing."""
     below = path.relative_to(tree.root)
     found = [one.definition.op_type for one in tree.definitions.values() if one.path.is_relative_to(below)]
     found += [group_of(one) for one in tree.broken if one.path.is_relative_to(below)]
