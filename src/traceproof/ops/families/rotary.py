@@ -338,7 +338,7 @@ ROPE_PAGES = RopeToPages(
     sizes={
         **dict.fromkeys("tpicbs", ()),
         "e": lambda at: at["e"] if at["e"] > 1 else 32,
-        "m": lambda at: max(at["m"], 40),
+        "m": lambda at: max(at["m"], 600),  # positions beyond a byte
         "f": lambda at: at["d"] + at["e"],
     },
     coupled=True,

@@ -761,12 +761,14 @@ def windows(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     name, width = wanted.name, wanted.shape_of("input")[1]
     if name == "src_page_table":
         return draw.uniform(name, wanted.shape).argsort(-1).to(wanted.dtype)
+    table = (0, width) if "offsets" in wanted.definition.inputs else wanted.shape_of("src_page_table")
+    last = (width - 1) // wanted.definition.const_axes.get("page_size", 1)
     lows = {
         "lengths": (0, width - width // 4 + 1),
         "row_starts": (0, width // 4 + 1),
-        "page_table_row_starts": (0, 3),
+        "page_table_row_starts": (0, table[1] - last),
     }
-    low, high = lows.get(name, (0, wanted.shape_of("src_page_table")[0] if name == "row_to_batch" else 1 << 20))
+    low, high = lows.get(name, (0, table[0] if name == "row_to_batch" else 1 << 20))
     return draw.integers(name, wanted.shape, low=low, high=max(high, 1)).to(wanted.dtype)
 
 
