@@ -211,3 +211,9 @@ def test_how_channels_are_paired_is_read_from_the_reference(pairing: str, lines:
     else:
         with pytest.raises(Unsupported):
             ROPE.check(silent)
+
+
+def test_what_codes_may_be_in_pages_that_are_written_to_is_known() -> None:
+    definition = ops.load("rope", "rope_quantize_fp8_append_h4_kv2_rope32_ps4")
+    expected = ops.truth(definition, ops.inputs_of(definition, ops.case_named(definition, "small-1")))
+    assert torch.any(expected["k_cache@low"] < expected["k_cache@high"])  # a rounding before decides

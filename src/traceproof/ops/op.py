@@ -537,10 +537,11 @@ class Op:
 
     def _computed(self, definition: Definition, inputs: Values, dtype: torch.dtype, *, extras: bool) -> Tensors:
         found = self._renamed(self.form(definition).formula(Wide(definition, inputs, dtype, self.names)))
+        judged = self.judged(definition)
         return {
             name: value
             for name, value in found.items()
-            if name in self.judged(definition) or (extras and name.partition("@")[0] in definition.outputs)
+            if name in judged or (extras and name.partition("@")[0] in judged)
         }
 
     def expected(self, definition: Definition, inputs: Values, nonfinite: Collection[str] = ()) -> Tensors:
