@@ -1,4 +1,4 @@
-"""A model's config.json: where it comes from, its fields with their bounds, and the parallelisms that fit it."""
+"""A model's config.json: getting it, checking its fields, and the parallelisms that fit it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from traceproof.errors import TraceproofError
 from traceproof.models.catalogue import Parallel
 
-LARGEST = 1 << 24  # no count or width of a model comes near; a larger number is a slip
+LARGEST = 1 << 24  # any larger count or width is a mistake
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def fetch(repository: str, revision: str | None) -> dict[str, Any]:
-    """Only config.json of a HuggingFace repository at a revision. Raises TraceproofError: it can not be had."""
+    """Fetch only config.json of a HuggingFace repository at a revision. Raises TraceproofError: it is not there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -45,18 +45,18 @@ def fetch(repository: str, revision: str | None) -> dict[str, Any]:
 
 
 class Fields:
-    """Reads fields of a config.json and remembers everything that is wrong with them."""
+    """Reads fields of a config.json, and collects everything that is wrong with them."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self.problems: list[str] = []
 
     def named(self, names: Sequence[str]) -> str:
-        """The first of `names` that is there, else the first of all."""
+        """The first of `names` that is present, else the first one."""
         return next((name for name in names if self._config.get(name) is not None), names[0])
 
     def count(self, names: Sequence[str], *, needed: bool = True) -> int | None:
-        """An integer of at least 1; None: it is wrong, which is noted, absent, or differs from layer to layer."""
+        """An integer from 1; None: it is wrong (then noted), absent, or a list per layer."""
         name = self.named(names)
         value: Any = self._config.get(name)
         if isinstance(value, list) or (value in (None, 0) and not needed and value is not False):
@@ -70,13 +70,13 @@ class Fields:
         return value
 
     def positive(self, name: str) -> None:
-        """Note a problem unless a number above 0 is there, or nothing."""
+        """Note a problem if the field is present and no number above 0."""
         value: Any = self._config.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             self.problems.append(f"{name}: {value!r}; allowed: a number above 0")
 
     def divides(self, what: str, divisor: int, names: Sequence[str], value: int | None) -> None:
-        """Note a problem unless `divisor` (`what`) divides the field."""
+        """Note a problem unless `divisor`, called `what`, divides the field's value."""
         if value is not None and value % divisor:
             allowed = ", ".join(str(number) for number in range(1, value + 1) if value % number == 0)
             self.problems.append(
@@ -84,7 +84,7 @@ class Fields:
             )
 
 
-# What config.json files call the same number.
+# Names of the same number in different config.json files.
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -96,16 +96,16 @@ LANGUAGE = ("text_config", "llm_config", "language_config", "thinker_config")
 
 
 def language(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that is of its language model: all of it, but for models of several modalities."""
+    """The language model's part of a config.json: all of it, except in models of several modalities."""
     inner = next((config[name] for name in LANGUAGE if isinstance(config.get(name), dict)), None)
     return config if inner is None else language(inner)
 
 
 def check(config: Mapping[str, Any], parallel: Parallel, *, where: str) -> None:
-    """Refuse a config.json that lacks what decides a model's shape, or that the parallelism does not fit.
+    """Refuse a config.json that lacks what decides shapes, or that the parallelism does not fit.
 
-    SGLang and transformers fill in what is missing, both alike, so that only this sees it. Raises TraceproofError:
-    fields are missing or impossible; all at once.
+    SGLang and transformers both fill in the same defaults for missing fields, so only this check notices. Raises
+    TraceproofError, with all fields that are missing or impossible.
     """
     fields = Fields(language(config))
     for names in (HIDDEN, LAYERS, ("vocab_size",)):
@@ -137,7 +137,7 @@ ALL = "all"
 def requested(
     config: Mapping[str, Any], tp: Sequence[str], ep: Sequence[str], usual: Sequence[Parallel], *, dp: int = 1
 ) -> tuple[Parallel, ...]:
-    """The parallelisms of `--tp`, `--ep` and `--dp-attention`, of which `all` is every one that fits the config.
+    """The parallelisms for `--tp`, `--ep` and `--dp-attention`; `all` stands for every one that fits the config.
 
     Raises TraceproofError: one is no number or does not fit.
     """
@@ -157,7 +157,7 @@ def requested(
 
 
 def divisors(config: Mapping[str, Any]) -> list[int]:
-    """The divisors of the number of heads, ascending."""
+    """Divisors of the number of attention heads, ascending."""
     fields = language(config)
     heads = next((fields[name] for name in HEADS if isinstance(fields.get(name), int)), 1)
     return [number for number in range(1, heads + 1) if heads % number == 0]
@@ -168,7 +168,7 @@ def _fits(config: Mapping[str, Any], parallel: Parallel) -> bool:
         check(config, parallel, where="config.json")
     except TraceproofError:
         if parallel == Parallel(1, 1):
-            raise  # it is not the parallelism
+            raise  # the fault is not the parallelism's
         return False
     return True
 
@@ -180,9 +180,9 @@ def _numbers(name: str, given: Sequence[str]) -> list[int]:
 
 
 def pairs(tp: Sequence[int], ep: Sequence[int], usual: Sequence[Parallel]) -> tuple[Parallel, ...]:
-    """The parallelisms asked for: every pair of the lists where ep divides tp; the usual ones for none.
+    """Every pair of the two lists in which ep divides tp; the usual parallelisms if both are empty.
 
-    Raises TraceproofError: a number is below 1, or no pair fits.
+    Raises TraceproofError: a number is below 1, or an ep divides no tp.
     """
     if not tp and not ep:
         return tuple(usual)

@@ -1,4 +1,4 @@
-"""A model's modules for the web interface: what holds what, how often, and which definitions each one uses."""
+"""A model's modules for the web interface: their nesting, counts and definitions."""
 
 import json
 import re
@@ -11,15 +11,16 @@ from traceproof.models.reading import ModelModule, Reading
 
 IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*\Z")
 END_OF_LIST = re.compile(r"^\](?: satisfies Model\[\])?;?[ \t]*\r?$", re.MULTILINE)
-LINE = 100  # characters; the interface's formatter breaks longer lists
+LINE = 100  # characters; the interface's formatter breaks longer lines
 
 
 def modules_of(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
     """The modules in model order, each (path, class) once, as models.ts has them; `definitions` go by module path.
 
-    A module has `count`, `parent` (the model itself not), `type` (`block` if it holds others, else `layer`), and
-    `definitions`. A decoder layer is named by its class, any other by its place; the second of one name gets its
-    holder's in front. A module that two kinds of layers hold stands under the one that holds more of them.
+    A module has `count`, `parent` (except the model itself), `type` (`block` if it holds others, else `layer`) and
+    `definitions`. A decoder layer is named by its class, any other module by its attribute; a second module of a
+    name gets its holder's name in front. A module in two kinds of layers is listed under the one that holds more
+    of them.
     """
     groups: dict[tuple[str, str], list[ModelModule]] = {}
     for module in reading.modules:
@@ -45,7 +46,7 @@ def modules_of(reading: Reading, definitions: Mapping[str, Sequence[str]]) -> di
 
 
 def typescript(model: Mapping[str, Any]) -> str:
-    """The model as an element of the list in models.ts, with its line break."""
+    """The model as TypeScript: an element of the list in models.ts."""
     lines = ["  {"]
     lines += [f"    {key}: {_string(model[key])}," for key in ("id", "name", "description")]
     lines.append("    modules: {")
@@ -65,9 +66,9 @@ def _string(text: str) -> str:
 
 
 def inserted(text: str, model: Mapping[str, Any]) -> str:
-    """The content of a models.ts with the model at the end of its list; every other byte as it was.
+    """The text of a models.ts with the model added at the end of its list; all else unchanged.
 
-    Raises TraceproofError: the list's end is not found, or the model is there already.
+    Raises TraceproofError: the list's end is not found, or the model is already there.
     """
     if re.search(rf"\bid:\s*[\"']{re.escape(model['id'])}[\"']", text):
         todo = "Remove that entry first, or use another name."
@@ -81,5 +82,5 @@ def inserted(text: str, model: Mapping[str, Any]) -> str:
     head = text[:place]
     body = head.rstrip()
     if not body.endswith((",", "[")):
-        head = body + "," + head[len(body) :]  # the element before has no trailing comma
+        head = body + "," + head[len(body) :]  # the last element has no trailing comma
     return head + typescript(model).replace("\n", newline) + text[place:]

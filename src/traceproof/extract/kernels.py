@@ -1,8 +1,8 @@
-"""Kernel calls: what a model asks the GPU for, in the terms that definitions are made of.
+"""Kernel calls: what a model launches on a GPU, in the terms of definitions.
 
-SGLang's modules give them (`from_reading`); transformers' model of the same config.json confirms each by itself
-(`confirmed`). A module that becomes no call, and a call that is not confirmed, are `Unmapped`. What several models
-need is one definition, with all that asked for it (`collect`).
+They come from SGLang's modules (`from_reading`); transformers' model of the same config.json confirms each one
+independently (`confirmed`). Modules without a call, and unconfirmed calls, are `Unmapped`. Calls that several
+models need become one definition, with all its uses (`collect`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,25 +17,25 @@ from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import Evidence, Fact, KernelCall, ModelModule, Reading
 from traceproof.ops.registry import extractions
 
-STRUCTURE = ("block", "embedding")  # modules that make no call of their own
-HOLDERS = ("block", "weights")  # modules that may hold others
+STRUCTURE = ("block", "embedding")  # kinds of modules that launch nothing themselves
+HOLDERS = ("block", "weights")  # kinds of modules that may hold others
 DECODERS = {"attention", "linear_attention", "mamba", "experts", "lm_head"}
 
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    """A module that computes something but becomes no definition, and why."""
+    """A module that computes something but gets no definition, and why."""
 
-    path: str  # the module, layer numbers starred
+    path: str  # path of the module, with `*` for layer numbers
     class_name: str  # SGLang's class, or the kind of call
     count: int
     why: str  # "<what it is>: <what is missing>"
-    source: str = ""  # the line of SGLang that makes it, as far as it was found
-    disagreed: bool = False  # whether there is a form for it, but the two readings differ or one does not know
+    source: str = ""  # the line of SGLang that creates it, if found
+    disagreed: bool = False  # a form exists, but the two readings differ, or one is missing
 
 
 def merged(kernels: Iterable[KernelCall]) -> list[KernelCall]:
-    """Equal calls made one, their counts added, in the order of first appearance."""
+    """Kernel calls with equal ones merged and their counts added, in order of first appearance."""
     found: dict[tuple[str, tuple[tuple[str, Fact], ...]], list[KernelCall]] = {}
     for one in kernels:
         found.setdefault((one.kind, one.facts), []).append(one)
@@ -51,7 +51,7 @@ def merged(kernels: Iterable[KernelCall]) -> list[KernelCall]:
 
 
 def from_reading(reading: Reading) -> tuple[list[KernelCall], list[Unmapped]]:
-    """The kernel calls of SGLang's modules, each by itself, and the modules that become none."""
+    """The kernel calls of SGLang's modules, unmerged, and the modules without one."""
     kernels: list[KernelCall] = []
     encoders = _encoders(reading.modules)
     why = "encoder of another modality: not of the language model"
@@ -76,10 +76,10 @@ def _below(path: str, holder: str) -> bool:
 
 
 def _encoders(modules: Sequence[ModelModule]) -> dict[str, str]:
-    """Parts of a model of several modalities that are not its language model, by their path.
+    """Path -> class of the parts of a multimodal model that are not its language model.
 
-    An encoder holds layers but nothing of a decoder; where there is one, what stands beside it and holds nothing
-    of a decoder either (a projector) belongs to it.
+    An encoder holds layers but nothing of a decoder. If there is one, its siblings that hold nothing of a decoder
+    either (projectors) count, too.
     """
     aside: dict[str, ModelModule] = {}
     layered = set()
@@ -102,7 +102,7 @@ def _encoders(modules: Sequence[ModelModule]) -> dict[str, str]:
 def confirmed(
     calls: Sequence[KernelCall], reading: Reading, config: Mapping[str, Any]
 ) -> tuple[list[KernelCall], list[Unmapped], list[str]]:
-    """Calls that transformers' model has too, those that it has otherwise or does not know, and other counts."""
+    """Calls that transformers' model has, too; calls that it lacks or has differently; notes on counts."""
     evidence = Evidence(reading, config, calls)
     judges = {kind: judge for extraction in extractions() for kind, judge in extraction.differs.items()}
     sources = {module.path: module.source for module in reading.modules if module.source}
@@ -119,10 +119,10 @@ def confirmed(
 
 
 def drafts(kernels: Iterable[KernelCall], choice: Choice) -> tuple[list[tuple[KernelCall, Draft]], list[Unmapped]]:
-    """Definitions of the calls, each with its call, and the calls that the dataset has no form for.
+    """(call, definition) pairs, and the calls for which the dataset has no form.
 
-    They have the dataset's conventions, which were read off the published definitions of each op_type. A `Draft`
-    holds one before it knows which models share it.
+    Definitions follow the dataset's conventions, which were read off the published ones of each op_type. A `Draft`
+    is a definition before it is known which models share it.
     """
     found: list[tuple[KernelCall, Draft]] = []
     unmapped: list[Unmapped] = []
@@ -139,7 +139,7 @@ def drafts(kernels: Iterable[KernelCall], choice: Choice) -> tuple[list[tuple[Ke
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Who makes a kernel call: the model, its `model:` tags, at which parallelism, where and how often."""
+    """Use of a kernel by a model: `model:` tags, parallelism, modules and number of calls."""
 
     model: str
     tags: tuple[str, ...]
@@ -150,14 +150,14 @@ class Use:
 
 @dataclass(slots=True)
 class WantedDefinition:
-    """A definition that models want."""
+    """A definition that models need."""
 
-    name: str  # the draft's, with a version suffix where another kernel has that name
+    name: str  # of the draft, with a version suffix if another kernel has that name
     draft: Draft  # what it says
     uses: list[Use] = field(default_factory=list)  # all calls of it
 
     def definition(self) -> Definition:
-        """The definition with the tags of all its uses."""
+        """The definition, with the tags of all its uses."""
         models = tuple(dict.fromkeys(tag for use in self.uses for tag in use.tags))
         parallels = sorted({use.parallel for use in self.uses})
         tags: dict[str, None] = {}
@@ -168,13 +168,13 @@ class WantedDefinition:
 
 
 def drafted(draft: Draft, tags: Iterable[str] = ()) -> Definition:
-    """The definition of a draft, checked by the strict model of the schema."""
+    """The definition of a draft, validated."""
     return Definition.model_validate(draft.as_json([*tags]))
 
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """Two kernels of one name that mean different things; the second was renamed."""
+    """Two different kernels with the same name; the second one was renamed."""
 
     name: str
     renamed: str
@@ -182,7 +182,7 @@ class Clash:
 
 
 def collect(asked: Iterable[tuple[Draft, Use]]) -> tuple[list[WantedDefinition], list[Clash]]:
-    """Each kernel once, in order of first use; one name with two meanings becomes two, the second `_v2`."""
+    """Each kernel once, in order of first use, and name clashes: of two with one name the second gets `_v2`."""
     found: dict[str, WantedDefinition] = {}
     clashes: dict[str, Clash] = {}
     for draft, use in asked:

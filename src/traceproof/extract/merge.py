@@ -1,9 +1,9 @@
-"""Definitions against their oracle and a dataset: right, the same kernel, and into a folder, nothing overwritten.
+"""Extracted definitions against oracle and dataset: right, the same kernel, and written without overwriting.
 
-`check` holds every reference against its op's float64 oracle before anything is written: the driver calls it, the
-comparison runs in workers of the torch stack. It also tells whether another reference (one that a dataset already
-holds) behaves like ours: both are held against the oracle of our definition on the same inputs. Before that,
-definitions are compared field by field.
+`check` judges every reference by its op's float64 oracle before anything is written: the driver calls it, workers
+of the torch environment compute. It also tells whether another reference (the dataset's) behaves like ours: both
+are judged by the oracle of our definition on the same inputs. Before that, definitions are compared field by
+field.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from traceproof.run.workers import EngineSettings, Environment, Worker
 from traceproof.sandbox import GIB, Limits, Pool, Reply, Status
 from traceproof.stacks import MAIN
 
-MEMORY_LIMIT = 1536 << 20  # bytes that one case may need; a larger one is left out, and said so
+MEMORY_LIMIT = 1536 << 20  # bytes per case; larger cases are left out, which is reported
 LIMITS = Limits(seconds=120.0, memory_bytes=3 * GIB)  # of one case
-# Constants that decide a result and stand in no axis, by the names that references give them.
+# Constants that decide a result and are no axis, with their names in references.
 HIDDEN: Mapping[str, tuple[str, ...]] = {
     "eps": ("eps", "epsilon", "variance_epsilon"),
     "weight offset": ("weight_offset",),
@@ -35,35 +35,35 @@ HIDDEN: Mapping[str, tuple[str, ...]] = {
     "n_group": ("n_group", "num_groups", "num_expert_group"),
     "topk_group": ("topk_group", "top_k_group"),
 }
-CASES = 32  # more than a definition has of that size
+CASES = 32  # more than a definition has of size small
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What came of one definition."""
+    """Result of checking one definition's reference."""
 
-    cases: int  # how many cases were run and judged
-    # what does not hold, one line each; empty and `cases` above 0: the reference is right
+    cases: int  # cases that were run and judged
+    # failures, one line each; the reference is right if there are none and `cases` is above 0
     problems: tuple[str, ...]
-    no_oracle: str | None = None  # why there is nothing to hold it against; None: there is an oracle
-    too_large: int = 0  # how many cases were left out for their size
+    no_oracle: str | None = None  # why there is no oracle; None: there is one
+    too_large: int = 0  # cases left out for their size
 
     @property
     def right(self) -> bool:
-        """Whether something was compared and all of it held."""
+        """Whether something was compared and nothing failed."""
         return self.cases > 0 and not self.problems and self.no_oracle is None
 
 
 def check(
     definitions: Sequence[Definition], *, python: Path, references: Sequence[str] | None = None
 ) -> list[CheckResult]:
-    """Hold each definition's reference, or the text given in its place, against the definition's oracle."""
+    """Judge each definition's reference, or the text in `references`, by the definition's oracle."""
     texts = references if references is not None else [definition.reference for definition in definitions]
     items = [
         {"definition": definition.as_json(), "reference": text}
         for definition, text in zip(definitions, texts, strict=True)
     ]
-    # Our own code, which has a worker of its own, shut in, for each reference.
+    # Our own code; it starts an isolated worker for each reference.
     here = Environment(name=MAIN, python=str(python))
     limits = Limits(seconds=CASES * LIMITS.seconds, memory_bytes=None)
     with Worker(here, "traceproof.extract.merge:setup", {}, limits) as worker:
@@ -79,7 +79,7 @@ def check(
 
 
 def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What a worker of the torch stack does with each item: judge a reference by its definition's oracle."""
+    """In a worker of the torch environment: returns the function that judges one item's reference."""
     import torch
 
     from traceproof.run.workers import untrusted_pool
@@ -134,11 +134,10 @@ def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict
 
 
 def meaning_differences(one: Definition, other: Definition) -> list[str]:
-    """What makes the two different kernels, one line per field; empty: the same kernel, as far as text tells.
+    """Why the two are different kernels, one line per field; empty: the same kernel, as far as text tells.
 
-    Descriptions, tags and const axes that no tensor has do not count; nor do constraints, which only repeat what
-    the tensors say. References are compared by the constants hidden in them: their behaviour is another matter
-    (see `check`).
+    Ignored are descriptions, tags, const axes that no tensor has, and constraints, which only repeat what tensors
+    say. References are compared by the constants in them, not by behaviour (see `check`).
     """
     found = []
     if one.op_type != other.op_type:
@@ -152,7 +151,7 @@ def meaning_differences(one: Definition, other: Definition) -> list[str]:
             if mine != theirs:
                 found.append(f"{kind}.{name}.{part}: {_text(mine)} and {_text(theirs)}")
     for name in sorted(_used_axes(one) | _used_axes(other)):
-        if name in one.axes and name in other.axes:  # else a tensor's shape differs too, and was named
+        if name in one.axes and name in other.axes:  # else a tensor's shape differs and was reported
             mine, theirs = (each.const_axes.get(name, "var") for each in (one, other))
             if mine != theirs:
                 found.append(f"axes.{name}: {mine} and {theirs}")
@@ -182,7 +181,7 @@ def _used_axes(definition: Definition) -> set[str]:
 
 
 def hidden_constants(definition: Definition) -> dict[str, float]:
-    """Constants by their meaning; an axis of the name counts where the reference has none."""
+    """Constants by meaning; an axis of that name counts if the reference has none."""
     stated = {**definition.const_axes, **assigned(definition.reference)}
     found = {meaning: next((stated[n] for n in names if n in stated), None) for meaning, names in HIDDEN.items()}
     return {meaning: value for meaning, value in found.items() if value is not None}
@@ -195,26 +194,26 @@ Behaviour = Callable[[Sequence[tuple[Definition, str]]], list[CheckResult]]
 class MergeResult:
     """What became of one extracted definition."""
 
-    name: str  # as the dataset has it or will have it, with a version suffix after a conflict
-    op_type: str  # its folder
-    status: str  # new, same (left alone), tags (models added), or conflict (saved beside the old one)
-    differences: tuple[str, ...] = ()  # for a conflict, what the two do not agree on, the dataset's side second
-    notes: tuple[str, ...] = ()  # what differs without making another kernel, and what could not be compared
-    text: str | None = field(default=None, repr=False)  # the file to write; None: nothing to write
+    name: str  # in the dataset, with a version suffix after a conflict
+    op_type: str  # name of its folder
+    status: str  # new, same (unchanged), tags (models added), or conflict (saved beside the dataset's)
+    differences: tuple[str, ...] = ()  # after a conflict: differing fields, ours first
+    notes: tuple[str, ...] = ()  # harmless differences, and what could not be compared
+    text: str | None = field(default=None, repr=False)  # content of the file to write; None: none
 
     @property
     def path(self) -> Path:
-        """Below the dataset's root."""
+        """Path relative to the dataset's root."""
         return Path("definitions", self.op_type, f"{self.name}.json")
 
 
 def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) -> list[MergeResult]:
-    """Decide about each checked definition against the dataset, if there is one; nothing is written yet.
+    """Decide about each checked definition by the dataset, if it has one of that name; nothing is written.
 
     Raises TraceproofError: a file of the same name can not be read as a definition.
     """
     held = {definition.name: _held(definition, dataset) for definition in extracted}
-    pairs = []  # of one meaning and with other texts
+    pairs = []  # the same by fields, with other references
     for definition in extracted:
         other = held[definition.name]
         if other is None or other.reference == definition.reference or meaning_differences(definition, other):
@@ -250,7 +249,7 @@ def _decide(
         said += [f"the dataset's reference differs on an edge case: {problem}" for problem in edges]
         if finding.too_large:
             said.append(f"references were not compared on {finding.too_large} cases: too large")
-    if differences:  # under the first version suffix that is free or already holds this very kernel
+    if differences:  # the first version suffix that is free or already has this kernel
         for version in count(2):
             renamed = definition.model_copy(update={"name": f"{definition.name}_v{version}"})
             held = _held(renamed, dataset)
@@ -269,9 +268,9 @@ def _decide(
 
 
 def with_tags(text: str, tags: Sequence[str]) -> str:
-    """A definition's file with tags added after its last `model:` tag; all else as it was.
+    """The text of a definition's file with tags added after its last `model:` tag; all else unchanged.
 
-    The file's own JSON layout is kept where it is the dataset's usual one, indented by two or four.
+    The usual JSON layouts, indented by two or four, are kept.
     """
     content = json.loads(text)
     present = list(content.get("tags") or [])
@@ -283,7 +282,7 @@ def with_tags(text: str, tags: Sequence[str]) -> str:
 
 
 def write(results: Sequence[MergeResult], root: Path) -> list[Path]:
-    """Write what is to be written below `root`: all files in a temporary folder first, then each in its place.
+    """Write the results' files below `root`, all into a temporary folder first; returns the paths written.
 
     Raises TraceproofError: it can not be written.
     """

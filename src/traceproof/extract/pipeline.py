@@ -1,6 +1,6 @@
-"""Models in, definitions out: reading, second reading, drafts, checks, merge, reports; and the rule `extract`.
+"""Models in, definitions out: both readings, drafts, checks, merge, reports; and the rule `extract`.
 
-Which models use which kernel is kept beside the report, so that it covers every model that was extracted.
+A file beside the report keeps which models use which kernel, so that it covers every model extracted so far.
 """
 
 import json
@@ -31,12 +31,12 @@ from traceproof.models.catalogue import Parallel
 from traceproof.models.drafts import Choice, Draft
 from traceproof.models.reading import KernelCall, Reading
 
-PAGE_SIZES = (1, 64)  # what the dataset has
+PAGE_SIZES = (1, 64)  # those of the dataset
 
 
 @dataclass(frozen=True, slots=True)
 class AskedModel:
-    """A model to extract: its name, its `model:` tags, its config.json, and the parallelism asked for."""
+    """A model to extract: its name, `model:` tags, config.json, and wanted parallelisms."""
 
     name: str
     tags: tuple[str, ...]
@@ -46,43 +46,43 @@ class AskedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices(Choice):
-    """Which calls of a model become definitions, and of which forms."""
+    """Which calls of a model become definitions, and in which form."""
 
     page_sizes: Sequence[int] = PAGE_SIZES
     per_rank: bool = False
-    second_reading: bool = True  # whether transformers' model must have a call, too
+    second_reading: bool = True  # whether transformers' model must confirm each call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractionSettings:
-    """How to extract."""
+    """The interpreters and choices of an extraction."""
 
-    environment: ReaderEnvironment  # the interpreter with SGLang
-    torch_python: Path  # the torch stack's interpreter, for the check
+    environment: ReaderEnvironment  # interpreter with SGLang
+    torch_python: Path  # interpreter of the torch environment, for checks
     choices: Choices = Choices()  # which calls become definitions
 
 
 @dataclass(slots=True)
 class ExtractionResult:
-    """What was found, before anything is written."""
+    """Result of an extraction, before anything is written."""
 
-    wanted: list[WantedDefinition] = field(default_factory=list)  # definitions whose references hold
+    wanted: list[WantedDefinition] = field(default_factory=list)  # definitions whose references are right
     clashes: list[Clash] = field(default_factory=list)
-    # definitions that are not written, each with its finding
+    # definitions that are not written, each with its check's result
     refused: list[tuple[WantedDefinition, CheckResult]] = field(default_factory=list)
-    unmapped: dict[str, list[Unmapped]] = field(default_factory=dict)  # by model, what becomes no definition
+    unmapped: dict[str, list[Unmapped]] = field(default_factory=dict)  # by model: calls without a definition
     readings: dict[str, Reading] = field(default_factory=dict)  # by model and parallelism
-    described: dict[str, int] = field(default_factory=dict)  # by model, how many kernel calls have a definition
-    merged: list[MergeResult] = field(default_factory=list)  # what became of each wanted definition
+    described: dict[str, int] = field(default_factory=dict)  # by model: number of kernel calls with a definition
+    merged: list[MergeResult] = field(default_factory=list)  # what became of each definition in `wanted`
 
 
 def model_of(
     name: str | None, *, config: Path | None, repository: str | None, revision: str | None = None
 ) -> tuple[str, tuple[str, ...], Mapping[str, Any], tuple[Parallel, ...]]:
-    """Name, tags, config.json and usual parallelism of what was asked for.
+    """Slug, tags, config.json and usual parallelisms of a model.
 
-    A config.json given by path or repository goes before the bundled one of the same name. Raises TraceproofError:
-    nothing names a config.json, or it can not be read.
+    A config.json given by path or repository replaces the bundled one of the same name. Raises TraceproofError: no
+    config.json is named, or it can not be read.
     """
     bundled = catalogue.entries().get(catalogue.slug_of(name)) if name else None
     if config is not None:
@@ -107,7 +107,7 @@ def extract(
 ) -> ExtractionResult:
     """Read the models and check every definition; nothing is written.
 
-    Raises TraceproofError: a config is wrong, or SGLang does not read it.
+    Raises TraceproofError: a config is wrong, or SGLang can not read it.
     """
     for model in models:
         for parallel in model.parallel:
@@ -141,18 +141,18 @@ def extract(
 class Described(NamedTuple):
     """What became of a model's kernel calls."""
 
-    made: list[tuple[KernelCall, Draft]]  # definitions, each with its call
-    left: list[Unmapped]  # what becomes none
-    counts: list[str]  # calls that both readings have, but not as often, and what else is told of the reading
+    made: list[tuple[KernelCall, Draft]]  # (call, definition)
+    left: list[Unmapped]  # calls without a definition
+    counts: list[str]  # notes: different counts in the two readings, quantisation
 
     @property
     def calls(self) -> int:
-        """How many different calls have definitions."""
+        """Number of different calls with definitions."""
         return len({(call.kind, call.facts) for call, _ in self.made})
 
 
 def definitions_of(reading: Reading, config: Mapping[str, Any], choices: Choices) -> Described:
-    """Definitions of the calls that both readings of a model have."""
+    """Definitions of the calls that both readings have."""
     calls, left = kernels.from_reading(reading)
     counts = [f"read as if not quantised, {reading.unpacked}"] if reading.unpacked else []
     formed = {id(call) for call in calls if drafts([call], choices)[0]}
@@ -175,10 +175,10 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
     report: Path,
     keep: bool = True,
 ) -> list[Path]:
-    """Merge into `out` what `dataset` does not have, and write the reports; the paths written.
+    """Merge into `out` what `dataset` lacks, write the reports, and return the paths written.
 
-    With `keep`, sharing.md covers the models of earlier calls too. Raises TraceproofError: some reference does not
-    hold (nothing is written), or a folder can not be written.
+    With `keep`, sharing.md also covers models of earlier calls. Raises TraceproofError: a reference is wrong (then
+    nothing is written), or a folder can not be written.
     """
     wrong = [(item, finding) for item, finding in extraction.refused if finding.no_oracle is None]
     if wrong:
@@ -201,13 +201,13 @@ def publish(  # noqa: PLR0913 - what, how, where from, where to
 
 
 def told(item: Unmapped) -> str:
-    """A call that is not described, in a line: which module, why, and the line of SGLang that makes it."""
+    """A call without a definition in a line: its module, the reason, and the line of SGLang that makes it."""
     source = f" [{item.source}]" if item.source else ""
     return f"{item.path}: {item.why}{source}"
 
 
 def not_described(extraction: ExtractionResult) -> list[str]:
-    """For each model how many of its kernel calls have a definition, then each that has none."""
+    """Lines of text: per model, how many kernel calls have a definition, then each call without one."""
     lines = []
     for label, items in extraction.unmapped.items():
         lines.append(summary(label, extraction.described[label], items))
@@ -216,7 +216,7 @@ def not_described(extraction: ExtractionResult) -> list[str]:
 
 
 def summary(label: str, described: int, items: Sequence[Unmapped]) -> str:
-    """How many kernel calls of a model are described, and how many of each kind are not."""
+    """How many kernel calls of a model have a definition, and how many of each kind have none, as a line."""
     kinds = (item.why.partition(":")[0] + " (readings differ)" * item.disagreed for item in items)
     rest = ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).most_common())
     line = f"{label}: {described} of {described + len(items)} kernel calls described"
@@ -224,7 +224,7 @@ def summary(label: str, described: int, items: Sequence[Unmapped]) -> str:
 
 
 def as_json(extraction: ExtractionResult) -> dict[str, Any]:
-    """The extraction for machines."""
+    """The extraction as JSON."""
 
     def of(value: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401 - an object with these attributes
         return {name: getattr(value, name) for name in names}
@@ -256,7 +256,7 @@ SHARED_FILE, SHARED_TABLE = "sharing.json", "sharing.md"
 
 @dataclass(frozen=True)
 class ModelUse:
-    """A model's calls of a kernel on one rank."""
+    """A model's calls of one kernel, at one parallelism."""
 
     model: str
     tp: int
@@ -266,26 +266,27 @@ class ModelUse:
 
 @dataclass(frozen=True)
 class SharedKernel:
-    """A definition and its uses."""
+    """A definition's op_type and uses."""
 
     op_type: str
     uses: tuple[ModelUse, ...]
 
 
-SHARED = TypeAdapter(dict[str, SharedKernel])  # all of them, by the definition's name
+SHARED = TypeAdapter(dict[str, SharedKernel])  # by the definition's name
 
 
 def write_sharing(
     wanted: Sequence[WantedDefinition], clashes: Sequence[Clash], folder: Path, *, keep: bool
 ) -> dict[str, SharedKernel]:
-    """Write which models use which kernel; the wanted replace the same models and ranks, or all if not `keep`."""
+    """Write which models use which kernel; new uses replace those of the same model and ranks, or all."""
     found: dict[str, SharedKernel] = {}
     for item in wanted:
         uses = (ModelUse(use.model, use.parallel.tp, use.parallel.ep, use.count) for use in item.uses)
         found[item.name] = SharedKernel(item.draft.op_type, tuple(dict.fromkeys(uses)))
     fresh = {(use.model, use.tp, use.ep) for kernel in found.values() for use in kernel.uses}
     before: dict[str, SharedKernel] = {}
-    with suppress(OSError, ValidationError):  # absent, or cut short: the models' next extraction writes them again
+    # absent or cut short: written again when the models are next extracted
+    with suppress(OSError, ValidationError):
         before = SHARED.validate_json((folder / SHARED_FILE).read_text(encoding="utf-8")) if keep else {}
     for name, kernel in before.items():
         kept = tuple(use for use in kernel.uses if (use.model, use.tp, use.ep) not in fresh)
@@ -297,7 +298,7 @@ def write_sharing(
 
 
 def table(kernels: Mapping[str, SharedKernel], clashes: Sequence[Clash]) -> str:
-    """Which models use which kernel, as Markdown."""
+    """A Markdown table of kernels and the models that use them."""
     lines = [
         "# Kernels and the models that use them",
         "",
@@ -329,11 +330,11 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
     report: Path,
     say: Callable[[str], None],
 ) -> ExtractionResult:
-    """Extract the models and put what `dataset` lacks, beside its own files, into `out`; `dataset` stays as it is.
+    """Extract the models and write `dataset` with what it lacked into `out`; `dataset` itself is not changed.
 
-    `out` changes only once all of it is there: its definitions are moved in with one rename. A conflict with the
-    dataset is no error here: both definitions are there, and it stands in the report. Raises TraceproofError: a
-    model can not be read, or a reference does not hold.
+    `out` changes at the end, by one rename of its definitions. A conflict with the dataset is no error: both
+    definitions are written, and the report names it. Raises TraceproofError: a model can not be read, or a
+    reference is wrong.
     """
     models = []
     for choice in choices:
@@ -361,10 +362,10 @@ def run(  # noqa: PLR0913 - what, how, where from, where to
 
 
 def link(dataset: Path, out: Path) -> None:
-    """Link every file of `dataset` but its definitions into `out`: blobs may be large.
+    """Link every file of `dataset` except definitions into `out`, since blobs may be large.
 
-    Files that were written into `out` stay. Links to what `dataset` has no more go. Each file is a link of its
-    own: what is written beside it or in its place then never reaches `dataset`.
+    Files written into `out` stay. Links to files that `dataset` no longer has are removed. Files are linked, not
+    folders, so writing beside them never reaches `dataset`.
     """
     for path in out.rglob("*"):
         if path.is_symlink() and not path.exists():

@@ -1,4 +1,4 @@
-"""A reading: SGLang's modules as the bootstrap wrote them down, and the call that makes one."""
+"""A reading: SGLang's modules as the bootstrap wrote them down, and the process that makes one."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from traceproof.models.reading import ModelModule, Reading, Second, SeenModule
 from traceproof.programs import without_secrets
 from traceproof.stacks import READER, STACKS
 
-START = 120.0  # seconds until SGLang is imported
-TIMEOUT = 300.0  # seconds; a reading takes 1 to 20, more means that SGLang waits for something
-READERS = 2  # readings at a time: each takes one core and up to 1 GB
+START = 120.0  # until SGLang is imported
+TIMEOUT = 300.0  # per reading, which takes 1 to 20 s, or else waits for something
+READERS = 2  # at a time: each takes one core and up to 1 GB
 
 
 def parse(answer: Mapping[str, Any]) -> Reading:
-    """A reading out of the bootstrap's JSON."""
+    """A reading, from the bootstrap's JSON."""
     other = answer.get("second", {})
     seen = tuple(SeenModule(**item) for item in other.get("modules", ()))
     return Reading(
@@ -39,26 +39,27 @@ def parse(answer: Mapping[str, Any]) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What an SGLang can read."""
+    """What the installed SGLang can read."""
 
     version: str
     architectures: tuple[str, ...]
-    defaults: Mapping[str, Mapping[str, Any]]  # configs of transformers' causal language models by `model_type`
-    # why transformers makes no default config of the others, by `model_type`
+    # by `model_type`: default configs of transformers' causal language models
+    defaults: Mapping[str, Mapping[str, Any]]
+    # by `model_type`: why transformers has no default config
     without_defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderEnvironment:
-    """The interpreter that has SGLang, and a checkout to prefer over the SGLang installed in it."""
+    """An interpreter with SGLang, and a checkout that replaces the installed SGLang."""
 
     python: Path
     sglang_path: Path | None = None
 
     def read(self, config: Mapping[str, Any], parallel: Parallel) -> Reading:
-        """SGLang's reading of a config.json at one parallelism, and transformers'.
+        """SGLang's and transformers' reading of a config.json at one parallelism.
 
-        Raises TraceproofError: SGLang is absent or not supported, or does not accept the config.
+        Raises TraceproofError: SGLang is absent, not supported, or does not accept the config.
         """
         [found] = self.read_all([(config, parallel)])
         if isinstance(found, TraceproofError):
@@ -66,7 +67,7 @@ class ReaderEnvironment:
         return found
 
     def read_all(self, jobs: Sequence[tuple[Mapping[str, Any], Parallel]]) -> list[Reading | TraceproofError]:
-        """Readings of several, SGLang started once; an error stands in the place of what it does not accept.
+        """Readings of several jobs, with SGLang started once; a job that SGLang refuses gives an error instead.
 
         Raises TraceproofError: SGLang can not be started.
         """
@@ -114,7 +115,7 @@ class ReaderEnvironment:
         source = Path(__file__).resolve().parents[2]
         path = [str(source)]
         if self.sglang_path is not None:
-            inner = self.sglang_path / "python"  # a checkout keeps the package there; an unpacked wheel does not
+            inner = self.sglang_path / "python"  # the package's place in a checkout; not in an unpacked wheel
             root = (inner if inner.is_dir() else self.sglang_path).resolve()
             if not (root / STACKS[READER].package).is_dir():
                 todo = "Give a checkout or an unpacked wheel."

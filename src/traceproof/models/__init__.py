@@ -1,1 +1,1 @@
-"""Models: the bundled ones, and what was read of one: its modules and the kernel calls they make."""
+"""Models: the bundled ones, and what was read of a model: its modules and kernel calls."""

@@ -1,7 +1,7 @@
-"""Bundled models: the facts of their config.json that decide shapes, and the parallelism they are usually run at.
+"""Bundled models: facts of their config.json that decide shapes, and their usual parallelisms.
 
-They stand in catalogue.json. Facts only, no text of the original files; `modules_to_not_convert` is written with
-`*` for the layer number and expanded on reading.
+They are in catalogue.json. It holds facts only, no text of the original files; `modules_to_not_convert` has `*`
+for the layer number, which is expanded on reading.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class Parallel(NamedTuple):
-    """Tensor parallel ranks, over how many of them experts are spread, and groups with attention of their own."""
+    """Numbers of tensor parallel ranks, of ranks that share the experts, and of groups that split tokens."""
 
     tp: int
     ep: int
@@ -23,30 +23,30 @@ class Parallel(NamedTuple):
 
     @property
     def attention(self) -> int:
-        """Ranks that attention is split over."""
+        """Ranks over which a group splits attention heads."""
         return self.tp // self.dp
 
     def __str__(self) -> str:
-        """Say `tp8 ep8 dp8`, the last where attention is spread."""
+        """Return `tp8 ep8 dp8`, the last only if above 1."""
         return f"tp{self.tp} ep{self.ep}" + (f" dp{self.dp}" if self.dp > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class BundledModel:
-    """A bundled model."""
+    """A model whose config is bundled."""
 
-    slug: str  # its name on the command line, with underscores
-    title: str  # its name for people
-    tags: tuple[str, ...]  # the dataset's `model:` tags of it
-    aliases: tuple[str, ...]  # its family, where others of that are bundled, too
+    slug: str  # on the command line, with underscores
+    title: str  # for people
+    tags: tuple[str, ...]  # its `model:` tags in the dataset
+    aliases: tuple[str, ...]  # names of its family, where several of that are bundled
     repository: str  # on the HuggingFace Hub
-    parallel: tuple[Parallel, ...]  # its usual parallelism, used when none is asked for
-    config: Mapping[str, Any]  # what its config.json says
+    parallel: tuple[Parallel, ...]  # used if none is given
+    config: Mapping[str, Any]  # facts of its config.json
 
 
 @cache
 def entries() -> Mapping[str, BundledModel]:
-    """All bundled models by slug, sorted."""
+    """All bundled models, by slug, sorted."""
     found = {}
     for slug, raw in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).items():
         config = raw["config"]
@@ -71,10 +71,10 @@ def entries() -> Mapping[str, BundledModel]:
 
 
 def slug_of(name: str) -> str:
-    """The slug of the bundled model that `deepseek-v3`, `DeepSeek_V3` or `deepseek-r1` names; else `name`.
+    """The slug of the bundled model that `deepseek-v3`, `DeepSeek_V3` or `deepseek-r1` means; else the plain name.
 
-    A tag of a model counts as its name, and its family does (`mixtral`) where no other bundled one is of it, or
-    one has it as an alias (`llama`).
+    A `model:` tag counts as a name, and so does a family (`mixtral`) if one bundled model alone is of it, or has
+    it as alias (`llama`).
     """
     plain = _plain(name)
     for slug, entry in entries().items():
@@ -85,12 +85,12 @@ def slug_of(name: str) -> str:
 
 
 def family(name: str) -> tuple[str, ...]:
-    """Slugs of the bundled models of an architecture, as SGLang and Transformers name it: `llama`, `qwen2_moe`."""
+    """Slugs of the bundled models with this `model_type`, such as `llama` or `qwen2_moe`."""
     return tuple(slug for slug, entry in entries().items() if entry.config["model_type"] == _plain(name))
 
 
 def suggestion(name: str) -> str:
-    """Which bundled models a name that means none of them may mean."""
+    """A hint at the bundled models that an unknown name may mean, and a list of all."""
     plain = _plain(name)
     alike = [slug for slug in entries() if slug.startswith(plain) or plain.startswith(slug)]
     near = family(plain) or alike or get_close_matches(plain, entries(), n=3)

@@ -1,4 +1,4 @@
-"""How an op_type's calls are found in a model, and what their definitions are put together from."""
+"""How an op_type's calls are found in a model, and how their definitions are composed."""
 
 import re
 import textwrap
@@ -16,7 +16,7 @@ from traceproof.stacks import PACKAGES, TAGGED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A definition before it knows its models."""
+    """A definition before it is known which models share it."""
 
     name: str
     description: str
@@ -30,22 +30,22 @@ class Draft:
     fi_api: str | None = None
     quantisation: str | None = None
     extra_tags: Sequence[str] = ()
-    # tp, ep: whether the parallelism is part of what it describes
+    # tp, ep: whether it depends on the parallelism, which then is a tag
     tp: bool = False
     ep: bool = False
-    # a definition of the same form with small const axes, to check the reference by where the real sizes would not
-    # fit a few seconds or a gigabyte; None: check the definition itself
+    # the same form with small const axes, by which the reference is checked if its real sizes take more than a few
+    # seconds or a gigabyte; None: it is checked itself
     scaled_down: "Draft | None" = field(default=None, repr=False)
 
     def as_json(self, tags: Sequence[str]) -> dict[str, Any]:
-        """The definition with `tags`, as its file has it."""
+        """The definition with `tags`, as JSON of its file."""
         head = {"name": self.name, "description": self.description, "op_type": self.op_type, "tags": list(tags)}
         constraints = {"constraints": list(self.constraints)} if self.constraints else {}
         tensors = {"inputs": self.inputs, "outputs": self.outputs}
         return {**head, "axes": self.axes, **constraints, **tensors, "reference": self.reference}
 
     def tags(self, models: Sequence[str], *, tp: int, ep: int, dp: int = 1) -> list[str]:
-        """Tags in the dataset's order: stage, status, models, and what else applies."""
+        """Tags in the dataset's order: stage, status, models, and those that apply."""
         found = [f"stage:{self.stage}"] if self.stage else []
         found += ["status:draft", *(f"model:{model}" for model in models)]
         found += [f"quantization:{self.quantisation}"] if self.quantisation else []
@@ -56,7 +56,7 @@ class Draft:
         return [*found, *self.extra_tags]
 
 
-WIDTH = 110  # of the arguments of a reference in one line
+WIDTH = 110  # longest argument list of a reference in one line
 TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?::(\w+))?(\?)?")
 
 
@@ -68,16 +68,16 @@ def draft(
     without: Collection[str] = (),
     scaled_down: Draft | None = None,
 ) -> Draft:
-    """The definition of an op_type that the table `skeleton` of a file in `templates` states.
+    """The definition that the table `skeleton`, in a TOML file of `templates`, describes.
 
-    Such texts are ours, written from the definitions' semantics; `traceproof.extract.merge` holds every reference
-    against the op's float64 oracle. `$NAME` in them is a value; inputs in `without` are left out. `inputs` and
-    `outputs` are tensors with their axes, `:dtype` behind those that are not bfloat16, `?` behind optional ones,
-    scalars bare. `sizes` are const axes, constants of the reference by their names in capitals; those of
-    `unstated` are not, so that a scaled-down definition may have smaller ones. `says` and `run` are the
-    reference's docstring and body, `head` stands before its functions; a function of the file is in it where it is
-    called. What a table does not say is as in the one that it is `like`.
-    Raises KeyError: a placeholder has no value, or a tensor or axis no description.
+    These texts are ours, written from the definitions' semantics; `traceproof.extract.merge` judges every
+    reference by the op's float64 oracle. `$NAME` stands for a value; inputs in `without` are left out. `inputs`
+    and `outputs` list tensors with their axes, `:dtype` if not bfloat16, `?` if optional; scalars have no axes.
+    `sizes` are const axes, and constants of the reference under their names in capitals; `unstated` ones are axes
+    only, so that a scaled-down definition may have smaller ones. `says` and `run` are docstring and body of the
+    reference's `run`, `head` precedes all functions; functions of the file are added if they are called. What a
+    table leaves out is as in the table that it is `like`. Raises KeyError: a placeholder has no value, or a tensor
+    or axis no description.
     """
     told = next(found for found in _files() if skeleton in found)
 
@@ -134,11 +134,11 @@ def _files() -> list[dict[str, Any]]:
 
 
 def _function(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str], says: str, body: str) -> str:
-    """The text of a reference's `run`, which first checks the sizes of inputs that are constants of the text."""
+    """Source of a reference's `run`; it first asserts sizes of inputs that are constants in the source."""
     lines = [f'"""{says}\n"""' if "\n" in says else f'"""{says}"""']
     for name, spec in inputs.items():
         shape = spec["shape"] or ()
-        fixed = shape[1:] if shape and shape[0] not in constants else shape  # mostly, the first axis is var
+        fixed = shape[1:] if shape and shape[0] not in constants else shape  # mostly the first axis is var
         if fixed and {*constants} >= {*fixed} and "optional" not in spec:
             sizes = ", ".join(map(str.upper, fixed)) + "," * (len(fixed) == 1)
             lines.append(f"assert {name}.shape{'[1:]' * (fixed != shape)} == ({sizes})")
@@ -154,10 +154,10 @@ def _function(inputs: Mapping[str, Mapping[str, Any]], constants: Collection[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a caller chooses of the definitions."""
+    """Which forms of definitions a caller wants."""
 
-    page_sizes: Sequence[int]  # of the paged attention
-    per_rank: bool  # projections as one rank launches them, rather than the model's full shapes
+    page_sizes: Sequence[int]  # of paged attention
+    per_rank: bool  # projections as one rank launches them, not the model's full shapes
 
 
 Facts = dict[str, Any]
@@ -168,33 +168,33 @@ Differs = Callable[[KernelCall, Evidence], str | None]
 class Extraction:
     """An op_type's part in extraction."""
 
-    # SGLang's class, by its name -> the kind of module that it is, and what reads the facts of one with whoever
-    # holds it. Run where SGLang is.
+    # name of SGLang's class -> (kind of module, function of the module and its holder that gives its facts). Runs
+    # where SGLang is installed.
     readers: Mapping[str, tuple[str, Callable[[Any, Any], Facts]]] = field(default_factory=dict)
-    # kind of module -> its call, or why it becomes none; None: it is for another op_type to say
+    # kind of module -> its call, or why it has none; None: another op_type decides
     calls: Mapping[str, Callable[[ModelModule, Reading], KernelCall | str | None]] = field(default_factory=dict)
     once: Callable[[Reading], KernelCall] | None = None  # the call that a whole model makes once
-    # kind of call -> what transformers' model says otherwise of one, both numbers; None: it agrees
+    # kind of call -> how transformers' model differs from a call; None: it agrees
     differs: Mapping[str, Differs] = field(default_factory=dict)
     # kind of call -> its definitions, or why the dataset has no form for it
     drafts: Mapping[str, Callable[[KernelCall, Choice], Iterable[Draft | str]]] = field(default_factory=dict)
 
 
 def call_of(module: ModelModule, kind: str, *names: str, note: str = "", **facts: Any) -> KernelCall:  # noqa: ANN401 - constants
-    """The call that a module makes: the module's facts of these names, and further ones."""
+    """The KernelCall of a module, with these facts of the module, and further ones."""
     own = {name: module.facts[name] for name in names}
     return kernel(kind, count=module.count, path=module.path, note=note, **own, **facts)
 
 
 def dtype_name(held: Any) -> str:  # noqa: ANN401 - a tensor or a parameter
-    """Name of a tensor's dtype, as definitions have it."""
+    """Name of a tensor's dtype, as in definitions."""
     return str(held.dtype).removeprefix("torch.")
 
 
 def held_against(
     kind: str, terms: Callable[[Mapping[str, Any], Evidence], Facts], *, counted: bool = True, **also: object
 ) -> Differs:
-    """What transformers says otherwise by its modules of a kind, whose facts are on one rank `terms` of the call.
+    """A comparison of a call with transformers' modules of a kind; `terms` turns their facts into the call's.
 
     `counted`: the call must be made as often; `also` are further facts that it must have.
     """

@@ -1,4 +1,4 @@
-"""A model read: its modules as SGLang and transformers lay them out, its kernel calls, what confirms them."""
+"""A model that was read: its modules in SGLang and transformers, its kernel calls, and what confirms them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,45 +15,45 @@ Fact = int | float | str | bool | None
 class KernelCall:
     """One kernel call of a model."""
 
-    kind: str  # of call, e.g. norm, linear, mla_absorbed.
+    kind: str  # kind of call, such as norm, linear, mla_absorbed
     facts: tuple[tuple[str, Fact], ...]  # its constants on one rank, sorted by name
-    count: int = 1  # how many modules make the call
-    paths: tuple[str, ...] = ()  # the modules, layer numbers starred
-    note: str = field(default="", compare=False)  # what the constants do not say, for the definition's description
+    count: int = 1  # number of modules that make the call
+    paths: tuple[str, ...] = ()  # these modules, with `*` for layer numbers
+    note: str = field(default="", compare=False)  # for the definition's description: what constants do not say
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - the facts' types differ by name
         return dict(self.facts)[name]
 
     @property
     def role(self) -> str:
-        """The last part of the first module's path, e.g. `qkv_proj`."""
+        """The last part of the first module's path, such as `qkv_proj`."""
         return self.paths[0].rpartition(".")[2] if self.paths else self.kind
 
 
 def kernel(kind: str, *, count: int, path: str, note: str = "", **facts: Fact) -> KernelCall:
-    """A kernel with its facts sorted."""
+    """A KernelCall of one module, with its facts sorted."""
     return KernelCall(kind, tuple(sorted(facts.items())), count, (path,), note)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelModule:
-    """A module of the model; equal ones are one entry with a count."""
+    """Modules of the model that are equal, as one entry with a count."""
 
     path: str  # with `*` for layer numbers; "" is the model itself
     parent: str | None  # the path of the module that holds it
     parent_class: str | None  # that module's class
     class_name: str  # SGLang's class
     kind: str  # norm, linear, attention, linear_attention, mamba, experts, top_k, rope, ..., or block
-    facts: Mapping[str, Any]  # per-rank shapes and constants; which ones depends on the kind
+    facts: Mapping[str, Any]  # shapes per rank and constants; which ones depends on the kind
     count: int  # how often it occurs
-    source: str = field(default="", compare=False)  # the line that makes it, as far as it was found
-    # of a norm, how it is called: `alone`, `adding` a residual first; empty: nothing calls it
+    source: str = field(default="", compare=False)  # the line of SGLang that creates it, if found
+    # how a norm is called: `alone`, `adding` a residual first; (): nothing calls it
     uses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SeenModule:
-    """A module of transformers' model, or the projections of a part of its layers, with the facts of all ranks."""
+    """Equal modules of transformers' model, or projections of a part of its layers; facts are for all ranks."""
 
     path: str
     kind: str
@@ -65,29 +65,29 @@ class SeenModule:
 class Second:
     """Transformers' model of the same config.json."""
 
-    modules: tuple[SeenModule, ...] = ()  # of it; empty where there is none
-    problem: str = ""  # why there is none, or why not all of its modules were seen at work; empty: all were
+    modules: tuple[SeenModule, ...] = ()  # empty: there is no model
+    problem: str = ""  # why there is no model, or why some modules could not be run; empty: all ran
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A model at one parallelism."""
+    """A model at one parallelism, as read."""
 
     versions: Mapping[str, str]  # of sglang, transformers and torch
     architecture: str  # SGLang's class of the model
     parallel: Parallel
-    experts: str  # "routed only": SGLang may fuse shared experts into the routed ones where it launches on CUDA
+    experts: str  # "routed only": on CUDA, SGLang may fuse shared experts into the routed ones
     modules: tuple[ModelModule, ...]
-    # seconds, peak_mb: what the reading cost
+    # seconds, peak_mb: cost of the reading
     seconds: float
     peak_mb: int
     second: Second = field(default_factory=Second, compare=False)
-    loads: tuple[str, ...] = ()  # what SGLang's loader changes in the checkpoint's weights
-    unpacked: str = ""  # the scheme of weights that were laid out as if not quantised, and why; empty: as they are
+    loads: tuple[str, ...] = ()  # how SGLang's loader changes a checkpoint's weights
+    unpacked: str = ""  # the scheme of weights that were laid out as if not quantised, and why; empty: none
 
     @property
     def vocab(self) -> int:
-        """Size of the vocabulary, as the embedding has it."""
+        """Size of the vocabulary, from the embedding."""
         return int(self._embedding["vocab"])
 
     @property
@@ -103,22 +103,22 @@ class Reading:
             kind = "an encoder" if attends else "no language model"
             todo = "Definitions are those of language models; `--list` names the architectures."
             raise TraceproofError(f"SGLang's {self.architecture} has no token embedding: it is {kind}", todo=todo)
-        return max(found, key=lambda facts: int(facts["vocab"]))  # positions have a smaller table
+        return max(found, key=lambda facts: int(facts["vocab"]))  # position embeddings have smaller tables
 
 
 Terms = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-FUSED = 8  # projections that one of SGLang's may be made of
+FUSED = 8  # most projections that SGLang fuses into one
 
 
 class Evidence:
-    """The second reading of a model, asked for one call at a time."""
+    """Transformers' reading of a model, which confirms SGLang's calls one by one."""
 
     def __init__(self, reading: Reading, config: Mapping[str, Any], calls: Sequence[KernelCall]) -> None:
         self.second = reading.second
-        self.config = config  # config.json, for what no module says (its quantisation)
-        self.parallel = reading.parallel  # of SGLang's layout; transformers' facts are those of all ranks
-        self.loads = reading.loads  # what SGLang's loader changes in the checkpoint's weights
-        self.notes: list[str] = []  # calls that both have, but not as often
+        self.config = config  # for what no module says, such as quantisation
+        self.parallel = reading.parallel  # of SGLang's layout; transformers' facts are for all ranks
+        self.loads = reading.loads  # how SGLang's loader changes a checkpoint's weights
+        self.notes: list[str] = []  # calls that both have, in different numbers
         self._calls = calls
 
     def of(self, kind: str) -> list[SeenModule]:
@@ -128,9 +128,10 @@ class Evidence:
     def differs(
         self, call: KernelCall, kind: str, terms: Terms, *, counted: bool = True, **also: object
     ) -> str | None:
-        """What transformers says otherwise of a call; None: it has the same, as often (if that is `counted`).
+        """How transformers differs from a call; None: it has the same, and as often if `counted`.
 
-        `terms` are a module's facts in the call's terms, on one rank; `also` are further facts that it must have.
+        `terms` turns a module's facts into the call's, on one rank; `also` are further facts that the call must
+        have.
         """
         wanted = dict(call.facts) | also
         found = [(module, terms(module.facts)) for module in self.of(kind)]
@@ -140,7 +141,7 @@ class Evidence:
             return f"SGLang has {told}; transformers' model says nothing of {kind}: {why}"
         apart = [{key for key in facts if wanted.get(key) != facts[key]} for _, facts in found]
         same = [module.count for (module, _), keys in zip(found, apart, strict=True) if not keys]
-        if not same:  # the most alike module says in what it differs
+        if not same:  # compare with the most similar module
             likeness = [
                 (_last(module.path) == call.role, len(facts) - len(keys))
                 for (module, facts), keys in zip(found, apart, strict=True)
@@ -154,11 +155,11 @@ class Evidence:
         return None
 
     def projection(self, call: KernelCall, n: int, k: int) -> str | None:
-        """What transformers says otherwise of a product with a weight [n, k]; None: it has that, or its parts."""
+        """How transformers differs from a product with weight [n, k]; None: it has that, or its parts."""
         role = call.role
         held = [(group, _holds(group.facts, n, k)) for group in self.of("projections")]
         counts = [group.count for group, holds in held if holds]
-        for module in self.of("experts"):  # which SGLang may have as one projection per expert
+        for module in self.of("experts"):  # SGLang may have one projection per expert
             rows = {(module.facts["hidden"], module.facts["intermediate"])}
             rows |= {(size * module.facts["intermediate"], module.facts["hidden"]) for size in (1, 2)}
             counts += [module.count * module.facts["experts"]] * ((n, k) in rows)
@@ -173,12 +174,12 @@ class Evidence:
         return f"SGLang has {n} x {k}; transformers has no weights that make it{why}"
 
     def _count(self, call: KernelCall, counts: Sequence[int], names: set[str]) -> None:
-        """Note a call that SGLang's modules of these facts, or those of its role, make more or less often."""
+        """Note a call that SGLang makes more or less often than transformers' modules with `counts` do."""
 
         def known(one: KernelCall) -> object:
             return one.kind, {name: value for name, value in one.facts if name in names}
 
-        sums = {0}  # what some of these come to: equal modules may be of several calls
+        sums = {0}  # sums of subsets: equal modules may belong to several calls
         for count in counts[:FUSED]:
             sums |= {before + count for before in sums}
         alike = [one for one in self._calls if known(one) == known(call)]
@@ -195,7 +196,7 @@ def _last(name: str) -> str:
 
 
 def _holds(weights: Mapping[str, Sequence[int]], n: int, k: int) -> bool:
-    """Whether one of these weights is [n, k], or several with k columns have n rows together."""
+    """Whether a weight is [n, k], or several weights with k columns have n rows together."""
     rows = [shape[0] for shape in weights.values() if shape[1] == k]
     sizes = range(1, min(FUSED, len(rows)) + 1)
     return any(sum(chosen) == n for size in sizes for chosen in combinations(rows, size))

@@ -3,9 +3,9 @@
 SGLang is imported once; each reading is made in a fork of that process, since laying out a model changes it.
 SGLang prints to stdout, so answers go to files: the reading, or {"error": {...}}.
 
-SGLang imports packages at its top that laying out a model never needs. Real ones would cost gigabytes (torchvision
-drags in its own torch and CUDA) or do not exist for a CPU: they get stand-ins. A package that is missing and not
-named here stays an ImportError.
+SGLang imports packages that laying out a model never needs. The real ones would cost gigabytes (torchvision brings
+its own torch and CUDA) or do not exist for a CPU, so they are replaced by stubs. Any other missing package still
+raises ImportError.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from torch import nn
 from traceproof.extract.bootstrap import SUPPORTED, base_version, sglang_model, transformers_model
 from traceproof.lazy import StandIns
 
-PACKED = ("linear", "experts")  # modules with weights that a checkpoint may have packed
+PACKED = ("linear", "experts")  # kinds of modules whose weights may be packed in a checkpoint
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
-    """This reading can not be made; `answer` says why."""
+    """A reading can not be made; `answer` says why."""
 
     def __init__(self, reason: str, **details: Any) -> None:  # noqa: ANN401 - JSON
         super().__init__(reason)
@@ -40,7 +40,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read, write the answers, return the exit status."""
+    """Write an answer per job; returns the exit status."""
     parser = argparse.ArgumentParser(prog="traceproof.extract.bootstrap")
     parser.add_argument("--out", type=Path, required=True, help="folder of the answers, <number of the job>.json")
     parser.add_argument(
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         for number in range(len(jobs)):
             _answer(options.out, number, {"error": refusal})
         return 0
-    sglang_model.prepare()  # once, here
+    sglang_model.prepare()  # before the forks
     torch.set_num_threads(1)
 
     def one(number: int) -> None:
@@ -85,7 +85,7 @@ def _answer(folder: Path, number: int, answer: dict[str, Any]) -> None:
 
 
 def listing(version: str) -> dict[str, Any]:
-    """The architectures that can be read, and the configs of those that transformers knows as language models."""
+    """The architectures that can be read, and transformers' default configs of language models."""
     defaults, without = transformers_model.defaults()
     return {
         "sglang": version,
@@ -96,7 +96,7 @@ def listing(version: str) -> dict[str, Any]:
 
 
 def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """SGLang's and transformers' reading of a job's config.json. Raises Refused: SGLang does not accept it."""
+    """SGLang's and transformers' reading of a job's config.json, as JSON. Raises Refused: SGLang refuses it."""
     started = time.monotonic()
     config = job["config"]
     world = {name: job.get(name, 1) for name in ("tp", "ep", "dp")}
@@ -108,7 +108,7 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
         try:
             model, packed = _unpacked(Path(folder), config, world)
             modules, loads = sglang_model.describe(model), sglang_model.loading(model)
-        except Exception as error:  # whatever SGLang raises about a config is the answer, told with its place
+        except Exception as error:  # SGLang's exception is the answer, with its place
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno} in {place.name}"
             raise Refused("not accepted", message=f"{type(error).__name__}: {error}", where=where) from error
@@ -117,7 +117,7 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
     for module in modules if packed else ():
         if module["kind"] in PACKED:
             module["facts"]["scheme"] = packed.partition(":")[0]
-    torch.set_default_dtype(torch.float32)  # SGLang changes it
+    torch.set_default_dtype(torch.float32)  # SGLang changed it
     try:
         theirs = transformers_model.read(config)
     except transformers_model.Absent as absent:
@@ -141,25 +141,25 @@ def read(job: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def _unpacked(folder: Path, config: Mapping[str, Any], world: Mapping[str, int]) -> tuple[nn.Module, str]:
-    """SGLang's model, and how its weights are packed where it can be laid out only as if they were not."""
+    """SGLang's model, and "" or how its weights are packed if only the unpacked layout was possible."""
     try:
         return _built(folder, world), ""
     except Exception as error:
         if "quantization_config" not in config:
             raise
         plain = {name: value for name, value in config.items() if name != "quantization_config"}
-        again = folder / "unpacked"  # SGLang keeps what it read of a folder
+        again = folder / "unpacked"  # a new folder, since SGLang caches what it reads
         again.mkdir()
         (again / "config.json").write_text(json.dumps(plain), encoding="utf-8")
         try:
             model = _built(again, world)
-        except Exception:  # noqa: BLE001 - it is not the packing that SGLang refuses
+        except Exception:  # noqa: BLE001 - the packing is not what SGLang refuses
             raise error from None
         return model, f"{config['quantization_config'].get('quant_method')}: {type(error).__name__}: {error}"[:300]
 
 
 def _built(folder: Path, world: Mapping[str, int]) -> nn.Module:
-    """SGLang's model. Some refuse one attention kernel, some another; shapes are the same."""
+    """SGLang's model. Some models refuse one attention backend, some another; the shapes are the same."""
     first, *others = sglang_model.BACKENDS
     try:
         return sglang_model.build_model(folder, **world, backend=first)
@@ -173,7 +173,7 @@ STUBBED = ("torchvision", "vllm", "IPython")
 
 
 class _Anything(type):
-    """A class whose every attribute is itself, so that module-level uses of a stub's names succeed."""
+    """A class whose attributes are all the class itself, so that module-level uses of a stub's names succeed."""
 
     def __getattr__(cls, name: str) -> type:
         if name.startswith("__"):
@@ -182,26 +182,26 @@ class _Anything(type):
 
 
 class Anything(metaclass=_Anything):
-    """Whatever a stub module is asked for."""
+    """Stands for any name that is imported from a stub."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
-        """Take anything."""
+        """Accept any arguments."""
 
 
 def install() -> None:
-    """Put the stubs last on the import path: a package that is really there wins.
+    """Put the stubs last on the import path, so that installed packages win.
 
-    transformers must have looked for torchvision before, or it would take the stub for the package.
+    transformers checks for torchvision before, or it would take the stub for the package.
     """
     importlib.import_module("transformers.utils.import_utils").is_torchvision_available()
     StandIns(STUBBED, lambda _: Anything).install()
 
 
-PAUSE = 0.02  # seconds between looks at the forks
+PAUSE = 0.02  # seconds between checks of the forks
 
 
 def forked(job: Callable[[int], None], count: int, *, workers: int, seconds: float) -> Iterator[tuple[int, str]]:
-    """Run `job` for 0 to `count` - 1, each in a fork; gives how each ended, killed after `seconds`."""
+    """Run `job` for 0 to `count` - 1, each in a fork; yields (number, how it ended). Killed after `seconds`."""
     running: dict[int, tuple[int, float]] = {}
     waiting = list(range(count))
     while waiting or running:
@@ -211,7 +211,7 @@ def forked(job: Callable[[int], None], count: int, *, workers: int, seconds: flo
             if not process:
                 try:
                     job(number)
-                except BaseException:  # noqa: BLE001 - the fork ends here, and its lack of an answer tells
+                except BaseException:  # noqa: BLE001 - the fork ends here; its missing answer tells
                     traceback.print_exc()
                     os._exit(1)
                 os._exit(0)

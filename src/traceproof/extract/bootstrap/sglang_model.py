@@ -3,10 +3,10 @@
 This is the only module that knows how SGLang starts up. It goes through SGLang's own loader: building the model
 class directly skips decisions that the loader makes (0.5.22 then lays out 257 experts instead of 256).
 
-Classes are recognised by the names in their inheritance (SGLang's own layers), so that a model's subclass of a
-layer counts as that layer. Everything else is a `block`. How a norm is called, the stages of SGLang's layers tell
-and the text of its holder's class: called with a second argument it adds that first; in a stage it does so where
-what it reads is a plain sum of the output before and the residual.
+Classes are recognised by names in their inheritance (SGLang's own layers), so that a model's subclass of a layer
+counts as that layer. Everything else is a `block`. How a norm is called is read off the stages of SGLang's layers,
+or off the source of the class that holds it. A norm that is called with a second argument adds that first; in a
+stage it adds if it reads a plain sum of the last output and the residual.
 """
 
 import ast
@@ -28,14 +28,14 @@ from traceproof.extract.bootstrap.transformers_model import towers_left_out
 from traceproof.models.drafts import Facts
 from traceproof.ops.registry import extractions
 
-BACKENDS = ("fa3", "triton")  # of attention: those of a GPU, since some models refuse a CPU's
-QUIET = logging.ERROR  # SGLang warns about everything a CPU lacks; none of it concerns shapes
+BACKENDS = ("fa3", "triton")  # attention backends for a GPU, since some models refuse a CPU's
+QUIET = logging.ERROR  # SGLang warns about all that a CPU lacks; none of it affects shapes
 
 
 class PretendGroup:
-    """A process group of which this process is rank 0. It can not communicate: laying out a model must not.
+    """A process group in which this process is rank 0. It can not communicate, and laying out a model must not.
 
-    A real (even fake) group would wait for message queues for ever.
+    A real group, even a fake one, would wait for message queues for ever.
     """
 
     rank = rank_in_group = local_rank = first_rank = 0
@@ -49,10 +49,10 @@ class PretendGroup:
 
 
 class OnMeta(TorchFunctionMode):
-    """Puts tensors that a model asks for on a GPU by name on the meta device."""
+    """A mode that moves tensors that a model creates on "cuda" to the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        """Replace a `device` that names a GPU."""
+        """Replace a GPU as `device` by the meta device."""
         options = dict(kwargs or {})
         if "cuda" in str(options.get("device")):
             options["device"] = "meta"
@@ -60,7 +60,7 @@ class OnMeta(TorchFunctionMode):
 
 
 def prepare() -> None:
-    """Import what building any model needs."""
+    """Import all that building a model needs."""
     logging.disable(QUIET)
     for name in ("model_loader.loader", "configs.load_config", "configs.model_config", "server_args"):
         import_module(f"sglang.srt.{name}")
@@ -70,8 +70,7 @@ def prepare() -> None:
 def build_model(folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str) -> nn.Module:
     """Lay out the model of `folder`/config.json as rank 0 of `tp` ranks, its experts spread over `ep` of them.
 
-    Attention is done by `dp` groups of ranks, each for its own tokens. Whatever SGLang raises about the config
-    passes through.
+    Attention is computed by `dp` groups of ranks, each for its own tokens. Exceptions of SGLang pass through.
     """
     logging.disable(QUIET)
     _pretend_gpu()
@@ -90,7 +89,7 @@ def build_model(folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str) ->
         load_format="dummy",
         skip_tokenizer_init=True,
         attention_backend=backend,
-        disable_radix_cache=True,  # hybrid models ask the platform for state snapshots otherwise
+        disable_radix_cache=True,  # otherwise hybrid models ask the platform for state snapshots
         trust_remote_code=False,
     )
     ranks = runtime_context.SpawnRanks(world_rank=0, gpu_id=0)
@@ -109,22 +108,22 @@ def build_model(folder: Path, *, tp: int, ep: int, dp: int = 1, backend: str) ->
 
 
 def _pretend_gpu() -> None:
-    """Answer as an H200 where SGLang asks for its capability, and have rotary embeddings made as on a GPU.
+    """Report an H200's capability to SGLang, and make rotary embeddings as on a GPU.
 
-    SGLang's makers of them for a CPU take one kind alone.
+    SGLang's CPU version of them supports a single kind.
     """
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     factory: Any = import_module("sglang.srt.layers.rotary_embedding.factory")
     variants: Any = import_module("sglang.srt.layers.rotary_embedding.rope_variant")
     variants.get_device = lambda *_: "cpu"
-    factory.get_rope_cpu = lambda *given: factory.get_rope(*given[:8])  # but for its device
+    factory.get_rope_cpu = lambda *given: factory.get_rope(*given[:8])  # without the device
 
 
 def loading(model: nn.Module) -> list[str]:
-    """What the model's loader changes in a checkpoint's weights, so that its modules hold other numbers.
+    """How the model's loader changes a checkpoint's weights, so that modules hold other numbers; [] if not.
 
-    `norms plus one`: Gemma's factors, stored minus one. `rotary halves`: rows of queries and keys, reordered so
-    that neighbouring channels of a pair come to lie half a head apart.
+    `norms plus one`: Gemma's factors are stored minus one. `rotary halves`: rows of queries and keys are
+    reordered, so that neighbouring channels of a pair come to lie half a head apart.
     """
     loaders = (vars(cls)["load_weights"] for cls in _own_classes(type(model)) if "load_weights" in vars(cls))
     loader = next(loaders, None)
@@ -136,26 +135,27 @@ def loading(model: nn.Module) -> list[str]:
 
 
 def architectures() -> list[str]:
-    """Names that a config.json's `architectures` may hold, as far as their modules import here."""
+    """Names for a config.json's `architectures` whose modules can be imported here."""
     logging.disable(QUIET)
     registry = import_module("sglang.srt.models.registry").ModelRegistry
     return sorted(registry.get_supported_archs())
 
 
-# What a laid-out model holds.
+# Describing a laid-out model.
 LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def describe(model: nn.Module) -> list[dict[str, Any]]:
-    """Every module once per (path with layer numbers starred, holder's class, class, facts), with its count.
+    """Every different module, with its count; layer numbers in paths are `*`.
 
-    In model order. Shared instances (rotary embeddings) count at each place that holds them.
+    Modules differ by path, holder's class, class and facts. They come in model order. Shared instances (rotary
+    embeddings) count at each place that holds them.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     found: dict[str, dict[str, Any]] = {}
     for path, module in modules.items():
         if ".quant_method" in path:
-            continue  # how a layer multiplies, not a layer
+            continue  # computes a layer's product, is no layer
         parent = path.rpartition(".")[0]
         holder = modules[parent] if path else None
         kind, facts = classify(module, holder)
@@ -177,7 +177,7 @@ def describe(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def source(holder: nn.Module | None, path: str) -> str:
-    """File and line of the class of `holder` that makes the module; "": not found."""
+    """File and line at which the class of `holder` creates the module; "": not found."""
     name = path.rpartition(".")[2]
     for ancestor in _own_classes(type(holder)):
         file, lines, start = lines_of(ancestor)
@@ -189,7 +189,7 @@ def source(holder: nn.Module | None, path: str) -> str:
 
 @cache
 def lines_of(cls: type) -> tuple[str, list[str], int]:
-    """File within SGLang, text and first line of a class."""
+    """File within SGLang, source lines and number of the first line of a class."""
     lines, start = inspect.getsourcelines(cls)
     return (inspect.getsourcefile(cls) or "").rpartition("/srt/")[2], lines, start
 
@@ -213,7 +213,7 @@ def classify(module: nn.Module, parent: nn.Module | None) -> tuple[str, Facts]:
 
 @cache
 def readers() -> Mapping[str, tuple[str, Callable[[Any, Any], Facts]]]:
-    """SGLang's class -> the kind of module that it is, and what reads its facts, of all op_types."""
+    """SGLang class name -> (kind of module, function that reads its facts), over all op_types."""
 
     def embedding(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
         vocab = getattr(module, "org_vocab_size", None) or module.num_embeddings
@@ -228,20 +228,20 @@ def readers() -> Mapping[str, tuple[str, Callable[[Any, Any], Facts]]]:
 
 # How a norm is called.
 ALONE, ADDING = "alone", "adding"
-DEPTH = 4  # from a holder's attribute to the object of its stage that holds a norm
-FINAL = "final_norm"  # SGLang's function that ends a stack of stages
+DEPTH = 4  # levels searched from a holder's attribute for the stage's object that holds a norm
+FINAL = "final_norm"  # SGLang's function for the norm after the last stage
 
 
 def uses(holders: Sequence[tuple[nn.Module, str]]) -> list[str]:
-    """`alone`, `adding` or both, sorted; `unknown`; none: nothing calls it.
+    """How a norm is called: `alone`, `adding` or both; `unknown`; []: nothing calls it.
 
-    `holders` are the module that holds it with its attribute there, then what holds that, and so on.
+    `holders` are (module, attribute) from the direct holder up to the model.
     """
     holder, name = holders[0]
     module = getattr(holder, name, None)
     written: nn.Module = holder
     place: tuple[str, ...] = (name,)
-    for above, inner in holders[1:]:  # a list or a plain module has no text that calls what it holds
+    for above, inner in holders[1:]:  # a list or a plain module has no source that calls what it holds
         if _own_classes(type(written)):
             break
         written, place = above, (inner, *place)
@@ -261,7 +261,7 @@ def _own_classes(cls: type) -> list[type]:
 
 
 def _staged(value: Any, module: object, depth: int) -> Iterator[str]:  # noqa: ANN401 - SGLang's objects
-    """How the stages below an attribute call a module."""
+    """How SGLang's stages in an attribute call a module."""
     if isinstance(value, nn.Module) or depth < 0:
         return
     plan = getattr(value, "plan", None)
@@ -276,13 +276,13 @@ def _staged(value: Any, module: object, depth: int) -> Iterator[str]:  # noqa: A
     for name in _fields(value):
         inner = getattr(value, name, None)
         if inner is module:
-            yield ALONE  # of an output, before it is added
+            yield ALONE  # on an output, before that is added
         else:
             yield from _staged(inner, module, depth - 1)
 
 
 def _fields(value: object) -> list[str]:
-    """Names of the attributes that an object of SGLang holds; of another one none."""
+    """Names of the attributes of an object of SGLang; [] for other objects."""
     if not type(value).__module__.startswith("sglang."):
         return []
     names = [*vars(value)] if hasattr(value, "__dict__") else []
@@ -291,7 +291,7 @@ def _fields(value: object) -> list[str]:
 
 
 def _final(holder: nn.Module) -> str:
-    """How the norm after a stack is called: the last stage may have written its sum itself."""
+    """How the norm after all stages is called: the last stage may have written its sum itself."""
     last = None
     for module in holder.modules():
         last = next((one for one in reversed(vars(module).values()) if hasattr(one, "declaration")), last)
@@ -302,7 +302,7 @@ def _final(holder: nn.Module) -> str:
 
 @cache
 def _mentions(cls: Any, place: tuple[str, ...]) -> tuple[frozenset[str], bool]:  # noqa: ANN401 - a class
-    """How the text of a class, or else of its file, calls what stands at `place`, and whether it mentions it."""
+    """How the source of a class, or else of its file, calls the module at `place`; and whether it mentions it."""
     classes = _own_classes(cls)
     texts = [textwrap.dedent(inspect.getsource(one)) for one in classes]
     for group in (texts, [inspect.getsource(inspect.getmodule(one) or one) for one in classes[:1]]):
@@ -315,7 +315,7 @@ def _mentions(cls: Any, place: tuple[str, ...]) -> tuple[frozenset[str], bool]: 
 
 
 def _is(node: ast.AST, place: Sequence[str]) -> bool:
-    """Whether a node reads `.norm`, `.head.norm` or, of a list, `.norms[...]`."""
+    """Whether a node reads `.norm`, `.head.norm` or, in a list, `.norms[...]`."""
     *above, name = place
     if name.isdigit():
         return isinstance(node, ast.Subscript) and _is(node.value, above)

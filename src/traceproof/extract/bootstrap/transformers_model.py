@@ -1,10 +1,10 @@
 """The second reading: transformers' own model of a config.json, on the meta device, read by shapes and behaviour.
 
-Nothing here looks at SGLang and nothing goes by the name of a model family. Parameters tell projections, experts
-and widths. The model is run once on tokens without values: the attention function that it calls is ours and writes
-down what it is given (heads, widths, scale, window, cap, sinks), and so are its rotary functions. What shapes can
-not say is tried with values on a CPU: norms on a few rows, rotary functions on one head, activations on a few
-numbers, routers on a few tokens.
+It is independent of SGLang and of the names of model families. Parameters tell projections, experts and widths.
+The model is run once on tokens without values. Its attention function is replaced by ours, which notes what it
+gets (heads, widths, scale, window, cap, sinks), and so are its rotary functions. What shapes can not tell is tried
+with values on a CPU: norms on a few rows, rotary functions on one head, activations on a few numbers, routers on a
+few tokens.
 """
 
 import copy
@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from traceproof.models.drafts import Facts
 
 Theirs = Any  # objects of transformers
-NAME = "traceproof"  # of our attention function in transformers' table
-TOKENS = 11  # no width of a head
+NAME = "traceproof"  # name of our attention function in transformers' table
+TOKENS = 11  # number of tokens that is the width of no head
 ROTARY = re.compile(r"\w*apply_\w*(rotary|rope)\w*")
 MASKS = re.compile(r"create_\w*mask\w*")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -36,7 +36,7 @@ PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 @dataclass(slots=True)
 class Notes:
-    """What was seen while the model ran, by the module's identity."""
+    """What was noted while the model ran, by id of the module."""
 
     attention: dict[int, Facts] = field(default_factory=dict)
     rotary: dict[int, list[Facts]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Notes:
 
 
 class ReplacedFunctions:
-    """Our functions in the places where the model's modules look for theirs, while it is entered."""
+    """While entered, replaces functions that modules of the model call: attention, rotary, masks, experts."""
 
     def __init__(self, model: nn.Module, notes: Notes, mask: torch.Tensor | None) -> None:
         self._model, self._notes, self._mask = model, notes, mask
@@ -61,7 +61,7 @@ class ReplacedFunctions:
             for function, value in [item for item in vars(source).items() if callable(item[1])]:
                 if ROTARY.fullmatch(function):
                     self._replace(source, function, partial(self._rotary, value))
-                elif MASKS.fullmatch(function):  # attention is not given what they decide by values
+                elif MASKS.fullmatch(function):  # our attention ignores the masks, which depend on values
                     self._replace(source, function, lambda *_, **__: self._mask)
         for module in self._model.modules():
             if is_experts(module):
@@ -95,9 +95,9 @@ class ReplacedFunctions:
 
 
 class Functions(TorchFunctionMode):
-    """What is written into a module instead of being a module: activations, and attention by two products.
+    """A mode that notes functions which are no modules: activations, and attention by two products.
 
-    Notes them by the innermost module that runs. A module whose next step depends on values gives its input.
+    They are noted for the innermost running module. A module that can not go on without values returns its input.
     """
 
     def __init__(self, model: nn.Module, notes: Notes) -> None:
@@ -134,7 +134,7 @@ class Functions(TorchFunctionMode):
 
     def _activation(self, name: str, given: torch.Tensor, options: Any) -> None:  # noqa: ANN401
         module = self._running[-1]
-        if list(module.children()):  # others are activations themselves
+        if list(module.children()):  # leaf modules are activations themselves
             kind = "gelu_tanh" if options.get("approximate") == "tanh" else name
             seen = self._notes.pointwise.setdefault(id(module), [])
             facts = {"function": kind, "width": given.shape[-1]}
@@ -153,7 +153,7 @@ class Functions(TorchFunctionMode):
 
 
 def _forward(original: Callable[..., Theirs], *given: Theirs, **options: Theirs) -> Theirs:
-    """A module's forward; its input, where it wants to know values."""
+    """A module's forward; it returns its input where it needs values."""
     try:
         return original(*given, **options)
     except NotImplementedError:
@@ -164,7 +164,7 @@ def _forward(original: Callable[..., Theirs], *given: Theirs, **options: Theirs)
 
 
 def run(model: nn.Module, notes: Notes) -> None:
-    """Run the model once on tokens without values, and note what its modules and functions are given."""
+    """Run the model once on tokens without values, and note what its modules and functions get."""
 
     def width(module: nn.Module, given: tuple[Any, ...]) -> None:
         if given and isinstance(given[0], torch.Tensor) and given[0].dim():
@@ -177,14 +177,14 @@ def run(model: nn.Module, notes: Notes) -> None:
     try:
         with ReplacedFunctions(model, notes, None), Functions(model, notes), torch.no_grad():
             model.eval()(input_ids=tokens, use_cache=False)
-    except (AttributeError, TypeError):  # it takes the mask apart itself
+    except (AttributeError, TypeError):  # it unpacks the mask itself
         mask = torch.zeros(1, 1, TOKENS, TOKENS, device="meta")
         with ReplacedFunctions(model, notes, mask), Functions(model, notes), torch.no_grad():
             model(input_ids=tokens, use_cache=False)
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Whether a module holds the weights of a mixture's experts: some of three axes, one row per expert."""
+    """Whether a module holds all experts' weights: 3-D parameters with equal first axes; no convolution."""
     own = [one for one in module.parameters(recurse=False) if one.dim() == 3]
     return bool(own) and not isinstance(module, CONVOLUTIONS) and len({one.shape[0] for one in own}) == 1
 
@@ -195,26 +195,26 @@ MAMBA = {"heads": "num_heads", "head_dim": "head_dim", "state": "ssm_state_size"
 
 
 class Absent(Exception):  # noqa: N818 - an answer, not a fault
-    """Transformers has no model of this config.json; the text says why."""
+    """Transformers has no model for this config.json; the text says why."""
 
 
 def read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Modules of transformers' model, `*` for numbers in their paths, and why some were not seen at work.
+    """Modules of transformers' model, with `*` for numbers in paths, and why some could not be run, as JSON.
 
-    Raises Absent: there is no such model, or it does not take the config.
+    Raises Absent: there is no such model, or it does not accept the config.
     """
     try:
         model = _build(config)
     except Absent:
         raise
-    except Exception as error:  # whatever transformers raises about a config is the answer
+    except Exception as error:  # transformers' exception is the answer
         raise Absent(f"transformers does not accept it: {type(error).__name__}: {error}"[:300]) from error
     notes, problem = Notes(), None
     hidden = model.get_input_embeddings().weight.shape[-1]
     _try_routers(model, notes, hidden)
     try:
         run(model, notes)
-    except Exception as error:  # noqa: BLE001 - what ran until then stands; the rest is not known, and said
+    except Exception as error:  # noqa: BLE001 - what ran until then is kept; the rest is unknown, and reported
         problem = f"{type(error).__name__}: {error}"[:300]
     found: dict[str, dict[str, Any]] = {}
     modules = model.named_modules(remove_duplicate=False)
@@ -226,16 +226,13 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The configs of transformers' causal language models with its own defaults, by `model_type`.
-
-    And why a class makes none without arguments, by the same.
-    """
+    """Default configs of transformers' causal language models, and errors of those without; by `model_type`."""
     auto = import_module("transformers.models.auto.modeling_auto")
     found, without = {}, {}
     for kind, name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         try:
             plain = json.loads(json.dumps(_configuration(kind)().to_dict(), default=str))
-        except Exception as error:  # noqa: BLE001 - what its class raises is told with its name
+        except Exception as error:  # noqa: BLE001 - the error is reported with the class's name
             without[kind] = " ".join(f"{name}: {type(error).__name__}: {error}".split())[:300]
             continue
         found[kind] = plain | {"architectures": [name]}
@@ -243,7 +240,7 @@ def defaults() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
 
 
 def _configuration(kind: str) -> Any:  # noqa: ANN401 - a class of transformers
-    """Transformers' own class: SGLang puts its own into the table that `AutoConfig` reads."""
+    """Transformers' own config class: `AutoConfig` reads a table into which SGLang puts its classes."""
     names = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
     return getattr(import_module("transformers"), names[kind])
 
@@ -260,12 +257,12 @@ def _build(config: Mapping[str, Any]) -> Theirs:
     maker = getattr(package, name, None) or getattr(package, names.get(kind, ""), None)
     if maker is None:
         raise Absent(f"transformers has no language model of {kind}")
-    package.AutoModel._model_mapping._extra_content.clear()  # noqa: SLF001 - where SGLang puts classes of its own
+    package.AutoModel._model_mapping._extra_content.clear()  # noqa: SLF001 - SGLang puts classes of its own there
     import_module("transformers.modeling_utils").AttentionInterface.register(NAME, lambda *_, **__: None)
 
     def made(**options: str) -> nn.Module:
         found = _configuration(kind).from_dict(dict(config) | {"model_type": kind})
-        if not isinstance(found, maker.config_class):  # the language model alone of a config of several modalities
+        if not isinstance(found, maker.config_class):  # the language model of a config with several modalities
             found = found.get_text_config()
         with torch.device("meta"), towers_left_out():
             model: nn.Module = maker._from_config(found, **options)  # noqa: SLF001 - there is no public way
@@ -273,12 +270,12 @@ def _build(config: Mapping[str, Any]) -> Theirs:
 
     try:
         return made(attn_implementation=NAME)
-    except (ValueError, KeyError):  # its attention is written into the module, as in the oldest models
+    except (ValueError, KeyError):  # the oldest models compute attention in the module itself
         return made()
 
 
 def _try_routers(model: nn.Module, notes: Notes, hidden: int) -> None:
-    """Once per class of block: its layers differ in nothing that a router does."""
+    """Note how routers choose, once per class of block, since its layers have equal routers."""
     known: dict[type, Facts | None] = {}
     for holder in model.modules():
         for child in holder.children():
@@ -318,7 +315,7 @@ def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, 
 
 
 def _experts(module: nn.Module, hidden: int) -> Facts:
-    """Sizes by the parameters: a down projection has one column, or row, a channel of the experts."""
+    """Facts of experts, by their parameters: the smallest has experts * hidden * intermediate elements."""
     sizes = {name: one.numel() for name, one in module.named_parameters(recurse=False) if one.dim() == 3}
     count = next(module.parameters(recurse=False)).shape[0]
     down = min(sizes.values())
@@ -331,18 +328,18 @@ def _experts(module: nn.Module, hidden: int) -> Facts:
 
 
 def _projections(model: nn.Module) -> Iterator[tuple[str, str, Facts]]:
-    """Weights of two axes as [rows, columns], together for each part of a layer: SGLang fuses some of them."""
+    """(path, "projections", name -> [rows, columns]) for each part of a layer, as SGLang fuses some of them."""
     parts: dict[str, Facts] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         weight = getattr(module, "weight", None)
         if isinstance(module, nn.Embedding) or not isinstance(weight, torch.Tensor) or weight.dim() != 2:
             continue
         words = path.split(".")
-        # A part is what a layer holds, `model.layers.3.mlp`; elsewhere, what holds the weight.
+        # A part is what a layer holds, such as `model.layers.3.mlp`; elsewhere, the module that holds the weight.
         numbers = [index for index, word in enumerate(words) if word.isdigit()]
         depth = numbers[0] + 2 if numbers and numbers[0] + 2 < len(words) else len(words) - 1
         shape = list(weight.shape)
-        transposed = type(module).__name__ == "Conv1D"  # as GPT-2 stores it
+        transposed = type(module).__name__ == "Conv1D"  # GPT-2 stores it transposed
         name = NUMBER.sub("*", ".".join(["", *words[depth:]]))[1:]
         parts.setdefault(".".join(words[:depth]), {})[name] = shape[::-1] if transposed else shape
     for path, facts in parts.items():
@@ -351,9 +348,9 @@ def _projections(model: nn.Module) -> Iterator[tuple[str, str, Facts]]:
 
 @contextmanager
 def towers_left_out() -> Iterator[None]:
-    """Have an encoder that transformers can not make for want of a package become an empty module.
+    """Replace encoders that transformers can not build, for lack of a package, by empty modules.
 
-    SGLang and transformers both take some encoders of images and sound from `AutoModel`.
+    SGLang and transformers both get some encoders of images and sound from `AutoModel`.
     """
     factory: Any = import_module("transformers").AutoModel
     original = factory.from_config
@@ -371,7 +368,7 @@ def towers_left_out() -> Iterator[None]:
         factory.from_config = original
 
 
-# What modules and functions do, found by trying them with values on a CPU.
+# Behaviour of modules and functions, found by trying them with values on a CPU.
 Tried = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 PROBED_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -381,13 +378,13 @@ PROBED_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu2": lambda x: functional.relu(x).square(),
 }
 STRICT = 1e-5  # the two forms of gelu differ by 5e-4 at most
-LOOSE = 1e-3  # between formulas in float32; those that are told apart differ by more
-ROWS = 6  # tokens that a router is tried on
+LOOSE = 1e-3  # between float32 formulas; different formulas differ by more
+ROWS = 6  # tokens for trying a router
 GROUPS = {"groups": ("n_group", "num_group", "num_expert_group"), "kept_groups": ("topk_group",)}
 
 
 def attention_facts(module: Any, query: Any, key: Any, value: Any, options: Mapping[str, Any]) -> Facts:  # noqa: ANN401
-    """What an attention function is given, as facts."""
+    """Facts of attention from the arguments of its function."""
     scale = options.get("scaling")
     window = options.get("sliding_window", getattr(module, "sliding_window", None))
     return {
@@ -403,7 +400,7 @@ def attention_facts(module: Any, query: Any, key: Any, value: Any, options: Mapp
 
 
 def rotary_facts(function: Callable[..., Any], given: Sequence[Any], options: Mapping[str, Any]) -> Facts | None:
-    """Width of the first argument, channels that the function turns, how it pairs them; None: it does not run."""
+    """Facts of a rotary function: head width, number of rotated channels, how they pair; None: it does not run."""
     generator = torch.Generator().manual_seed(0)
     try:
         arguments = [_real(one, generator) for one in given]
@@ -419,7 +416,7 @@ def rotary_facts(function: Callable[..., Any], given: Sequence[Any], options: Ma
 
         moves = (run(first.clone()) - first.reshape(-1, width)[-1]).abs().gt(1e-6)
         turned, start = int(moves.sum()), int(moves.int().argmax())
-        pair = []  # the other channels of a query that the first one turned depends on, from it
+        pair = []  # offsets from the first rotated channel to the others that its result depends on
         for other in range(width):
             moved = first.clone()
             moved[..., other] += 1.0
@@ -428,12 +425,12 @@ def rotary_facts(function: Callable[..., Any], given: Sequence[Any], options: Ma
     except (*Tried, StopIteration):
         return None
     style = "gptj" if pair == [1] and turned > 2 else "neox" if pair == [turned // 2] else None
-    # What stands behind channels that stay is a slice of the head, which SGLang turns by itself.
+    # Channels after unrotated ones are a slice of the head, which SGLang rotates separately.
     return {"head_dim": turned if start else width, "rotary_dim": turned, "style": style}
 
 
 def _real(value: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a tensor or an option
-    """A tensor with values in place of one on no device; anything else as it is."""
+    """A tensor with random values for one on the meta device; other values unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_complex():
@@ -444,9 +441,9 @@ def _real(value: Any, generator: torch.Generator) -> Any:  # noqa: ANN401 - a te
 
 
 def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
-    """How a mixture's router chooses, found by giving its block tokens: how many experts, by which scores.
+    """How a mixture's router chooses, found by running its block on tokens: top_k, scores, groups of experts.
 
-    None: the block does not run by itself, or its experts are not told which tokens they get.
+    None: the block does not run by itself, or its experts do not get the chosen ids and weights.
     """
     watched = _watched(block, experts, hidden)
     if watched is None:
@@ -456,7 +453,7 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
     chosen = next((one for one in tensors if one.dtype == torch.long), None)
     weights = next((one for one in tensors if one.is_floating_point()), None)
     if chosen is None or weights is None or chosen.shape != weights.shape or chosen.shape[0] != ROWS:
-        return None  # what experts are given does not hold the chosen ones and their weights, both [ROWS, top_k]
+        return None  # experts do not get chosen ids and weights, both [ROWS, top_k]
     count = next(experts.parameters(recurse=False)).shape[0]
     scoring: Facts = {"scoring": None, "renormalise": None}
     for module in trial.modules():  # one of them is the router
@@ -464,7 +461,8 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
         if isinstance(weight, torch.Tensor) and weight.shape == (count, hidden):
             seen = _scoring(tokens[0] @ weight.float().T, chosen, weights.float())
             scoring = seen if seen["scoring"] else scoring
-    groups: Facts = {"groups": 1, "kept_groups": 1}  # which experts are chosen from, by the router's own fields
+    # groups from which experts are chosen, by the router's attributes
+    groups: Facts = {"groups": 1, "kept_groups": 1}
     for module in trial.modules():
         for fact, names in GROUPS.items():
             values = [getattr(module, name, None) for name in names]
@@ -475,9 +473,9 @@ def routing(block: nn.Module, experts: nn.Module, hidden: int) -> Facts | None:
 def _watched(
     block: nn.Module, experts: nn.Module, hidden: int
 ) -> tuple[nn.Module, torch.Tensor, list[Any]] | None:
-    """A copy of a block, filled anew, the tokens [1, ROWS, hidden] it was given, and what its experts were given.
+    """A copy of a block with random weights, its input tokens [1, ROWS, hidden], and arguments of its experts.
 
-    None: its experts are none of its own modules, or were given nothing.
+    None: its experts are not its child, or got nothing.
     """
     given: list[Any] = []
     try:
@@ -498,7 +496,7 @@ def _watched(
         with torch.no_grad():
             trial.eval()(tokens)
     except Tried:
-        if not given:  # what its experts were given until then is what counts
+        if not given:  # it is enough that its experts were called
             return None
     except StopIteration:
         return None
@@ -517,7 +515,7 @@ def _filled(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def _scoring(logits: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Facts:
-    """The scores that give these weights, up to one factor of all of them."""
+    """The scores that the weights are proportional to, and whether they are renormalised; None: neither."""
     for scoring, scores in (("softmax", logits.softmax(-1)), ("sigmoid", logits.sigmoid())):
         picked = scores.gather(1, chosen)
         for renormalise in (True, False):
@@ -528,7 +526,7 @@ def _scoring(logits: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) 
 
 
 def leaf(module: nn.Module, width: int | None) -> Iterator[tuple[str, Facts]]:
-    """What a module without children is, a norm or an activation; nothing: something else."""
+    """Kind and facts of a module without children, if it is a norm or an activation."""
     own = list(module.parameters(recurse=False))
     if any(one.dim() > 1 for one in own) or width is None:
         return
