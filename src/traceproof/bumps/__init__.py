@@ -1,1 +1,1 @@
-"""What a change of a source's commit or version touches, what it changed, and which commit did it."""
+"""What a source's new commit or version touches, what it changed, and which commit changed it."""

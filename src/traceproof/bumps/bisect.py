@@ -1,6 +1,6 @@
-"""The first commit that changed a verdict: only commits that touch the package count, and few of those run.
+"""The first commit that changed a verdict: only commits that touch the package are candidates, and few are run.
 
-A trial is what is run: the ground truths of one stack for some definitions, with the package of a given folder.
+A trial runs the ground truths of one stack on some definitions, with the package of a given folder.
 """
 
 import json
@@ -24,26 +24,27 @@ from traceproof.run.schema import VerdictRow, for_op_type, read_rows
 from traceproof.stacks import MAIN, truths_of
 
 Verdict = dict[str, Any]
-MESSAGES = 3  # of a verdict, shown where both ends have the same
+MESSAGES = 3  # messages of a verdict that are shown if both ends have the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstBad:
-    """What a bisection found."""
+    """Result of a bisection."""
 
-    commit: str  # the first one with the bad verdict; with `doubtful`, it or one of those
-    doubtful: tuple[str, ...]  # commits before it that could not be judged
-    # good, bad: the verdicts at the two ends
+    commit: str  # the first commit with the bad verdict, unless one in `doubtful` is
+    doubtful: tuple[str, ...]  # commits right before it that could not be judged
+    # good, bad: the verdicts at both ends
     good: Verdict
     bad: Verdict
-    commits: int  # how many were in question; `touching` of them touch the package; `tried` were run
+    # numbers of commits between the ends, of those that touch the package, and of those that were run
+    commits: int
     touching: int
     tried: int
     parts: tuple[str, ...]  # files of the package that it changed
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
-    """Commits after `good` up to `bad`, oldest first. Raises TraceproofError: `good` does not come first."""
+    """Commits after `good` up to `bad`, oldest first. Raises TraceproofError: `good` does not precede `bad`."""
     ends = [Git(repository).commit(end) for end in (good, bad)]
     base = Git(repository).local("merge-base", *ends).strip()
     if base != ends[0] or ends[0] == ends[1]:
@@ -54,18 +55,18 @@ def commits_between(repository: Path, good: str, bad: str) -> list[str]:
 
 @dataclass
 class Bisection:
-    """A search."""
+    """A search for the first bad commit."""
 
-    repository: Path  # a clone of the source, with the commits in question
-    # stack, op_type: whose ground truth
+    repository: Path  # a clone of the source, with all commits
+    # stack, op_type: of the ground truth
     stack: str
     op_type: str
-    judge: Callable[[str], Verdict]  # verdict at a commit; called once for each content of the package
-    report: Callable[[str], None]  # gets a line for every step
+    judge: Callable[[str], Verdict]  # gives the verdict at a commit; called once per content of the package
+    report: Callable[[str], None]  # called with a line per step
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     def search(self, good: str, bad: str) -> FirstBad:
-        """Find the first bad commit. Raises TraceproofError: equal verdicts at the ends, or nothing changed."""
+        """Find the first bad commit. Raises TraceproofError: both ends have one verdict, or nothing changed."""
         commits = commits_between(self.repository, good, bad)
         steps = self._touching([Git(self.repository).commit(good), *commits])
         self.report(f"{len(commits)} commits, {len(steps) - 1} of them touch the package of {self.stack}")
@@ -93,17 +94,17 @@ class Bisection:
         )
 
     def _touching(self, commits: Sequence[str]) -> list[tuple[str, str]]:
-        """The first commit, and each one that changes the package, with the digest of its content."""
+        """The first commit, and each later one that changes the package; with a digest of the content."""
         steps: list[tuple[str, str]] = []
         for commit in commits:
             listed = Git(self.repository).local("ls-tree", "--full-tree", commit, *source_paths(self.stack))
-            content = digest_bytes(listed.encode())  # git's own digests, of submodules too
+            content = digest_bytes(listed.encode())  # git's own digests, also of submodules
             if not steps or content != steps[-1][1]:
                 steps.append((commit, content))
         return steps
 
     def _narrow(self, steps: Sequence[tuple[str, str]], good: str, bad: str) -> tuple[int, list[int]]:
-        """Index of the first bad step, and the steps right before it that are neither good nor bad."""
+        """Index of the first bad step, and of the steps right before it that are neither good nor bad."""
         low, high = 0, len(steps) - 1
         neither: set[int] = set()
         while True:
@@ -128,22 +129,22 @@ class Bisection:
 
 @dataclass(frozen=True, kw_only=True)
 class GroundTruthTrial:
-    """Definitions of one op_type and the ground truths of one stack: planned once, judged for each package."""
+    """Definitions of one op_type and the ground truths of one stack: planned once, judged per package."""
 
     flow: Pipeline  # the configuration
-    root: Path  # the repository of traceproof
-    # definitions, op_type, stack: what is tried
+    root: Path  # repository of traceproof
+    # definitions, op_type, stack: what is run
     definitions: tuple[str, ...]
     op_type: str
     stack: str
-    work: Path  # a folder for plans, verdicts and what is compiled
-    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment of everything that is run
-    truths: tuple[str, ...] = ()  # ground truths that are run; empty: all of the stack
+    work: Path  # folder for plans, verdicts and compiled kernels
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables for all processes
+    truths: tuple[str, ...] = ()  # ground truths to run; empty: all of the stack
 
     def rows(self, package: Path | None, name: str) -> list[VerdictRow]:
-        """The verdicts on the ground truths in `package`, or, where it is None, on the installed ones.
+        """Verdict rows of the ground truths in `package`; None: the installed one.
 
-        `name` is the package's among those that are tried. Raises TraceproofError: it could not be judged.
+        `name` is a folder name for this trial. Raises TraceproofError: it could not be judged.
         """
         own = self._environment(self.stack, package) | {"variables": dict(self.variables)}
         implementations = for_op_type(self.op_type)
@@ -177,7 +178,7 @@ class GroundTruthTrial:
         return self._environment(MAIN, None)
 
     def _environment(self, stack: str, package: Path | None) -> dict[str, Any]:
-        """An environment as the job `verify` takes it."""
+        """An environment in the form of the job `verify`."""
         path = [] if package is None else [package]
         record = probe(self.flow.stacks[stack], root=self.root, path=path)
         return {"python": str(self.root / self.flow.python(stack)), "record": record, "path": list(map(str, path))}
@@ -196,6 +197,6 @@ class GroundTruthTrial:
 
 
 def worst(rows: Sequence[VerdictRow]) -> str:
-    """The verdict that counts: the worst one, and `skip` only if nothing was compared."""
+    """The worst verdict of some rows; `skip` only if nothing was compared."""
     seen = {row.verdict for row in rows}
     return next((verdict for verdict in ("error", "fail", "pass") if verdict in seen), "skip")

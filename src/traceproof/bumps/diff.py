@@ -1,4 +1,4 @@
-"""What differs between two kept states."""
+"""The difference between two kept states of verdicts."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from traceproof.run.schema import IMPLEMENTATIONS, PAIR, WHOLE, environment_of
 from traceproof.stacks import distribution
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR})
-MOVED = 2.0  # factor; kernels that add in another order differ by some tenths without anything being wrong
-FLOOR = 0.05  # of the gate's limit: below it a margin is noise of the last bits
+MOVED = 2.0  # factor; kernels that add in another order differ by some tenths
+FLOOR = 0.05  # of the gate's limit; smaller margins are noise of the last bits
 
-# The kinds of change that Diff has rows of, by attribute, in words.
+# The kinds of changes, attributes of Diff, in words.
 TITLES: Mapping[str, str] = {
     "failing": "newly failing",
     "skipped": "newly skipped",
@@ -23,11 +23,11 @@ TITLES: Mapping[str, str] = {
 }
 
 Row = Mapping[str, Any]
-Key = tuple[str, str, str, str]  # text, case and seed, implementation, output
+Key = tuple[str, str, str, str]  # definition's text, case and seed, implementation, output
 
 
 def verdict_text(row: Row | None) -> str:
-    """A row of one of the two states: its verdict with the share of the limit that it used, or its reason."""
+    """A row in words: its verdict with the share of the limit that it used, or its reason; None: "absent"."""
     if row is None:
         return "absent"
     margin = _margin(row)
@@ -38,7 +38,7 @@ def verdict_text(row: Row | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Rows by what became of them; each is (before, after), either may be None where there was none."""
+    """Changes between two states, as (row before, row after) by kind; None: there was no row."""
 
     # before, after: the states
     before: Kept
@@ -53,7 +53,7 @@ class Diff:
 
     @property
     def worse(self) -> bool:
-        """Whether something fails, is skipped or is gone that was not before."""
+        """Whether something fails, is skipped or is missing that was not so before."""
         return bool(self.failing or self.skipped or self.vanished_apis or self.vanished_rows)
 
     @property
@@ -66,7 +66,7 @@ class Diff:
                     yield f"{stack}: {name} {was.get(name)} -> {versions.get(name)}"
 
     def between(self, was: Row | None, row: Row | None) -> str:
-        """`fixed between flashinfer-python 0.6.13 and 0.7.2`, `broken ...`; empty: version or verdict stayed."""
+        """Text such as `fixed between flashinfer-python 0.6.13 and 0.7.2`, or `broken ...`; "": neither."""
         old, new = (None if one is None else one["verdict"] for one in (was, row))
         how = "fixed" if new == Verdict.PASS and old in BAD else "broken"
         if how == "broken" and not (old == Verdict.PASS and new in BAD):
@@ -81,7 +81,7 @@ class Diff:
         return ", ".join(found)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """All changes, as JSON."""
         found = {
             name: [{"before": a, "after": b, "between": self.between(a, b)} for a, b in getattr(self, name)]
             for name in TITLES
@@ -89,7 +89,7 @@ class Diff:
         return {"worse": self.worse, **found, "new_apis": self.new_apis, "vanished_apis": self.vanished_apis}
 
     def take(self, was: Row | None, row: Row) -> None:
-        """File a row beside that of before, if it has one."""
+        """Add a row under its kind of change, given the row before, if there is one."""
         verdict, before = row["verdict"], was["verdict"] if was is not None else None
         if verdict in BAD and before not in BAD:
             self.failing.append((was, row))
@@ -109,8 +109,8 @@ class Diff:
 def diff(before: Kept, after: Kept) -> Diff:
     """Compare two states by definition, case, seed, implementation and output.
 
-    What only one of them ran is left out: a dataset, a definition, a case, an implementation. A definition of the
-    same text is the same in any dataset; of one whose text changed, the dataset tells which it was.
+    What only one of them ran is left out: datasets, definitions, cases, implementations. Definitions with the same
+    text are the same in any dataset; if the text changed, name and dataset identify it.
     """
     old, new = _by_key(before.rows, _text), _by_key(after.rows, _text_before(before.rows))
     found = Diff(before, after)
@@ -123,7 +123,7 @@ def diff(before: Kept, after: Kept) -> Diff:
     appeared = set()
     for key, row in old.items():
         if row.get("reason") == Skip.API_ABSENT:
-            # Of a case that was skipped as a whole, any of its outputs.
+            # The case may have been skipped as a whole: any of its outputs counts.
             now = new.get(key) or next((one for other, one in new.items() if other[:3] == key[:3]), {})
             appeared |= {_api(row)} if now.get("verdict") in {Verdict.PASS, *BAD} else set()
     found.new_apis.extend(sorted(appeared))
@@ -131,12 +131,12 @@ def diff(before: Kept, after: Kept) -> Diff:
 
 
 def _text(row: Row) -> str:
-    """Which text of a definition a row is of: its name, dataset and digest."""
+    """A definition's text, identified by name, dataset and digest."""
     return f"{row['definition']} {row.get('dataset')} {row.get('digest')}"
 
 
 def _text_before(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """What gives the text before that a row after belongs to, by the rows before; its own where there is none."""
+    """A function that gives, for a row after, the text before that it corresponds to (by default its own)."""
     by_digest = {(row["definition"], row["digest"]): _text(row) for row in rows if "digest" in row}
     by_dataset = {(row["definition"], row.get("dataset")): _text(row) for row in rows}
 
@@ -149,7 +149,7 @@ def _text_before(rows: Sequence[Row]) -> Callable[[Row], str]:
 
 
 def _vanished(old: Mapping[Key, Row], new: Mapping[Key, Row]) -> Iterator[Row]:
-    """Rows that passed, and are gone although their case, or all cases of its size, were run again."""
+    """Rows that passed and are missing, although their case, or all cases of their size, ran again."""
     cases = {key[:3] for key in new}
     skipped = {key[:3] for key in new if key[3] == WHOLE}
     sizes = {(key[0], key[2], row.get("size"), row.get("seed")) for key, row in new.items() if row.get("whole")}
@@ -163,14 +163,14 @@ def _by_key(rows: Iterable[Row], series: Callable[[Row], str]) -> dict[Key, Row]
     found: dict[Key, Row] = {}
     for row in rows:
         key = (series(row), f"{row.get('case')} {row.get('seed')}", str(row["implementation"]), str(row["output"]))
-        # Several rows of a case as a whole (conduct): the worst one speaks for it.
+        # Of several rows about a whole case (conduct), the worst one counts.
         if key not in found or row["verdict"] in BAD:
             found[key] = row
     return found
 
 
 def _before(old: Mapping[Key, Row], key: Key) -> Row | None:
-    """The row before: a case as a whole and its outputs stand for each other, since a skip has no outputs."""
+    """The row before; a whole case and its outputs match each other, since a skipped case has no outputs."""
     if key in old:
         return old[key]
     if key[3] != WHOLE:

@@ -1,4 +1,4 @@
-"""Verdicts that are kept: one file for everything that they stand on, so that two states can be compared later."""
+"""Verdicts kept for later comparison: a file per state, which is a set of pins and environments."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from traceproof.errors import TraceproofError
 from traceproof.files import write_text
 from traceproof.run.schema import VerdictRow, each_row
 
-# What of a row two runs can be compared by.
+# Columns of a row that are kept.
 KEPT = (
     *("definition", "op_type", "case", "implementation", "output"),
     *("verdict", "reason", "message", "gate", "size", "seed", "device"),
@@ -27,21 +27,21 @@ NEWEST = {"latest": 0, "previous": 1}
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One state."""
+    """The verdicts of one state."""
 
-    digest: str  # of the pins and the environments
-    # verdict rows, cut down to KEPT; with `dataset`, the `digest` of the definition, and `whole` where the run was
-    # not limited to some cases
+    digest: str  # of pins and environments
+    # verdict rows with the columns KEPT, `dataset`, the definition's `digest`, and `whole` if the run was not
+    # limited to some cases
     rows: tuple[Mapping[str, Any], ...]
-    about: Mapping[str, Any]  # `pins`, `stacks` (versions by stack), `time`
+    about: Mapping[str, Any]  # `pins`, `stacks` (versions by stack), `time`, and more of the file
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What a run covered."""
 
-    dataset: str = ""  # which dataset, whatever its version
-    whole: bool = True  # whether all cases of the planned sizes were run, or only some that were named
+    dataset: str = ""  # the dataset, whatever its version
+    whole: bool = True  # whether all cases of the planned sizes ran, or only some named ones
 
 
 def keep(
@@ -51,17 +51,17 @@ def keep(
     pins: Mapping[str, Pin],
     scope: Scope = Scope(),
 ) -> str:
-    """Keep a run's verdicts under the digest of what they stand on; gives the digest.
+    """Keep a run's verdicts in the file of its state; returns the state's digest.
 
-    A second run in the same state, of another selection say, adds to the first: its rows replace those of what it
-    covered, and of texts of a definition that are not the dataset's any more. Raises TraceproofError: the disk is
-    full.
+    A second run in the same state, for example of another selection, adds to the file: its rows replace those of
+    what it covered, and those of definitions' texts that the dataset no longer has. Raises TraceproofError: the
+    disk is full.
     """
     pinned = {name: pin.model_dump(mode="json", exclude_none=True) for name, pin in pins.items()}
     environments = {str(one["stack"]): str(one["digest"]) for one in stacks}
     new = [_cut(row, scope) for path in sorted(verdicts) for row in each_row(path)]
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):  # runs of other selections keep theirs in the same file
+    with FileLock(folder / ".lock"):  # runs of other selections write the same file
         before = _same(folder, pinned, environments)
         digest = before.get("digest") or digest_json([lock_digest(pins), sorted(map(list, environments.items()))])
         rows = [*new, *_untouched(before.get("rows", []), new, scope)]
@@ -80,9 +80,9 @@ def keep(
 
 
 def _same(folder: Path, pins: Mapping[str, Any], environments: Mapping[str, str]) -> dict[str, Any]:
-    """The newest kept state that is the same; empty: the state is new. One that can not be read is lost, and said.
+    """Content of the newest kept file of this state; {}: there is none. An unreadable file is reported.
 
-    A run has the environments of its own op_types alone: no environment that two runs share differs in one state.
+    A run has only its op_types' environments: two runs are in one state if the environments of both agree.
     """
     for path in states(folder):
         try:
@@ -104,7 +104,7 @@ def _cut(row: VerdictRow, scope: Scope) -> dict[str, Any]:
 
 
 def _untouched(old: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], scope: Scope) -> Rows:
-    """The rows that a run leaves as they were."""
+    """The old rows that a run does not replace."""
 
     def unit(row: Mapping[str, Any]) -> tuple[Any, ...]:
         """What is replaced together: all cases of a size, or one case."""
@@ -118,12 +118,12 @@ def _untouched(old: Iterable[Mapping[str, Any]], new: Sequence[Mapping[str, Any]
 
 
 def states(folder: Path) -> list[Path]:
-    """The files of the kept states, the newest first."""
+    """Files of the kept states, newest first."""
     return sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def load(path: Path) -> Kept:
-    """The state that a file holds. Raises TraceproofError: it holds none."""
+    """The state in a file. Raises TraceproofError: it has none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         return Kept(value["digest"], tuple(value["rows"]), value)
@@ -132,7 +132,7 @@ def load(path: Path) -> Kept:
 
 
 def find(folder: Path, name: str) -> Kept:
-    """A kept state by the start of its digest, by `latest` or `previous`, or by a file.
+    """A kept state, by the start of its digest, `latest`, `previous`, or a file.
 
     Raises TraceproofError: there is none, or several.
     """

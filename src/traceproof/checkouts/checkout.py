@@ -1,7 +1,7 @@
 """Repositories at commits, each in a folder: cloned whole or not at all; several at once, with a record of each.
 
-A clone grows beside its target and takes its place once it is complete and checked, also where a checkout of
-another commit is there. A folder that holds anything of somebody's own is left alone.
+A clone is made beside its target and replaces it once it is complete and checked, also where another commit was
+checked out. A folder that holds a user's own work is never touched.
 """
 
 import json
@@ -23,29 +23,29 @@ from traceproof.files import disk_errors, write_json
 from traceproof.programs import ProgressLine
 from traceproof.stacks import SourceOrigin
 
-NOTE = "traceproof.json"  # in .git: the commit that this program checked out
+NOTE = "traceproof.json"  # file in .git: the commit that this program checked out
 PARTIAL = "--filter=blob:none"
-SHOWN = 10  # files that an error names
+SHOWN = 10  # files that an error lists
 CONFIG = "repos_config.json"
 FAILED = "failed"
-AT_ONCE = 4  # sources
+AT_ONCE = 4  # sources cloned at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedCheckout:
-    """A checkout as it shall be."""
+    """A checkout as it is wanted."""
 
     url: str  # anything that git understands
     commit: str  # all 40 digits
-    folders: tuple[str, ...] = ()  # cone patterns of a sparse checkout; empty: everything
-    submodules: tuple[str, ...] = ()  # paths of submodules to bring along, as far as the commit has them
-    lfs: bool = False  # whether files in LFS are fetched too
+    folders: tuple[str, ...] = ()  # cone patterns of a sparse checkout; empty: all files
+    submodules: tuple[str, ...] = ()  # submodules to fetch, those that the commit has
+    lfs: bool = False  # whether files in git LFS are fetched, too
 
 
 def bring(target: Path, wanted: WantedCheckout, git: Git) -> State:
-    """Make `target` a checkout of the commit, in `git` with another folder.
+    """Make `target` a checkout of the commit; `git` has options for another folder.
 
-    Raises TraceproofError: not possible; says why, and an existing folder is as it was.
+    Raises TraceproofError: it can not be done, and an existing folder is unchanged.
     """
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def bring(target: Path, wanted: WantedCheckout, git: Git) -> State:
             if there:
                 _expect_ours(target, here)
             scratch = target.with_name(f".cloning-{target.name}")
-            shutil.rmtree(scratch, ignore_errors=True)  # what a killed clone left
+            shutil.rmtree(scratch, ignore_errors=True)  # left by a killed clone
             try:
                 scratch.mkdir()
                 fill(scratch / "new", wanted, replace(git, folder=scratch / "new"))
@@ -71,7 +71,7 @@ def bring(target: Path, wanted: WantedCheckout, git: Git) -> State:
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Hold a lock that ends with this process: two runs must not write one folder."""
+    """Hold a file lock, which ends with this process: two runs must not write one folder."""
     try:
         with FileLock(target.with_name(f".{target.name}.lock"), timeout=0):
             yield
@@ -82,7 +82,7 @@ def _alone(target: Path) -> Iterator[None]:
 
 
 def fill(folder: Path, wanted: WantedCheckout, git: Git) -> None:
-    """Make a new folder a checkout of the commit. Raises TraceproofError: not possible."""
+    """Make a new folder a checkout of the commit. Raises TraceproofError: it can not be done."""
     folder.mkdir(exist_ok=True)
     git.local("init", "--quiet")
     git.local("remote", "add", "origin", wanted.url)
@@ -91,7 +91,7 @@ def fill(folder: Path, wanted: WantedCheckout, git: Git) -> None:
     except GitError as error:
         if "unadvertised" not in error.output and "filter" not in error.output:
             raise
-        # A server that gives neither single commits nor partial clones: take all its branches and tags.
+        # The server offers neither single commits nor partial clones: fetch all branches and tags.
         git.network("fetch", "--progress", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*")
     try:
         git.commit(wanted.commit)
@@ -101,13 +101,13 @@ def fill(folder: Path, wanted: WantedCheckout, git: Git) -> None:
         raise GitError(what, output="", final=True, todo=todo) from error
     if wanted.folders:
         git.local("sparse-checkout", "set", "--cone", "--", *wanted.folders)
-    git.network("checkout", "--quiet", "--detach", wanted.commit)  # it fetches missing blobs
+    git.network("checkout", "--quiet", "--detach", wanted.commit)  # fetches missing blobs
     _finish(folder, wanted, git)
 
 
 def _finish(folder: Path, wanted: WantedCheckout, git: Git) -> None:
-    """Submodules, LFS, the check that all is there, and the note that says which commit was put there."""
-    # Those of the wanted submodules that the commit has: older and newer ones may have others.
+    """Fetch submodules and LFS files, check that all is complete, and note the commit."""
+    # Not every commit has all wanted submodules.
     listed = {path: git.local("ls-tree", wanted.commit, "--", path) for path in wanted.submodules}
     submodules = [path for path, line in listed.items() if line.startswith("160000 ")]
     for path in submodules:
@@ -135,16 +135,16 @@ def _finish(folder: Path, wanted: WantedCheckout, git: Git) -> None:
 
 
 def changes(git: Git) -> list[str]:
-    """Tracked files that differ from HEAD, submodules included."""
+    """Tracked files that differ from HEAD, also in submodules."""
     text = git.local("status", "--porcelain", "-z", "--untracked-files=no", "--no-renames")
     return [entry[3:] for entry in text.split("\0") if entry]
 
 
 def _unchanged(target: Path, git: Git) -> str:
-    """The commit that an existing folder stands on.
+    """The commit that an existing checkout is at.
 
-    Raises TraceproofError: it is no repository of its own (git would look further up and find another), damaged,
-    or a tracked file was changed.
+    Raises TraceproofError: it is no repository itself (git would find one further up), it is damaged, or a tracked
+    file was changed.
     """
     if not (target / ".git").exists():
         todo = "Move it away, or give another --target-dir."
@@ -165,7 +165,7 @@ def _unchanged(target: Path, git: Git) -> str:
 
 
 def _expect_ours(target: Path, git: Git) -> None:
-    """Refuse to replace a checkout with commits, branches or files that this program did not put there."""
+    """Refuse to replace a checkout with commits, branches or files that this program did not create."""
     try:
         noted = json.loads((target / ".git" / NOTE).read_text(encoding="utf-8"))["commit"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -180,26 +180,26 @@ def _expect_ours(target: Path, git: Git) -> None:
         raise TraceproofError(what, problems=own[:SHOWN], todo=todo)
 
 
-# Several of them.
+# Several sources.
 
 
 def clone_all(
     pins: Mapping[str, Pin], target_dir: Path, *, lfs: Collection[str], tagged: Collection[str], patience: Patience
 ) -> tuple[dict[str, Any], dict[str, Pin]]:
-    """Bring every source to a folder of its name in `target_dir`; one that fails does not keep the others.
+    """Bring every source to a folder of its name in `target_dir`; a failure does not keep the others from it.
 
-    A release comes from git where its pin has a commit, else from the package index; so does one that git can not
-    bring.
+    A release is taken from git where its pin has a commit, else from the package index, which also replaces git
+    where that fails.
 
     Args:
         pins: by source name.
         target_dir: gets repos_config.json, too.
-        lfs: names of sources whose LFS files are fetched too.
-        tagged: releases that come from git at the commit of their tag, unless they are there already.
+        lfs: names of sources whose LFS files are fetched, too.
+        tagged: releases to take from git at the commit of their tag, unless they are already there.
         patience: with remotes.
 
     Returns:
-        What was written to repos_config.json, and the pins with the digests and commits that are known now.
+        The content of repos_config.json, and the pins, completed by digests and commits.
 
     Raises:
         TraceproofError: the disk is full.
@@ -207,7 +207,7 @@ def clone_all(
     progress = ProgressLine()
 
     def by_git(name: str, target: Path, pin: Pin) -> tuple[Pin, State]:
-        """Raises TraceproofError: git can not bring it, or has no such tag."""
+        """The pin with its commit, and what was done. Raises TraceproofError: git fails, or has no such tag."""
         origin = ORIGINS.get(name, SourceOrigin(url=str(pin.url)))
         git = Git(target, patience, lambda said: progress.show(f"{name:11} {said}", of=name), name in lfs)
         if pin.commit is None:
@@ -263,12 +263,12 @@ def clone_all(
 
 
 def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str, Any]:
-    """Put records into `<target_dir>/repos_config.json`; its content. Raises TraceproofError: the disk is full."""
+    """Update `<target_dir>/repos_config.json`; returns its content. Raises TraceproofError: the disk is full."""
     path = target_dir / CONFIG
     try:
         before = json.loads(path.read_text(encoding="utf-8"))["repositories"]
     except (OSError, ValueError, KeyError, TypeError):
-        before = {}  # what can not be read has nothing to keep
+        before = {}  # an unreadable file has nothing to keep
     kept = before if isinstance(before, dict) else {}
     value = {"target_dir": str(target_dir), "repositories": dict(sorted((kept | dict(repositories)).items()))}
     write_json(path, value)
@@ -276,7 +276,7 @@ def write_records(target_dir: Path, repositories: Mapping[str, Any]) -> dict[str
 
 
 def record_of(target: Path, pin: Pin | None) -> dict[str, Any]:
-    """What is known of a source before it is brought; None: no pin could be found."""
+    """A source's record before it is brought; `pin` None: none could be found."""
     return {
         "path": str(target),
         "status": FAILED,

@@ -1,6 +1,6 @@
-"""Running git: no prompts, no waiting for ever, retries where they help, and errors that name the cause.
+"""Running git: without prompts, with limits on waiting, with retries where they help, and errors that name causes.
 
-GitPython, which reads objects elsewhere, tells of a failed command in its own words, and retries none.
+GitPython, which reads objects elsewhere, reports failed commands in its own words, and retries nothing.
 """
 
 import os
@@ -20,9 +20,9 @@ from traceproof.errors import TraceproofError
 from traceproof.programs import HUB_TOKENS, without_secrets
 from traceproof.text import redacted
 
-TAIL = 6  # lines of git's output that an error shows; the cause stands last
-STALLED = r"Operation too slow|Timeout, server .* not responding"  # of curl, and of ssh
-# What no second attempt changes: (pattern in git's output, what it means, what to do).
+TAIL = 6  # last lines of git's output in an error, where the cause is
+STALLED = r"Operation too slow|Timeout, server .* not responding"  # messages of curl and of ssh
+# Failures that a second attempt does not change: (pattern in git's output, cause, what to do).
 FINAL: tuple[tuple[str, str, str], ...] = (
     (
         r"not our ref|remote error: upload-pack|couldn't find remote ref|unadvertised object",
@@ -55,23 +55,23 @@ class GitError(TraceproofError):
     def __init__(self, what: str, *, output: str, final: bool, todo: str) -> None:
         lines = [line.strip() for line in re.split(r"[\r\n]+", output) if line.strip()]
         super().__init__(what, problems=[line for line in lines if "%" not in line][-TAIL:], todo=todo)
-        self.output = output  # all it said
-        self.final = final  # whether a second attempt would meet the same
+        self.output = output  # all that git said
+        self.final = final  # whether a second attempt would fail as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for a remote."""
+    """How long to wait for a remote, and how often to try."""
 
-    attempts: int = 4  # tries of a network command in all
+    attempts: int = 4  # of a network command, in all
     # seconds before the second try; each further pause is twice as long, and up to half as much more
     pause: float = 1.0
-    stall: float = 60.0  # seconds without a byte of an http or ssh remote after which it is given up
+    stall: float = 60.0  # seconds without a byte from an http or ssh remote, after which the attempt is given up
 
 
 @dataclass(frozen=True, slots=True)
 class Git:
-    """Git in one folder. `report` gets git's progress lines."""
+    """Runs git in one folder. `report` is called with git's progress lines."""
 
     folder: Path
     patience: Patience = field(default_factory=Patience)
@@ -83,11 +83,11 @@ class Git:
         return self._once(arguments, network=False).decode(errors="surrogateescape")
 
     def commit(self, name: str) -> str:
-        """The full commit that a name means. Raises GitError: it means none."""
+        """The full commit of a name. Raises GitError: there is none."""
         return self.local("rev-parse", "--verify", f"{name}^{{commit}}").strip()
 
     def network(self, *arguments: str) -> str:
-        """Output of a command to a remote: watched, tried again if that may help. Raises GitError: it did not."""
+        """Output of a command that asks a remote, retried where that may help. Raises GitError: it failed."""
         pause = self.patience.pause
         retrying = Retrying(
             retry=tenacity.retry_if_exception(lambda error: isinstance(error, GitError) and not error.final),
@@ -105,7 +105,7 @@ class Git:
         self.report(f"attempt {state.attempt_number} failed ({cause}); again in {pause:.0f} s")
 
     def _once(self, arguments: tuple[str, ...], *, network: bool) -> bytes:
-        # Hooks are off: a template folder of the user's may hold some, and they are no part of what is fetched.
+        # Without hooks: a user's template folder may hold some, and they are no part of what is fetched.
         command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", *arguments]
         with tempfile.TemporaryFile() as output:
             with subprocess.Popen(
@@ -121,14 +121,14 @@ class Git:
                 assert process.stderr is not None
                 said = []
                 try:
-                    for line in process.stderr:  # a line of progress ends with a carriage return
+                    for line in process.stderr:  # progress lines end with a carriage return
                         said.append(line)
                         self.report(line.strip())
                 except BaseException:
                     process.kill()
                     raise
             if process.returncode == -signal.SIGINT:
-                raise KeyboardInterrupt  # Ctrl-C reaches git as well; nobody means a second attempt
+                raise KeyboardInterrupt  # Ctrl-C reaches git as well, and must not be retried
             if process.returncode:
                 raise self._failure(arguments, process.returncode, "".join(said))
             output.seek(0)
@@ -156,10 +156,10 @@ class Git:
         )
 
     def _environment(self, *, network: bool) -> Mapping[str, str]:
-        """The environment of git: the user's, without prompts and without another repository's variables.
+        """Environment variables for git: the user's, without prompts and other repositories' variables.
 
-        Secrets stay behind, but for what a credential helper may read where a command asks a remote. That a remote
-        falls silent is seen by git and ssh themselves.
+        Secrets are removed, except where a remote is asked, for credential helpers. git and ssh themselves notice
+        a silent remote.
         """
         foreign = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", *HUB_TOKENS}
         given = os.environ if network else without_secrets()
@@ -172,13 +172,13 @@ class Git:
             "GIT_HTTP_LOW_SPEED_TIME": str(stall),
             **inherited,
             "GIT_TERMINAL_PROMPT": "0",
-            "GIT_OPTIONAL_LOCKS": "0",  # a killed `git status` must not leave a lock behind
+            "GIT_OPTIONAL_LOCKS": "0",  # a killed `git status` must not leave a lock
             "GIT_LFS_SKIP_SMUDGE": "0" if self.lfs else "1",
             "LC_ALL": "C",  # errors are recognised by their text
         }
 
 
 def available() -> None:
-    """Check that there is a git. Raises TraceproofError: there is none."""
+    """Raise TraceproofError if git is not installed."""
     if shutil.which("git") is None:
         raise TraceproofError("git is not installed", todo="Install it (Debian: apt install git) and run again.")

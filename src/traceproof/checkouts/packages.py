@@ -1,7 +1,7 @@
-"""A released version of a package as a source: its file is fetched, checked, unpacked and renamed, and never run.
+"""A released package as a source: its file is fetched, checked, unpacked and renamed, and never run.
 
-Of a source package, `pip download` builds the metadata, which runs its setup.py; no option turns that off. So the
-index that the user's pip is set up for is read here, by the simple repository API (JSON or HTML).
+For source packages `pip download` builds metadata, which runs setup.py, and no option turns that off. So the index
+that the user has configured for pip is read here, by the simple repository API (JSON or HTML).
 """
 
 import ast
@@ -31,20 +31,20 @@ from traceproof.digests import digest_files
 from traceproof.errors import TraceproofError
 from traceproof.files import disk_errors, write_json
 
-NOTE = ".traceproof-source.json"  # in an unpacked package: what it is, and the digest of its files
+NOTE = ".traceproof-source.json"  # file in an unpacked package: its pin, and the digest of its files
 PUBLIC = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
-SECONDS = 15.0  # for a server to connect, and between two pieces of an answer
-PIECE = 1 << 20
+SECONDS = 15.0  # to connect, and between two parts of an answer
+PIECE = 1 << 20  # bytes
 HREF = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 TODO = "Check the version, the network and `pip config list`."
 
 
 def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
-    """Make `target` the unpacked files of a released version; a pin without a digest comes back with the file's.
+    """Make `target` the unpacked files of a release; returns what was done, and the pin with the file's digest.
 
-    A wheel is preferred, a source package is taken where there is none. Nothing of the package is run. Raises
-    TraceproofError: it can not be had, is not the pinned file, or the folder holds something else.
+    A wheel is preferred; a source package is taken where there is none. Nothing of the package is run. Raises
+    TraceproofError: it can not be fetched, is not the pinned file, or the folder holds something else.
     """
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def bring_package(target: Path, pin: Pin) -> tuple[State, Pin]:
 
 
 def package_digest(folder: Path) -> str:
-    """Digest of an unpacked package's files; what Python writes beside them does not count."""
+    """Digest of an unpacked package's files, without bytecode, links and our note."""
     files = (
         path
         for path in folder.rglob("*")
@@ -90,7 +90,7 @@ def package_digest(folder: Path) -> str:
 
 
 def _present(target: Path) -> Pin | None:
-    """What was unpacked here; None: nothing is here."""
+    """The pin of what was unpacked here; None: nothing is there. Raises TraceproofError: it was changed."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     try:
@@ -108,7 +108,7 @@ def _present(target: Path) -> Pin | None:
 
 
 def _download(pin: Pin, folder: Path) -> Path:
-    """The wheel, which pip only copies; the source package where there is none, or a folder of it is meant."""
+    """Download the wheel; the source package if there is none, or if a folder of it is meant."""
     if pin.folder is not None:
         return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
@@ -119,7 +119,7 @@ def _download(pin: Pin, folder: Path) -> Path:
 
 
 def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
-    """Unpack a wheel, or what a source package holds below its first folder; of `folder` in it alone, if given.
+    """Unpack a wheel, or the top folder's content of a source package; only `folder` in it, if given.
 
     Raises TraceproofError: it is damaged.
     """
@@ -140,7 +140,7 @@ def unpack(archive: Path, target: Path, *, folder: str = "") -> None:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files of a wheel or of a source package."""
+    """(name, open file) of each file in a wheel or source package."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for info in wheel.infolist():
@@ -156,9 +156,9 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def download_sdist(package: str, version: str, folder: Path, *, sha256: str | None = None) -> Path:
-    """Fetch the source package of a version into a new folder; the file.
+    """Download the source package of a version into a new folder; returns its path.
 
-    Raises TraceproofError: there is none, it can not be fetched, or it is not the file of the digest.
+    Raises TraceproofError: there is none, it can not be fetched, or its digest is wrong.
     """
     options, name = _pip_options(), canonicalize_name(package)
     indexes = [options.get("index-url", PUBLIC), *options.get("extra-index-url", "").split()]
@@ -173,7 +173,7 @@ def download_sdist(package: str, version: str, folder: Path, *, sha256: str | No
                 for file, url in _links(session, place):
                     if _is_sdist(file, package, version):
                         return _fetched(session, url, folder / Path(file).name, sha256)
-            except (OSError, ValueError) as error:  # of requests, too: the next place may have it
+            except (OSError, ValueError) as error:  # also of requests; the next place may have it
                 problems.append(f"{place}: {' '.join(str(error).split())[:300]}")
             else:
                 problems.append(f"{place}: no source package of this version")
@@ -183,9 +183,9 @@ def download_sdist(package: str, version: str, folder: Path, *, sha256: str | No
 
 
 def newest(package: str) -> str:
-    """The newest version of a package that pip's indexes offer here; no pre-release.
+    """The newest version of a package in pip's indexes, pre-releases aside.
 
-    Raises TraceproofError: they offer none.
+    Raises TraceproofError: they have none.
     """
     done = programs.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", package])
     found = re.match(r"\S+ \((\S+)\)", done.stdout)
@@ -204,7 +204,7 @@ def _is_sdist(name: str, package: str, version: str) -> bool:
 
 
 def _fetched(session: requests.Session, url: str, target: Path, sha256: str | None) -> Path:
-    """A file of a folder or a server, copied. Raises TraceproofError: it is not that of the digest."""
+    """Copy a file from a folder or a server. Raises TraceproofError: its digest is wrong."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if "://" in url:
         with session.get(url, stream=True, timeout=SECONDS) as answer, target.open("wb") as file:
@@ -225,7 +225,7 @@ def _fetched(session: requests.Session, url: str, target: Path, sha256: str | No
 
 
 def _pip_options() -> dict[str, str]:
-    """Options of pip by name; what stands later in pip's order of precedence wins."""
+    """Options of pip, by name, in pip's order of precedence."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
     done = programs.run(command)
     if done.returncode:
@@ -240,7 +240,7 @@ def _pip_options() -> dict[str, str]:
 
 
 def _links(session: requests.Session, place: str) -> Iterator[tuple[str, str]]:
-    """Names and addresses of the files of a folder, or of a page in JSON or HTML. Raises OSError, ValueError."""
+    """(name, address) of the files in a folder, or on a page in JSON or HTML. Raises OSError, ValueError."""
     if "://" not in place:
         yield from ((one.name, str(one)) for one in sorted(Path(place).expanduser().iterdir()))
         return
@@ -256,13 +256,13 @@ def _links(session: requests.Session, place: str) -> Iterator[tuple[str, str]]:
 
 
 class IndexFile(BaseModel):
-    """A file of a page in JSON."""
+    """A file on an index page in JSON."""
 
     filename: str
     url: str
 
 
 class IndexPage(BaseModel):
-    """A page in JSON."""
+    """An index page in JSON."""
 
     files: list[IndexFile]

@@ -1,4 +1,4 @@
-"""sources.lock: which commit or version of every source this project stands on. Branches and tags end here."""
+"""sources.lock: the commit or version of every source. Branches and tags are resolved to commits here."""
 
 import json
 import re
@@ -24,12 +24,12 @@ from traceproof.stacks import STACKS, SourceOrigin
 from traceproof.text import has_credentials, redacted
 
 if TYPE_CHECKING:
-    from traceproof.checkouts.gitrun import Git  # it needs packages that a stack lacks
+    from traceproof.checkouts.gitrun import Git  # imports packages that stacks lack
 
 NAME = "sources.lock"
-PEELED = "^{}"  # how ls-remote marks the commit that an annotated tag points at
+PEELED = "^{}"  # suffix by which ls-remote marks an annotated tag's commit
 CLOSED = ConfigDict(extra="forbid", frozen=True, strict=True)
-DATASET = "flashinfer_trace"  # the source that config.yaml's `dataset: locked` means
+DATASET = "flashinfer_trace"  # the source that `dataset: locked` in config.yaml means
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -42,7 +42,7 @@ Version = Annotated[str, StringConstraints(pattern=r"^[0-9][A-Za-z0-9.+!_-]*$")]
 def _plain(url: str) -> str:
     if url.startswith("-"):  # git would take it for an option
         raise ValueError("is not a URL")
-    if has_credentials(url):  # it would be in tracked files, logs, what a run keeps, and pull requests
+    if has_credentials(url):  # it would get into tracked files, logs and pull requests
         raise ValueError(f"holds credentials; give {redacted(url)}, and set up git's credential helper or ssh")
     return url
 
@@ -51,7 +51,7 @@ Url = Annotated[str, StringConstraints(min_length=1), AfterValidator(_plain)]
 
 
 class State(StrEnum):
-    """What was done."""
+    """What was done to a source."""
 
     CLONED = "cloned"
     UPDATED = "updated"
@@ -59,29 +59,29 @@ class State(StrEnum):
 
 
 class Pin(BaseModel):
-    """One source at one place: a repository's commit, a released version of a package, or that as the fallback."""
+    """One source at one place: a repository's commit, a release of a package, or both, the release as fallback."""
 
     model_config = CLOSED
-    # url, commit: of a repository; anything that git understands, mirrors through git's own configuration
+    # url, commit: of a repository; any URL that git understands, mirrors by git's own configuration
     url: Url | None = None
     commit: Commit | None = None
-    ref: str | None = None  # the branch or tag that `commit` was resolved from, for people; never followed
-    # package, version: of a released package
+    ref: str | None = None  # the branch or tag that `commit` was resolved from; for people, never followed
+    # package, version: of a release
     package: PackageName | None = None
     version: Version | None = None
-    # of the file that is fetched; several where a release has one file per platform
+    # of the release's file; several where there is one per platform
     sha256: Sha256 | Annotated[list[Sha256], Field(min_length=1)] | None = None
-    # of a released package, the folder of its source package that is meant; None: a wheel's content
+    # the folder of the source package that is meant; None: a wheel's content
     folder: Folder | None = None
 
     @property
     def digests(self) -> frozenset[str]:
-        """The digests of which a fetched file must have one; empty: any file will do."""
+        """Allowed digests of the fetched file; empty: any file."""
         return frozenset([self.sha256] if isinstance(self.sha256, str) else self.sha256 or ())
 
     @property
     def as_release(self) -> "Pin":
-        """The same without a repository."""
+        """The pin without its repository."""
         return self.model_copy(update=dict.fromkeys(("url", "commit", "ref")))
 
     @model_validator(mode="after")
@@ -110,14 +110,14 @@ ORIGINS: Mapping[str, SourceOrigin] = {
 
 
 class Locked(BaseModel):
-    """The content of sources.lock."""
+    """Content of sources.lock."""
 
     model_config = CLOSED
     sources: dict[SourceName, Pin] = Field(default_factory=dict)
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
-    """The pins by source name; none without such a file. Raises TraceproofError: every problem in reading it."""
+    """The pins by source name; {} without the file. Raises TraceproofError, with all problems of the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -140,18 +140,18 @@ def _unusable(path: Path, problems: list[str]) -> TraceproofError:
 
 
 def write_lock(path: Path, pins: Mapping[str, Pin]) -> None:
-    """Write it sorted: a changed pin is a changed line or two. Raises TraceproofError: the disk is full."""
+    """Write the pins sorted, so that a changed pin changes a line or two. Raises TraceproofError: disk full."""
     value = {"sources": {name: pins[name].model_dump(exclude_none=True) for name in sorted(pins)}}
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def lock_digest(pins: Mapping[str, Pin]) -> str:
-    """Digest of what is pinned; the name of the branch that a commit came from means nothing."""
+    """Digest of the pins, without the branch names that commits came from."""
     return digest_json({name: pin.model_dump(exclude={"ref"}, exclude_none=True) for name, pin in pins.items()})
 
 
 def resolve(url: str, ref: str, *, git: "Git") -> str:
-    """The full commit that a branch, tag, `HEAD` or full commit means now.
+    """The full commit of a branch, a tag, `HEAD` or a full commit.
 
     Raises TraceproofError: there is no such ref, it is ambiguous, or the remote can not be reached.
     """

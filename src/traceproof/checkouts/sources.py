@@ -1,4 +1,4 @@
-"""Where the stacks' packages come from, and what changes when a file of them does."""
+"""Where the stacks' packages come from, and digests of their files."""
 
 import json
 from collections.abc import Mapping
@@ -11,42 +11,42 @@ from traceproof.checkouts.tree import FolderTree
 from traceproof.digests import digest_json
 from traceproof.errors import TraceproofError
 
-LOCKED = "locked"  # in config.yaml: as sources.lock pins it
-SOURCES = Path("sources")  # where `clone-repos` and the rule put what is locked
+LOCKED = "locked"  # value in config.yaml: as sources.lock pins it
+SOURCES = Path("sources")  # folder of locked sources
 
 
 class Sources:
-    """Where the stacks' packages come from."""
+    """Sources of the stacks' packages, as configured."""
 
     def __init__(self, root: Path, results: str, taken: Mapping[str, str | None]) -> None:
-        """Paths are relative to `root`. `taken`: by stack, `locked` or a folder; None: it is the installed one."""
+        """Paths are relative to `root`. `taken`: by stack, `locked` or a folder; None: the installed package."""
         self._root, self._results, self._taken = root, results, taken
-        self.cloned = f"{results}/sources.json"  # what came of those that are taken as sources.lock pins them
+        self.cloned = f"{results}/sources.json"  # result of cloning the locked ones
 
     def of(self, stack: str) -> str:
-        """`locked`, a folder, or nothing: the installed package."""
+        """`locked` or a folder; "": the installed package."""
         return self._taken.get(stack) or ""
 
     def clones(self, stack: str) -> list[str]:
-        """The file that says that a stack's source is there: one, or none where none is cloned for it."""
+        """The file that says that a stack's locked source is cloned; [] if it is not locked."""
         return [self.cloned] if self.of(stack) == LOCKED else []
 
     @cached_property
     def pins(self) -> str:
-        """The pins of the sources that are taken as sources.lock has them, as JSON."""
+        """The pins of the locked sources, as JSON."""
         return json.dumps(pins_of(self._taken, root=self._root))
 
     def state(self, stack: str) -> str:
-        """Changes when a file of a stack's source does, other than by cloning it."""
+        """Changes when a file of a stack's source does, except by cloning."""
         source = self.of(stack)
         return source_state(stack, source, root=self._root, cloned=self._root / self.cloned) if source else ""
 
     def linked(self, stack: str) -> str:
-        """Where a checkout's package is imported from."""
+        """The folder of links from which a checkout's package is imported."""
         return f"{self._results}/linked/{stack}"
 
     def path(self, stack: str) -> str:
-        """PYTHONPATH of what runs in a stack."""
+        """PYTHONPATH for a stack's processes."""
         return f"{self.linked(stack)}:src" if self.of(stack) else "src"
 
 
@@ -64,14 +64,14 @@ def pins_of(stacks: Mapping[str, str | None], *, root: Path) -> dict[str, dict[s
 
 
 def source_folder(stack: str, source: str) -> Path:
-    """Where a stack's source lies, relative to the repository unless it is given otherwise."""
+    """Folder of a stack's source, relative to the repository unless given as absolute."""
     return SOURCES / stack if source == LOCKED else Path(source).expanduser()
 
 
 def scan(folder: Path) -> str:
-    """Digest of names, sizes and times of a checkout's files; nothing is opened. Empty: there is no such folder.
+    """Digest of names, sizes and times of a checkout's files, which are not opened; "": there is no such folder.
 
-    It says when to look again; the records that come of it go by content.
+    It tells when to look again; records depend on content.
     """
     if not folder.is_dir():
         return ""
@@ -83,7 +83,7 @@ def scan(folder: Path) -> str:
 
 
 def source_state(stack: str, source: str, *, root: Path, cloned: Path) -> str:
-    """What a stack's source is now; a locked one that nobody touched since it was cloned is always `as cloned`."""
+    """The state of a stack's source; "as cloned" for a locked one that nobody changed since."""
     folder = root / source_folder(stack, source)
     if source != LOCKED:
         return scan(folder)

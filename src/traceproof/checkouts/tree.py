@@ -10,12 +10,12 @@ from pathlib import Path, PurePosixPath
 from traceproof.checkouts.gitrun import Git
 from traceproof.errors import TraceproofError
 
-# Never part of a repository's own code, wherever they stand.
+# folders that are never part of a repository's own code
 IGNORED = frozenset({".git", "__pycache__", ".venv", ".venvs", ".tox", ".nox", "node_modules", ".snakemake"})
 
 
 class FolderTree:
-    """The files of a folder as they are now, by path relative to it, with `/`."""
+    """The files of a folder, by their path in it with `/`."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -24,7 +24,7 @@ class FolderTree:
 
     @cached_property
     def files(self) -> frozenset[str]:
-        """All files but those in ignored folders."""
+        """All files, except in ignored folders."""
         found: list[str] = []
         waiting = [""]
         while waiting:
@@ -40,12 +40,12 @@ class FolderTree:
         return frozenset(found)
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
-        """Contents of files."""
+        """Contents of these files."""
         return {name: (self.root / name).read_bytes() for name in names}
 
 
 class CommitTree:
-    """The files of a commit; nothing is checked out."""
+    """The files of a commit, which is not checked out."""
 
     def __init__(self, root: Path, commit: str) -> None:
         self.root = root
@@ -53,7 +53,7 @@ class CommitTree:
 
     @cached_property
     def blobs(self) -> Mapping[str, str]:
-        """Git's digest of every file's content; submodules are not looked into."""
+        """Git's digest of every file's content; without submodules."""
         listed = Git(self.root).local("ls-tree", "-r", "-z", "--full-tree", self.commit)
         found = {}
         for entry in listed.split("\0"):
@@ -68,7 +68,7 @@ class CommitTree:
         return frozenset(self.blobs)
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes]:
-        """Contents of files. Raises TraceproofError: one of them can not be read."""
+        """Contents of these files. Raises TraceproofError: one can not be read."""
         from git import Repo  # slow to import, and most trees are folders
 
         try:
@@ -83,12 +83,12 @@ FileTree = FolderTree | CommitTree
 
 
 def changed_between(root: Path, before: str, after: str) -> list[str]:
-    """Files that differ between two commits; a renamed one counts under both names."""
+    """Files that differ between two commits; renamed ones under both names."""
     listed = Git(root).local("diff", "--name-only", "-z", "--no-renames", before, after, "--")
     return [name for name in listed.split("\0") if name]
 
 
 def parents(name: str) -> Iterable[str]:
-    """The folders above a file, the nearest first; the root is `""`."""
+    """The folders above a file, nearest first; the root is ""."""
     for parent in PurePosixPath(name).parents:
         yield "" if str(parent) == "." else str(parent)

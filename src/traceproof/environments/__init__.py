@@ -1,1 +1,1 @@
-"""Environments of stacks: building them, their CUDA toolkit, what they can import, and their packages as files."""
+"""Environments of stacks: building them, their CUDA toolkit, what they can import, their packages' files."""

@@ -1,7 +1,7 @@
-"""The stacks' environments: which interpreter a stack runs in, how it is built, what it turned out to be.
+"""The stacks' environments: which interpreter a stack runs in, how it is built, and its record.
 
-At the end: a stack's package taken from a checkout instead of the one that its environment has, which still gives
-everything else: torch, the compilers, the package's own requirements.
+At the end: a stack's package taken from a checkout, while its environment still provides all else: torch, the
+compilers, the package's requirements.
 """
 
 import json
@@ -33,12 +33,13 @@ from traceproof.programs import telling, without_secrets
 from traceproof.stacks import MAIN, PACKAGES, READER, STACKS, UNHASHED, truths_of
 
 FOLDER = Path(".venvs")
-INSTALLED = "installed.json"  # in an environment's folder: says that it is there, for Snakemake
-WHOLE = "whole.json"  # there too, written last: without it, it counts as half-built; Snakemake never removes it
+INSTALLED = "installed.json"  # in an environment's folder: Snakemake's stamp that it is built
+# in the same folder, written last: without it the environment is half-built; Snakemake never removes it
+WHOLE = "whole.json"
 PINS = Path("envs")
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-PARENTS = ("", "src", "python")  # folders of a repository that may hold its package
-CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; WSL
+PARENTS = ("", "src", "python")  # folders of a repository that may contain its package
+CUDA_DRIVER = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # device files on Linux and on WSL
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class Installation:
     """Where a stack runs."""
 
     name: str  # of the stack
-    environment: str | None  # the environment in .venvs/ that is built for it; None: a given interpreter is used
-    python: str  # its interpreter, relative to the repository where it is built there
-    cuda_home: str = ""  # the CUDA toolkit of this machine that it compiles with; empty: its environment's
+    environment: str | None  # the one in .venvs/ that is built for it; None: an interpreter is configured
+    python: str  # path of its interpreter, relative to the repository if built there
+    cuda_home: str = ""  # the machine's CUDA toolkit that it compiles with; empty: its environment's
 
     @classmethod
     def at(cls, name: str, python: str, *, cuda_home: str = "") -> "Installation":
-        """The stack that runs in `python`."""
+        """The Installation of a stack that runs in interpreter `python`."""
         path = Path(python)
         ours = path.parts[:1] == FOLDER.parts
         return cls(name, path.parts[1] if ours else None, python, cuda_home)
@@ -64,12 +65,12 @@ def has_driver() -> bool:
 
 
 def on_gpu(config: Config) -> bool:
-    """Whether jobs find an NVIDIA driver: as the configuration says, or as this machine has one."""
+    """Whether jobs find an NVIDIA driver: as configured, or (`auto`) as on this machine."""
     return has_driver() if config.gpu == "auto" else bool(config.gpu)
 
 
 def resolve(config: Config, name: str) -> Installation:
-    """Where a stack runs by the configuration and, for `env: auto`, by this machine."""
+    """Where a stack runs, by the configuration and, for `env: auto`, by this machine."""
     settings, stack = config.stacks[name], STACKS[name]
     if settings.python is not None:
         python = str(Path(settings.python).expanduser())
@@ -81,8 +82,7 @@ def resolve(config: Config, name: str) -> Installation:
         wanted = settings.get("env")
         environment = name if wanted == "cuda" or (wanted == "auto" and driver) else stack.cpu
     elif not stack.reads_models and not driver:
-        # Nothing to run there: its implementations say so from wherever torch is, and nothing is downloaded for
-        # it.
+        # Nothing can run there: its skips come from the main environment, and nothing is downloaded.
         main = resolve(config, MAIN)
         return Installation(name, main.environment, main.python)
     python = str(FOLDER / environment / "bin" / "python")
@@ -90,10 +90,10 @@ def resolve(config: Config, name: str) -> Installation:
 
 
 def unlike_the_lock(config: Config, *, root: Path) -> dict[str, str]:
-    """What of the ground truths is judged in another version than sources.lock pins, a sentence per stack.
+    """For each stack whose ground truths are judged in another version than sources.lock pins, a sentence.
 
-    Without `source` in config.yaml the package of a stack's environment is judged, which envs/ pins. Of an
-    interpreter that was given, nothing is said.
+    Without `source` in config.yaml the package of its environment is judged, which envs/ pins. Configured
+    interpreters are left out.
     """
     pins = read_lock(root / NAME)
     told = {}
@@ -115,9 +115,9 @@ def unlike_the_lock(config: Config, *, root: Path) -> dict[str, str]:
 
 
 def build(environment: str, stamp: Path, *, root: Path) -> None:
-    """Build .venvs/<environment> from envs/<environment>.txt and write the stamp that says it is whole.
+    """Build .venvs/<environment> from envs/<environment>.txt, then write the stamp.
 
-    Raises TraceproofError: the packages can not be had; says what the installer said.
+    Raises TraceproofError, with the installer's last output: the packages can not be installed.
     """
     with telling(f"building {FOLDER / environment}"):
         _install(environment, root)
@@ -131,7 +131,7 @@ def _install(environment: str, root: Path) -> None:
     if environment in UNHASHED:
         install_cpu(python, pins, environment)
     else:
-        # Workers write no bytecode: each would compile again what it imports.
+        # workers write no bytecode, and each would compile what it imports
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]
         _run([*uv, *_uv_index_options(), "--python", str(python), str(pins)], environment)
         toolkit.compose(folder, folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages")
@@ -139,7 +139,7 @@ def _install(environment: str, root: Path) -> None:
 
 
 def _uv_index_options() -> list[str]:
-    """Options of uv for PIP_NO_INDEX and, with it, PIP_FIND_LINKS, so that a machine set up for pip serves it."""
+    """Options of uv for PIP_NO_INDEX and, with that, PIP_FIND_LINKS, so that a machine set up for pip works."""
     if os.environ.get("PIP_NO_INDEX", "").lower() not in {"1", "true", "yes", "on"}:
         return []
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
@@ -147,7 +147,7 @@ def _uv_index_options() -> list[str]:
 
 
 def built(environment: str, *, root: Path) -> bool:
-    """Whether .venvs/<environment> is whole and of the present pins."""
+    """Whether .venvs/<environment> is complete and built from the present pins."""
     try:
         found = json.loads((root / FOLDER / environment / WHOLE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -160,13 +160,14 @@ def _pins(root: Path, environment: str) -> str:
 
 
 def install_cpu(python: Path, pins: Path, environment: str) -> None:
-    """Torch's CPU build: from pip's own configuration, else from PyTorch's index, else the registry's build.
+    """Install torch's CPU build: by pip's own configuration, else from PyTorch's index, else the registry's build.
 
-    The last one brings CUDA libraries along that a machine without a GPU does not need; it computes the same way.
+    The last one includes CUDA libraries, which a machine without a GPU does not need; it computes the same.
     """
-    # This interpreter's pip, for that one: a pip of its own would take an environment seconds to install.
+    # This interpreter's pip, with --python: a pip of its own would take seconds to install.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-q"]
-    pip.append("--no-compile")  # of torch's 6,000 files, what is imported is compiled then: 10 s instead of 24
+    # of torch's 6,000 files only those imported are compiled, later: 10 s instead of 24
+    pip.append("--no-compile")
     exact = [*pip, "--no-deps", "-r", str(pins)]
     lines = [line.partition("+cpu")[0] for line in pins.read_text(encoding="utf-8").splitlines()]
     registry = [*pip, *(line for line in lines if line and ";" not in line and not line.startswith("#"))]
@@ -182,14 +183,14 @@ def install_cpu(python: Path, pins: Path, environment: str) -> None:
 def ready(stack: Installation, *, root: Path, say: Callable[[str], None]) -> Path:
     """A stack's interpreter, for a command that runs without Snakemake.
 
-    Its environment is built first, if it is absent or of other pins than envs/ has now. Raises TraceproofError:
-    the environment can not be built.
+    Its environment is built first if it is missing or its pins changed. Raises TraceproofError: it can not be
+    built.
     """
     if stack.environment is None:
         return root / stack.python
     stamp = root / FOLDER / stack.environment / INSTALLED
     (root / FOLDER).mkdir(exist_ok=True)
-    with FileLock(root / FOLDER / f"{stack.environment}.lock"):  # two runs or commands at once build it once
+    with FileLock(root / FOLDER / f"{stack.environment}.lock"):  # of simultaneous runs, one builds it
         if not built(stack.environment, root=root):
             why = "its pins changed" if stamp.is_file() else "once"
             say(f"building {FOLDER / stack.environment} ({why}, 1 to 5 minutes)")
@@ -212,10 +213,10 @@ def _run(command: Sequence[str], environment: str) -> None:
 
 
 def probe(stack: Installation, *, root: Path, path: Sequence[Path] = ()) -> dict[str, Any]:
-    """What a stack is: versions, device, and the digest of it all that keys outputs.
+    """The record of a stack: versions, device, content of packages, and a digest of these, part of cache keys.
 
-    `path` names folders that its packages are searched in first. Raises TraceproofError: the interpreter is
-    missing or has no torch.
+    Its packages are searched in the folders `path` first. Raises TraceproofError: the interpreter is missing or
+    has no torch.
     """
     command = [stack.python, "-P", "-m", "traceproof.environments.inside", "record", stack.cuda_home]
     environment = {**without_secrets(), "PYTHONPATH": os.pathsep.join(map(str, [*path, root / "src"]))}
@@ -229,7 +230,7 @@ def probe(stack: Installation, *, root: Path, path: Sequence[Path] = ()) -> dict
 
 
 def recorded(stack: Installation, found: Mapping[str, Any]) -> dict[str, Any]:
-    """A stack's record out of what its interpreter says."""
+    """A stack's record, from what its interpreter reports."""
     return {"stack": stack.name, **found, "digest": digest_json(found)}
 
 
@@ -246,10 +247,10 @@ def _unusable(stack: Installation, problems: list[str]) -> TraceproofError:
 
 
 def importable(checkout: Path, stack: str, scratch: Path) -> Path:
-    """A folder of links from which a checkout's package can be imported, its kernels' sources and traceproof too.
+    """Make a folder of links from which a checkout's package, its kernels' sources and traceproof are imported.
 
-    traceproof is among them because workers see one folder beside their interpreter's own: the one it lies in.
-    Raises TraceproofError: the checkout holds no such package.
+    traceproof is included, as workers see only one folder beside their interpreter's own. Raises TraceproofError:
+    the checkout has no such package.
     """
     package, origin = STACKS[stack].package, STACKS[stack].origin
     checkout = checkout.absolute()
@@ -277,7 +278,7 @@ def importable(checkout: Path, stack: str, scratch: Path) -> Path:
 
 
 def _describe(checkout: Path, stack: str, scratch: Path) -> None:
-    """Say which version the package is, where it was never built: its commit, or that it is nobody's release."""
+    """Write metadata with a version for a package that was never built: its commit, or "edited"."""
     label = "edited"
     if (checkout / ".git").exists():
         label = f"g{Git(checkout).local('rev-parse', '--short=12', 'HEAD').strip()}"
@@ -287,11 +288,11 @@ def _describe(checkout: Path, stack: str, scratch: Path) -> None:
 
 
 def record_stack(stack: Installation, checkout: Path | None, *, linked: Path, out: Path) -> None:
-    """Write what a stack is to `out` as JSON: versions, device, and a digest of these and of its packages' files.
+    """Write a stack's record to `out` as JSON: versions, device, and a digest of these and of its packages' files.
 
-    Rows are kept under that digest. With a `checkout` in place of the installed package, `linked` becomes a folder
-    of links to it, and the package is imported from there.
-    Raises TraceproofError: the interpreter can not be used, or the checkout holds no such package.
+    The digest is part of cache keys. With a `checkout` in place of the installed package, `linked` becomes a
+    folder of links to it, from which the package is imported. Raises TraceproofError: the interpreter can not be
+    used, or the checkout has no such package.
     """
     path = [importable(checkout, stack.name, linked)] if checkout else []
     record = {**probe(stack, root=Path.cwd(), path=path), "cuda_home": stack.cuda_home}
@@ -299,7 +300,7 @@ def record_stack(stack: Installation, checkout: Path | None, *, linked: Path, ou
 
 
 def stack_of(tree: FileTree) -> str | None:
-    """The stack whose package a tree holds; None: it is none of theirs."""
+    """The stack whose package a repository contains; None: no stack's."""
     for stack, package in PACKAGES.items():
         if any(str(Path(place, package, "__init__.py")) in tree.files for place in PARENTS):
             return stack
@@ -307,19 +308,19 @@ def stack_of(tree: FileTree) -> str | None:
 
 
 def source_paths(stack: str) -> list[str]:
-    """Paths in a repository that a stack's package may lie at, and sources that its kernels are built from.
+    """Paths in a repository where a stack's package may be, and sources from which its kernels are built.
 
-    `traceproof bisect` asks git for these alone.
+    `traceproof bisect` looks only at changes of these.
     """
     package, origin = STACKS[stack].package, STACKS[stack].origin
     return [*(str(Path(place, package)) for place in PARENTS), *(origin.data.values() if origin else ())]
 
 
 def of_package(stack: str, name: str) -> bool:
-    """Whether a repository's file is among them."""
+    """Whether a repository's file is in one of source_paths."""
     return any(name == path or name.startswith(f"{path}/") for path in source_paths(stack))
 
 
 def op_types(stack: str) -> list[str]:
-    """The op_types that a ground truth of a stack has adapters for."""
+    """The op_types for which a stack's ground truths have adapters."""
     return [name for name in ops.known() if not ops.get(name).truths.keys().isdisjoint(truths_of(stack))]

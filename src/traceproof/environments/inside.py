@@ -1,7 +1,7 @@
-"""What runs in a stack's interpreter: what it is, whether it holds what adapters name, and what a doctor asks.
+"""What runs in a stack's interpreter: its record, whether it has what adapters name, and facts for `doctor`.
 
-`python -m traceproof.environments.inside JOB ARGUMENT...` prints the answer as JSON on its last line. Standard
-library alone, beside what is asked for.
+`python -m traceproof.environments.inside JOB ARGUMENT...` prints the answer as JSON on its last line. It needs
+only the standard library, and the packages that are asked about.
 """
 
 import gc
@@ -26,18 +26,18 @@ from traceproof.reasons import Unavailable
 from traceproof.stacks import PACKAGES as SOURCES
 from traceproof.stacks import STACK_OF, STACKS, Stack
 
-# Packages whose versions can change an output; absent ones are left out.
+# Packages whose versions can change an output, if installed.
 PACKAGES = tuple(sorted({name for stack in STACKS.values() for name in (stack.distribution, *stack.versions)}))
 UNREAD = frozenset({".git", "__pycache__"})  # folders
 DEFAULT_HOME = Path("/usr/local/cuda")  # where packages look last for a CUDA toolkit
 
-# What it is.
+# The record.
 
 
 def record(cuda_home: str = "") -> dict[str, Any]:
-    """Versions, content of packages and the device; nothing that names the machine: equal ones give equal digests.
+    """Versions, content of packages and the device; nothing of the machine itself: equal ones have equal digests.
 
-    `cuda_home` is the toolkit of this machine that kernels are compiled with; empty: the environment's.
+    `cuda_home` is the machine's toolkit that kernels are compiled with; empty: the environment's.
     """
     import torch
 
@@ -59,7 +59,7 @@ def record(cuda_home: str = "") -> dict[str, Any]:
     if content:
         found["content"] = content
     if interpreted.asked():
-        found["interpreted"] = True  # kernels in Triton, on the CPU
+        found["interpreted"] = True  # Triton kernels run on the CPU
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         found |= {
@@ -72,7 +72,7 @@ def record(cuda_home: str = "") -> dict[str, Any]:
 
 
 def installed() -> dict[str, str]:
-    """The versions of PACKAGES that are there."""
+    """Versions of those PACKAGES that are installed."""
     found = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -81,15 +81,15 @@ def installed() -> dict[str, str]:
 
 
 def content_of(package: str) -> str | None:
-    """Digest of the files that an import of a package may read or compile; None: it is not there.
+    """Digest of all files in a package's folders; None: it is not installed.
 
-    Versions do not tell: a checkout has none, and an installed package can be edited.
+    Versions are not enough: a checkout has none, and an installed package can be edited.
     """
     spec = importlib.util.find_spec(package)
     found = []
     for place in (spec.submodule_search_locations or ()) if spec else ():
         seen = set()
-        for folder, folders, names in os.walk(place, followlinks=True):  # a checkout's folders are linked
+        for folder, folders, names in os.walk(place, followlinks=True):  # a checkout's folders are links
             seen.add(os.path.realpath(folder))
             below = (name for name in folders if os.path.realpath(Path(folder, name)) not in seen)
             folders[:] = [name for name in below if name not in UNREAD]
@@ -98,11 +98,11 @@ def content_of(package: str) -> str | None:
     return digest_json(sorted(found)) if found else None
 
 
-# What it lacks of what adapters name.
+# Entry points that adapters name.
 
 
 def entry_points(*truths: str) -> dict[str, str | None]:
-    """Every entry point that the ground truths' adapters use, with what is wrong with it; None: nothing."""
+    """Every entry point that the ground truths' adapters use, with its problem; None: it is there."""
     return {name: problem for truth in truths for name, problem in _entry_points(truth)}
 
 
@@ -116,7 +116,7 @@ def _entry_points(truth: str) -> Iterator[tuple[str, str | None]]:
         return
     adapters = [adapter for name in registry.known() for adapter in registry.get(name).truths.get(truth, ())]
     packages = {package for adapter in adapters for package in adapter.packages}
-    for module in sorted(packages | set(stack.modules)):  # before anything stands in for one
+    for module in sorted(packages | set(stack.modules)):  # before stand-ins are installed
         yield module, _problem_of(module)
     own = sorted({key for adapter in adapters for key in adapter.apis} - stack.apis.keys())
     for key in (*stack.apis, *own):
@@ -148,21 +148,21 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-# What a doctor asks.
+# Facts for `doctor`.
 
 
 class InterpreterFacts(TypedDict):
-    """What an interpreter says of itself."""
+    """Facts of an interpreter."""
 
     versions: dict[str, str]
     failed: dict[str, str]  # modules that can not be imported, with the reason
-    cuda: str | None  # why PyTorch can not use a GPU; empty if it can, None if it is not built for one
-    # folder of the CUDA toolkit that its builds use, and the version, or why there is none
+    cuda: str | None  # why PyTorch can not use a GPU; "": it can; None: it is not built for one
+    # CUDA home of builds and its release; or None, and why there is none
     compiler: tuple[str | None, str]
 
 
 def facts(cuda_home: str, *modules: str) -> InterpreterFacts:
-    """Import the modules and look around."""
+    """Import the modules, and collect the facts."""
     failed = {name: problem[:300] for name in modules if (problem := _problem_of(name)) is not None}
     torch, cuda = sys.modules.get("torch"), None
     if torch is not None and torch.version.cuda is not None:
@@ -198,4 +198,4 @@ def _compiler(configured: str) -> tuple[str | None, str]:
 if __name__ == "__main__":
     job = {"record": record, "entry-points": entry_points, "facts": facts}[sys.argv[1]]
     sys.stdout.write("\n" + json.dumps(job(*sys.argv[2:])) + "\n")  # type: ignore[operator] # each takes texts
-    gc.freeze()  # ending, Python would look for cycles in all of torch: half a second
+    gc.freeze()  # at exit, Python would collect garbage in all of torch: half a second

@@ -1,7 +1,7 @@
-"""Triton's interpreter: kernels on a CPU, program by program in NumPy, if `TRITON_INTERPRET=1` asks for it.
+"""Triton's interpreter: kernels run on a CPU, program by program in NumPy, if `TRITON_INTERPRET=1` is set.
 
-Slow, for mistakes of indices, masks and layouts: sums are in another order than a GPU's, and bfloat16 can be
-loaded, stored and converted, but not calculated with.
+It is slow, and finds mistakes of indices, masks and layouts: sums are in another order than a GPU's, and bfloat16
+can be loaded, stored and converted, but not calculated with.
 """
 
 import os
@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 VARIABLE = "TRITON_INTERPRET"
-# Functions of CUDA's library for devices that the language has too.
+# Functions of CUDA's device library that Triton's language also has.
 SHARED = ("rsqrt", "sqrt", "exp", "exp2", "log", "log2")
 
 
@@ -21,11 +21,10 @@ def asked() -> bool:
 
 @cache
 def prepare() -> None:
-    """Give the interpreter what packages take from a GPU: a driver, its library, scalars and rounding.
+    """Give the interpreter what packages expect of a GPU: a driver, its library, float32 scalars, rounding.
 
-    Triton offers none of it for a CPU: a driver has to be named for tuning, functions of the library have no body
-    there, numbers stay Python's where a kernel has float32, and float32 is cut to bfloat16. Raises ImportError:
-    Triton is not installed.
+    Triton lacks these for a CPU: tuning needs a driver, library functions have no body, numbers stay Python's
+    where a kernel has float32, and float32 is truncated to bfloat16. Raises ImportError: Triton is not installed.
     """
     import numpy as np
     import torch
@@ -55,7 +54,7 @@ def prepare() -> None:
 
 
 class _Processor:
-    """The driver of a machine without a GPU; every tiling takes the same time, so that the first is taken."""
+    """The driver of a machine without a GPU; all tilings take equal time, so that tuning takes the first."""
 
     def __init__(self, target: object) -> None:
         self.get_current_target = lambda: target
@@ -70,7 +69,7 @@ class _Processor:
 
 
 def _late(module: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - Triton's
-    """A function looked up at the call, since the interpreter replaces the language's functions while it runs."""
+    """A function that is looked up at each call, as the running interpreter replaces the language's functions."""
 
     def call(value: Any) -> Any:  # noqa: ANN401 - Triton's
         return getattr(module, name)(value)

@@ -1,6 +1,6 @@
-"""Builds the kernel modules that definitions need, each by a process of its own.
+"""Builds the kernel modules that definitions need, each in a process of its own.
 
-One that fails or takes too long costs its definitions only. Source files that nothing calls are left out.
+A build that fails or takes too long affects only its definitions. Source files that nothing calls are left out.
 """
 
 import contextlib
@@ -28,9 +28,10 @@ from traceproof.stacks import LIBRARIES, STACK_OF, STACKS, Module, Stack
 from traceproof.text import printable
 
 GIB = 1 << 30
-# What FlashInfer and Triton read their command lines from: a worker that lacks one compiles everything again.
+# Variables from which FlashInfer and Triton take compiler commands: without them a worker compiles everything
+# again.
 COMPILERS = ("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "MAX_JOBS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
-BUILD_BYTES = 6 * GIB  # of one module: a few compilers at once, 1 to 3 GiB each
+BUILD_BYTES = 6 * GIB  # per module: a few compilers at once, 1 to 3 GiB each
 MESSAGE_CHARACTERS = 3000
 POLL_SECONDS = 0.1
 OTHERS_NICE = 5
@@ -40,21 +41,21 @@ HOPPER = (9, 0)
 def told(truth: str, definition: Definition, capability: tuple[int, int]) -> list[Module]:
     """The modules that a ground truth needs for a definition, on a GPU of that compute capability.
 
-    None where they can not be told, which is said on stderr.
+    [] if that fails, which is reported on stderr.
     """
-    from traceproof.ops import lookup  # imports torch, which the driver lacks
+    from traceproof.ops import lookup  # imports torch, which the driver environment lacks
 
     try:
         adapter = lookup.adapter(truth, definition)
         able = adapter is not None and adapter.runs_on(capability)
         return list(adapter.modules(definition, capability)) if adapter is not None and able else []
-    except Exception as error:  # noqa: BLE001 - its call will meet it too, and it is that definition's verdict
+    except Exception as error:  # noqa: BLE001 - its call will raise, too, as that definition's verdict
         sys.stderr.write(f"{definition.name}: no modules can be told: {str(error)[:300]}\n")
         return []
 
 
 def longest(truths: Sequence[str], definitions: Iterable[Definition]) -> float:
-    """Seconds that the slowest module of definitions takes to build, about, on this GPU or a Hopper one."""
+    """Rough seconds that the slowest module for these definitions takes to build, on this GPU or else Hopper."""
     import torch
 
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else HOPPER
@@ -64,14 +65,14 @@ def longest(truths: Sequence[str], definitions: Iterable[Definition]) -> float:
 
 
 def urgency(stack: Stack, module: Module) -> tuple[bool, float]:
-    """Modules with a long file are built first, then those that take long; unknown ones are in the middle."""
+    """Sort key: modules with a long file are built first, then slow ones; unknown ones count as average."""
     known = sorted(stack.build_seconds.values())
     middle = known[len(known) // 2] if known else 0.0
     return module.generator in stack.long_files, stack.build_seconds.get(module.generator, middle)
 
 
 def side_by_side(memory: int, cores: int) -> int:
-    """How many modules are built at once: as the memory allows, at most one a core."""
+    """Number of modules to build at the same time: as memory allows, at most one per core."""
     return max(1, min(cores, memory // BUILD_BYTES))
 
 
@@ -85,17 +86,17 @@ def build(  # noqa: PLR0913 - one build, spelled out
     seconds: float,
     stopped: threading.Event,
 ) -> str | None:
-    """Build a module by a process of its own, if that is not done; gives why it could not be built.
+    """Build a module in a process of its own, unless that was done; returns why it failed, or None.
 
-    `marks` is the folder that says what is done. The process and all its compilers end with the time, or
-    when `stopped` is set.
+    `marks` is a folder of marks for finished modules. The process and all its compilers are killed after
+    `seconds`, or when `stopped` is set.
     """
     done = marks / module.label
     if done.exists() or stopped.is_set():
         return None
     nice = 0 if module.generator in STACKS[stack].long_files else OTHERS_NICE
     order = json.dumps({"stack": stack, "nice": nice, **dataclasses.asdict(module)})
-    programs = [str(Path(python).parent), os.environ.get("PATH", os.defpath)]  # ninja is the stack's
+    programs = [str(Path(python).parent), os.environ.get("PATH", os.defpath)]  # ninja is the environment's
     started = time.monotonic()
     with subprocess.Popen(
         [python, "-m", "traceproof.environments.jit", order],
@@ -125,14 +126,14 @@ def build(  # noqa: PLR0913 - one build, spelled out
 
 
 def folder_of(caches: Path, stack: Mapping[str, Any]) -> Path:
-    """Where all lies that is compiled for a stack of these versions, on this GPU."""
+    """Folder of everything compiled for a stack of these versions, on this GPU."""
     return (caches / str(stack.get("cache", stack["digest"]))[:16]).absolute()
 
 
 def environment(caches: Path, stack: Mapping[str, Any], *, python: str = "") -> dict[str, str]:
-    """Environment variables that put all that is compiled where it is found next time: by versions and GPU.
+    """Environment variables that put compiled files into a folder per versions and GPU, to be found again.
 
-    `python` is the stack's interpreter, beside which its compiler lies; empty: this one.
+    `python` is the stack's interpreter, whose environment has the compiler; empty: this one.
     """
     folder = folder_of(caches, stack)
     compilers = {name: os.environ[name] for name in COMPILERS if name in os.environ}
@@ -143,16 +144,16 @@ def environment(caches: Path, stack: Mapping[str, Any], *, python: str = "") -> 
     return compilers | {
         LIBRARIES: str(folder / "libraries"),
         "TRITON_CACHE_AUTOTUNING": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else whoever compiles a function starts a process a core for more
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else each process that compiles starts a process per core
         **{variable: str(folder / place) for variable, place in places.items()},
     }
 
 
 def _main(order: Mapping[str, Any]) -> None:
-    """The builder: what one module's process does."""
+    """Main function of a builder process, for one module."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(order["nice"])
-    libraries = os.environ.pop(LIBRARIES)  # else an older build would be taken for done
+    libraries = os.environ.pop(LIBRARIES)  # else an older build would be taken for this one
     import torch
 
     from traceproof.ops.adapter import resolve
@@ -160,7 +161,7 @@ def _main(order: Mapping[str, Any]) -> None:
 
     api = resolve(STACKS[order["stack"]], (order["generator"],))
     if isinstance(api, Unavailable):
-        # Nothing to build ahead: this version has another way, and the call itself will say if it lacks anything.
+        # This version works without the generator; its call will report anything missing.
         return
     args = [
         getattr(torch, arg[6:]) if isinstance(arg, str) and arg.startswith("torch.") else arg
@@ -169,7 +170,7 @@ def _main(order: Mapping[str, Any]) -> None:
     try:
         inspect.signature(api[order["generator"]]).bind(*args)
     except TypeError:
-        return  # an older release's, with other parameters: the call itself compiles what it needs
+        return  # an older release has other parameters: the call itself compiles what it needs
     made = api[order["generator"]](*args)
     if order["compiles"]:
         return
@@ -179,7 +180,7 @@ def _main(order: Mapping[str, Any]) -> None:
 
 
 def _without(described: Any, unused: str | None) -> Any:  # noqa: ANN401 - a package's description of a module
-    """The module without the sources that nothing calls. What they define is looked up when it is first called."""
+    """The module without sources that nothing calls; undefined symbols of these are resolved lazily, so never."""
     kept = [source for source in described.sources if unused is None or not re.search(unused, source.stem)]
     if len(kept) == len(described.sources):
         return described
@@ -188,7 +189,7 @@ def _without(described: Any, unused: str | None) -> Any:  # noqa: ANN401 - a pac
 
 
 def _hand_over(name: str, library: Path, libraries: Path) -> None:
-    """Put a finished library where workers load it as it is, whole or not at all."""
+    """Put a finished library into the folder from which workers load it, in one rename."""
     folder = libraries / name
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as whole:

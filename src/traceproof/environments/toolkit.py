@@ -1,9 +1,8 @@
 """CUDA toolkit folder of an environment: its compiler's wheels in the layout that kernel packages expect.
 
-`python -m traceproof.environments.toolkit` composes it in the environment of the interpreter that runs it.
-FlashInfer, SGLang and tvm-ffi look for `bin/nvcc`, `include`, `lib64/libcudart.so` and `lib64/stubs/libcuda.so`
-below CUDA_HOME. The wheels bring files, but neither lib64 nor the names that a linker looks for, nor a stub of
-the driver's library.
+`python -m traceproof.environments.toolkit` makes it in the environment of its interpreter. FlashInfer, SGLang and
+tvm-ffi look for `bin/nvcc`, `include`, `lib64/libcudart.so` and `lib64/stubs/libcuda.so` below CUDA_HOME. The
+wheels have neither lib64 nor the names that a linker looks for, nor a stub of the driver's library.
 """
 
 import os
@@ -19,19 +18,19 @@ from pathlib import Path
 from traceproof.errors import TraceproofError
 
 FOLDER = "cuda"  # in the environment
-WHEELS = "nvidia/cu*/bin/nvcc"  # in its packages; one folder per major version of CUDA
-STUB = "libcuda.so"  # what is linked against; the driver brings libcuda.so.1
+WHEELS = "nvidia/cu*/bin/nvcc"  # in its packages; a folder per major version of CUDA
+STUB = "libcuda.so"  # to link against; the driver has libcuda.so.1
 RELEASE = re.compile(r"\bV(\d+(?:\.\d+)+)")  # as `nvcc --version` ends: `release 13.0, V13.0.88`
-FUNCTION = re.compile(r"\bcu[A-Z]\w*")  # in cuda.h, as is:
+FUNCTION = re.compile(r"\bcu[A-Z]\w*")  # in cuda.h, as is the next:
 VERSION = re.compile(r"^#define CUDA_VERSION (\d+)", re.MULTILINE)
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 GET_VERSION = "cuDriverGetVersion"
 
 
 def compose(prefix: Path, packages: Path) -> Path | None:
-    """Make `prefix`/cuda from the wheels in `packages`, in place of what is there; None: no compiler among them.
+    """Make `prefix`/cuda from the wheels in `packages`, replacing an old one; None: there is no compiler in them.
 
-    Raises TraceproofError: there is no C compiler, without which no kernel can be built either.
+    Raises TraceproofError: there is no C compiler, without which kernels can not be built either.
     """
     found = sorted(packages.glob(WHEELS))
     if not found:
@@ -55,7 +54,7 @@ def compose(prefix: Path, packages: Path) -> Path | None:
 
 
 def home(configured: str = "", *, python: str = "") -> Path | None:
-    """The toolkit that an interpreter's (this one's) builds use: the configured one, else its environment's."""
+    """The toolkit for builds of interpreter `python` ("": this one): the configured, else its environment's."""
     if configured:
         return Path(configured).expanduser()
     composed = (Path(python).absolute().parents[1] if python else Path(sys.prefix)) / FOLDER
@@ -63,7 +62,7 @@ def home(configured: str = "", *, python: str = "") -> Path | None:
 
 
 def release(toolkit: Path) -> str:
-    """Version of a toolkit's compiler. Raises TraceproofError: it has no compiler that can be run."""
+    """Version of a toolkit's compiler. Raises TraceproofError: it has none that runs."""
     nvcc = toolkit / "bin" / "nvcc"
     try:
         done = subprocess.run([nvcc, "--version"], check=True, text=True, capture_output=True)
@@ -78,7 +77,7 @@ def release(toolkit: Path) -> str:
 
 
 def _libraries(folder: Path) -> dict[str, Path]:
-    """Files by the names that a linker and a loader look for: `libx.so.13` serves as `libx.so` too."""
+    """Libraries by the names that linkers and loaders look for: `libx.so.13` is also `libx.so`."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     names = {path.name: path for path in files}
     return {path.name.partition(".so")[0] + ".so": path for path in files if ".so." in path.name} | names

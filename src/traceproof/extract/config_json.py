@@ -32,7 +32,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def fetch(repository: str, revision: str | None) -> dict[str, Any]:
-    """Fetch only config.json of a HuggingFace repository at a revision. Raises TraceproofError: it is not there."""
+    """Fetch only config.json of a HuggingFace repository at a revision. Raises TraceproofError: not there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -1,1 +1,1 @@
-"""Dataset lint: what is wrong with a dataset's files, said without running anything."""
+"""Dataset lint: what is wrong with a dataset's files, found without running anything."""

@@ -1,6 +1,6 @@
-"""Checks of definitions: files and names, axes and constraints, the reference, tags and ranks, the API.
+"""Checks of definitions: files and names, axes and constraints, references, tags and ranks, the API.
 
-Each check yields hits, by codes of codes.toml; `lint.run` puts the path of the definition in.
+Each check yields hits, with codes of codes.toml; `lint.run` adds the definition's path.
 """
 
 import ast
@@ -27,7 +27,7 @@ TAKEN = re.compile(r"the name .* is already taken by ")
 
 
 def files(dataset: LintedDataset) -> Iterator[Hit]:
-    """Files that can not be used (TP101), of a name that is taken (TP102), or completed when read (TP106)."""
+    """Files that can not be used (TP101), with a name that is taken (TP102), or completed when read (TP106)."""
     for broken in dataset.tree.broken:
         if TAKEN.match(broken.what):
             yield Hit("TP102", NAME, broken.what, broken.path)
@@ -43,7 +43,7 @@ def places(dataset: LintedDataset) -> Iterator[Hit]:
         yield Hit("TP103", NAME, note.message, note.path)
     for name, paths in dataset.tree.workload_files.items():
         entry = dataset.tree.definitions.get(name)
-        for path in paths if entry is not None else ():  # else TP501 says so
+        for path in paths if entry is not None else ():  # an unknown one is TP501
             expected = Path("workloads", entry.definition.op_type, f"{name}.jsonl")  # type: ignore[union-attr]
             if path != expected:
                 yield Hit("TP103", "", f"the definition's name and op_type say {expected}", path)
@@ -55,7 +55,7 @@ def number_in_name(subject: LintedDefinition) -> Iterator[Hit]:
     held = {value for value in numbers if isinstance(value, int)} | set(subject.definition.const_axes.values())
     for word in subject.words:
         match = re.fullmatch(r"([a-z]+)([0-9]{1,18})", word)
-        if match is None or match[1] in {"fp", "int", "bf", "mxfp", "nvfp"}:  # fp8 names a format, not a size
+        if match is None or match[1] in {"fp", "int", "bf", "mxfp", "nvfp"}:  # fp8 is a format, not a size
             continue
         if int(match[2]) not in held:
             yield Hit("TP105", NAME, f"{word!r}: no const axis and no constant is {match[2]}")
@@ -88,7 +88,7 @@ def stated_constraints(subject: LintedDefinition) -> Iterator[Hit]:
 
 
 def axes(subject: LintedDefinition) -> Iterator[Hit]:
-    """An axis that nothing uses (TP204), or a var axis that no input which must be given has (TP205)."""
+    """An axis that nothing uses (TP204), or a var axis that no required input has (TP205)."""
     definition = subject.definition
     holders: dict[str, list[str]] = {name: [] for name in definition.axes}
     for name, spec in subject.tensors.items():
@@ -110,7 +110,7 @@ def axes(subject: LintedDefinition) -> Iterator[Hit]:
 def sequences(subject: LintedDefinition) -> Iterator[Hit]:
     """A tensor with one entry per sequence and index pointers: wrong lengths (TP206), no constraint (TP207)."""
     definition = subject.definition
-    pointers = {  # offsets, one more than sequences, and their axis
+    pointers = {  # input with offsets, one more than sequences -> its axis
         name: spec.shape[0]
         for name, spec in definition.inputs.items()
         if spec.shape and len(spec.shape) == 1 and (name.endswith("indptr") or name == "cu_seqlens")
@@ -134,7 +134,7 @@ def sequences(subject: LintedDefinition) -> Iterator[Hit]:
             yield Hit("TP206", pointer("inputs", name, "shape"), evidence)
 
 
-# Inputs that index something, by their full name.
+# Names of inputs that hold indices.
 INDICES = names(
     "kv_indptr qo_indptr kv_indices kv_last_page_len cu_seqlens seq_lens block_table sparse_indices "
     "topk_ids state_batch_indices initial_state_indices positions"
@@ -170,12 +170,12 @@ def returns(subject: LintedDefinition) -> Iterator[Hit]:
 
 
 # What the reference computes with.
-ORDINARY = frozenset({0.0, 0.5, 1.0, 2.0})  # parts of a formula, not a choice
+ORDINARY = frozenset({0.0, 0.5, 1.0, 2.0})  # parts of formulas, not choices
 GUARDS = names("nan_to_num nan_to_num_ isnan isneginf isinf isfinite")
 
 
 def hidden_constants(subject: LintedDefinition) -> dict[str, float]:
-    """Numbers that the reference chooses and neither the name nor an axis tells: source -> value."""
+    """Numbers that the reference chooses and that neither the name nor an axis states: source -> value."""
     told = set(subject.definition.const_axes.values())
     told |= {int(digits) for word in subject.words for digits in re.findall(r"[0-9]{1,18}", word)}
     told |= {one // other for one in told for other in told if other and one % other == 0}
@@ -199,8 +199,8 @@ def hidden_constants(subject: LintedDefinition) -> dict[str, float]:
 
 
 def hidden(dataset: LintedDataset) -> Iterator[Hit]:
-    """A number such as an eps that inputs, axes and the name do not tell; what others of its kind have (TP311)."""
-    kinds: dict[str, list[LintedDefinition]] = {}  # by name, numbers aside
+    """Numbers such as an eps that inputs, axes and the name do not state, and other definitions' ones (TP311)."""
+    kinds: dict[str, list[LintedDefinition]] = {}  # by name without numbers
     for subject in dataset.subjects:
         kinds.setdefault(re.sub(r"\d+", "#", subject.definition.name), []).append(subject)
     for subjects in kinds.values():
@@ -214,7 +214,7 @@ def hidden(dataset: LintedDataset) -> Iterator[Hit]:
 
 
 def nan_rows(subject: LintedDefinition) -> Iterator[Hit]:
-    """A causal mask of -inf before a softmax, with nothing that keeps whole rows from being masked (TP312)."""
+    """A causal mask of -inf before a softmax, without anything against rows that are masked whole (TP312)."""
     if not {"qo_indptr", "kv_indptr"} <= subject.definition.inputs.keys():
         return
     called, masks = set(), []
@@ -228,12 +228,12 @@ def nan_rows(subject: LintedDefinition) -> Iterator[Hit]:
         yield Hit("TP312", REFERENCE, f"{masks[0]} before softmax: a row is all -inf where q_len > kv_len")
 
 
-# Tags by themselves and against the rest.
+# Tags alone, and compared with the rest.
 FLAGS = frozenset({"fused"})
-# definition.md controls the first four; the published definitions use the rest in one sense each.
+# definition.md defines the first four; published definitions use the others in one sense each.
 NAMESPACES = frozenset({"stage", "model", "quantization", "status", "tp", "ep", "fi_api"})
 STAGES = frozenset({"prefill", "decode", "mtp"})
-SINGLE = ("quantization", "status")  # namespaces that make sense once
+SINGLE = ("quantization", "status")  # namespaces with one value
 LOW_PRECISION = {dtype: dtype.value for dtype in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.FLOAT4_E2M1)}
 VALUES = {
     "stage": STAGES,
@@ -245,7 +245,7 @@ RANKS = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def tags(subject: LintedDefinition) -> Iterator[Hit]:
-    """A tag outside definition.md and the published custom (TP401), empty, repeated or impossible (TP402)."""
+    """A tag that neither definition.md nor published ones use (TP401); empty, repeated or impossible (TP402)."""
     every = subject.definition.tags
     for at, (where, namespace, colon, value) in enumerate(subject.tag_parts):
         tag, known = repr(every[at]), VALUES.get(namespace, frozenset({value}))
@@ -265,7 +265,7 @@ def tags(subject: LintedDefinition) -> Iterator[Hit]:
 
 
 def missing_tags(subject: LintedDefinition) -> Iterator[Hit]:
-    """No status, model, stage of a kind that has some, quantization, tp that is stated (TP403), or API (TP421)."""
+    """A missing tag: status, model, stage, quantization, a stated tp (TP403), or fi_api (TP421)."""
     definition = subject.definition
     for namespace in ("status", "model"):
         if not subject.tags(namespace):
@@ -284,7 +284,7 @@ def missing_tags(subject: LintedDefinition) -> Iterator[Hit]:
 
 
 def contradictory_tags(subject: LintedDefinition) -> Iterator[Hit]:
-    """Two statuses; a stage, quantization or tp that name, tensors or description deny (TP404)."""
+    """Two statuses; a stage, quantization or tp that name, tensors or description contradict (TP404)."""
     found = []
     for namespace in SINGLE:
         values = sorted(set(subject.tags(namespace)))
@@ -303,15 +303,16 @@ def contradictory_tags(subject: LintedDefinition) -> Iterator[Hit]:
     yield from (Hit("TP404", TAGS, evidence) for evidence in found)
 
 
-# Tensor and expert parallelism. Axes that tensor parallelism divides, and what a model's config.json calls its
-# whole number of them. Key and value heads are not here: they never go below one per rank.
+# Tensor and expert parallelism. Axes that tensor parallelism divides, and the keys in a model's config.json of
+# their full number. Key and value heads are left out: they never go below one per rank.
 WHOLE = {
     "num_qo_heads": "num_attention_heads",
     "num_q_heads": "linear_num_key_heads",
     "num_v_heads": "linear_num_value_heads",
     "nheads": "mamba_num_heads",
 }
-EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # of a config.json: all routed ones
+# keys in a config.json of the number of routed experts
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def _sizes(subject: LintedDefinition, namespace: str) -> frozenset[int]:
@@ -319,7 +320,7 @@ def _sizes(subject: LintedDefinition, namespace: str) -> frozenset[int]:
 
 
 def expert_parallel(subject: LintedDefinition) -> Iterator[Hit]:
-    """An ep tag that the numbers of experts deny, or experts split over ranks without an ep tag (TP411)."""
+    """An ep tag that contradicts the numbers of experts, or experts split over ranks without one (TP411)."""
     const = subject.definition.const_axes
     experts, local = const.get("num_experts"), const.get("num_local_experts")
     if not experts or not local:
@@ -335,14 +336,14 @@ def expert_parallel(subject: LintedDefinition) -> Iterator[Hit]:
 
 
 def model_config(subject: LintedDefinition) -> Iterator[Hit]:
-    """Heads times tp, or local experts times ep, that no rank count gives for a bundled model's config (TP413).
+    """Heads times tp, or local experts times ep, that differ from a bundled model's config (TP413).
 
-    A missing tag counts as one rank.
+    A missing tag means one rank.
     """
     const = subject.definition.const_axes
 
     def ranks(model: str, namespace: str, axis: str, total: int) -> Iterator[Hit]:
-        """A hit where none of the tagged numbers of ranks makes the model's number of a rank's."""
+        """A hit if none of the tagged numbers of ranks, times the axis, gives the model's total."""
         sizes, size = _sizes(subject, namespace) or frozenset({1}), const[axis]
         if any(size * one == total for one in sizes):
             return
@@ -360,14 +361,14 @@ def model_config(subject: LintedDefinition) -> Iterator[Hit]:
         yield from islice(hits, 1)  # other axes are divided by the same ranks
         experts = next((entry.config[key] for key in EXPERTS if key in entry.config), None)
         axis = "num_local_experts" if "num_local_experts" in const else "num_experts"
-        # TP411 sees it already where the definition itself names the model's number beside a rank's.
+        # TP411 covers definitions that have the model's number beside a rank's.
         told = const.get("num_experts") == experts and "num_local_experts" in const
         if experts is not None and axis in const and not told:
             yield from ranks(model, "ep", axis, experts)
 
 
 def unresolvable_api(dataset: LintedDataset) -> Iterator[Hit]:
-    """A fi_api tag whose dotted name does not exist in the FlashInfer given (TP422)."""
+    """A fi_api tag with a dotted name that the given FlashInfer does not have (TP422)."""
     package = Package(dataset.flashinfer) if dataset.flashinfer is not None else None
     for subject in dataset.subjects if package is not None else ():
         for where, namespace, _, name in subject.tag_parts:

@@ -9,11 +9,11 @@ from traceproof.errors import TraceproofError
 from traceproof.files import parse_quietly
 from traceproof.stacks import PACKAGES, TAGGED
 
-DEPTH = 20  # re-exports followed before a circle is assumed
+DEPTH = 20  # re-exports to follow before a circle is assumed
 
 
 class Package:
-    """An unpacked package's own folder, or the one above it. Raises TraceproofError: the package is not there."""
+    """A package in a folder, or in the one above. Raises TraceproofError: it is not there."""
 
     def __init__(self, folder: Path, name: str = PACKAGES[TAGGED]) -> None:
         self.name = name
@@ -25,7 +25,7 @@ class Package:
         raise TraceproofError(f"{folder} holds no {name}", problems=looked, todo="Unpack the wheel there.")
 
     def problem(self, dotted: str) -> str:
-        """Why `dotted` does not exist in the package; empty if it does."""
+        """Why `dotted` does not exist in the package; "" if it does."""
         first, *rest = dotted.split(".")
         if first != self.name or not all(part.isidentifier() for part in rest) or not rest:
             return f"not a dotted name in {self.name}"
@@ -34,7 +34,7 @@ class Package:
     def _problem(  # noqa: C901, PLR0911 - one branch per way to bind a name
         self, module: tuple[str, ...], rest: tuple[str, ...], depth: int
     ) -> str:
-        """Like `problem`, with the module that is already found split off."""
+        """As `problem`, for the names `rest` in a module that was found."""
         file = self._file(module)
         if file is None:
             return f"{'.'.join(module[:-1])} has no module {module[-1]}"
@@ -43,7 +43,7 @@ class Package:
         head, tail = rest[0], rest[1:]
         for statement in _statements(_parse(file).body):
             if isinstance(statement, ast.ImportFrom) and (source := self._source(module, statement)) is not None:
-                if source == module:  # `from . import x`: the module x of this folder
+                if source == module:  # `from . import x`: a module of this folder
                     continue
                 for alias in statement.names:
                     if alias.name == "*" and not self._problem(source, (head,), depth - 1):
@@ -60,7 +60,7 @@ class Package:
         return f"{'.'.join(module)} has no {head}"
 
     def _source(self, module: tuple[str, ...], statement: ast.ImportFrom) -> tuple[str, ...] | None:
-        """The package's module that a `from ... import` reads; None if it is another package's."""
+        """The module of this package that a `from ... import` reads; None if it is another package's."""
         target = tuple(statement.module.split(".")) if statement.module else ()
         if not statement.level:
             return target if target and target[0] == self.name else None
@@ -87,7 +87,7 @@ def _parse(file: Path) -> ast.Module:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when a module is imported, those under if, try and with included."""
+    """Statements that run when a module is imported, also those within if, try and with."""
     for statement in body:
         yield statement
         for field in ("body", "orelse", "finalbody"):

@@ -1,4 +1,4 @@
-"""What linters look at (a dataset, its definitions with their references parsed), and what they find."""
+"""What linters read (a dataset, its definitions with parsed references), and what they find."""
 
 import ast
 import json
@@ -18,16 +18,16 @@ from traceproof.errors import TraceproofError
 from traceproof.files import parse_quietly
 from traceproof.text import printable
 
-VERSION = 1  # of a baseline
+VERSION = 1  # of baseline files
 
 
 def pointer(*parts: str | int) -> str:
-    """A JSON pointer (RFC 6901) of the given keys and indices."""
+    """A JSON pointer (RFC 6901) from keys and indices."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 class ReturnStatement(NamedTuple):
-    """A return statement: its values (one, or those of a tuple) and its source."""
+    """A return statement: its values (one, or a tuple's) and source."""
 
     values: tuple[ast.expr, ...]
     is_tuple: bool
@@ -36,32 +36,32 @@ class ReturnStatement(NamedTuple):
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference's `run`, read off its syntax tree without running it."""
+    """A reference's `run`, as a syntax tree."""
 
     module: ast.Module
     run: ast.FunctionDef
 
     @classmethod
     def parse(cls, text: str) -> "Reference":
-        """Parse a reference that the definition's model already accepted; the last `run` counts."""
+        """Parse a reference that the definition's model has accepted; the last `run` counts."""
         module = parse_quietly(text)
         runs = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
         return cls(module, runs[-1])
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the whole text, outer ones first."""
+        """All nodes of the module, outer ones first."""
         return tuple(ast.walk(self.module))
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of run's parameters in call order."""
+        """Names of run's parameters, in call order."""
         arguments = self.run.args
         return tuple(one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
 
     @cached_property
     def returns(self) -> tuple[ReturnStatement, ...]:
-        """The return statements of run itself in source order, not of functions inside it."""
+        """The return statements of run itself, without those of inner functions, in source order."""
         found: list[ReturnStatement] = []
         pending: list[ast.AST] = list(reversed(self.run.body))
         while pending:
@@ -77,28 +77,28 @@ class Reference:
 
 @dataclass(frozen=True)
 class LintedDefinition:
-    """A definition that is being looked at."""
+    """A definition to check, with its path."""
 
     path: Path
     definition: Definition
 
     @cached_property
     def reference(self) -> Reference:
-        """The reference's syntax tree, read."""
+        """The reference, parsed."""
         return Reference.parse(self.definition.reference)
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """The parts of the name between underscores."""
+        """The name, split at underscores."""
         return tuple(self.definition.name.split("_"))
 
     def tags(self, namespace: str) -> tuple[str, ...]:
-        """Values of the tags `namespace:value`, without the space that definition.md allows after the colon."""
+        """Values of tags `namespace:value`; definition.md allows a space after the colon."""
         return tuple(value for _, key, colon, value in self.tag_parts if colon and key == namespace)
 
     @cached_property
     def tag_parts(self) -> tuple[tuple[str, str, str, str], ...]:
-        """Where each tag stands, its namespace (or flag), its colon and its value, white space aside."""
+        """(JSON pointer, namespace or flag, colon, value) of each tag, stripped of white space."""
         found = []
         for at, tag in enumerate(self.definition.tags):
             namespace, colon, value = (part.strip() for part in tag.partition(":"))
@@ -114,14 +114,14 @@ class LintedDefinition:
 
 @dataclass(frozen=True)
 class LintedDataset:
-    """The dataset that is being looked at, and where an unpacked FlashInfer lies, if anywhere."""
+    """A dataset to check, and the folder of an unpacked FlashInfer, if given."""
 
     tree: DatasetTree
     flashinfer: Path | None = None
 
     @cached_property
     def subjects(self) -> tuple[LintedDefinition, ...]:
-        """All usable definitions in the published schema, in the order of their paths; the checks are of that."""
+        """All usable definitions in the published schema, in order of paths; trace dumps are not checked."""
         return tuple(
             LintedDefinition(entry.path, entry.definition)
             for entry in self.tree.definitions.values()
@@ -130,12 +130,12 @@ class LintedDataset:
 
     @cached_property
     def workloads(self) -> Mapping[str, Workloads]:
-        """Workload lines by definition, also of file names that no definition has."""
+        """Workload lines by definition name, also of names that no definition has."""
         return {name: self.tree.workloads(name) for name in self.tree.workload_files}
 
 
 class Severity(StrEnum):
-    """How much a finding matters; a note never makes the command fail."""
+    """How much a finding matters; notes never make the command fail."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -144,7 +144,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What a linter looks for: its code, what it finds, what to do, and how much it matters."""
+    """A rule of a linter: code, title, advice and severity."""
 
     code: str
     title: str
@@ -154,7 +154,7 @@ class Code:
 
 @cache
 def codes(prefix: str) -> Mapping[str, Code]:
-    """The codes of one linter, all of which begin so, in order."""
+    """The rules whose codes start with `prefix`, in order."""
     stated = tomllib.loads(Path(__file__).with_name("codes.toml").read_text(encoding="utf-8"))
     found = {code: Code(code, title, todo, Severity(weight)) for code, (weight, title, todo) in stated.items()}
     return {code: one for code, one in found.items() if code.startswith(prefix)}
@@ -162,24 +162,24 @@ def codes(prefix: str) -> Mapping[str, Code]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One finding of any linter, in a file; lines and columns count from 1, 0 is none."""
+    """One finding in a file; line and column count from 1, 0: none."""
 
-    path: Path  # relative to what was read
+    path: Path  # relative to the linted folder
     line: int
     column: int
     code: str
-    field: str  # JSON pointer into the file (or the line); empty for the whole, or for code
+    field: str  # JSON pointer in the file or line; empty for the whole, and for code
     evidence: str  # what was found, so that a reader can check it
-    text: str = ""  # the source line, by which a finding in code is known again when lines move
+    text: str = ""  # the source line, by which a finding in code is recognised when lines move
 
     @property
     def about(self) -> "Code":
-        """What is said of its code."""
+        """The rule of its code."""
         return codes(self.code[:2])[self.code]
 
     @property
     def fingerprint(self) -> str:
-        """Says that two findings are the same one: moving a line in its file does not change it."""
+        """Equal for the same finding, also after its line has moved."""
         return digest_json([self.code, self.path.as_posix(), self.field or self.text.strip(), self.evidence])
 
     def as_json(self) -> dict[str, Any]:
@@ -190,9 +190,9 @@ class Finding:
 
 
 def chosen(prefix: str, select: Collection[str], ignore: Collection[str] = ()) -> Mapping[str, Code]:
-    """The codes of a linter that start with one of `select` (empty: all) and with none of `ignore`.
+    """The rules of a linter that start with one of `select` (empty: all) and with none of `ignore`.
 
-    Raises TraceproofError: an argument that is the beginning of no code.
+    Raises TraceproofError: an argument is the start of no code.
     """
     known = codes(prefix)
     wrong = [code for code in (*select, *ignore) if not any(one.startswith(code) and code for one in known)]
@@ -205,13 +205,13 @@ def chosen(prefix: str, select: Collection[str], ignore: Collection[str] = ()) -
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """What a linter found."""
+    """Result of a linter."""
 
-    read: Mapping[str, int]  # how many were looked at: `definitions`, or `files` and `kernels` or `tests`
-    findings: list[Finding]  # what no baseline knows, by path and code
-    known: Sequence[Finding] = ()  # what the baseline knows
-    gone: int = 0  # how many findings of the baseline are no longer found
-    not_run: tuple[str, ...] = ()  # a line for each rule that could not run, saying why
+    read: Mapping[str, int]  # numbers of what was read: `definitions`, or `files` and `kernels` or `tests`
+    findings: list[Finding]  # those not in the baseline, by path and code
+    known: Sequence[Finding] = ()  # those in the baseline
+    gone: int = 0  # number of findings in the baseline that are no longer found
+    not_run: tuple[str, ...] = ()  # a line per rule that could not run, with the reason
 
     @property
     def failed(self) -> bool:
@@ -219,13 +219,13 @@ class LintReport:
         return any(finding.about.severity is not Severity.NOTE for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as a JSON object; a finding has the fields of `Finding.as_json`."""
+        """The report as a JSON object."""
         found = {name: [one.as_json() for one in getattr(self, name)] for name in ("findings", "known")}
         return {**self.read, **found, "gone": self.gone, "not_run": list(self.not_run), "failed": self.failed}
 
     @property
     def text(self) -> str:
-        """One line per new finding, a table of codes and counts, rules that did not run, and one closing line."""
+        """The report as text: a line per new finding, counts per code, rules that did not run, a last line."""
 
         def count(number: int, what: str) -> str:
             return f"{number} {what.removesuffix('s')}{'' if number == 1 else 's'}"
@@ -252,7 +252,7 @@ class LintReport:
 def held(
     found: Iterable[Finding], read: Mapping[str, int], baseline: Path | None, not_run: tuple[str, ...] = ()
 ) -> LintReport:
-    """Findings beside a file of known ones, if there is one. Raises TraceproofError: it is no baseline."""
+    """A report of findings, split by a baseline if given. Raises TraceproofError: it is no baseline."""
     left = read_baseline(baseline) if baseline is not None else Counter[str]()
     new: list[Finding] = []
     old: list[Finding] = []
@@ -264,7 +264,7 @@ def held(
 
 
 def read_baseline(path: Path) -> Counter[str]:
-    """Fingerprints of known findings, each as often as it is known. Raises TraceproofError: it is no baseline."""
+    """Fingerprints of known findings, with their counts. Raises TraceproofError: it is no baseline."""
     todo = "Write one with --update-baseline."
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -278,7 +278,7 @@ def read_baseline(path: Path) -> Counter[str]:
 
 
 def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
-    """Write all findings as known, sorted for short diffs. Raises TraceproofError: the file can not be written."""
+    """Write findings as a baseline, sorted for short diffs. Raises TraceproofError: it can not be written."""
     kept = ("code", "path", "field", "evidence", "fingerprint")
     entries = [{key: stated[key] for key in kept} for stated in (finding.as_json() for finding in findings)]
     entries.sort(key=lambda entry: [entry[key] for key in ("path", "code", "field", "evidence")])
@@ -290,10 +290,10 @@ def write_baseline(path: Path, findings: Iterable[Finding]) -> None:
 
 
 class Hit(NamedTuple):
-    """What a check yields: its code, where and what. `path` is filled in for checks of one definition."""
+    """What a check yields; checks of one definition leave `path` to the caller."""
 
     code: str
-    field: str  # JSON pointer into the file (or the line); empty for the whole
-    evidence: str  # what was found, so that a reader can check it against the file
+    field: str  # JSON pointer in the file or line; empty for the whole
+    evidence: str  # what was found, so that a reader can check it
     path: Path = Path()
-    line: int = 0  # number of the line in a JSON lines file, from 1; 0 in other files
+    line: int = 0  # line number in a JSON lines file, from 1; 0 in other files

@@ -1,4 +1,4 @@
-"""Lint a dataset."""
+"""Linting a dataset."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -8,12 +8,12 @@ from traceproof.dataset.tree import paused_collection, read_tree
 from traceproof.lint import definitions, model, workloads
 from traceproof.lint.model import Finding, Hit, LintedDataset, LintReport
 
-NEEDS_FLASHINFER = "TP422"  # the rule that needs an unpacked FlashInfer
-DEEPEST = 50_000  # Python frames; a walk needs about five a level, the parser takes about 3,000 levels
+NEEDS_FLASHINFER = "TP422"  # rule that needs an unpacked FlashInfer
+DEEPEST = 50_000  # Python frames: a walk takes about five per level, and the parser accepts about 3,000 levels
 
 
 def hits(dataset: LintedDataset) -> Iterator[Hit]:
-    """What all checks find."""
+    """The hits of all checks."""
     for check in (*definitions.OF_DATASET, *workloads.OF_DATASET):
         yield from check(dataset)
     for subject in dataset.subjects:
@@ -24,14 +24,16 @@ def hits(dataset: LintedDataset) -> Iterator[Hit]:
 def lint(
     root: Path,  # a dataset folder
     *,
-    select: Collection[str] = (),  # codes, or beginnings of codes, to run; empty for all
-    ignore: Collection[str] = (),  # codes, or beginnings of codes, not to run
-    baseline: Path | None = None,  # a file with known findings
-    flashinfer: Path | None = None,  # where an unpacked FlashInfer lies; rules that need it say so without it
+    select: Collection[str] = (),  # codes, or starts of codes, to run; empty: all
+    ignore: Collection[str] = (),  # codes, or starts of codes, not to run
+    baseline: Path | None = None,  # file of known findings
+    # an unpacked FlashInfer; rules that need it are reported as not run without it
+    flashinfer: Path | None = None,
 ) -> LintReport:
-    """Hold the dataset at `root` against the chosen rules.
+    """Check the dataset at `root` by the chosen rules.
 
-    Raises TraceproofError: no dataset, no baseline or no FlashInfer where one was said to be; unknown codes.
+    Raises TraceproofError: the dataset, the baseline or FlashInfer is not where it should be, or a code is
+    unknown.
     """
     rules = model.chosen("TP", select, ignore)
     dataset = LintedDataset(read_tree(root), flashinfer)

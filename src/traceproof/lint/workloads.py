@@ -11,11 +11,11 @@ from traceproof.lint.model import Hit, LintedDataset, pointer
 
 AXES = ("workload", "axes")
 INPUTS = ("workload", "inputs")
-Said = tuple[str, tuple[str, ...], str]  # code, place in the line, evidence
+Said = tuple[str, tuple[str, ...], str]  # code, keys of its place in the line, evidence
 
 
 def lines(dataset: LintedDataset) -> Iterator[Hit]:
-    """Each line against its definition and the lines before it."""
+    """Checks each line against its definition and earlier lines."""
     uuids: dict[str, WorkloadLine] = {}
     for name, workloads in dataset.workloads.items():
         for broken in workloads.broken:
@@ -36,7 +36,7 @@ def lines(dataset: LintedDataset) -> Iterator[Hit]:
 
 
 def axes(definition: Definition, workload: Workload) -> Iterator[Said]:
-    """An unknown or const axis, or a var axis without a size (TP502)."""
+    """An unknown axis, a wrong const one, or a var axis without a size (TP502)."""
     for name, value in workload.axes.items():
         const = definition.const_axes.get(name)
         if name not in definition.axes:
@@ -49,7 +49,7 @@ def axes(definition: Definition, workload: Workload) -> Iterator[Said]:
 
 
 def inputs(definition: Definition, workload: Workload) -> Iterator[Said]:
-    """An unknown input, a missing one, a scalar for a tensor or the other way round, a random index (TP503)."""
+    """An unknown or missing input, a scalar for a tensor or vice versa, a random index (TP503)."""
     given = workload.inputs
     for name in given.keys() - definition.inputs.keys():
         yield "TP503", (*INPUTS, name), f"{name} is no input of {definition.name}"
@@ -66,12 +66,12 @@ def inputs(definition: Definition, workload: Workload) -> Iterator[Said]:
 
 
 def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
-    """Sizes that break a constraint (TP507), more queries than causal keys (TP508), an empty cache (TP511)."""
+    """Sizes that violate a constraint (TP507), more queries than causal keys (TP508), an empty cache (TP511)."""
     given = {**workload.axes, **definition.const_axes}
     for text in definition.constraints or ():
         node = constraints.with_axes(text, definition)
         value = constraints.evaluate(node, given)
-        by_itself = constraints.evaluate(node, definition.const_axes) is not None  # TP203 says so once
+        by_itself = constraints.evaluate(node, definition.const_axes) is not None  # TP203 reports it once
         if value is not None and not value and not by_itself:
             used = ", ".join(
                 f"{name} = {given[name]}" for name in sorted(constraints.names(text)) if name in given
@@ -83,7 +83,7 @@ def sizes(definition: Definition, workload: Workload) -> Iterator[Said]:
         assert queries is not None
         assert keys is not None
         paged = indices is not None and indices.shape == (keys,)
-        tokens = definition.const_axes.get("page_size", 1) if paged else 1  # at most behind one count
+        tokens = definition.const_axes.get("page_size", 1) if paged else 1  # tokens per count, at most
         if given[queries] > given[keys] * tokens:
             most = f"{keys} = {given[keys]}" + (f" pages of {tokens}" if tokens > 1 else "")
             yield "TP508", AXES, f"{queries} = {given[queries]}, {most}"
@@ -101,7 +101,7 @@ OF_LINE = (axes, inputs, sizes)
 
 
 def missing_blobs(dataset: LintedDataset) -> Iterator[Hit]:
-    """Lines of a workload file that name tensor files which this copy of the dataset lacks (TP509)."""
+    """Workload lines that name tensor files missing in this copy of the dataset (TP509)."""
     for workloads in dataset.workloads.values():
         for path in sorted({line.path for line in workloads.lines}):
             own = [line for line in workloads.lines if line.path == path]

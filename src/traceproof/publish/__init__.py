@@ -1,1 +1,1 @@
-"""Bringing what was proved to a dataset: what is verified, pull requests of it, and the push to a hub."""
+"""Publishing what was verified: which definitions are, their pull requests, and the push to a hub."""

@@ -1,6 +1,7 @@
-"""What a pull request comes to on top of a dataset's present state, and why it may not be opened.
+"""What a pull request changes in a dataset's present state, and why it may not be opened.
 
-DeepDiff does not serve: the order of a definition's axes, inputs and outputs counts, and it ignores that of keys.
+DeepDiff can not be used: it ignores the order of keys, and the order of a definition's axes, inputs and outputs
+counts.
 """
 
 import difflib
@@ -19,20 +20,20 @@ from traceproof.testgen.generate import whose
 
 FOLDERS = ("definitions", "tests", "solutions", "traces", "workloads", "blob")  # of a dataset
 SHOWN = 40  # lines of a file's difference
-NAMED = 4  # of these in a line that says that a file would change
-LARGEST = 1 << 30  # bytes of a file of a dataset that is looked at
+NAMED = 4  # changed lines named in a problem
+LARGEST = 1 << 30  # largest file of a dataset, in bytes
 SECRET = re.compile(rb"hf_[A-Za-z0-9]{20,}|HF_TOKEN\s*=\s*\S|-----BEGIN [A-Z ]*PRIVATE KEY")
 
 
 class Base(Protocol):
-    """A dataset's state that a pull request goes on top of."""
+    """A state of a dataset, to which a pull request is added."""
 
     @property
     def revision(self) -> str:
-        """What it is called in messages: a commit, or a folder."""
+        """Its name in messages: a commit, or a folder."""
 
     def paths(self) -> frozenset[str]:
-        """All files."""
+        """Paths of all files."""
 
     def read(self, path: str) -> bytes | None:
         """A file's content; None: it is not there."""
@@ -40,13 +41,13 @@ class Base(Protocol):
 
 @dataclass(frozen=True)
 class Folder:
-    """A dataset's folder on this machine, as a base."""
+    """A dataset's folder on this machine, as a Base."""
 
     root: Path
     revision: str = "the local dataset"
 
     def paths(self) -> frozenset[str]:
-        """All files."""
+        """Paths of all files."""
         found = (path for name in FOLDERS for path in (self.root / name).rglob("*") if path.is_file())
         return frozenset(path.relative_to(self.root).as_posix() for path in found)
 
@@ -60,19 +61,19 @@ class Folder:
 
 @dataclass
 class Change:
-    """Files on top of a base."""
+    """The files of a pull request, compared with a base."""
 
-    files: dict[str, bytes] = field(default_factory=dict)  # what is added or replaced, whole files by path
-    # paths that the base holds already, byte for byte (a definition: value for value)
+    files: dict[str, bytes] = field(default_factory=dict)  # content of added or replaced files, by path
+    # unchanged files (a definition: with equal values)
     same: list[str] = field(default_factory=list)
-    differs: list[str] = field(default_factory=list)  # how what the base holds would change, lines
-    # files of the base that are left as they are though there is another one
+    differs: list[str] = field(default_factory=list)  # lines that say how existing files would change
+    # existing files that stay, though the pull request has others
     kept: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # why it can not go on top
+    problems: list[str] = field(default_factory=list)  # why it can not be opened
 
 
 def resolve(files: Mapping[str, bytes], base: Base, *, allow_changes: bool) -> Change:
-    """What files come to on top of a base; of workloads and traces, `files` has the lines that are new.
+    """Compare files with a base; of workloads and traces, `files` has only the new lines.
 
     Problems are collected, not raised.
     """
@@ -84,7 +85,7 @@ def resolve(files: Mapping[str, bytes], base: Base, *, allow_changes: bool) -> C
             change.problems.append(f"{path}: holds what looks like a secret")
     for path in files:
         folder, leaf = path.partition("/")[0], path.rpartition("/")[2]
-        if folder in {"solutions", "definitions"}:  # flashinfer-bench refuses a dataset that has a name twice
+        if folder in {"solutions", "definitions"}:  # flashinfer-bench refuses a dataset with a repeated name
             others = (one for one in present if one.startswith(f"{folder}/") and one.rpartition("/")[2] == leaf)
             change.problems += [f"{path}: its name is taken by {one}" for one in others if one != path]
         if folder == "traces":
@@ -122,7 +123,7 @@ def _resolve(path: str, data: bytes, old: bytes | None, change: Change, *, allow
 
 
 def joined(old: bytes, new: bytes) -> bytes:
-    """Lines of a base with new ones behind them; a line that says the same thing is there once."""
+    """Old lines followed by the new ones whose workload and solution are not among them."""
     end = b"" if not old or old.endswith(b"\n") else b"\n"
     known = {_identity(line) for line in old.splitlines() if line.strip()}
     fresh = [line for line in new.splitlines() if line.strip() and _identity(line) not in known]
@@ -130,7 +131,7 @@ def joined(old: bytes, new: bytes) -> bytes:
 
 
 def _identity(line: bytes) -> tuple[str, str]:
-    """Workload and solution of a line; a line that is no such thing is only itself."""
+    """(workload, solution) of a line; other lines are identified by their text."""
     try:
         value = json.loads(line)
         return str(value["workload"]["uuid"]), str(value.get("solution"))
@@ -139,7 +140,7 @@ def _identity(line: bytes) -> tuple[str, str]:
 
 
 def _unfit(traces: bytes, known: Iterable[str]) -> Iterator[str]:
-    """Why measured traces may not be published: `known` are the uuids of their definition's workloads."""
+    """Problems of measured traces; `known` are uuids of the definition's workloads."""
     for number, line in enumerate(traces.splitlines(), start=1):
         try:
             trace = Trace.model_validate(strict_json(line.decode()))
@@ -153,7 +154,7 @@ def _unfit(traces: bytes, known: Iterable[str]) -> Iterator[str]:
 
 
 def _same_definition(one: bytes, other: bytes) -> bool:
-    """Whether two files say the same of a definition: the order of axes, inputs and outputs counts, no other."""
+    """Whether two files hold the same definition, including the order of axes, inputs and outputs."""
     try:
         values = [Definition.model_validate(strict_json(text.decode())).as_json() for text in (one, other)]
     except (ValueError, RecursionError):
@@ -162,7 +163,7 @@ def _same_definition(one: bytes, other: bytes) -> bool:
 
 
 def differences(old: bytes, new: bytes) -> list[str]:
-    """The unified difference of two files; of JSON, formatting does not count, and texts in it go by lines."""
+    """Unified difference of two files; JSON is formatted first, and texts in it are split into lines."""
     found = list(difflib.unified_diff(_lines(old), _lines(new), lineterm="", n=2))[2:]
     more = [f"... and {len(found) - SHOWN} lines more"] if len(found) > SHOWN else []
     return [*found[:SHOWN], *more] or ["only its formatting"]
@@ -171,11 +172,11 @@ def differences(old: bytes, new: bytes) -> list[str]:
 def _lines(data: bytes) -> list[str]:
     try:
         text = json_text(json.loads(data)).replace("\\n", "\n")
-    except (ValueError, RecursionError):  # no JSON, or lists in lists in lists
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         text = data.decode(errors="replace")
     return text.splitlines()
 
 
 def traces_path(definition: Definition) -> str:
-    """Where flashinfer-bench looks for the traces of a definition's baseline."""
+    """Path at which flashinfer-bench expects traces of a definition's baseline."""
     return f"traces/{BASELINE}/{definition.op_type}/{definition.name}.jsonl"

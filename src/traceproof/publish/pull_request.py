@@ -27,59 +27,59 @@ from traceproof.testgen.summary import TestsReport, described
 from traceproof.text import markdown, printable, redacted
 
 Per = Literal["definition", "op_type", "all"]
-TESTS = "tests.json"  # of a run: what its generated tests came to
+TESTS = "tests.json"  # a run's file with results of its generated tests
 HEAD = """every reference below was run against an independent float64 oracle, and ground-truth kernels
 were run against it on the same inputs. The status tags follow from these verdicts; none was set by hand."""
-SHOWN = 60  # lines of a list; the dry run's file list has all
-NAMED = 20  # definitions that an error names
+SHOWN = 60  # lines of a list; the dry run's file list is complete
+NAMED = 20  # definitions that an error lists
 
 
 class NothingVerifiedError(TraceproofError):
-    """A selection of which nothing is verified."""
+    """Nothing of a selection is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A finished run."""
+    """A finished run, and where it came from."""
 
     root: Path  # the repository
-    dataset: Path  # folder of the dataset that was verified
-    run: Path  # the run's folder, with `verdicts/`, `cases/` and, where tests were generated, `generated/`
-    python: str  # interpreter of the torch stack
-    provenance: Mapping[str, str]  # where things come from, for the description
-    # the dataset as it is published, where what was verified holds more (extracted definitions)
+    dataset: Path  # the dataset that was verified
+    run: Path  # folder with `verdicts/`, `cases/` and, if tests were generated, `generated/`
+    python: str  # interpreter of the torch environment
+    provenance: Mapping[str, str]  # origins, for the description
+    # the published dataset, if the verified one has extracted definitions added
     base: Path | None = None
-    traces: tuple[Path, ...] = ()  # folders in the dataset's layout with measured traces
+    traces: tuple[Path, ...] = ()  # folders of measured traces, in the dataset's layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
-    """One pull request: its files, and what its text tells."""
+    """One pull request: its files, and the facts for its description."""
 
-    slug: str  # names it, the same on every run: `definition-<name>`, `op_type-<name>` or `all`
+    slug: str  # its name, equal in every run: `definition-<name>`, `op_type-<name>` or `all`
     title: str
-    definitions: Mapping[str, Definition]  # what it is about, by name, with the tags that they earned
-    verdicts: Mapping[str, Verdicts]  # what was found, by definition
+    definitions: Mapping[str, Definition]  # by name, with the tags that they earned
+    verdicts: Mapping[str, Verdicts]  # by definition
     verifications: Mapping[str, Verification]
     files: Mapping[str, bytes]  # by path; of workloads and traces, the new lines
     notes: tuple[str, ...]  # what was left out, and why; a line each
     provenance: Mapping[str, str]
-    tests: str  # what the run's generated tests came to; empty: they were not run
+    tests: str  # results of generated tests; empty: not run
 
     @property
     def marker(self) -> str:
-        """The line by which an open pull request is found again."""
+        """The last line of the description, by which an open pull request is found again."""
         return f"traceproof-pull-request: {self.slug}"
 
     @property
     def models(self) -> list[ModelRow]:
-        """What it verifies of which model."""
+        """Rows of models and their definitions in it."""
         own = (verified.model_rows(one, self.verifications[name]) for name, one in self.definitions.items())
         rows = (row for of_definition in own for row in of_definition)
         return sorted(rows, key=lambda row: (row.model, row.op_type, row.definition))
 
     def describe(self, change: Change) -> str:
-        """Its text on top of a base, Markdown; equal bytes whenever what it tells is equal."""
+        """Its description in Markdown for a comparison with a base; equal facts give equal bytes."""
         names = list(self.definitions)
         what = f"`{names[0]}`" if len(names) == 1 else f"{len(names)} definitions"
         left = [*(f"{path}: left as it is in the dataset" for path in change.kept), *self.notes]
@@ -99,7 +99,7 @@ class PullRequest:
         return "\n\n".join([f"{what}: {HEAD}", *parts, self.marker]) + "\n"
 
     def _origin(self) -> Iterator[str]:
-        """A table: which models, where things come from, on what the reference and its ground truths ran."""
+        """A table of models, origins, devices, versions and seeds."""
         items = self.verifications.items()
         used = [self.verdicts[name][one] for name, found in items for one in (REFERENCE, *found.truths)]
         tags = [tag for one in self.definitions.values() for tag in one.tags]
@@ -139,16 +139,17 @@ def _short(lines: Sequence[str]) -> list[str]:
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
-    """Lines of a block of code: none of them is markup, or the one that a pull request is found by."""
+    """Lines as a code block, so that none is read as markup, or as the marker."""
     return [f"    {printable(redacted(line))}" for line in lines]
 
 
 def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[str], per: Per) -> list[PullRequest]:
-    """The pull requests of a selection; without names, of everything that is verified.
+    """The pull requests for a selection; without names, for everything that is verified.
 
-    Raises TraceproofError: there are no verdicts, a name is not in the dataset, or one named is not verified.
+    Raises TraceproofError: there are no verdicts, a name is not in the dataset, or a named definition is not
+    verified.
     """
-    verdicts = verdicts_of(source.run)  # before the dataset, which nothing has fetched before the first run
+    verdicts = verdicts_of(source.run)  # before the dataset, which is not fetched before the first run
     tree = read_tree(source.dataset)
     found = {
         name: verified.verification(entry.definition, verdicts.get(name, {}))
@@ -187,7 +188,7 @@ def prepare(source: Source, *, definitions: Sequence[str], op_types: Sequence[st
 
 
 def verdicts_of(run: Path) -> dict[str, Verdicts]:
-    """What a run's verdict files come to. Raises TraceproofError: there are none, or one is torn."""
+    """Verdicts of a run, by definition and implementation. Raises TraceproofError: none, or damaged ones."""
     paths = sorted((run / "verdicts").glob("*.jsonl"))
     if not paths:
         raise TraceproofError(f"no verdicts below {run}", todo="Verify first: `traceproof verify`.")
@@ -218,7 +219,7 @@ def _names(
 
 
 def _groups(tree: DatasetTree, names: Sequence[str], per: Per) -> Iterator[tuple[str, str, list[str]]]:
-    """Slug and title of each pull request, and the definitions that it is about."""
+    """(slug, title, definitions) of each pull request."""
     if per == "all":
         yield "all", "feat: add what was verified of the dataset", list(names)
         return
@@ -232,14 +233,14 @@ def _groups(tree: DatasetTree, names: Sequence[str], per: Per) -> Iterator[tuple
 
 
 def _parts(source: Source) -> Path:
-    """The folder with `<definition>/` from `write_solutions`."""
+    """The folder with `<definition>/` of each, from `write_solutions`."""
     return source.run / "publish" / "parts"
 
 
 def _write_solutions(
     source: Source, tree: DatasetTree, verdicts: Mapping[str, Verdicts], found: Mapping[str, Verification]
 ) -> None:
-    """One process for all definitions: importing torch takes longer than what is made of most of them."""
+    """Make all definitions' solutions in one process, as importing torch takes longer than most of them."""
     requests = []
     for name, own in verdicts.items():
         plan = str(source.run / "cases" / f"{tree.definitions[name].definition.op_type}.json")
@@ -257,10 +258,10 @@ def _write_solutions(
 
 
 def _write_tests(source: Source, tree: DatasetTree, names: Sequence[str]) -> dict[str, str]:
-    """Write tests of the definitions below `<run>/publish/tests`; says why some get none.
+    """Write tests of the definitions below `<run>/publish/tests`; returns why some get none, by definition.
 
-    Tests that were generated before are taken as they are, with the settings that they were generated with; the
-    interpreter, one with PyTorch, writes the others. Raises TraceproofError: it can not.
+    Tests that the run generated are taken with their settings; others are generated. Raises TraceproofError: that
+    fails.
     """
     out = source.run / "publish" / "tests"
     folder, target = tree.root / PLACE, fresh_folder(out, within=out.parent) / PLACE
@@ -280,7 +281,7 @@ def _write_tests(source: Source, tree: DatasetTree, names: Sequence[str]) -> dic
 def _files(
     source: Source, tree: DatasetTree, entry: DatasetEntry, tagged: Definition, solution: str | None
 ) -> dict[str, bytes]:
-    """The definition as it was written, its tags derived, and the files that were made for it."""
+    """All files for a definition: itself with derived tags, solution, workloads, blobs, tests and traces."""
     op_type, name = tagged.op_type, tagged.name
     value = strict_json(file_text(tree.root / entry.path, tree.root)) | {"tags": list(tagged.tags)}
     files = {f"definitions/{op_type}/{name}.json": json_text(value).encode()}
@@ -295,7 +296,8 @@ def _files(
         for path in (tests / PLACE / f"test_{name}.py", tests / PLACE / "conftest.py"):
             files[path.relative_to(tests).as_posix()] = path.read_bytes()
     for folder in source.traces:
-        # As flashinfer-bench's benchmark leaves them, or where the dataset keeps them, by the solution's author.
+        # where flashinfer-bench's benchmark leaves them, and where the dataset keeps them, by the solution's
+        # author
         for path in (folder / f"traces/{op_type}/{name}.jsonl", folder / traces_path(tagged)):
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ()
             own = [line for line in lines if line.strip() and json.loads(line).get("solution") == solution]
@@ -305,7 +307,7 @@ def _files(
 
 
 def _tests(run: Path, definitions: Mapping[str, Definition]) -> str:
-    """What the run's generated tests came to for some definitions; empty: they were not run."""
+    """The run's results of generated tests for these definitions, as text; empty: they were not run."""
     try:
         report: TestsReport = json.loads((run / TESTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -315,7 +317,7 @@ def _tests(run: Path, definitions: Mapping[str, Definition]) -> str:
 
 
 def told(listed: Path, selection: str) -> str:
-    """What a dry run wrote, out of its list, and the command that would send it."""
+    """A dry run's result as text, from its list, with the command that would send it."""
     text = f"Pull requests that a push would open (dry run, in {listed.parent}):\n"
     found = json.loads(listed.read_bytes())
     for one in found:
@@ -327,9 +329,9 @@ def told(listed: Path, selection: str) -> str:
 
 
 def dry_run(made: PullRequest, base: Base, out: Path, *, allow_changes: bool = False) -> dict[str, Any]:
-    """Write what a push would send below `out`: the files, their list, the description; the list.
+    """Write the files of a push, their list and the description below `out`; returns the list.
 
-    Its `problems` say why it could not be sent as it is. Raises TraceproofError: the folder can not be written.
+    Its `problems` say why it can not be sent. Raises TraceproofError: the folder can not be written.
     """
     change = resolve(made.files, base, allow_changes=allow_changes)
     folder = fresh_folder(out / path_part(made.slug), within=out)
@@ -349,7 +351,7 @@ def dry_run(made: PullRequest, base: Base, out: Path, *, allow_changes: bool = F
 
 
 def checked(made: PullRequest, base: Base, *, allow_changes: bool) -> Change:
-    """What a pull request comes to on top of a base. Raises TraceproofError: it can not go there as it is."""
+    """Compare a pull request with a base. Raises TraceproofError: it can not be sent."""
     change = resolve(made.files, base, allow_changes=allow_changes)
     if change.problems:
         todo = "Nothing was sent. If the changes listed are meant, give --allow-changes."
@@ -359,12 +361,12 @@ def checked(made: PullRequest, base: Base, *, allow_changes: bool) -> Change:
 
 
 def base_of(source: Source) -> Folder:
-    """The dataset as it is published, on this machine."""
+    """The published dataset, on this machine."""
     return Folder(source.base or source.dataset)
 
 
 def provenance(root: Path, dataset: Dataset) -> dict[str, str]:
-    """Where a run's things come from: the dataset, traceproof's commit, and what `sources.lock` pins."""
+    """Origins of a run: the dataset, traceproof's commit, and the pins of `sources.lock`."""
     try:
         commit = Git(root).local("describe", "--always", "--dirty", "--abbrev=40", "--match=").strip()
     except GitError:
@@ -382,7 +384,7 @@ def provenance(root: Path, dataset: Dataset) -> dict[str, str]:
 
 
 def origin_of(dataset: Dataset) -> str:
-    """Where a dataset comes from, in words."""
+    """Where a dataset comes from, as text."""
     if dataset.pypi is not None:
         return f"{dataset.pypi.package} {dataset.pypi.version}"
     if dataset.git is not None:

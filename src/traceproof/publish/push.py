@@ -1,7 +1,7 @@
 """Sending a pull request to a hub.
 
-An attempt reads what the dataset holds now, puts the files on top and makes at most one commit, so that one whose
-answer was lost is found done by the next. No rule, script or stage imports this module.
+Each attempt reads the dataset's present state, compares, and makes at most one commit; if its answer is lost, the
+next attempt finds the commit. No rule, script or stage imports this module.
 """
 
 import hashlib
@@ -25,36 +25,37 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 TRIES = 8
-PAUSES = wait_exponential(max=120)  # seconds, 1 at first; the hub's rate limit is counted over minutes
+PAUSES = wait_exponential(max=120)  # seconds, from 1; the hub limits rates over minutes
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 HUB = "https://huggingface.co"
 BASE_MOVED = 412
-PASSING = frozenset({408, BASE_MOVED, 429, 500, 502, 503, 504})  # statuses after which a second attempt may do
+# HTTP statuses after which another attempt may succeed
+PASSING = frozenset({408, BASE_MOVED, 429, 500, 502, 503, 504})
 REFUSED = frozenset({401, 403})
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push came to."""
+    """Result of a push."""
 
-    where: str  # the pull request, or the dataset that holds all of it already
-    committed: bool  # whether a commit was made; False: it held all of it already
-    files: int  # how many files the pull request changes
+    where: str  # address of the pull request, or of the dataset if that holds everything
+    committed: bool  # whether a commit was made
+    files: int  # number of files that the pull request changes
 
 
 class Hub:
     """A dataset repository on a hub, and pull requests to it.
 
-    The one place that holds a token: huggingface_hub reads it (HF_TOKEN, or the hub's own login) in this process,
-    and whatever is said of a failure is cleared of it. Raises TraceproofError: the repository's name is none, the
-    endpoint no address of a hub, or there is no token.
+    Only this class handles a token: huggingface_hub reads it (HF_TOKEN, or the hub's login), and it is removed
+    from all messages. Raises TraceproofError: the repository's name or the endpoint is invalid, or there is no
+    token.
     """
 
     def __init__(
         self,
         repository: str,  # `<owner>/<name>`
         *,
-        endpoint: str = "",  # the hub's address; empty: HF_ENDPOINT, or the public hub
+        endpoint: str = "",  # empty: HF_ENDPOINT, or the public hub
         pauses: wait_base = PAUSES,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -89,9 +90,9 @@ class Hub:
         return HfApi(endpoint=self.endpoint, token=self._token, library_name="traceproof")
 
     def push(self, made: PullRequest, *, allow_changes: bool) -> Pushed:
-        """Open the pull request, or bring the one that is open up to date.
+        """Open the pull request, or update the one that is open.
 
-        Raises TraceproofError: no token or no rights, a conflict with what is there, a server that gives up.
+        Raises TraceproofError: no token, no rights, a conflict with the dataset, or a server that keeps failing.
         """
         self._say(f"{made.slug}: asking {self.endpoint} what {self.repository} holds")
         from huggingface_hub.errors import HfHubHTTPError
@@ -113,7 +114,7 @@ class Hub:
         try:
             return attempts(self._attempt, made, allow_changes=allow_changes)
         except (transport, OSError, RuntimeError, ValueError, LookupError, TypeError) as error:
-            # The library raises RuntimeError for an upload that failed, the others for what no hub answers.
+            # The library raises RuntimeError for a failed upload, the others for answers that no hub gives.
             status = getattr(getattr(error, "response", None), "status_code", 0)
             todo = "Check the repository's name and the endpoint."
             if status in REFUSED:
@@ -141,7 +142,7 @@ class Hub:
             head = main if number is None else HubRevision(self, f"refs/pr/{number}", Path(scratch))
             missing = {path: data for path, data in change.files.items() if not head.holds(path, data)}
             stale = sorted(head.paths() - main.paths() - change.files.keys())
-            if missing or stale:  # to an open pull request, or (None) to a new one, and never to a branch
+            if missing or stale:  # to an open pull request, or a new one (None), never to a branch
                 adds = (CommitOperationAdd(path_in_repo=p, path_or_fileobj=data) for p, data in missing.items())
                 done = self.api.create_commit(
                     self.repository,
@@ -157,7 +158,7 @@ class Hub:
         return Pushed(f"{where}/discussions/{number}", bool(missing or stale), len(change.files))
 
     def _open(self, made: PullRequest) -> int | None:
-        """Number of the open pull request: one that the token's owner opened, and nobody else."""
+        """Number of the pull request that the token's owner has open; None: there is none."""
         me = str(self.api.whoami()["name"])
         found = self.api.get_repo_discussions(
             self.repository, repo_type="dataset", discussion_type="pull_request", author=me
@@ -167,7 +168,7 @@ class Hub:
                 continue
             details = self.api.get_discussion_details(self.repository, one.num, repo_type="dataset")
             opening: Any = next((event for event in details.events if event.type == "comment"), None)
-            # The marker has to be the text's last line: what stands above it may quote anything.
+            # The marker must be the last line: text above it may quote anything.
             last = str(getattr(opening, "content", None) or "").split()[-2:]
             if opening is not None and opening.author == me and " ".join(last) == made.marker:
                 return int(one.num)
@@ -175,7 +176,7 @@ class Hub:
 
 
 class HubRevision:
-    """A revision of a hub's repository, as a base."""
+    """A revision of a hub's repository, as a Base."""
 
     def __init__(self, hub: Hub, name: str, scratch: Path) -> None:
         self._hub, self._scratch = hub, scratch
@@ -191,7 +192,7 @@ class HubRevision:
         return {item.path: item for item in found if isinstance(item, RepoFile)}
 
     def paths(self) -> frozenset[str]:
-        """All files."""
+        """Paths of all files."""
         return frozenset(self._tree)
 
     def read(self, path: str) -> bytes | None:
@@ -204,11 +205,12 @@ class HubRevision:
         return Path(local).read_bytes()
 
     def holds(self, path: str, data: bytes) -> bool:
-        """Whether it has exactly this file, by its digest."""
+        """Whether it has exactly this file, by digest."""
         item = self._tree.get(path)
         if item is None:
             return False
         if item.lfs is not None:
             return bool(item.lfs.sha256 == hashlib.sha256(data).hexdigest())
-        blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()  # as git does
+        # git's digest of a blob
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
         return bool(item.blob_id == blob)

@@ -1,7 +1,7 @@
-"""What a pull request needs torch for: baseline solutions, workload lines and their tensors.
+"""The parts of a pull request that need torch: baseline solutions, workload lines and their tensors.
 
-A program for the torch environment: `python -m traceproof.publish.solutions REQUEST OUT` writes a folder in the
-dataset's layout per definition, and notes beside it.
+A program for the torch environment: `python -m traceproof.publish.solutions REQUEST OUT` writes, per definition, a
+folder in the dataset's layout with notes.
 """
 
 import gc
@@ -32,24 +32,25 @@ from traceproof.testgen.calls import Unemittable, solution
 from traceproof.testgen.texts import is_random
 
 NOTES = "notes.json"
-NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours, so that equal cases get equal uuids
-LIMIT = 4 << 20  # bytes a workload may store; the dataset keeps its workloads' blobs far below it
+NAMESPACE = uuid.UUID("9c2b7f43-5d0a-4c58-9d53-2f1e0f0a6b1e")  # ours; equal cases get equal uuids
+LIMIT = 4 << 20  # bytes of tensors per workload; the dataset's are far smaller
 
 
 class SolutionRequest(TypedDict):
-    """A verified definition: the plan that has it, and what is known of it."""
+    """A verified definition, and the facts that its files need."""
 
     definition: str
-    plan: str  # path of its op_type's plan
-    versions: dict[str, str | None]  # of the package, by ground truth that verified it, the best one first
-    cases: list[str]  # ids of the cases that its reference passed
-    infinite: list[str]  # of these, the ones whose right outputs hold infinities
+    plan: str  # path of the op_type's plan
+    versions: dict[str, str | None]  # of the package, per ground truth that verified it, in order of priority
+    cases: list[str]  # cases that its reference passed
+    infinite: list[str]  # those of them whose right outputs hold infinities
 
 
 def write_solutions(requests: Iterable[SolutionRequest], out: Path) -> None:
     """Write solution, workloads and notes of each definition into `<out>/<definition>/`.
 
-    Raises TraceproofError: the disk is full, or something else is in the way.
+    Only cases that passed, are not hidden and not skipped become workloads. Raises TraceproofError: the disk is
+    full, or something else is in the way.
     """
     for request in requests:
         plan = OpTypePlan.read(Path(request["plan"]))
@@ -65,7 +66,7 @@ def write_solutions(requests: Iterable[SolutionRequest], out: Path) -> None:
 
 
 def _baseline(definition: Definition, versions: Mapping[str, str | None], folder: Path) -> dict[str, Any]:
-    """Write the baseline of the first ground truth that has one; says which, and why others have none."""
+    """Write the baseline of the first ground truth that has one; returns its name, and why others have none."""
     problems = []
     for truth, version in versions.items():
         try:
@@ -86,7 +87,7 @@ def _workloads(
     lines, left_out = [], {}
     for case in cases:
         if case.size not in SIZES:
-            continue  # edges and adversaries test a reference; a workload is something to be fast at
+            continue  # edge and adversarial cases test correctness; a workload is for speed
         if case.id in infinite:
             left_out[case.id] = "its right answer holds infinities, which flashinfer-bench's evaluator refuses"
         elif (line := _workload(definition, op, case, folder, Path(dataset))) is not None:
@@ -100,7 +101,7 @@ def _workloads(
 
 
 def _workload(definition: Definition, op: Op, case: Case, folder: Path, dataset: Path) -> dict[str, Any] | None:
-    """One workload line, its tensors written; None: they are too large."""
+    """One workload line, with its tensors written; None: they are too large."""
     values = make_inputs(op, definition, case, device=torch.device("cpu"), dataset=dataset)
     stored = {
         name: value.contiguous()
@@ -135,4 +136,4 @@ if __name__ == "__main__":
         write_solutions(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
     except TraceproofError as error:
         raise SystemExit(str(error)) from None
-    gc.freeze()  # ending, Python would look for cycles in all of torch: half a second
+    gc.freeze()  # at exit, Python would collect garbage in all of torch: half a second

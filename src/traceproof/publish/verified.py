@@ -1,8 +1,8 @@
-"""Which definitions are verified: what the rows of a run come to, per implementation, definition and model.
+"""Which definitions are verified: verdict rows summed up per implementation, definition and model.
 
-`status:verified` is earned here and nowhere else: a definition is verified while its reference and at least one
-ground truth passed everything that was compared with the oracle, on the definition's present digest. Without an
-oracle, two ground truths are needed.
+Only here is `status:verified` decided: a definition is verified if its reference and at least one ground truth
+passed everything that was compared with the oracle, for the definition's present digest. Without an oracle, two
+ground truths are needed.
 """
 
 import re
@@ -19,53 +19,53 @@ from traceproof.stacks import TRUTHS
 from traceproof.text import markdown
 
 STATUS = "status:"
-NEEDED = 2  # independent ground truths, where the reference's float64 shadow stands in for an oracle
+NEEDED = 2  # ground truths that are needed if the reference's float64 shadow replaces an oracle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImplementationVerdict:
-    """What the rows of one implementation on one definition come to."""
+    """All rows of one implementation on one definition, summed up."""
 
     implementation: str  # `reference`, or a ground truth
     digest: str | None  # of the definition that was run
-    status: str  # `passed` (something was compared and nothing failed), `failed`, or `not run`
+    status: str  # `passed` (something was compared, nothing failed), `failed` or `not run`
     reason: str  # why it is not `passed`; empty if it is
-    cases: tuple[str, ...]  # ids of the cases of which an output was compared and passed
-    compared: int  # outputs that passed
-    skipped: Mapping[str, int]  # rows skipped, by reason
-    # by output, the kinds of gate and the largest share of a limit that was used
+    cases: tuple[str, ...]  # ids of cases with an output that was compared and passed
+    compared: int  # number of outputs that passed
+    skipped: Mapping[str, int]  # number of skipped rows, by reason
+    # by output: kinds of gate, and the largest share of a limit that was used
     gates: Mapping[str, Mapping[str, Any]]
     # versions, device, seed: what it ran with
     versions: Mapping[str, str]
     device: str | None
     seed: int | None
-    # `oracle`, or `shadow`: the reference's own float64, where there is no independent oracle
+    # ORACLE, or SHADOW: the reference's own float64, where there is no oracle
     against: str = ORACLE
-    infinite: tuple[str, ...] = ()  # of its cases, those whose right outputs hold NaN or infinities
+    infinite: tuple[str, ...] = ()  # those of its cases whose right outputs hold NaN or infinities
 
     @property
     def passed(self) -> bool:
-        """Whether it counts as evidence."""
+        """Whether it passed, so counts as evidence."""
         return self.status == "passed"
 
 
-Verdicts = Mapping[str, ImplementationVerdict]  # on one definition, by implementation
+Verdicts = Mapping[str, ImplementationVerdict]  # of one definition, by implementation
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Whether a definition is verified, by whom, and if not, why."""
+    """Whether a definition is verified, by which ground truths, or why not."""
 
     truths: tuple[str, ...]  # ground truths that passed, in order of priority
     reason: str  # one line; empty if verified
 
     @property
     def verified(self) -> bool:
-        """Whether the tag `status:verified` is earned."""
+        """Whether `status:verified` is earned."""
         return not self.reason
 
     def tags(self, definition: Definition) -> tuple[str, ...]:
-        """The definition's tags with its status, in the old one's place or in front."""
+        """The definition's tags with its status, at the place of the old one, else first."""
         tags = list(definition.tags)
         places = [index for index, tag in enumerate(tags) if tag.startswith(STATUS)]
         rest = [tag for tag in tags if not tag.startswith(STATUS)]
@@ -74,7 +74,7 @@ class Verification:
 
 
 def implementation_verdicts(rows: Iterable[VerdictRow]) -> dict[str, dict[str, ImplementationVerdict]]:
-    """What verdict rows come to, by definition and implementation; pairs of ground truths are left out."""
+    """Verdict rows summed up by definition and implementation, without pairs of ground truths."""
     groups: dict[str, dict[str, list[VerdictRow]]] = {}
     for row in rows:
         if PAIR not in row.implementation:
@@ -83,8 +83,8 @@ def implementation_verdicts(rows: Iterable[VerdictRow]) -> dict[str, dict[str, I
 
 
 def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
-    """What the rows of one implementation on one definition come to."""
-    # Others meet other hidden cases, and a scaled-down definition says nothing of the definition itself.
+    """One implementation's rows on one definition, summed up."""
+    # Hidden cases differ between runs, and a scaled-down definition says nothing of the definition itself.
     fixed = [row for row in rows if not is_hidden(row.case) and not row.scaled_down]
     compared = [row for row in fixed if row.verdict == Verdict.PASS and row.output != WHOLE]
     skipped = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
@@ -130,7 +130,7 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
 
 
 def verification(definition: Definition, verdicts: Verdicts) -> Verification:
-    """What the verdicts of implementations say of a definition as it is now."""
+    """Whether a definition, as it is now, is verified by its implementations' verdicts."""
     reference = verdicts.get(REFERENCE)
     ran = [verdicts[name] for name in TRUTHS if name in verdicts]
     truths: tuple[str, ...] = ()
@@ -156,20 +156,20 @@ def verification(definition: Definition, verdicts: Verdicts) -> Verification:
 
 
 class ModelRow(NamedTuple):
-    """One definition of one model."""
+    """A definition of a model, and its status."""
 
     model: str
     definition: str
     op_type: str
-    # tp, ep: the parallelism that its tags name; None: they name none
+    # tp, ep: parallelism in its tags; None: none
     tp: int | None
     ep: int | None
-    by: tuple[str, ...]  # the ground truths that its reference agrees with; empty unless verified
+    by: tuple[str, ...]  # ground truths that its reference agrees with; empty unless verified
     reason: str  # why it is not verified; empty if it is
 
 
 def model_rows(definition: Definition, found: Verification) -> list[ModelRow]:
-    """A row per model tag of a definition."""
+    """A row per `model:` tag of a definition."""
 
     def number(kind: str) -> int | None:
         values = tag_values(definition.tags, kind)
@@ -181,12 +181,12 @@ def model_rows(definition: Definition, found: Verification) -> list[ModelRow]:
 
 
 def tag_values(tags: Iterable[str], kind: str) -> list[str]:
-    """What tags of one kind say, e.g. `model`."""
+    """Values of the tags of one kind, such as `model`."""
     return [tag.partition(":")[2] for tag in tags if tag.startswith(f"{kind}:")]
 
 
 def model_table(rows: Iterable[ModelRow]) -> list[str]:
-    """Markdown: one line per row."""
+    """A Markdown table of the rows."""
     lines = ["| model | definition | op_type | tp | ep | status |", "|---|---|---|---|---|---|"]
     for row in rows:
         numbers = " | ".join("" if value is None else str(value) for value in (row.tp, row.ep))

@@ -1,1 +1,1 @@
-"""The report site: static pages about a finished run, which load nothing from anywhere else."""
+"""The report site: static pages about a finished run, which load nothing from elsewhere."""

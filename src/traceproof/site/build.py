@@ -1,6 +1,6 @@
-"""The site of a finished run: one pass over its verdict rows, a page per definition, then what sums them up.
+"""The site of a finished run: one pass over its verdict rows, a page per definition, then overviews.
 
-Every page is written once, by a template that escapes whatever it is given.
+Every page is written once, by a template that escapes its values.
 """
 
 import json
@@ -30,20 +30,20 @@ from traceproof.site.view import View, plot
 
 HERE = Path(__file__).parent
 HEAD = (("index.html", "Overview"), ("findings.html", "Findings"), ("models.html", "Models"))
-LONGEST = 200_000  # characters of a source that are highlighted; a longer one is shown plain
+LONGEST = 200_000  # characters of a source that are highlighted; longer ones are shown plain
 FindingKey = tuple[str, str | None, str, str]  # definition, case, implementation, output
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run's folder and the results folder that it lies in."""
+    """A run's folder, and the results folder that contains it."""
 
     results: Path  # with `stacks/`
-    run: Path  # with `summary.json`, `cases/` and `verdicts/`; `results` itself for the whole dataset
+    run: Path  # with `summary.json`, `cases/` and `verdicts/`; `results` itself if the whole dataset was selected
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """What the rule `report` wrote. Raises TraceproofError: there is none, or it is of other verdicts."""
+        """Content of summary.json. Raises TraceproofError: it is missing, or made of other verdicts."""
         if not (self.run / "summary.json").is_file():
             problem = f"none was started in {self.run}, or it was interrupted before its report"
             todo = "Run `traceproof verify`, which goes on from what is finished, or name a folder by --selection."
@@ -56,7 +56,7 @@ class Finished:
 
     @cached_property
     def findings(self) -> Mapping[FindingKey, str]:
-        """`new`, `known` or `unexpected` for each row that is a finding."""
+        """The kind, `new`, `known` or `unexpected`, of each row that is a finding."""
         return {
             (found["definition"], found["case"], found["implementation"], found["output"]): kind
             for kind, rows in self.summary["findings"].items()
@@ -65,17 +65,17 @@ class Finished:
 
     @property
     def op_types(self) -> list[str]:
-        """The op_types that have verdicts."""
+        """The op_types with verdicts."""
         return sorted({path.name.partition(".")[0] for path in (self.run / "verdicts").glob("*.jsonl")})
 
     def plan(self, op_type: str) -> OpTypePlan:
-        """What was planned of an op_type."""
+        """The plan of an op_type."""
         return OpTypePlan.read(self.run / "cases" / f"{op_type}.json")
 
     def verdicts(self, op_type: str) -> Iterator[tuple[str, list[VerdictRow]]]:
-        """The rows of one definition after the other. Raises TraceproofError: one's rows stand in two places."""
+        """(definition, its rows), one by one. Raises TraceproofError: a definition's rows are in two places."""
         seen = set()
-        for path in sorted((self.run / "verdicts").glob(f"{op_type}.*jsonl")):  # a large one's in several files
+        for path in sorted((self.run / "verdicts").glob(f"{op_type}.*jsonl")):  # a large op_type has several files
             for name, rows in groupby(each_row(path), key=lambda row: row.definition):
                 if name in seen:
                     raise TraceproofError(f"{path}: the rows of {name} stand in two places", todo="Verify again.")
@@ -83,7 +83,7 @@ class Finished:
                 yield name, list(rows)
 
     def stacks(self) -> Iterator[Mapping[str, str]]:
-        """Name, device and package versions of each stack that has a record."""
+        """Name, device and package versions of each recorded stack."""
         for path in sorted((self.results / "stacks").glob("*.json")):
             record = json.loads(path.read_text(encoding="utf-8"))
             versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
@@ -91,7 +91,7 @@ class Finished:
 
 
 class Built(NamedTuple):
-    """What was written."""
+    """What was written: the folder, and how much."""
 
     folder: Path
     pages: int
@@ -101,10 +101,10 @@ class Built(NamedTuple):
 
 @dataclass
 class SiteFolder:
-    """The folder of a site that is being built."""
+    """The folder of a site while it is built."""
 
-    folder: Path  # made anew
-    sentence: str  # what the run ended with; stands below every page
+    folder: Path  # created anew
+    sentence: str  # the run's result, which is below every page
     _count: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
     _started: float = field(default_factory=time.monotonic, init=False)
@@ -131,7 +131,7 @@ class SiteFolder:
         return found
 
     def write(self, path: str, template: str, **values: Any) -> None:  # noqa: ANN401 - what the template takes
-        """Write a page; `path` is relative to the folder, with at most one folder in it."""
+        """Write a page; `path` is relative to the folder, at most one folder deep."""
         root = "../" * path.count("/")
         text = self._templates.get_template(f"{template}.html.j2").render(here=path, root=root, **values)
         data = text.encode("utf-8", "replace")
@@ -147,7 +147,7 @@ class SiteFolder:
 
 
 def highlighted(source: str) -> Markup | str:
-    """Python source as HTML with classes; Pygments escapes it."""
+    """Python source as HTML with classes, escaped by Pygments."""
     if len(source) > LONGEST:
         return source
     return Markup(highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)))  # noqa: S704 - escaped by Pygments
@@ -157,11 +157,11 @@ def highlighted(source: str) -> Markup | str:
 class Overview:
     """The table of definitions by implementation, which `tables.js` shows."""
 
-    # a definition's first cells, and by implementation what it came to on each device: verdict, reason, margin
+    # a definition's first cells, and by implementation a result per device: verdict, reason, margin
     rows: list[tuple[list[Any], dict[str, list[list[Any]]]]] = field(default_factory=list)
 
     def add(self, view: View) -> None:
-        """Add a definition: of each implementation that has to do with it the worst verdict, margin and reason."""
+        """Add a definition, with the worst verdict, margin and reason of each implementation that applies."""
         results: dict[str, list[list[Any]]] = {}
         for ran, tally in view.places.items():
             if tally.verdict == Verdict.SKIP and tally.reason == Skip.NO_ADAPTER:
@@ -174,7 +174,7 @@ class Overview:
 
     @property
     def data(self) -> dict[str, Any]:
-        """A column for each implementation that has results; `results` is the place of the first of them."""
+        """The table, with a column per implementation that has results; `results` is the first one's index."""
         met = dict.fromkeys(name for _, results in self.rows for name in results)
         used = [name for name in dict.fromkeys([*IMPLEMENTATIONS, *met]) if name in met]
         rows = [
@@ -186,39 +186,39 @@ class Overview:
 
 
 class OpLine(NamedTuple):
-    """A definition on its op_type's page."""
+    """A definition's line on its op_type's page."""
 
     name: str
     outcome: str
     grade: str
     compared: tuple[str, ...]
-    margins: Mapping[str, float]  # the largest of each implementation that has one
+    margins: Mapping[str, float]  # the largest one per implementation
 
 
 @dataclass(frozen=True, slots=True)
 class OpType:
-    """An op_type's page."""
+    """The page of an op_type."""
 
     name: str
     lines: list[OpLine] = field(default_factory=list)
 
     @property
     def margins(self) -> dict[str, Any]:
-        """Plot: the largest margin of each definition and implementation."""
+        """Data for a plot: the largest margin of each definition and implementation."""
         names = dict.fromkeys(name for line in self.lines for name in line.margins)
         series = {name: [line.margins.get(name) for line in self.lines] for name in names}
         return plot("margins", (line.name for line in self.lines), series)
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Definitions by what came of them."""
+        """Numbers of definitions by conclusion."""
         return Counter(line.outcome for line in self.lines)
 
 
 def build(finished: Finished, folder: Path) -> Built:
-    """Build the site of a finished run, in a folder that is made anew.
+    """Build the site of a finished run in a new folder.
 
-    Raises TraceproofError: files of the run are missing or torn, or the folder is not ours.
+    Raises TraceproofError: files of the run are missing or damaged, or the folder is not ours.
     """
     summary = finished.summary
     pages, overview = SiteFolder(folder, sentence(summary)), Overview()
@@ -256,7 +256,7 @@ def build(finished: Finished, folder: Path) -> Built:
 
 
 def _views(finished: Finished, op_type: str) -> Iterator[View]:
-    """The definitions that have verdicts, then those that were planned and have none."""
+    """The definitions with verdicts, then those that were planned and have none."""
     plan = finished.plan(op_type)
     seen = set()
     for name, rows in (*finished.verdicts(op_type), *((name, []) for name in sorted(plan.whole))):

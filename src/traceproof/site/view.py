@@ -1,4 +1,4 @@
-"""What pages show: verdicts counted, and a definition's page."""
+"""What pages show: counted verdicts, and the facts of a definition's page."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,25 +14,26 @@ from traceproof.run.schema import IMPLEMENTATIONS, PAIR, WHOLE, PlannedDefinitio
 from traceproof.stacks import distribution
 
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
-LARGEST = 5  # rows whose worst places are shown beside the findings
+LARGEST = 5  # passing rows nearest to their limits that are shown beside findings
 
 
 class Tally:
-    """Verdict rows counted."""
+    """Verdict rows, counted."""
 
     def __init__(self, rows: Iterable[VerdictRow]) -> None:
         rows = list(rows)
         self.counts = Counter(str(row.verdict) for row in rows)  # by verdict
-        self.reasons = Counter(str(row.reason) for row in rows if row.reason is not None)  # where it did not pass
+        # of rows that did not pass
+        self.reasons = Counter(str(row.reason) for row in rows if row.reason is not None)
         margins = [row.gate.margin for row in rows if row.gate is not None and row.gate.margin is not None]
         self.margin = max(margins, default=None)  # largest share of a gate's limit that was used
-        # The worst verdict; `skip` only where nothing else is. The most frequent reason.
+        # The worst verdict (skip only if all are), and the most frequent reason.
         self.verdict = str(next((one for one in WORST_FIRST if self.counts[one]), Verdict.SKIP))
         self.reason = self.reasons.most_common(1)[0][0] if self.reasons else ""
 
 
 class RanOn(NamedTuple):
-    """Who ran, on what, in which version of the packages that the answers come from."""
+    """An implementation on a device, with the version of its packages."""
 
     implementation: str
     device: str
@@ -40,7 +41,7 @@ class RanOn(NamedTuple):
 
 
 class CaseLine(NamedTuple):
-    """All implementations' verdicts on one output of one case."""
+    """The verdicts of all implementations on one output of a case."""
 
     case: str
     size: str
@@ -51,39 +52,39 @@ class CaseLine(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """A definition's page."""
+    """The facts of a definition's page."""
 
-    # figures that are shown of a row
+    # figures shown per row
     numbers: ClassVar = ("max_abs", "mean_abs", "max_rel", "mean_rel", "cosine", "mse", "hit_ratio")
     # name, op_type: of the definition
     name: str
     op_type: str
-    outcome: str  # what came of it, in a word of the summary
-    grade: str  # how strong its proof is; empty: it has none
+    outcome: str  # a Conclusion's value
+    grade: str  # strength of its proof; empty: none
     rows: Sequence[VerdictRow]  # its verdict rows
-    # `new`, `known` or `unexpected`, of rows that are findings, by case, implementation and output
+    # by (case, implementation, output): `new`, `known` or `unexpected`, for rows that are findings
     kinds: Mapping[tuple[str | None, str, str], str]
-    planned: PlannedDefinition | None  # its plan; None: its file is no definition
-    verdicts: Verdicts  # what its rows come to, by implementation
+    planned: PlannedDefinition | None  # None: its file is no definition
+    verdicts: Verdicts  # its rows summed up by implementation
 
     @cached_property
     def definition(self) -> Definition | None:
-        """The definition; None where its file is none."""
+        """The definition; None if its file is no definition."""
         return self.planned.parsed if self.planned is not None else None
 
     @cached_property
     def verification(self) -> Verification | None:
-        """Whether it is verified, and by whom; None without a plan."""
+        """Whether it is verified, and by whom; None without a definition."""
         return verification(self.definition, self.verdicts) if self.definition is not None else None
 
     @property
     def scaled_down(self) -> str:
-        """Which axes are smaller in what was judged in its place; empty: it was judged itself."""
+        """Axes that were smaller in what was judged in its place; empty: none."""
         return next((row.scaled_down for row in self.rows if row.scaled_down), "")
 
     @cached_property
     def places(self) -> Mapping[RanOn, Tally]:
-        """What each implementation came to, on each device and in each version, in the order of the rows."""
+        """Rows counted per implementation, device and version, in the rows' order."""
         found: dict[RanOn, list[VerdictRow]] = {}
         for row in self.rows:
             stacks = (environment_of(o) if o in IMPLEMENTATIONS else o for o in row.implementation.split(PAIR))
@@ -95,17 +96,18 @@ class View:
 
     @cached_property
     def compared(self) -> tuple[str, ...]:
-        """Implementations of which anything was not a skip: the columns of the table of cases."""
+        """Implementations with rows that are no skips: the columns of the table of cases."""
         return tuple(dict.fromkeys(row.implementation for row in self.rows if row.verdict != Verdict.SKIP))
 
     @property
     def lines(self) -> Iterator[CaseLine]:
-        """The table of cases."""
+        """Rows of the table of cases."""
         table: dict[tuple[str, str], dict[str, VerdictRow]] = {}
         for row in self.rows:
             if row.implementation in self.compared:
                 cells = table.setdefault((str(row.case or row.path), row.output), {})
-                if row.implementation not in cells or row.bad:  # of several about a whole case the bad one counts
+                # of several rows about a whole case, a bad one is shown
+                if row.implementation not in cells or row.bad:
                     cells[row.implementation] = row
         for (case, output), cells in table.items():
             row = next(iter(cells.values()))
@@ -115,27 +117,27 @@ class View:
 
     @cached_property
     def findings(self) -> list[tuple[str, VerdictRow]]:
-        """Rows that are findings, with what kind of one."""
+        """(kind, row) of the rows that are findings."""
         kinds = ((self.kinds.get((row.case, row.implementation, row.output), ""), row) for row in self.rows)
         return [(kind or "new", row) for kind, row in kinds if kind or row.bad]
 
     @property
     def largest(self) -> list[VerdictRow]:
-        """The passing rows that come nearest to their limits."""
+        """The passing rows nearest to their limits."""
         passed = [(row.gate.margin, row) for row in self.rows if row.verdict == Verdict.PASS and row.gate]
         found = [(margin, row) for margin, row in passed if margin]
         return [row for _, row in sorted(found, key=lambda one: -one[0])[:LARGEST]]
 
     @property
     def repeat(self) -> str:
-        """The command that repeats all of it, as far as the rows' own commands agree."""
+        """The command that repeats the whole definition, derived from a row's."""
         first = next((row.repeat for row in self.rows if row.repeat), "")
         head, case, tail = first.partition(" --case ")
         return " ".join([head, *tail.split(" ")[1:]]).strip() if case else head
 
     @cached_property
     def margins(self) -> dict[str, Any]:
-        """Plot: the share of the limit that each output of each case used."""
+        """Data for a plot: the share of the limit that each output of each case used."""
         found: dict[str, dict[str, float]] = {}
         for row in self.rows:
             if row.gate is not None and row.gate.margin is not None:
@@ -145,7 +147,7 @@ class View:
 
     @cached_property
     def histogram(self) -> dict[str, Any]:
-        """Plot: elements of all cases by error, as a share of what the specification allows."""
+        """Data for a plot: elements of all cases by error, as a share of what the specification allows."""
         found: dict[str, list[int]] = {}
         for row in self.rows:
             counts = row.metrics.get("histogram")
@@ -158,7 +160,7 @@ class View:
 
 
 def plot(kind: str, labels: Iterable[str], series: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
-    """What plots.js draws: a name and a value per label for each series, to three digits."""
+    """Data for plots.js: per series a name and a value per label, to three digits."""
 
     def short(value: float | None) -> float | None:
         return value if value is None or isinstance(value, int) else float(f"{value:.3g}")

@@ -1,8 +1,8 @@
-"""Stacks: where ground truths come from, what they run in, and all that is known of each by name.
+"""Stacks: where ground truths come from, what they run in, and all facts that depend on a package's name.
 
-A stack is a record, `STACK` in a module of this folder: whoever adds a stack adds a file. Beside it
-come its ground truths in the ops and its pins: a dependency group in pyproject.toml, `envs/<name>.txt`, and a
-source in sources.lock where it has an origin. Standard library only, since every interpreter reads the records.
+A stack is a record, `STACK` in a module of this folder, so adding a stack adds a file. It also needs ground truths
+in the ops and its pins: a dependency group in pyproject.toml, `envs/<name>.txt`, and a source in sources.lock if
+it has an origin. Imports the standard library alone, since every interpreter reads the records.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable that names the folder of modules built ahead: <name>/<name>.so
+LIBRARIES = "TRACEPROOF_LIBRARIES"  # variable: folder of modules built ahead, as <name>/<name>.so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,24 +20,23 @@ class GroundTruth:
     """A ground truth: an implementation of that name; functions decorated by `@OP.truth` are its calls."""
 
     name: str  # of the implementation
-    label: str  # what people call it
-    calls: str  # what it calls, to follow "agrees with"
-    priority: int  # place in the specified order; the smallest comes first
-    eager: bool = False  # whether it is PyTorch operation by operation, so that memory holds what is between them
+    label: str  # its name for people
+    calls: str  # what it calls, as text after "agrees with"
+    priority: int  # rank in the specified order, the smallest first
+    eager: bool = False  # whether it is PyTorch operation by operation, so that intermediate results take memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOrigin:
-    """Where a source comes from if nothing else is said."""
+    """Where a source comes from by default."""
 
     url: str  # its repository
-    package: str = ""  # what its releases are called; empty: it has none
-    inside: str = ""  # the folder of a release's source package that is meant; empty: the release itself
-    folders: tuple[str, ...] = ()  # all that is checked out (cone patterns); empty: everything
-    submodules: tuple[str, ...] = ()  # paths of the submodules that ground truths compile against
-    place: str = ""  # the repository's folder that holds the package; empty: the repository itself
-    # what a build puts into the package beside its Python files: name in `<package>/data` -> path in the
-    # repository
+    package: str = ""  # name of its releases; empty: it has none
+    inside: str = ""  # the folder of a release's source package that is meant; empty: all
+    folders: tuple[str, ...] = ()  # cone patterns of a sparse checkout; empty: all files
+    submodules: tuple[str, ...] = ()  # submodules that its kernels are compiled against
+    place: str = ""  # folder of the repository that has the package; empty: its root
+    # what a build adds to the package: name in `<package>/data` -> path in the repository
     data: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -46,78 +45,77 @@ class Module:
     """A kernel module that a stack compiles before its first use."""
 
     generator: str  # API key of the function that describes it
-    args: tuple[Any, ...] = ()  # its arguments, JSON values; a dtype is written as `torch.bfloat16`
-    # pattern found in the names of source files that no call of ours reaches, without their suffix
+    args: tuple[Any, ...] = ()  # its arguments, as JSON; a dtype is written as `torch.bfloat16`
+    # pattern in names of source files, without suffix, that none of our calls needs
     unused: str | None = None
-    # whether the generator compiles the module into the stack's own cache, and does not describe it
+    # whether the generator itself compiles into the stack's cache, and describes nothing
     compiles: bool = False
 
     @property
     def label(self) -> str:
-        """Short text that is unique among modules."""
+        """A short text that is unique among modules."""
         parts = [str(arg).removeprefix("torch.") for arg in self.args]
         return "-".join([self.generator.removeprefix("gen_"), *parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """One stack."""
+    """A package with ground truths, or one that models are read with, and its environment."""
 
-    name: str  # of the stack, its environment, its dependency group and its file `envs/<name>.txt`
+    name: str  # also of its environment, its dependency group and `envs/<name>.txt`
     truths: tuple[GroundTruth, ...] = ()  # the ground truths that run in it
-    # what is imported; `distribution` is what is installed, `formerly` what held the package before it
+    # name for imports; `distribution` is the installed one's name, `formerly` earlier ones'
     package: str
     distribution: str
     formerly: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()  # further distributions whose versions can change an output
-    # API key -> where it may be found (`module:attribute`), the newest name first. The one place that knows what
-    # an API is called at which version.
+    # API key -> places (`module:attribute`) where it may be, the newest version's first. API names by version are
+    # known only here.
     apis: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # API keys that a supported version may lack without leaving anything out
+    # API keys that a supported version may lack without losing anything
     optional: frozenset[str] = frozenset()
-    # values of the parameter `backend` by API key, where its annotation does not list them
+    # API key -> values of parameter `backend`, if its annotation does not list them
     backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    tuner: str = ""  # `module:class`, whose `choose_one` chooses among tactics; empty: nothing does
+    tuner: str = ""  # `module:class` whose `choose_one` chooses among tactics; empty: none
     modules: tuple[str, ...] = ()  # further modules that its adapters import
-    prepare: str = ""  # `module:function`, called once before anything of the package is imported; empty: nothing
-    settings: Mapping[str, str] = field(default_factory=dict)  # variables that it reads, set unless they are given
-    # its repository and releases; outputs are then keyed by the code that an op_type can reach in the package.
-    # None: by its version.
+    prepare: str = ""  # `module:function`, called once before anything of the package is imported; empty: none
+    # environment variables that it reads, and values for those that are not set
+    settings: Mapping[str, str] = field(default_factory=dict)
+    # its repository and releases; the package's files then count in cache keys. None: only its version does.
     origin: SourceOrigin | None = None
-    tagged: bool = False  # whether it is what the dataset's `fi_api:` tags name functions of
-    # `module:function`, which says for a function's dotted name and a definition's inputs which parameter takes
-    # each, and which element of a tuple, if it is one; empty: nothing says so
+    tagged: bool = False  # whether the dataset's `fi_api:` tags name its functions
+    # `module:function` that gives, for a function's dotted name and a definition's inputs, each one's parameter
+    # and place in its tuple; empty: none
     parameters: str = ""
-    # whether its own tests are those of linear attention that `traceproof coverage` reads
+    # whether `traceproof coverage` reads its tests of linear attention
     linear_attention: bool = False
     main: bool = False  # whether planning, references, oracles and judging run in it
-    triton: bool = False  # whether its kernels are Triton's alone, so that TRITON_INTERPRET=1 runs them on a CPU
-    reads_models: bool = False  # whether it is built to read models with, and runs no kernel
-    cpu: str = ""  # the environment in its place where there is no NVIDIA driver; empty: there is none
-    # what an environment takes when it is installed, where it is not GPU_GB
+    triton: bool = False  # whether all its kernels are Triton's, so that TRITON_INTERPRET=1 runs them on a CPU
+    reads_models: bool = False  # whether it only reads models, and runs no kernels
+    cpu: str = ""  # the environment that replaces it without an NVIDIA driver; empty: none
+    # GB that an installed environment takes, if not GPU_GB
     gb: Mapping[str, float] = field(default_factory=dict)
-    toolkit: bool = False  # whether it compiles with nvcc, so that `cuda_home` may name a toolkit of the machine
-    needs_nvcc: bool = False  # whether it can not do without
-    # by API key of a kernel module's generator, how long the module builds alone on 16 cores; only the order
-    # matters
+    toolkit: bool = False  # whether it compiles with nvcc, so that `cuda_home` may name the machine's toolkit
+    needs_nvcc: bool = False  # whether it can not work without nvcc
+    # API key of a generator -> seconds that the module builds alone on 16 cores; only their order matters
     build_seconds: Mapping[str, float] = field(default_factory=dict)
     # generators of modules whose longest file takes about as long as all files of all modules
     long_files: frozenset[str] = frozenset()
-    # variable of the environment -> folder below the stack's cache
+    # environment variable -> folder in the stack's cache
     caches: Mapping[str, str] = field(default_factory=dict)
-    variables: tuple[str, ...] = ()  # prefixes of what workers for trusted code see of the environment
+    variables: tuple[str, ...] = ()  # prefixes of environment variables that workers for trusted code get
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Its name for people."""
         return self.truths[0].label if self.truths else self.name
 
     def places(self, key: str) -> tuple[str, ...]:
-        """Where an API may be found; a key `module:attribute`, which one op_type alone uses, says it itself."""
+        """Places of an API; a key `module:attribute`, used by one op_type alone, is a place itself."""
         return (key,) if ":" in key else self.apis[key]
 
     def preparation(self) -> Callable[[], None] | None:
-        """The function that `prepare` names; None: nothing has to be done."""
+        """The function that `prepare` names; None: there is none."""
         if not self.prepare:
             return None
         module, _, name = self.prepare.partition(":")
@@ -131,11 +129,11 @@ class Stack:
 
     @property
     def unhashed(self) -> frozenset[str]:
-        """Those of them whose torch is PyTorch's CPU build: it is not the registry's file, so it has no hash."""
+        """Those of them with PyTorch's CPU build of torch: that file is not the registry's, so it has no hash."""
         return frozenset({self.name} if self.reads_models else {self.cpu} - {""})
 
 
-# The records that there are.
+# All records.
 
 
 def _discovered() -> Iterator[Stack]:
@@ -148,7 +146,7 @@ def _order(stack: Stack) -> tuple[bool, bool, int]:
     return not stack.main, not stack.truths, min((truth.priority for truth in stack.truths), default=0)
 
 
-# The main stack first, the others by their ground truths' priority, those without any last.
+# The main stack first, then by their ground truths' priority, then those without any.
 STACKS: Mapping[str, Stack] = MappingProxyType({one.name: one for one in sorted(_discovered(), key=_order)})
 # Ground truths in the specified order of priority.
 TRUTHS: Mapping[str, GroundTruth] = {
@@ -156,25 +154,25 @@ TRUTHS: Mapping[str, GroundTruth] = {
     for truth in sorted((one for stack in STACKS.values() for one in stack.truths), key=lambda one: one.priority)
 }
 STACK_OF: Mapping[str, str] = {truth.name: stack.name for stack in STACKS.values() for truth in stack.truths}
-# The ground truth that stands for each stack, in that order: one that shares a stack is not among them.
+# The first ground truth of each stack, in that order.
 FIRST_TRUTHS = tuple(name for name in TRUTHS if STACKS[STACK_OF[name]].truths[0].name == name)
 (TAGGED,) = (name for name, stack in STACKS.items() if stack.tagged)
 (MAIN,) = (name for name, stack in STACKS.items() if stack.main)
 (READER,) = (name for name, stack in STACKS.items() if stack.reads_models)
-# Stacks that run kernels: what a machine with a GPU has.
+# Stacks that run kernels.
 KERNELS = tuple(name for name, stack in STACKS.items() if not stack.reads_models)
-# The package of every stack whose code is followed; the others are keyed by their versions alone.
+# Package of every stack with an origin; others count in cache keys by version only.
 PACKAGES: Mapping[str, str] = {name: stack.package for name, stack in STACKS.items() if stack.origin is not None}
 ENVIRONMENTS = tuple(name for stack in STACKS.values() for name in stack.environments)
 UNHASHED = frozenset(name for stack in STACKS.values() for name in stack.unhashed)
 
 
 def truths_of(stack: str) -> tuple[str, ...]:
-    """The ground truths that run in a stack, or in an environment of that name."""
+    """The ground truths of a stack, or of an environment of that name."""
     found = next((one for one in STACKS.values() if stack in one.environments), None)
     return tuple(truth.name for truth in found.truths) if found else ()
 
 
 def distribution(name: str) -> str:
-    """The package that a stack's name stands for in versions; a name that is no stack's stands for itself."""
+    """The distribution of a stack; any other name is returned as it is."""
     return STACKS[name].distribution if name in STACKS else name

@@ -1,4 +1,4 @@
-"""SGLang on the CPU, to read models with; built only where models are extracted."""
+"""SGLang on the CPU, for reading models; built only where models are extracted."""
 
 from traceproof.stacks import Stack
 

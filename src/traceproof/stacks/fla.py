@@ -1,4 +1,4 @@
-"""Flash Linear Attention. APIs read off fla-core 0.6.0."""
+"""Flash Linear Attention. API names are those of fla-core 0.6.0."""
 
 from traceproof.stacks import GroundTruth, SourceOrigin, Stack
 

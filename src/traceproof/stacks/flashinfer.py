@@ -1,4 +1,4 @@
-"""FlashInfer. APIs read off 0.6.13 and 0.7.2.post1, a newer name in front of an older one."""
+"""FlashInfer. API names are those of 0.6.13 and 0.7.2.post1, the newer one first."""
 
 import contextlib
 import importlib
@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from traceproof.reasons import Skip, Unavailable, UnavailableError
 from traceproof.stacks import LIBRARIES, GroundTruth, SourceOrigin, Stack
 
-ENVIRONMENT = "flashinfer.jit.env"  # where its folders are named
-LOADER = "flashinfer.jit.cubin_loader"  # of kernels that it downloads as they are called
+ENVIRONMENT = "flashinfer.jit.env"  # module that defines FlashInfer's folders
+LOADER = "flashinfer.jit.cubin_loader"  # module for kernels that are downloaded when called
 SSU = "flashinfer.jit.mamba.selective_state_update"
 
 APIS = {
@@ -45,11 +45,11 @@ APIS = {
     ),
     "moe_fp8_block": ("flashinfer.fused_moe:trtllm_fp8_block_scale_moe",),
     "moe_fp8_tensor": ("flashinfer.fused_moe:trtllm_fp8_per_tensor_scale_moe",),
-    # Generators of kernel modules: what the build stage compiles.
+    # Generators of kernel modules, for building ahead.
     "gen_norm": ("flashinfer.jit.norm:gen_norm_module",),
     "gen_decode": ("flashinfer.jit:gen_batch_decode_module",),
     "gen_prefill": ("flashinfer.jit:gen_batch_prefill_module",),
-    "gen_prefill_fa2": (  # since 0.7 the wrappers build the form for caches of equal strides
+    "gen_prefill_fa2": (  # since 0.7 the wrappers build the variant for caches with equal strides
         "flashinfer.jit.attention.modules:_gen_batch_prefill_primary_module",
         "flashinfer.jit:gen_batch_prefill_module",
     ),
@@ -65,16 +65,16 @@ APIS = {
 
 
 def prepare() -> None:
-    """Set what STACK.settings says, and take what was built ahead.
+    """Set the variables of STACK.settings, and make FlashInfer use modules that were built ahead.
 
-    Modules that were built ahead are taken for those that FlashInfer's own package of binaries would hold: they
-    are loaded as they are, and nothing is compared or compiled.
+    They take the place of FlashInfer's own package of binaries, so they are loaded without being compared or
+    compiled.
     """
     for name, value in STACK.settings.items():
         os.environ.setdefault(name, value)
     libraries = os.environ.get(LIBRARIES)
     if libraries and importlib.util.find_spec("flashinfer_jit_cache") is None:
-        with contextlib.suppress(ImportError):  # whoever looks for an API says what is missing
+        with contextlib.suppress(ImportError):  # whoever looks for an API reports what is missing
             environment: Any = importlib.import_module(ENVIRONMENT)
             environment.FLASHINFER_AOT_DIR = Path(libraries)
     with contextlib.suppress(ImportError):
@@ -84,10 +84,10 @@ def prepare() -> None:
 
 
 def _wait(seconds: float, repository: str) -> None:
-    """Wait before a download is tried again, which FlashInfer does for 35 to 70 s in all.
+    """Wait before FlashInfer repeats a download, which it does for 35 to 70 s in all.
 
     Raises:
-        UnavailableError: this machine does not know the host, as without a network: no later try will do better.
+        UnavailableError: the host is unknown, as without a network, so that repeating does not help.
     """
     host = urlsplit(repository).hostname or repository
     try:
@@ -99,9 +99,9 @@ def _wait(seconds: float, repository: str) -> None:
 
 
 def parameters(function: str, inputs: tuple[str, ...]) -> Mapping[str, tuple[str, int | None]]:
-    """What the template of a function says of inputs: the parameter of each, and the element of its tuple.
+    """(parameter, element of its tuple or None) of each input, by a function's template.
 
-    A function has several templates where its forms differ; that with these inputs counts. Empty: there is none.
+    A function has several templates for different forms; the one with these inputs counts. {}: there is none.
     """
     logging: Any = importlib.import_module("flashinfer.api_logging")
     for original, template, _ in getattr(logging, "_TRACE_REGISTRY", ()):
@@ -120,17 +120,17 @@ STACK = Stack(
     distribution="flashinfer-python",
     versions=("apache-tvm-ffi", "nvidia-cutlass-dsl"),
     apis=APIS,
-    backends={  # 0.7.2.post1; what they need is told by the calls
+    backends={  # of 0.7.2.post1; calls report what they need
         "decode": ("fa2", "fa3", "trtllm-gen", "cute-dsl", "cudnn"),
         "prefill_paged": ("fa2", "fa3", "cudnn", "trtllm-gen", "cute-dsl", "cute-dsl-prims"),
         "prefill_ragged": ("fa2", "fa3", "cudnn", "cutlass", "cute-dsl", "cute-dsl-prims", "cutile"),
         "mla": ("fa2", "fa3", "cutlass"),
     },
     tuner="flashinfer.autotuner:AutoTuner",
-    optional=frozenset({"gen_gdn_prefill"}),  # since 0.7 CuTe compiles that one, as it is called
+    optional=frozenset({"gen_gdn_prefill"}),  # since 0.7 CuTe compiles it at its call
     modules=(ENVIRONMENT,),
     prepare="traceproof.stacks.flashinfer:prepare",
-    # the CUDA norm kernels: the CuTe ones need a compiler package that not every machine has
+    # the CUDA norm kernels, as the CuTe ones need a compiler package
     settings={"FLASHINFER_USE_CUDA_NORM": "1"},
     origin=SourceOrigin(
         url="https://github.com/flashinfer-ai/flashinfer.git",

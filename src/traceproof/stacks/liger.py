@@ -1,4 +1,4 @@
-"""Liger-Kernel: Triton kernels for training; their forward halves are ground truths. APIs read off 0.8.5."""
+"""Liger-Kernel: Triton kernels for training; their forward parts are ground truths. API names are of 0.8.5."""
 
 from traceproof.stacks import GroundTruth, SourceOrigin, Stack
 

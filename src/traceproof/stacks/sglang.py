@@ -1,6 +1,6 @@
-"""SGLang. APIs read off 0.5.22 and 0.5.23; a newer name goes in front of an older one.
+"""SGLang. API names are those of 0.5.22 and 0.5.23; a newer name comes first.
 
-Below its record, what brings it up as a library: no server, no model, one rank. It breaks first.
+Below its record is what SGLang needs as a library: no server, no model, one rank. New versions break this first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STACK = Stack(
     name="sglang",
     truths=(
         GroundTruth(name="sglang", label="SGLang", calls="SGLang's kernel", priority=20),
-        # PyTorch code beside its kernels, which runs on a CPU too.
+        # PyTorch code beside its kernels, which also runs on a CPU.
         GroundTruth(
             name="sglang_native",
             label="SGLang's native forms",
@@ -43,7 +43,7 @@ STACK = Stack(
             "sglang.kernels.ops.layernorm.minimax_m3_rmsnorm:gemma_fused_add_rmsnorm",
         ),
         "rotary_embedding": ("sgl_kernel:rotary_embedding",),
-        # Compile a kernel module, for the build stage.
+        # Functions that compile a kernel module, for building ahead.
         "gen_rmsnorm": ("sglang.kernels.ops.layernorm.norm:_jit_rmsnorm_module",),
         "gen_fused_add_rmsnorm": ("sglang.kernels.ops.layernorm.norm:_jit_fused_add_rmsnorm_module",),
         # Native forms.
@@ -90,7 +90,7 @@ STACK = Stack(
     origin=SourceOrigin(
         url="https://github.com/sgl-project/sglang.git",
         package="sglang",
-        folders=("python", "test"),  # the server, its router and translations are not what kernels are made of
+        folders=("python", "test"),  # without the server, its router and translations
         place="python",
     ),
     toolkit=True,
@@ -98,7 +98,7 @@ STACK = Stack(
 )
 
 KERNELS, CONTEXT, ARGUMENTS = STACK.modules
-# The smallest model description that SGLang's argument check accepts; nothing of it is used.
+# The smallest model config that SGLang's argument check accepts; nothing of it is used.
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -115,23 +115,23 @@ MODEL = {
 
 
 def stand_in_for_kernels() -> None:
-    """Let the Triton kernels and native forms import where SGLang's compiled kernel package is absent.
+    """Make Triton kernels and native forms importable where SGLang's compiled kernel package is not installed.
 
-    Their modules import names of it that they do not call here, but for two: of one SGLang has a Triton
-    version, the other sorts indices (`align`).
+    Their modules import names from it that are not called here, except two: SGLang has a Triton version of one,
+    and the other sorts indices (`align`).
     """
     if importlib.util.find_spec(KERNELS) is None:
         _Kernels({KERNELS}, _Name).install()
 
 
 class _Kernels(StandIns):
-    """The kernel package; `stands_in` tells whoever asks if it is there."""
+    """Stands in for the kernel package; `stands_in` tells that it is not the real one."""
 
     stands_in = True
 
 
 class _Name:
-    """Has every attribute; what is called raises, but for the two that are stood in for."""
+    """Has every attribute; calling it raises, except for the two functions that are replaced."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -154,15 +154,15 @@ class _Name:
 def align(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
     ids: torch.Tensor, buckets: int, block: int, tokens: torch.Tensor, experts: torch.Tensor, total: torch.Tensor
 ) -> None:
-    """Sort (token, expert) pairs into blocks of one expert each; only indices, no arithmetic on values.
+    """Sort (token, expert) pairs into blocks of one expert each; integers only.
 
     Args:
         ids: experts from -1 (left out) to `buckets` - 2, any shape; pair `i` is its `i`-th element.
-        buckets: experts and one more for -1.
-        block: pairs a block.
-        tokens: written; pairs by expert, each expert's last block filled up with `ids.numel()`.
+        buckets: number of experts plus one, for -1.
+        block: pairs per block.
+        tokens: written; pairs by expert, each expert's last block padded with `ids.numel()`.
         experts: written; each block's expert.
-        total: written; one number, the pairs with the padding.
+        total: written; one number, the pairs with padding.
     """
     bucket = ids.flatten().long() + 1
     counts = torch.bincount(bucket, minlength=buckets)
@@ -180,7 +180,7 @@ def align(  # noqa: PLR0913, PLR0917 - the kernel's own arguments
 
 
 def publish() -> None:
-    """Give the process a configuration: kernels read flags out of it. Once is enough."""
+    """Give the process a configuration, once, as kernels read flags from it."""
     context = importlib.import_module(CONTEXT)
     if context.publish_role() is not None:
         return

@@ -1,4 +1,4 @@
-"""PyTorch's operators, and all that is not a ground truth's: planning, references, oracles, judging."""
+"""PyTorch: its operators as ground truths, and the main stack: planning, references, oracles, judging."""
 
 from traceproof.stacks import GroundTruth, Stack
 
