@@ -73,11 +73,12 @@ def draft(
     These texts are ours, written from the definitions' semantics; `traceproof.extract.merge` judges every
     reference by the op's float64 oracle. `$NAME` stands for a value; inputs in `without` are left out. `inputs`
     and `outputs` list tensors with their axes, `:dtype` if not bfloat16, `?` if optional; scalars have no axes.
-    `sizes` are const axes, and constants of the reference under their names in capitals; `unstated` ones are axes
-    only, so that a scaled-down definition may have smaller ones. `says` and `run` are docstring and body of the
-    reference's `run`, `head` precedes all functions; functions of the file are added if they are called. What a
-    table leaves out is as in the table that it is `like`. Raises KeyError: a placeholder has no value, or a tensor
-    or axis no description.
+    `sizes` are const axes, and constants of the reference under their names in capitals; `unstated` ones, where a
+    tensor has them, are axes only, so that a scaled-down definition may have smaller ones. `says` and `run` are
+    docstring and body of the reference's `run`, `head` precedes all functions; functions of the file are added if
+    they are called. What a table leaves out is as in the tables that it is `like`, of which the last comes first;
+    `with` gives values, to them as well. Raises KeyError: a placeholder has no value, or a tensor or axis no
+    description.
     """
     told = next(found for found in _files() if skeleton in found)
 
@@ -88,10 +89,9 @@ def draft(
             return [filled(value) for value in said]
         return Template(said).substitute(values).strip("\n") if isinstance(said, str) else said
 
-    own = told[skeleton]
-    stated: dict[str, Any] = {
-        name: filled(said) for name, said in {**told[own.get("like", skeleton)], **own}.items()
-    }
+    said = _said(told, skeleton)
+    values = filled(said.pop("with")) | values
+    stated: dict[str, Any] = filled(said)
     described = told["described"] | stated.pop("described", {})
     constants, run = stated.pop("sizes", {}), stated.pop("run")
     sizes = constants | stated.pop("unstated", {})
@@ -111,9 +111,8 @@ def draft(
     called = _function(inputs, constants, stated.pop("says"), run)
     imports = "import math\n\nimport torch" if "math." in "".join((run, *functions)) else "import torch"
     parts = ["\n\n".join(filter(None, (imports, "\n".join(before).strip("\n")))), *functions, called]
-    stated.pop("like", None)
     axes: dict[str, dict[str, Any]] = {}
-    for axis in dict.fromkeys([*used, *sizes]):
+    for axis in dict.fromkeys([*used, *constants]):
         kind = {"type": "const", "value": int(sizes[axis])} if axis in sizes else {"type": "var"}
         axes[axis] = {**kind, "description": described[axis]}
     return Draft(
@@ -125,6 +124,14 @@ def draft(
         scaled_down=scaled_down,
         **stated,
     )
+
+
+def _said(told: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """What a table of a file says, with what the tables that it is `like` say."""
+    found: dict[str, Any] = {"with": {}}
+    for said in (*(_said(told, name) for name in told[table].get("like", ())), told[table]):
+        found |= said | {"with": found["with"] | said.get("with", {})}
+    return {name: said for name, said in found.items() if name != "like"}
 
 
 @cache

@@ -670,19 +670,18 @@ STAGES: Mapping[str, Mapping[str, str]] = {
 INPUTS = {"window": "window_left", "logit_cap": "logits_soft_cap", "sinks": "sinks"}  # by fact
 
 
-def bending(op_type: str, call: KernelCall) -> tuple[str, dict[str, str], set[str]]:
-    """The text of a call's definitions, its values, and what they lack: the log-sum-exp, where there are sinks."""
-    facts = dict(call.facts).keys() & INPUTS.keys()
-    if not facts:
-        return op_type, {}, set()
-    given = [INPUTS[fact] for fact in INPUTS if fact in facts]
+def bending(call: KernelCall) -> tuple[dict[str, str], set[str]]:
+    """The values of a call's definitions, and what they lack: the log-sum-exp, where there are sinks."""
+    facts = [fact for fact in INPUTS if fact in dict(call.facts)]
+    given = [INPUTS[fact] for fact in facts]
     names = {"window": "window", "logit_cap": "capped", "sinks": "sinks"}
     values = {
-        "kinds": "_".join(names[fact] for fact in INPUTS if fact in facts),
-        "passed": ", ".join(f"{name}={name}" for name in given),
+        "attend": "attend_bent" if facts else "attend",
+        "bent": "".join(f"_{names[fact]}" for fact in facts),
+        "passed": "".join(f", {name}={name}" for name in given),
         "returned": "output" if "sinks" in facts else "output, lse",
     }
-    return f"{op_type}_bent", values, {*INPUTS.values()} - {*given} | ({"lse"} if "sinks" in facts else set())
+    return values, {*INPUTS.values()} - {*given} | ({"lse"} if "sinks" in facts else set())
 
 
 def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
@@ -696,8 +695,8 @@ def paged(op_type: str) -> Callable[[KernelCall, Choice], Iterator[Draft]]:
             if stage == "decode":
                 without |= {"qo_indptr"}
             values = {**dict(call.facts), "page_size": size, "stage": stage, "num_tokens": tokens, **STAGES[stage]}
-            skeleton, more, lacking = bending(op_type, call)
-            yield draft(op_type, skeleton, {**values, **more}, without=without | lacking)
+            more, lacking = bending(call)
+            yield draft(op_type, op_type, {**values, **more}, without=without | lacking)
 
     return drafts
 
@@ -706,9 +705,8 @@ def ragged(op_type: str, **facts: str) -> Callable[[KernelCall, Choice], Iterato
     """Whole sequences, keys and values side by side; causal. `facts` of the call are the constants of the text."""
 
     def drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
-        skeleton, more, lacking = bending(op_type, call)
-        values = {name: call[fact] for name, fact in facts.items()}
-        yield draft(op_type, skeleton, {**values, **more}, without=lacking)
+        more, lacking = bending(call)
+        yield draft(op_type, op_type, {name: call[fact] for name, fact in facts.items()} | more, without=lacking)
 
     return drafts
 
