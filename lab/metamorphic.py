@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from mutate import cut, parsed
+from mutate import each_definition
 from relations.building import Experiment, Outputs, Relation
 from relations.op_types import relations_of
 from traceproof.dataset.definition import Definition
-from traceproof.dataset.tree import read_tree
 from traceproof.judge import gates
 from traceproof.judge.gates import unit_roundoff
 from traceproof.judge.output import Expected, judge_output
@@ -31,8 +26,7 @@ from traceproof.reasons import Verdict
 from traceproof.run.case import SolvedCase, solve
 from traceproof.run.tensors import same_values
 from traceproof.run.untrusted import CallError, UntrustedSource, loaded
-from traceproof.run.workers import untrusted_pool
-from traceproof.sandbox import GIB, Limits, Pool, Status
+from traceproof.sandbox import Limits, Pool, Status
 
 # References of experts compute in float32 from the stored values: two of their answers differ by an order of sums
 # and one rounding of the output. The op's own limits are for kernels that requantise.
@@ -226,13 +220,18 @@ def _bounded(definition: Definition, oracle: Tensors) -> Tensors:
     return found
 
 
-def try_relations(definition: Definition, pool: Pool, *, limits: Limits, seed: int) -> Iterator[dict[str, Any]]:
-    """What becomes of every relation of a definition, see `try_relation`.
+def measured(definition: Definition, pool: Pool, limits: Limits) -> dict[str, Any]:
+    """What becomes of every relation of a definition, see `try_relation`; none where a case needs too much memory.
 
     A refusal, a crash, a hang or an out-of-memory breaks the relation at hand. `pool` has workers for untrusted
     code, see `traceproof.run.workers.untrusted_pool`.
     """
-    subjects = [solve(definition, case, seed=seed) for case in cases_of(definition, seed)]
+    op, cases = registry.get(definition.op_type).of_form(definition), cases_of(definition, seed=0)
+    most = limits.memory_bytes or 0
+    if any(op.memory(definition, case) > most for case in cases):
+        return {"counts": {"too large": 1}}
+    subjects = [solve(definition, case, seed=0) for case in cases]
+    rows = []
     for relation in relations_of(definition):
         try:
             with loaded(definition, pool, limits=limits) as source:
@@ -240,42 +239,10 @@ def try_relations(definition: Definition, pool: Pool, *, limits: Limits, seed: i
         except CallError as error:
             text = f"{error.reply.status}: {error.reply.message[-300:]}"
             found = {"cases": 1, "agreement": str(Agreement.NONE), "evidence": text, "failing": []}
-        yield {"definition": definition.name, "op_type": definition.op_type, "relation": relation.name, **found}
-
-
-def main() -> int:
-    """One JSON file a definition in --out. 1 if a relation is broken."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", type=Path, action="append", default=[], help="may be given several times")
-    parser.add_argument("--out", type=Path, default=Path("results/calibration/relations"))
-    parser.add_argument("--definition-name", nargs="*", help="default: all")
-    parser.add_argument("--seconds", type=float, default=600.0, help="limit of one relation")
-    parser.add_argument("--memory-gib", type=int, default=6, help="limit of one relation")
-    parser.add_argument("--cut", nargs="*", default=[], metavar="AXIS=SIZE", help="run with other const axes")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    most = options.memory_gib * GIB
-    limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=most)
-    counted: Counter[str] = Counter()
-    with untrusted_pool() as pool:
-        for dataset in options.dataset:
-            for name, entry in read_tree(dataset).definitions.items():
-                if options.definition_name and name not in options.definition_name:
-                    continue
-                definition = cut(entry.definition, parsed(options.cut))
-                op = registry.get(definition.op_type).of_form(definition)
-                if any(op.memory(definition, case) > most for case in cases_of(definition, 0)):
-                    sys.stderr.write(f"{name}: left out, needs more than {options.memory_gib} GiB\n")
-                    continue
-                started = time.monotonic()
-                rows = list(try_relations(definition, pool, limits=limits, seed=0))
-                (options.out / f"{name}.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-                agreed = Counter(row["agreement"] for row in rows if row["cases"])
-                sys.stderr.write(f"{name}: {dict(agreed)} in {time.monotonic() - started:.0f} s\n")
-                counted += agreed
-    sys.stdout.write(f"{dict(counted)}\n")
-    return int(counted[Agreement.NONE] > 0)
+        rows.append({"relation": relation.name, **found})
+    counts = Counter(row["agreement"] for row in rows if row["cases"])
+    return {"definition": definition.name, "op_type": definition.op_type, "counts": counts, "relations": rows}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bool(each_definition(__doc__, measured, out="relations", seconds=600.0)[Agreement.NONE]))

@@ -14,10 +14,11 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,7 @@ class Fate(StrEnum):
     SURVIVED = "survived"  # other bits, and the judge let it pass
 
 
-def measured(definition: Definition, pool: Pool, *, limits: Limits) -> dict[str, Any]:
+def measured(definition: Definition, pool: Pool, limits: Limits) -> dict[str, Any]:
     """How many mutants of a definition's reference have each fate, and all that were not killed.
 
     `pool` has workers for untrusted code, see `traceproof.run.workers.untrusted_pool`. Raises CallError: the
@@ -251,29 +252,36 @@ def measured(definition: Definition, pool: Pool, *, limits: Limits) -> dict[str,
     return {"definition": definition.name, "op_type": definition.op_type, "counts": dict(counts), "kept": kept}
 
 
-def main() -> int:
-    """One JSON file a definition in --out; a finished one is not measured again."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("results/calibration/mutants"))
+def each_definition(
+    about: str | None, measure: Callable[[Definition, Pool, Limits], dict[str, Any]], *, out: str, seconds: float
+) -> Counter[str]:
+    """The sum of the `counts` that `measure` gives for every definition of the datasets on the command line.
+
+    One JSON file a definition in --out; a definition whose file is there is not measured again.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--dataset", type=Path, action="append", required=True, help="may be given several times")
+    parser.add_argument("--out", type=Path, default=Path("results/calibration", out))
     parser.add_argument("--definition-name", nargs="*", help="default: all")
-    parser.add_argument("--seconds", type=float, default=120.0, help="limit of one mutant")
-    parser.add_argument("--memory-gib", type=int, default=6, help="limit of one mutant")
+    parser.add_argument("--seconds", type=float, default=seconds, help="limit of one")
+    parser.add_argument("--memory-gib", type=int, default=6, help="limit of one")
     parser.add_argument("--cut", nargs="*", default=[], metavar="AXIS=SIZE", help="run with other const axes")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     limits = Limits(seconds=options.seconds, setup_seconds=900.0, memory_bytes=options.memory_gib * GIB)
+    counted: Counter[str] = Counter()
     with untrusted_pool() as pool:
-        for name, entry in read_tree(options.dataset).definitions.items():
-            path = options.out / f"{name}.json"
-            if path.exists() or (options.definition_name and name not in options.definition_name):
+        for name, entry in chain.from_iterable(read_tree(one).definitions.items() for one in options.dataset):
+            path, started = options.out / f"{name}.json", time.monotonic()
+            if options.definition_name and name not in options.definition_name:
                 continue
-            started = time.monotonic()
-            found = measured(cut(entry.definition, parsed(options.cut)), pool, limits=limits)
-            path.write_text(json.dumps(found, indent=1), encoding="utf-8")
-            sys.stderr.write(f"{name}: {found['counts']} in {time.monotonic() - started:.0f} s\n")
-    return 0
+            if not path.exists():
+                found = measure(cut(entry.definition, parsed(options.cut)), pool, limits)
+                path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+                sys.stderr.write(f"{name}: {found['counts']} in {time.monotonic() - started:.0f} s\n")
+            counted.update(json.loads(path.read_text(encoding="utf-8"))["counts"])
+    return counted
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    each_definition(__doc__, measured, out="mutants", seconds=120.0)

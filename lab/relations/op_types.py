@@ -1,6 +1,7 @@
 """The relations of op_types whose references are long; of all others, those of a batch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,14 +97,15 @@ def _residual_exchanged(subject: Subject) -> Experiment | None:
     return other_inputs(subject.with_inputs(hidden_states=other, residual=one))
 
 
-RMSNORM = (
-    *BATCH,
+# Of those forms alone that do no more than a norm, and call their inputs so.
+NORM = (
     Relation("x doubled, far from eps", _norm_scale),
     Relation("weight doubled", scaled("weight", output=times(0.5, "output")), exact=True),
     Relation("sign of x", negated("hidden_states", "residual"), exact=True),
     Relation("columns permuted", columns),
     Relation("hidden states and residual exchanged", _residual_exchanged, exact=True),
 )
+RMSNORM = (*BATCH, *(replace(one, holds=lambda told: {"eps", "scale"}.isdisjoint(told.inputs)) for one in NORM))
 
 
 # Rotary embeddings
