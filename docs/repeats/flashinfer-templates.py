@@ -1,4 +1,4 @@
-"""Findings 1 to 38 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
+"""Findings 1 to 38 and 41 to 45 of docs/findings-templates.md, F3 and F4: `python flashinfer-templates.py 1 7 F4 ...`, or all of them.
 
 What is wrong in FlashInfer's trace templates: their references, definitions and `init`s. Needs torch and FlashInfer 0.7.2.post1, and no
 GPU. Each prints what it got and what is right.
@@ -330,11 +330,43 @@ def n38():
     return f"of two keys the first query sees {float(found[0, 0, 0])}, causal_p is {default} by default (right: 0.5, or True)"
 
 
+def n41():
+    out, codes, scales = torch.zeros(1, 128), torch.zeros(128, 128, dtype=torch.uint8), torch.zeros(128, 16).byte()
+    call = template("mm_bf16_fp4_cute_dsl_native_sf2d").reference
+    found = call(torch.ones(1, 256), codes + 0x22, scales + 0x38, out=out)
+    return f"`out` afterwards: {float(out[0, 0])}, and C is it: {found is out} (right: 0.0, or an output that stands for it)"
+
+
+def n42():
+    q, k = (torch.zeros(0, heads, 128, dtype=torch.bfloat16) for heads in (32, 8))
+    found = template("rope").reference(q, k, torch.tensor([0, 0]), torch.zeros(1), rotary_dim=32)
+    return f"of an empty batch, 32 columns rotated: {[tuple(one.shape) for one in found]} (right: (0, 32, 128) and (0, 8, 128))"
+
+
+def n43():
+    import flashinfer.gdn_decode  # registers its templates
+
+    call = next(t for _, t, _ in _TRACE_REGISTRY if "replayssm_g" in t.inputs and "intermediate_states_buffer" in t.inputs)
+    last = inspect.getsource(call.reference).strip().splitlines()[-1].strip()
+    return f"outputs: {list(call.outputs)}; the reference ends with `{last}` (right: all of them)"
+
+
+def n44():
+    codes, ends = torch.zeros(2, 8, 8, dtype=torch.uint8), torch.tensor([0, 2])
+    call = lambda: template("msa_proxy_score_fp4").reference(codes, codes, torch.zeros(512).byte(), torch.zeros(512).byte(), 1.0, 1.0, ends, ends)
+    return f"two tokens of 8 heads of 16 codes: {refused(call)} (right: nothing)"
+
+
+def n45():
+    q, cache = torch.zeros(1, 4, 64), (torch.zeros(1, 1, 8, 64), torch.zeros(1, 1, 8, 64))
+    return f"4 heads of queries, 8 of keys: {refused(lambda: template('batch_attention_run').reference(q, cache))} (right: nothing)"
+
+
 def f4():
     got, scale = template("mxfp8_quantize").reference(torch.ones(1, 32))
     back = float(got[0, 0].float() * 2.0 ** (int(scale.flatten()[0]) - 127))
     return f"1.0 comes back from mxfp8 as {back} (right: 1.0)"
 
 
-for name in sys.argv[1:] or (*map(str, range(1, 39)), "F4"):
+for name in sys.argv[1:] or (*map(str, range(1, 39)), *map(str, range(41, 46)), "F4"):
     print(f"{name}: {globals()['n' + name if name.isdigit() else name.lower()]()}")
