@@ -118,7 +118,7 @@ class Started:
         """Its exit code, the seconds that it took from now, and what it printed."""
         started = time.monotonic()
         try:
-            code = self.process.wait(timeout=60)
+            code = self.process.wait(timeout=LONGEST)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)  # one left behind would fail every test after this one
             self.process.wait()
@@ -208,7 +208,7 @@ def test_a_run_ends_with_its_reader(repository: Repository) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=LONGEST) != 0
 
 
 def test_an_interrupt_that_what_is_imported_catches_is_not_lost(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_an_interrupt_that_what_is_imported_catches_is_not_lost(tmp_path: Path) 
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONGEST,
     )
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "Stopped.\n")
 

@@ -12,9 +12,9 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-import with_torch
 
 from traceproof.api import forms
 
@@ -51,7 +51,7 @@ def test_an_example_runs_as_it_is_written(name: str, python: Path, tmp_path: Pat
     file = tmp_path / ("test_example.py" if "@pytest.mark" in text else "example.py")
     file.write_text(text, encoding="utf-8")
     command = ["pytest", "-q", file.name] if "@pytest.mark" in text else [str(file)]
-    done = with_torch.run(*command, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, python=str(python))
+    done = forked.run(*command, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, python=str(python))
     assert done.returncode == 0, done.stdout + done.stderr
     if name == "A function":
         assert "RIGHT: rms_norm for rmsnorm_h4096" in done.stdout

@@ -224,7 +224,7 @@ def said(program: str, *folders: Path) -> list[str]:
     """The lines that a program prints, which imports from some folders."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SRC, *folders)))}
     ran = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
     )
     return ran.stdout.splitlines()
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
-import with_torch
 from definitions import GOOD, rmsnorm, write, write_workloads
 from dialect_samples import GATED
 from testgen_support import NOTHING_KNOWN, contents, dataset, everything
@@ -34,7 +34,7 @@ def run_pytest(
     options = ["-q", "-rsf", "-p", "no:cacheprovider", *(["--own-cases"] if alone else ())]
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment |= {} if alone else {"PYTHONPATH": str(SOURCE)}
-    return with_torch.run(*start, *options, *sizes, *arguments, cwd=dataset, env=environment)
+    return forked.run(*start, *options, *sizes, *arguments, cwd=dataset, env=environment)
 
 
 def outcome(done: subprocess.CompletedProcess[str], test: str) -> str:

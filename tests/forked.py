@@ -1,4 +1,4 @@
-"""Runs Python programs in forks of an interpreter that has imported PyTorch, which is most of what they take."""
+"""Runs Python programs in forks of an interpreter that has imported what takes longest: PyTorch, or Snakemake."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-# As `python -m pytest` and `python FILE` would: a line on stdin asks for a run, its exit code is the answer.
+# As `python -m MODULE` and `python FILE` would: a line on stdin asks for a run, its exit code is the answer.
 PARENT = """
-import json, os, runpy, sys
-import pytest, torch
+import gc, json, os, runpy, sys
+import {}
+gc.freeze()
 for line in sys.stdin:
     cwd, environment, said, program, *arguments = json.loads(line)
     if child := os.fork():
@@ -25,8 +26,8 @@ for line in sys.stdin:
     os.environ.clear()
     os.environ.update(environment)
     for number, file in enumerate((os.devnull, *said)):
-        os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
-    module = program == "pytest"
+        os.dup2(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    module = not program.endswith(".py")
     sys.argv = [program, *arguments]
     sys.path[:1] = [cwd if module else os.path.dirname(program), *environment.get("PYTHONPATH", "").split(":")]
     (runpy.run_module if module else runpy.run_path)(program, run_name="__main__")
@@ -35,24 +36,28 @@ for line in sys.stdin:
 
 
 @cache
-def _parent(python: str) -> subprocess.Popen[str]:
+def _parent(python: str, having: str) -> subprocess.Popen[str]:
     given = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    command, pipe = [python, "-c", PARENT], subprocess.PIPE
+    command, pipe = [python, "-c", PARENT.format(having)], subprocess.PIPE
     process = subprocess.Popen(command, env=given, cwd="/", stdin=pipe, stdout=pipe, text=True)
     atexit.register(process.communicate)
     return process
 
 
 def run(
-    *command: str, cwd: Path, env: Mapping[str, str], python: str = sys.executable
+    *command: str,
+    cwd: Path,
+    env: Mapping[str, str],
+    python: str = sys.executable,
+    having: str = "pytest, torch",
 ) -> subprocess.CompletedProcess[str]:
-    """Run `pytest` or a file, with arguments."""
-    process = _parent(python)
+    """Run a module or a file, with arguments, `having` these modules; its stdout has its stderr, too."""
+    process = _parent(python, having)
     assert process.stdin is not None
     assert process.stdout is not None
     with TemporaryDirectory() as folder:
-        said = [os.path.join(folder, name) for name in ("out", "err")]  # noqa: PTH118 - as JSON
-        process.stdin.write(json.dumps([str(cwd), dict(env), said, *command]) + "\n")
+        both = os.path.join(folder, "both")  # noqa: PTH118 - as JSON
+        process.stdin.write(json.dumps([str(cwd), dict(env), [both, both], *command]) + "\n")
         process.stdin.flush()
         code = int(process.stdout.readline())
-        return subprocess.CompletedProcess(command, code, *(Path(file).read_text() for file in said))
+        return subprocess.CompletedProcess(command, code, Path(both).read_text(), "")
