@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 import torch
 
+from traceproof.ops.attention import Operands, Precision, Span, attend
 from traceproof.ops.attention_op import each, seeing
 from traceproof.ops.base import Tensors, dtype_of
 from traceproof.ops.families.expert import Scaling, mixture_of, stored
@@ -232,6 +234,56 @@ def chunked(kind: str) -> Callable[[Wide], Tensors]:
     return formula
 
 
+def by_instructions(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Products of queries [H, N, D] and keys [H, D, L], eight at a time, each sum being cut off to float32."""
+    total = torch.zeros((*queries.shape[:2], keys.shape[-1]), dtype=torch.float64, device=queries.device)
+    for first in range(0, queries.shape[-1], 8):
+        total.baddbmm_(queries[..., first : first + 8].double(), keys[:, first : first + 8].double())
+        total.view(torch.int64).bitwise_and_(-1 << 29)
+    return total.to(queries.dtype)
+
+
+def in_tiles(size: Callable[[int], int]) -> Callable[[Operands, Precision], Tensors]:
+    """Tiles of keys, their size by the longest sequence's, o = sum(o_i 2**lse_i) / sum(2**lse_i)."""
+
+    def computed(operands: Operands, precision: Precision) -> Tensors:
+        longest = max((len(span.rows) for span in operands.spans), default=0)
+        tile = max(1, size(max(longest, 1)))
+        merged: Tensors = {}
+        for start in range(0, max(longest, 1), tile):
+            spans: list[Span] = []  # of the keys of this tile that a query sees, per query where they are not all
+            for span in operands.spans:
+                first = len(span.rows) - span.stop + span.start  # the place of the first query
+                if span.window < 0 and (not span.causal or start + tile <= first + 1):  # all see it whole
+                    bias = None if span.bias is None else span.bias[..., start : start + tile]
+                    rows = span.rows[start : start + tile]
+                    spans.append(Span(span.start, span.stop, rows, causal=False, bias=bias))
+                    continue
+                for query in range(span.start, span.stop):
+                    place = len(span.rows) - span.stop + query
+                    low = max(start, place - span.window) if span.window >= 0 else start
+                    high = max(low, min(start + tile, place + 1 if span.causal else len(span.rows)))
+                    bias = span.bias
+                    if bias is not None:
+                        own = query - span.start if bias.shape[1] > 1 else 0
+                        bias = bias[:, own : own + 1, low:high]
+                    spans.append(Span(query, query + 1, span.rows[low:high], causal=False, bias=bias))
+            part = attend(replace(operands, spans=tuple(spans)), precision)
+            if not merged:
+                merged = part
+                continue
+            top = torch.maximum(merged["lse"], part["lse"])
+            top = torch.where(torch.isinf(top), torch.zeros_like(top), top)
+            left, right = torch.exp2(merged["lse"] - top), torch.exp2(part["lse"] - top)
+            total = left + right
+            safe = torch.where(total == 0, torch.ones_like(total), total)
+            output = merged["output"] * (left / safe)[..., None] + part["output"] * (right / safe)[..., None]
+            merged = {"output": output, "lse": top + torch.log2(total)}
+        return merged
+
+    return computed
+
+
 def cache_order(wide: Wide) -> Mapping[str, torch.Tensor]:
     """Each token's list of rows in ascending order."""
     return {"sparse_indices": wide.given("sparse_indices").sort(-1).values}
@@ -241,9 +293,9 @@ ATTENTION = (
     Variant("naive, weights rounded", lost=False),
     Variant("float32 throughout", lost=False, weights="float32"),
     # The smallest instructions of tensor cores for 16-bit numbers: they cut off most often.
-    Variant("summed by tensor cores", applies=of_16_bits, lost=False, instruction=8),
-    Variant("online softmax", lost=False, tile=lambda _: 64),
-    Variant("split KV, merged", lost=False, tile=lambda longest: -(-longest // 2)),
+    Variant("summed by tensor cores", applies=of_16_bits, lost=False, product=by_instructions),
+    Variant("online softmax", lost=False, attended=in_tiles(lambda _: 64)),
+    Variant("split KV, merged", lost=False, attended=in_tiles(lambda longest: -(-longest // 2))),
     Variant(
         "keys in the opposite order",
         applies=lambda wide: (
@@ -302,7 +354,7 @@ MIXTURES = (
 TABLED = (
     Variant("naive, weights rounded", lost=False),
     Variant("float32 throughout", lost=False, weights="float32"),
-    Variant("online softmax", lost=False, tile=lambda _: 64),
+    Variant("online softmax", lost=False, attended=in_tiles(lambda _: 64)),
 )
 # Of op_types that are not named here: PLAIN and FLOAT64.
 CODED = (

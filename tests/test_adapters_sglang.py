@@ -40,7 +40,7 @@ def adapter_of(definition: Definition, truth: str = "sglang") -> Adapter:
 def kernel(definition: Definition, api: Api) -> support.Kernel:
     """The adapter's call as the judge's helper wants it; fails where an input is written."""
     adapter = adapter_of(definition)
-    assert set(adapter.apis) <= api.keys()
+    api = {key: api[key] for key in adapter.apis}
 
     def run(_: Definition, inputs: Values) -> list[torch.Tensor]:
         before = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}

@@ -12,7 +12,7 @@ import torch
 
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
-from traceproof.ops.attention_calls import operands_of
+from traceproof.ops.attention import operands_of
 from traceproof.ops.attention_inputs import POISON
 from traceproof.ops.families.sparse import unpack
 from traceproof.ops.op import Op

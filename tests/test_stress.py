@@ -17,7 +17,7 @@ from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
 from traceproof.ops import far, registry
 from traceproof.ops.adapter import Adapter, Api, Outputs, Signature
-from traceproof.ops.attention_calls import operands_of
+from traceproof.ops.attention import operands_of
 from traceproof.ops.base import Tensors, Values, rounded
 from traceproof.ops.cases import AFTER, SIZES, STRESS, Case
 from traceproof.ops.families.routing import Method, Weigh, sum_one

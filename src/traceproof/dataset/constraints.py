@@ -42,8 +42,9 @@ def names(expression: str) -> frozenset[str]:
     return frozenset(node.id for node in found) - {node.id for node in found if isinstance(node.ctx, ast.Store)}
 
 
+@lru_cache(maxsize=4096)  # those of a definition are read for each of its cases
 def parse(expression: str) -> ast.expr:
-    """The syntax tree of an expression. Raises SyntaxError: it is none."""
+    """The syntax tree of an expression, for reading alone. Raises SyntaxError: it is none."""
     return ast.parse(expression.strip(), mode="eval").body
 
 
@@ -75,6 +76,13 @@ def with_axes(expression: str, definition: Definition) -> ast.expr:
         return shape[index] if shape and -len(shape) <= index < len(shape) else found[0]
 
     return parse(re.sub(r"\b(\w+)\.shape\[\s*(-?\d+)\s*\]", axis, expression))
+
+
+def broken(definition: Definition, sizes: Mapping[str, int]) -> str | None:
+    """The first constraint that sizes beside those of const axes make false; None: none is."""
+    known = {**definition.const_axes, **sizes}
+    stated = definition.constraints or ()
+    return next((text for text in stated if evaluate(with_axes(text, definition), known) is False), None)
 
 
 def says_the_same_twice(node: ast.expr) -> bool:

@@ -112,6 +112,16 @@ def signature(text: str, *, rows: str | None = None) -> Signature:
 Call = Callable[..., Outputs]  # (api, definition, inputs) -> outputs by name, fresh tensors
 
 
+def asked(definition: Definition, **outputs: torch.Tensor) -> Outputs:
+    """Those of a call's outputs that a definition has."""
+    return {name: outputs[name] for name in definition.outputs}
+
+
+def nothing(_: Given) -> dict[str, Any]:
+    """The function takes a definition's inputs and no more."""
+    return {}
+
+
 class Conditions(TypedDict, total=False):
     """What else an adapter says of its call; see there."""
 

@@ -1,27 +1,36 @@
-"""Softmax attention over gathered rows: its formula.
+"""Softmax attention: its formula, and what calls of it give, by the names of their inputs.
 
-Every attention op is brought to one shape (`attention_calls`): queries [T, Hq, D], flattened keys [S, Hkv, D] and
-values [S, Hkv, Dv], and one `Span` per sequence that says which queries see which rows. Absorbed latent attention
-is the case Hkv = 1 with the values equal to the first part of the keys; sparse attention is one span per token.
+Every call is brought to one shape: queries [T, Hq, D], flattened keys [S, Hkv, D] and values [S, Hkv, Dv], and one
+`Span` per sequence that says which queries see which rows. Absorbed latent attention is the case Hkv = 1 with the
+values equal to the first part of the keys; sparse attention is one span per token.
 
 Queries without a visible key, whether the sequence is empty or q_len > kv_len under the causal mask, give an
 output of 0 and an LSE of -inf. That is this project's decision where published references differ (some give NaN);
 it is what FlashInfer's kernels do, and the limit of a sum over nothing.
+
+Keys lie in pages that an index pointer or a table [sequences, pages] names, side by side, or where a token's
+list says; queries have ends, lengths, or the same number in each sequence. Lists or bits of blocks of keys, per
+block of queries, leave out the others, or put a mean in the place of each, which weighs as many keys as it has.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from typing import Any
 
+from traceproof.dataset.definition import Definition, DType
 from traceproof.lazy import torch
-from traceproof.ops.base import Tensors
+from traceproof.ops import registry
+from traceproof.ops.adapter import dim
+from traceproof.ops.base import Given, Tensors, tensor
 from traceproof.ops.compare import Close, Comparison
+from traceproof.ops.formula import Part, Wide, same
 
 MAX_LOGITS = 1 << 22  # logits held at once: 32 MiB in float64, three such arrays live at a time
 INSTRUCTION = 16  # products of 16-bit numbers that a tensor core of a Hopper GPU adds to a float32 sum at a time
-FLOAT32_BITS = -1 << 29  # of a float64: what is left once it is cut off to float32
 LSE_FACTOR = 8.0  # of the gate of log-sum-exps
 GATES: Mapping[str, Comparison] = {
     "output": Close(),
@@ -68,8 +77,9 @@ class Precision:
     compute: torch.dtype
     weights: torch.dtype
     lost: float = 0.0  # part of each logit that is lost, toward zero
-    instruction: int = 0  # products that are added at a time, each sum being cut off to float32; 0: as torch adds
     shifted: bool = True  # whether the largest logit is subtracted before the exponential
+    # of queries [H, N, D] and keys [H, D, L]; None: torch's own
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
 def attend(operands: Operands, precision: Precision) -> Tensors:
@@ -77,7 +87,7 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
 
     Queries outside every span get an output of 0 and an LSE of -inf.
     """
-    q, v, compute = operands.q, operands.v, precision.compute
+    q, v, compute, product = operands.q, operands.v, precision.compute, precision.product or torch.bmm
     heads, kv_heads = q.shape[1], v.shape[1]
     ratio = heads // kv_heads
     output = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=compute, device=q.device)
@@ -92,7 +102,7 @@ def attend(operands: Operands, precision: Precision) -> Tensors:
         for first in range(span.start, span.stop, step):
             last = min(first + step, span.stop)
             queries = q[first:last].to(compute).view(last - first, kv_heads, ratio, -1).transpose(0, 1)
-            logits = _products(queries.flatten(1, 2), keys, precision) * operands.scale  # [Hkv, n * ratio, L]
+            logits = product(queries.flatten(1, 2), keys) * operands.scale  # [Hkv, n * ratio, L]
             if precision.lost:
                 logits.sub_(logits, alpha=precision.lost)
             if operands.cap:
@@ -128,55 +138,6 @@ def _by_key_head(bias: torch.Tensor, kv_heads: int, ratio: int) -> torch.Tensor:
     return bias.view(kv_heads, ratio, *bias.shape[1:]).transpose(1, 2).flatten(1, 2)
 
 
-def _products(queries: torch.Tensor, keys: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """Products of queries [H, N, D] and keys [H, D, L], summed as `precision` says."""
-    step, shape = precision.instruction, (*queries.shape[:2], keys.shape[-1])
-    if not step:
-        return torch.bmm(queries, keys)
-    total = torch.zeros(shape, dtype=torch.float64, device=queries.device)
-    queries, keys = queries.double(), keys.double()
-    for first in range(0, queries.shape[-1], step):
-        total.baddbmm_(queries[..., first : first + step], keys[:, first : first + step])
-        total.view(torch.int64).bitwise_and_(FLOAT32_BITS)
-    return total.to(precision.compute)
-
-
-def in_tiles(operands: Operands, precision: Precision, tile: int) -> Tensors:
-    """Tiles of so many keys, merged by their log-sum-exps: o = sum(o_i 2**lse_i) / sum(2**lse_i)."""
-    longest = max((len(span.rows) for span in operands.spans), default=0)
-    merged: Tensors = {}
-    for start in range(0, max(longest, 1), tile):
-        spans: list[Span] = []  # of the keys of this tile that a query sees, per query where they are not all
-        for span in operands.spans:
-            first = len(span.rows) - span.stop + span.start  # the place of the first query
-            if span.window < 0 and (not span.causal or start + tile <= first + 1):  # all see it whole
-                bias = None if span.bias is None else span.bias[..., start : start + tile]
-                rows = span.rows[start : start + tile]
-                spans.append(Span(span.start, span.stop, rows, causal=False, bias=bias))
-                continue
-            for query in range(span.start, span.stop):
-                place = len(span.rows) - span.stop + query
-                low = max(start, place - span.window) if span.window >= 0 else start
-                high = max(low, min(start + tile, place + 1 if span.causal else len(span.rows)))
-                bias = span.bias
-                if bias is not None:
-                    own = query - span.start if bias.shape[1] > 1 else 0
-                    bias = bias[:, own : own + 1, low:high]
-                spans.append(Span(query, query + 1, span.rows[low:high], causal=False, bias=bias))
-        part = attend(replace(operands, spans=tuple(spans)), precision)
-        if not merged:
-            merged = part
-            continue
-        top = torch.maximum(merged["lse"], part["lse"])
-        top = torch.where(torch.isinf(top), torch.zeros_like(top), top)
-        left, right = torch.exp2(merged["lse"] - top), torch.exp2(part["lse"] - top)
-        total = left + right
-        safe = torch.where(total == 0, torch.ones_like(total), total)
-        output = merged["output"] * (left / safe)[..., None] + part["output"] * (right / safe)[..., None]
-        merged = {"output": output, "lse": top + torch.log2(total)}
-    return merged
-
-
 def cut_off(width: int) -> float:
     """Relative loss that tensor cores may inflict on a sum of `width` products.
 
@@ -186,3 +147,431 @@ def cut_off(width: int) -> float:
     loses half a spacing on average, which leaves room for that.
     """
     return (math.ceil(width / INSTRUCTION) + 1) / 2 * 2.0**-23
+
+
+# What calls give
+
+# Axes of each input, several where calls differ: b sequences, y queries of each, t queries of all, h heads; n keys
+# of all, l of each, g their heads; p pages of s tokens, m pages of a sequence; i, j ends of sequences; a heads of
+# a pattern, r its rows, f ends of rows, x entries of lists, u blocks, w and z words of bits, k tiles of keys; A, B
+# scales of codes. Widths may be packed.
+OUTPUTS = ("output", "output_out", "out_out")
+AXES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("q", "query", "q_fp4"), ("t h d", "b y h d", "h d")),
+    **dict.fromkeys(("k", "key", "k_fp4"), ("n g D", "b l g D")),
+    **dict.fromkeys(("v", "value"), ("n g e", "b l g e")),
+    **dict.fromkeys(("k_cache", "v_cache"), ("p g s e",)),
+    **dict.fromkeys(("kv_cache", "paged_kv_cache"), ("p c g s e", "p c s e", "p s e")),
+    **dict.fromkeys(("block_tables", "page_table"), ("b m", "g b m", "b y m")),
+    **dict.fromkeys(("seq_lens", "seq_lens_kv", "actual_seq_lens_kv"), ("b", "g b", "b y")),
+    **dict.fromkeys(("actual_seq_lens_q", "causal_seqlens_kv_global"), ("b",)),
+    **dict.fromkeys(("qo_indptr", "cum_seq_lens_q", "cu_seqlens_q"), ("i",)),
+    **dict.fromkeys(("cum_seq_lens_kv", "cu_seqlens_k"), ("j",)),
+    **dict.fromkeys(("k_summary", "v_summary"), ("b u g d",)),
+    "qkv": ("t c h d", "t h d"),
+    "q_scale": ("A",),
+    "k_scale": ("B",),
+    "max_score": ("h k t",),
+    "sinks": ("h",),
+    "q2k_indices": ("g t x",),
+    "block_indptr": ("b a f",),
+    "block_indices": ("x",),
+    "exact_block_bits": ("b a r w",),
+    "kv_valid_bits": ("b z",),
+    "custom_mask": ("t n",),
+    "alibi_slopes": ("h",),
+    **dict.fromkeys(OUTPUTS, ("t h o", "b y h o", "h o")),
+    "lse": ("t h",),
+}
+QUERIES, VALUES = ("q", "query", "qkv", "q_fp4", "q_nope", "q_pe"), ("v", "value", "v_cache")
+KEYS = ("k", "key", "k_cache", "k_fp4")
+COMBINED, TABLES = ("kv_cache", "paged_kv_cache"), ("block_tables", "page_table")
+KV_LENGTHS = ("seq_lens", "seq_lens_kv", "actual_seq_lens_kv")
+ENDS, KV_ENDS = ("qo_indptr", "cum_seq_lens_q", "cu_seqlens_q"), ("cum_seq_lens_kv", "cu_seqlens_k")
+FACTORS = ("bmm2_scale", "output_scale", "scale_bmm2")
+SCALES = ("sm_scale", "scale", "softmax_scale", "bmm1_scale", "scale_bmm1", "scale_softmax")
+CAUSAL = ("causal", "is_causal", "q_len_per_req")  # draft tokens have a causal mask
+CODES = DType.FLOAT8_E4M3FN  # of queries, keys and values of 8 bits; weights are rounded to it then
+HEADS_LAST = "page_table"  # XQA's, in whose pages heads lie behind tokens
+ROPE = 64  # rotated channels of a latent key, where no axis says how many there are
+POINTED = "kv_indices"  # the pages of all sequences, one after the other
+BLOCKED = ("block_indptr", "exact_block_bits")
+MSA_BLOCK = 128  # keys of a block that MiniMax's lists name
+# Of block-sparse cases; windows; the factor of outputs; speculated tokens; context parallelism.
+NUMBERS: Mapping[str, float] = {
+    "q_block_size": 8,
+    "kv_block_size": 16,
+    "window_left": 20,  # ends in the last page or the one before it
+    "logits_soft_cap": 8,  # bends: logits reach some ten
+    "bmm2_scale": 0.75,
+    "output_scale": 0.75,
+    "scale_bmm2": 0.75,
+    "causal": 1,
+    "is_causal": 1,
+    "cp_world": 4,
+    "cp_rank": 2,
+    "enable_block_sparse_attention": 1,
+    "return_lse": 1,
+    "q_global_scale": 0.75,
+    "k_global_scale": 0.25,
+}
+# What of a call says nothing of the result: memory to work in, sizes once more, what is left at its default.
+UNSAID = """
+workspace_buffer semaphores output validate split_kv out_dtype kv_layout mask_type enable_pdl max_kv_len
+max_seq_len max_seq_len_q max_q_len max_sequence_kv max_token_per_sequence max_seq_len_kv num_kv_heads page_size
+seq_len_q batch_size_scalar batch_size request_order share_pattern_across_kv_heads k_sf_cache v_sf_cache o_sf_scale
+skip_all_rows_active_check skip_softmax_threshold_scale_factor return_lse enable_block_sparse_attention
+semantic_page_size q_len_per_req seqlen_q kv_lora_rank qk_rope_head_dim qk_nope_head_dim return_lse_base
+sparse_mla_top_k num_heads head_dim seq_len out scale_softmax scale_bmm1_d scale_bmm2_d
+"""
+SILENT = frozenset(UNSAID.split())
+
+
+def one_of(names: Iterable[str], inputs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an input, or its specification
+    """The first of some inputs that is given; None: none is."""
+    return next((inputs[name] for name in names if inputs.get(name) is not None), None)
+
+
+def is_tabled(definition: Definition) -> bool:
+    """Whether neither an index pointer nor a token's list says which keys a sequence has."""
+    return not {"kv_indptr", "sparse_indices"} & definition.inputs.keys()
+
+
+def is_causal(definition: Definition, inputs: Given) -> bool:
+    """Whether the last query of a sequence sees all keys, each before it one less; otherwise all see all."""
+    said = number(definition, inputs, *CAUSAL)
+    if said is None:
+        if not is_tabled(definition):
+            return "qo_indptr" in definition.inputs
+        usual = getattr(registry.get(definition.op_type), "causal", False)
+        return bool(definition.constants.get("causal")) or usual
+    return bool(said)
+
+
+def words(bits: torch.Tensor) -> torch.Tensor:
+    """Words of 32 bits [..., w] as bools [..., 32 * w], the lowest bit first."""
+    whole = bits.view(torch.int32).long()[..., None] >> torch.arange(32, device=bits.device)
+    return (whole & 1).bool().flatten(-2)
+
+
+def page_of(definition: Definition) -> int:
+    """Tokens of a table's entry: a page, or the part of one that has that name; 1: there are no pages."""
+    if not is_tabled(definition):
+        pages = POINTED in definition.inputs
+        return (dim(definition, layout_of(definition.inputs).keys[0], 1) if pages else 1) or 1
+    spec = one_of((*COMBINED, "k_cache"), definition.inputs)
+    shape = () if spec is None else spec.shape
+    known = [definition.const_axes.get(axis) for axis in ("page_size", *shape[-2:-1])]
+    return next((size for size in known if size), 1)
+
+
+def blocks_of(definition: Definition) -> tuple[int, int]:
+    """Queries and keys of a block, where patterns are of blocks."""
+    height, width = (
+        definition.const_axes.get(one, int(NUMBERS[one])) for one in ("q_block_size", "kv_block_size")
+    )
+    return height, width
+
+
+def number(definition: Definition, inputs: Given, *names: str) -> float | None:
+    """A number that is an input or a constant axis, by any of its names; None: neither."""
+    found = one_of(names, inputs)
+    return float(found) if found is not None else one_of(names, definition.const_axes)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLayout:
+    """Names of a form's tensors. Parts of a vector lie side by side."""
+
+    queries: tuple[str, ...]  # each [T, Hq, D]
+    keys: tuple[str, ...]  # as wide as the queries: [pages, page_size, Hkv, D], or [S, Hkv, D] without pages
+    values: str  # likewise; where it is a part of the keys, there is one key head, and no axis for it
+
+    @property
+    def latent(self) -> bool:
+        """Whether all heads share one key, of which a part is the value too."""
+        return self.values in self.keys
+
+    def flat(self, cache: torch.Tensor) -> torch.Tensor:
+        """Keys or values as rows [S, Hkv, D]."""
+        heads = 1 if self.latent else cache.shape[-2]
+        return cache.reshape(-1, heads, cache.shape[-1])
+
+
+LAYOUTS = (
+    KeyLayout(("q",), ("k_cache",), "v_cache"),
+    KeyLayout(("q",), ("k",), "v"),
+    KeyLayout(("q_nope", "q_pe"), ("ckv_cache", "kpe_cache"), "ckv_cache"),
+)
+
+
+def layout_of(names: Container[str]) -> KeyLayout:
+    """The layout of a form whose inputs have these names."""
+    return next(layout for layout in LAYOUTS if layout.values in names)
+
+
+# Calls of ground truths are emitted with the functions that they use, so these two give no class of ours.
+
+
+def flattened(inputs: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Queries [T, Hq, D], keys [S, Hkv, D], values [S, Hkv, Dv], and the rows of these that each sequence has.
+
+    Latent attention has one key head: keys are the latent and the rotated part side by side, as SGLang caches
+    them, values the latent part.
+    """
+    if "ckv_cache" in inputs:
+        latent = tensor(inputs, "ckv_cache")
+        keys = torch.cat([latent, inputs["kpe_cache"]], -1).flatten(0, 1)[:, None]
+        queries = torch.cat([inputs["q_nope"], inputs["q_pe"]], -1)
+        return queries, keys, keys[..., : latent.shape[-1]], rows_of(inputs, latent.shape[1])
+    if "kv_indices" in inputs:
+        keys, values = tensor(inputs, "k_cache"), tensor(inputs, "v_cache")
+        return inputs["q"], keys.flatten(0, 1), values.flatten(0, 1), rows_of(inputs, keys.shape[1])
+    return inputs["q"], inputs["k"], inputs["v"], rows_of(inputs, 1)
+
+
+def rows_of(inputs: Given, page: int) -> list[torch.Tensor]:
+    """Each sequence's rows, int64: end to end, through a page table, or as a token's list names them, -1 none.
+
+    Without any of these there is one sequence, of all rows.
+    """
+    if "kv_indptr" not in inputs and "sparse_indices" not in inputs:
+        return [torch.arange(len(inputs["k"]), device=inputs["k"].device)]
+    if "sparse_indices" in inputs:
+        return [row[row >= 0] for row in tensor(inputs, "sparse_indices").long()]
+    bounds = tensor(inputs, "kv_indptr")
+    if "kv_indices" not in inputs:
+        return [torch.arange(start, end, device=bounds.device) for start, end in pairwise(bounds.tolist())]
+    indices, last = tensor(inputs, "kv_indices").long(), inputs.get("kv_last_page_len")
+    filled = [page] * len(bounds) if last is None else last.tolist()
+    within, rows = torch.arange(page, device=indices.device), []
+    for (start, end), tail in zip(pairwise(bounds.tolist()), filled, strict=False):
+        own = (indices[start:end, None] * page + within).reshape(-1)
+        rows.append(own[: max(0, len(own) - page + tail)])
+    return rows
+
+
+# Reading
+
+
+def tensors_of(
+    definition: Definition, inputs: Given
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """What `flattened` gives, of a call with tables or of equally long sequences; queries are as they are."""
+    q, keys, values = (one_of(names, inputs) for names in (QUERIES, KEYS, VALUES))
+    both, paged, heads_last = one_of(COMBINED, inputs), one_of(TABLES, inputs) is not None, HEADS_LAST in inputs
+    if "qkv" in inputs:
+        q, keys, values = q.unbind(1) if q.dim() == 4 else (q, q, q)
+    if both is not None and both.dim() == 5:  # heads lie before tokens
+        keys, values, heads_last = both[:, 0], both[:, 1], False
+    elif both is not None:  # latent: a value is the first part of its key
+        keys = values = both.reshape(-1, 1, 1, both.shape[-1])
+    values = keys if values is None else values
+    k, v = (one.transpose(1, 2) if paged and not heads_last else one for one in (keys, values))
+    each = keys.shape[1] if keys.dim() == 4 else len(keys)
+    k, v = (one.reshape(-1, *one.shape[-2:]) for one in (k, v))
+    return q, k, v[..., : value_width(definition)], tokens_of(definition, inputs, count=len(k), each=each)
+
+
+def tokens_of(definition: Definition, inputs: Given, *, count: int, each: int) -> list[torch.Tensor]:
+    """Rows of the keys of each sequence, out of `count`; where a table names pages of each query, of it."""
+    table, lengths, ends = (one_of(names, inputs) for names in (TABLES, KV_LENGTHS, KV_ENDS))
+    device = one_of(QUERIES, inputs).device
+    if table is None:
+        bounds = range(0, count + 1, each) if ends is None else ends.tolist()
+        return [torch.arange(start, stop, device=device) for start, stop in pairwise(bounds)]
+    if by_heads(definition):
+        return []
+    page = page_of(definition)
+    within = torch.arange(page, device=device)
+    if listed(definition):  # -1 names no page
+        return [(own[own >= 0].long()[:, None] * page + within).flatten() for own in table.flatten(0, 1)]
+    known = [int(inputs.get("max_sequence_kv") or 0)] * len(table)
+    if lengths is not None:
+        known = lengths.view(torch.int32).reshape(len(lengths), -1)[:, 0].tolist()
+    return [(own[:, None].long() * page + within).flatten()[:n] for own, n in zip(table, known, strict=True)]
+
+
+def operands_of(definition: Definition, inputs: Given) -> Operands:
+    """What attention is computed from, of any call. Summaries of blocks are keys behind the others.
+
+    Where each key head has a table of its own, heads are sequences.
+    """
+    q, k, v, rows = tensors_of(definition, inputs) if is_tabled(definition) else flattened(inputs)
+    queries, scale = q.reshape(-1, *q.shape[-2:]), one_of(SCALES, inputs)
+    window, cap = (inputs.get(name) for name in ("window_left", "logits_soft_cap"))
+    if scale is None:  # XQA's latent form has one of 1
+        scale = 1.0 if v.shape[-1] < k.shape[-1] and "v_cache" in inputs else q.shape[-1] ** -0.5
+    made: dict[str, Any] = {"q": queries, "k": k, "v": v, "scale": float(scale), "cap": float(cap or 0.0)}
+    if by_heads(definition):
+        table, lengths, page = one_of(TABLES, inputs), one_of(KV_LENGTHS, inputs), page_of(definition)
+        heads, within, found = table.shape[0], torch.arange(page, device=q.device), []
+        for row, head in product(range(table.shape[1]), range(heads)):
+            own = (table[head, row, :, None].long() * page + within).flatten()[: int(lengths[head, row])]
+            found.append(Span(row * heads + head, row * heads + head + 1, own * heads + head, causal=False))
+        made |= {name: made[name].reshape(-1, 1, made[name].shape[-1]) for name in "kv"}
+        return Operands(**{**made, "q": queries.reshape(-1, q.shape[1] // heads, q.shape[-1])}, spans=tuple(found))
+    ends, own = one_of(ENDS, inputs), inputs.get("actual_seq_lens_q")
+    each = len(queries) // max(1, len(rows))
+    bounds = [at * each for at in range(len(rows) + 1)] if ends is None else ends.tolist()
+    bounds = bounds if own is None else [0, *own.cumsum(0).tolist()]
+    causal, kept = is_causal(definition, inputs), -1 if window is None else int(window)
+    spans = [Span(*pair, own, causal, kept) for pair, own in zip(pairwise(bounds), rows, strict=True)]
+    if "causal_seqlens_kv_global" in inputs:
+        spans = [replace(span, bias=owned(inputs, row, span), causal=False) for row, span in enumerate(spans)]
+    if inputs.get("custom_mask") is not None or inputs.get("alibi_slopes") is not None:
+        spans = [replace(span, bias=added(inputs, span)) for span in spans]
+    if "q2k_indices" in inputs:
+        spans = [replace(span, bias=named(inputs["q2k_indices"], span)) for span in spans]
+    if one_of(BLOCKED, inputs) is not None:
+        spans = [blocked(definition, inputs, row, span, len(k)) for row, span in enumerate(spans)]
+        if "k_summary" in inputs:
+            summaries = [inputs[name].reshape(-1, *k.shape[1:]) for name in ("k_summary", "v_summary")]
+            made |= {"k": torch.cat([k, summaries[0]]), "v": torch.cat([v, summaries[1]])}
+    return Operands(**made, spans=tuple(spans))
+
+
+def listed(definition: Definition) -> bool:
+    """Whether a table names pages of each query."""
+    table, q = one_of(TABLES, definition.inputs), one_of(QUERIES, definition.inputs)
+    return table is not None and len(table.shape) == 3 and table.shape[0] == q.shape[0]
+
+
+def by_heads(definition: Definition) -> bool:
+    """Whether each key head selects pages of its own."""
+    table = one_of(TABLES, definition.inputs)
+    return table is not None and len(table.shape) == 3 and not listed(definition)
+
+
+def value_width(definition: Definition) -> int:
+    """Channels of an output's head: of a latent key that no axis divides, all that are not rotated."""
+    width = definition.const_axes.get((next(iter(definition.outputs.values())).shape or ("",))[-1])
+    both = one_of(COMBINED, definition.inputs)
+    if width is None and both is None:  # no output has values
+        return definition.const_axes[one_of(QUERIES, definition.inputs).shape[-1]]
+    return width or definition.const_axes[both.shape[-1]] - ROPE
+
+
+def hiding(seen: torch.Tensor) -> torch.Tensor:
+    """Zeros where a key is seen, else minus infinity."""
+    return torch.zeros(seen.shape, dtype=torch.float64, device=seen.device).masked_fill(~seen, -math.inf)
+
+
+def owned(inputs: Given, row: int, span: Span) -> torch.Tensor:
+    """Keys that this rank owns, r, r + world, ..., up to each speculated token's place in the context."""
+    world, rank = int(inputs["cp_world"]), int(inputs["cp_rank"])
+    place = int(inputs["causal_seqlens_kv_global"][row]) + torch.arange(
+        span.stop - span.start, device=span.rows.device
+    )
+    count = ((place - rank).div(world, rounding_mode="floor") + 1).clamp_min(0)
+    return hiding((torch.arange(len(span.rows), device=place.device) < count[:, None])[None])
+
+
+def added(inputs: Given, span: Span) -> torch.Tensor:
+    """Of the one sequence a custom mask, and slopes of heads times the key's place less the query's."""
+    count, length, device = span.stop - span.start, len(span.rows), span.rows.device
+    bias = torch.zeros((1, count, length), dtype=torch.float64, device=device)
+    if inputs.get("custom_mask") is not None:
+        bias = hiding(inputs["custom_mask"])[None]
+    if inputs.get("alibi_slopes") is not None:
+        place = torch.arange(count, device=device)[:, None] + (length - count)
+        bias = bias + inputs["alibi_slopes"].double()[:, None, None] * (
+            torch.arange(length, device=device) - place
+        )
+    return bias
+
+
+def named(lists: torch.Tensor, span: Span) -> torch.Tensor:
+    """Keys in the blocks that lists [Hkv, T, topk] name, -1 none."""
+    block = torch.arange(len(span.rows), device=lists.device) // MSA_BLOCK
+    return hiding((lists[:, span.start : span.stop, :, None] == block).any(-2))
+
+
+def blocked(definition: Definition, inputs: Given, row: int, span: Span, tokens: int) -> Span:
+    """A sequence under its pattern of blocks; summaries of the others follow, and weigh as many keys."""
+    height, width = (int(number(definition, inputs, name) or 0) for name in ("q_block_size", "kv_block_size"))
+    length, device = len(span.rows), span.rows.device
+    count = -(-length // width)
+    if inputs.get("block_indptr") is not None:
+        ends, lists = inputs["block_indptr"][row].tolist(), inputs["block_indices"].long()
+        chosen = torch.zeros((len(ends), len(ends[0]) - 1, count), dtype=torch.bool, device=device)
+        for head, bounds in enumerate(ends):
+            for at, (start, stop) in enumerate(pairwise(bounds)):
+                own = lists[start:stop]
+                chosen[head, at, own[own < count]] = True
+    else:
+        chosen = words(inputs["exact_block_bits"][row])[..., :count]
+    chosen = chosen.repeat_interleave(height, 1)[:, : span.stop - span.start]
+    seen = chosen.repeat_interleave(width, 2)[..., :length]
+    if inputs.get("kv_valid_bits") is not None:
+        seen = seen & words(inputs["kv_valid_bits"][row])[:length]
+    if "k_summary" not in inputs:
+        return replace(span, bias=hiding(seen))
+    mass = torch.full((count,), float(width), dtype=torch.float64, device=device)
+    mass[-1:] = length - (count - 1) * width
+    bias = torch.cat([hiding(seen), hiding(~chosen) + mass.log()], -1)
+    own = torch.arange(count, device=device) + tokens + row * count
+    return replace(span, rows=torch.cat([span.rows, own]), bias=bias)
+
+
+def attention(  # noqa: PLR0913 - one keyword per way of being wrong
+    wide: Wide,
+    *,
+    sinks: bool = True,
+    capped: bool = True,
+    spans: Callable[[Spans], Spans] = lambda spans: spans,
+    scale: Callable[[float], float] = lambda scale: scale,
+    interleaved: bool = False,
+    values: Part = same,
+    shifted: bool = True,
+    weights: str = "",
+    lost: bool = True,
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    attended: Callable[[Operands, Precision], Tensors] = attend,
+    factor: bool = True,
+) -> Tensors:
+    """softmax(q k^T * sm_scale) v, and the base-2 log-sum-exp of the logits.
+
+    A sink, if there are `sinks` [heads], is one more logit of a head, whose value is zero. Some calls multiply the
+    output by a `factor`.
+
+    In float32 as a naive kernel computes it: weights exp(logit - max) rounded to the inputs' dtype, since that is
+    what a tensor core multiplies with the values. The row sum, and so the LSE, is taken over the rounded weights:
+    FlashInfer's kernels for Ampere get it from the tensor core too. What tensor cores may cut off a logit of
+    16-bit numbers is `lost`, over the factor that the LSE's gate allows.
+
+    Of a variant: `weights` kept in that dtype, another `product`, `attended` otherwise. Of a mutant: other
+    `spans`, another `scale`, query head h reading key head
+    h % Hkv (`interleaved`), other `values`, logits that are not `shifted` by the largest one, nor `capped`;
+    `sinks` or the `factor` left out.
+    """
+    given = operands_of(wide.definition, wide.values)
+    given = replace(given, spans=spans(given.spans), scale=scale(given.scale), v=values(given.v))
+    given = given if capped else replace(given, cap=0.0)
+    if interleaved:
+        heads = torch.arange(given.q.shape[1], device=given.q.device) % given.k.shape[1]
+        own = tuple(
+            span
+            if span.bias is None or len(span.bias) in {1, len(heads)}
+            else replace(span, bias=span.bias[heads])
+            for span in given.spans
+        )
+        given = replace(given, k=given.k[:, heads], v=given.v[:, heads], spans=own)
+    precision = Precision(torch.float64, torch.float64)
+    if wide.dtype is not torch.float64:
+        cut = cut_off(given.q.shape[-1]) / LSE_FACTOR if lost and given.q.dtype.itemsize == 2 else 0.0
+        kept = getattr(torch, weights) if weights else given.q.dtype
+        precision = Precision(wide.dtype, kept, cut, shifted, product)
+    found = attended(given, precision)
+    if "sinks" in wide and sinks:
+        sink = wide["sinks"].reshape(-1) / math.log(2.0)
+        found["output"] *= (1 / (1 + torch.exp2(sink - found["lse"])))[..., None]
+        found["lse"] = torch.logaddexp2(found["lse"], sink.expand_as(found["lse"]))
+    output, wanted = found["output"], one_of(OUTPUTS, wide.definition.outputs)
+    if wanted is not None:  # several queries of a sequence may be one axis more, and key heads are apart
+        rows = one_of(QUERIES, wide.values).shape[: len(wanted.shape) - 2]
+        each = wide.definition.const_axes.get(wanted.shape[-2], output.shape[1])
+        output = output.reshape((*rows, each, output.shape[-1]))
+    times = one_of(FACTORS, wide.values)
+    output = output if times is None or not factor else output * float(times)
+    return {**dict.fromkeys(OUTPUTS, output), "lse": found["lse"]}

@@ -22,21 +22,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, islice, product
+from typing import Any
 
-from traceproof.dataset.definition import DType
+from traceproof.dataset.definition import Definition, DType
 from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
-from traceproof.ops import attention_calls as calls
+from traceproof.ops import attention as calls
 from traceproof.ops import far
-from traceproof.ops.attention_calls import KeyLayout, listed, one_of, page_of
+from traceproof.ops.attention import KeyLayout, listed, one_of, page_of
 from traceproof.ops.base import Values
-from traceproof.ops.cases import AFTER, OTHER_SCALARS
-
-if TYPE_CHECKING:
-    from traceproof.dataset.definition import Definition
-    from traceproof.ops.cases import Case
+from traceproof.ops.cases import AFTER, OTHER_SCALARS, Case
 
 POISON = 50.0
 LEAN = 0.75  # logit of the leaned-to key per doubling of the length: exp(0.75 n) slightly beats 2**n other keys
@@ -201,10 +197,7 @@ def leaned_to(
 
 def starts(lengths: Sequence[int]) -> list[int]:
     """Prefix sums with a leading 0: an indptr."""
-    sums = [0]
-    for length in lengths:
-        sums.append(sums[-1] + length)
-    return sums
+    return [0, *accumulate(lengths)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +228,10 @@ class PageTable:
     def table(self, draw: Draw) -> list[list[int]]:
         """Page ids of every sequence: distinct but for the shared ones, out of `pool`, never 0, 1, 2, ..."""
         drawn: list[int] = draw.permutation("kv_indices", self.distinct, out_of=self.pool).tolist()
-        if drawn == list(range(self.distinct)):
-            drawn = [page + 1 for page in drawn]
+        fresh = iter([page + 1 for page in drawn] if drawn == list(range(self.distinct)) else drawn)
         table: list[list[int]] = []
-        used = 0
         for count, common in zip(self.counts, self.shared, strict=True):
-            fresh = drawn[used : used + count - common]
-            table.append([*(table[0][:common] if table else []), *fresh])
-            used += count - common
+            table.append([*(table[0][:common] if table else []), *islice(fresh, count - common)])
         return table
 
 
@@ -330,26 +319,19 @@ def block_ends(of: CaseLayout) -> list[list[int]]:
 
 
 def block_bits(of: CaseLayout) -> list[list[int]]:
-    """The lists as words of bits."""
+    """The lists as words of bits, each an int32."""
     words = [[0] * of.shape[-1] for _ in block_lists(of)]
     for word, own in zip(words, block_lists(of), strict=True):
         for block in own:
             word[block // 32] |= 1 << block % 32
-    return [[signed(one) for one in word] for word in words]
-
-
-def signed(word: int) -> int:
-    """32 bits as an int32."""
-    return word - (1 << 32) if word >> 31 else word
+    return [[one - (one >> 31 << 32) for one in word] for word in words]
 
 
 def valid_bits(of: CaseLayout) -> list[list[int]]:
     """Any keys, but the first of each 32."""
     host = HostDraw(definition=of.definition.name, case=f"{of.case.id} valid", seed=of.case.seed)
-    return [
-        [one | 1 for one in host.integers(f"{row}", of.shape[1], low=0, high=1 << 31)]
-        for row in range(of.shape[0])
-    ]
+    rows = (host.integers(f"{row}", of.shape[1], low=0, high=1 << 31) for row in range(of.shape[0]))
+    return [[one | 1 for one in row] for row in rows]
 
 
 def query_lists(of: CaseLayout) -> list[list[list[int]]]:

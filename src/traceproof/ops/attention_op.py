@@ -6,14 +6,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traceproof.dataset.definition import Definition, DType
+from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.ops import attention_calls as calls
+from traceproof.ops import attention as calls
 from traceproof.ops.adapter import dim, dtype_of
-from traceproof.ops.attention import GATES, MAX_LOGITS, Span, Spans
-from traceproof.ops.attention_calls import attention, is_causal, is_tabled, listed, one_of, operands_of, page_of
+from traceproof.ops.attention import (
+    GATES,
+    MAX_LOGITS,
+    Span,
+    Spans,
+    attention,
+    is_causal,
+    is_tabled,
+    listed,
+    one_of,
+    operands_of,
+    page_of,
+)
 from traceproof.ops.attention_inputs import (
     NEGATIVE,
     POISON,
@@ -29,7 +41,7 @@ from traceproof.ops.attention_inputs import (
     stressing,
     tabled,
 )
-from traceproof.ops.base import Unsupported, Values, ordered, scalar, specified, tensor
+from traceproof.ops.base import Unsupported, Value, Values, ordered, scalar, specified, tensor
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison
 from traceproof.ops.far import Far
@@ -38,10 +50,6 @@ from traceproof.ops.formula import Form, Formula, Mutant, Part, Wide, altered, h
 from traceproof.ops.lossless import NEVER, Exactly, full
 from traceproof.ops.op import Op
 
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-    from traceproof.ops.base import Value
-
 SOFTMAX_COPIES = 4  # logits, masked logits, probabilities and one temporary, as a reference in float32 holds them
 # Right ways with tiles of 64 keys reach 2.4 times the baseline, which has one maximum.
 IN_FP8 = Close(
@@ -49,7 +57,6 @@ IN_FP8 = Close(
 )
 LONGEST = ("max_kv_len", "max_seq_len", "max_sequence_kv", "max_seq_len_kv")  # keys of a sequence
 MOST_ASKED = ("max_seq_len_q", "max_q_len", "max_token_per_sequence", "q_len_per_req", "seqlen_q", "seq_len")
-
 
 # Ways of being wrong
 
@@ -84,14 +91,22 @@ def longest(change: Part) -> Callable[[Spans], Spans]:
 
 def misread(
     name: str,
-    *,
-    inputs: Callable[[Wide], Mapping[str, Value]] = lambda _: {},
+    *names: str,
+    change: Callable[[Any], Value] = lambda value: value,
+    order: Callable[[list[int]], list[int]] | None = None,
     spans: Callable[[Spans], Spans] = lambda spans: spans,
 ) -> Mutant:
     """A mutant whose queries see other keys. Where they see the same ones, in some order, it says nothing.
 
-    What is wrong is the sequences or, of a table or a length, the inputs.
+    What is wrong is the sequences or, of a table or a length, the inputs of these names; or the `order` of the
+    page table's entries, made of its indptr.
     """
+
+    def inputs(wide: Wide) -> Mapping[str, Value]:
+        if order is not None and calls.POINTED in wide:
+            places = torch.tensor(order(wide["kv_indptr"].tolist()), dtype=torch.int64)
+            return {calls.POINTED: wide[calls.POINTED][places]}
+        return {one: change(wide.value(one)) for one in names if one in wide}
 
     def seen(span: Span) -> torch.Tensor:
         return span.rows if span.bias is None else span.rows[span.bias.isfinite().any(0).any(0)]
@@ -120,18 +135,6 @@ def misread(
     return Mutant(name, applies=applies, inputs=inputs, spans=spans)
 
 
-def reordered(order: Callable[[list[int]], list[int]]) -> Callable[[Wide], Mapping[str, Value]]:
-    """The page table's entries in the order that `order` makes of its indptr."""
-
-    def inputs(wide: Wide) -> Mapping[str, Value]:
-        if calls.POINTED not in wide:
-            return {}
-        places = torch.tensor(order(wide["kv_indptr"].tolist()), dtype=torch.int64)
-        return {calls.POINTED: wide[calls.POINTED][places]}
-
-    return inputs
-
-
 def transposed_table(bounds: list[int]) -> list[int]:
     """A table [batch, pages] read as [pages, batch]: entries go to the sequences in turn."""
     turns = [(page, row) for row, (start, stop) in enumerate(pairwise(bounds)) for page in range(stop - start)]
@@ -139,14 +142,13 @@ def transposed_table(bounds: list[int]) -> list[int]:
     return [place[turn] for turn in turns]
 
 
-def replaced(*names: str, change: Callable[[Any], Value]) -> Callable[[Wide], Mapping[str, Value]]:
-    """Those of some inputs that are given, changed."""
-    return lambda wide: {name: change(wide.value(name)) for name in names if name in wide}
-
-
-def has_lse(wide: Wide) -> bool:
-    """Whether the log-sum-exp is asked for."""
-    return "lse" in wide.definition.outputs
+def of_lse(name: str, change: Part) -> Mutant:
+    """Another log-sum-exp, where it is asked for."""
+    return Mutant(
+        name,
+        applies=lambda wide: "lse" in wide.definition.outputs,
+        outputs=lambda _, found: {"lse": change(found["lse"])},
+    )
 
 
 def biased(change: Part) -> Callable[[Spans], Spans]:
@@ -184,47 +186,33 @@ MUTANTS = (
         "page table ignored",
         spans=each(lambda span: replace(span, rows=torch.arange(len(span.rows), device=span.rows.device))),
     ),
-    misread("page table transposed", inputs=reordered(transposed_table)),
+    misread("page table transposed", order=transposed_table),
     misread(
         "pages in the opposite order",
-        inputs=reordered(
-            lambda bounds: [at for start, stop in pairwise(bounds) for at in reversed(range(start, stop))]
-        ),
+        order=lambda bounds: [at for start, stop in pairwise(bounds) for at in reversed(range(start, stop))],
     ),
     Mutant("wrong head map", applies=grouped, interleaved=True),
-    misread("last page ignored", inputs=replaced("kv_last_page_len", change=lambda last: last * 0)),
-    misread("last page read whole", inputs=replaced("kv_last_page_len", change=lambda last: last * 0 + (1 << 20))),
+    misread("last page ignored", "kv_last_page_len", change=lambda last: last * 0),
+    misread("last page read whole", "kv_last_page_len", change=lambda last: last * 0 + (1 << 20)),
     Mutant("values of the next head", applies=grouped, values=lambda values: values.roll(1, 1)),
     Mutant("no maximum subtracted", shifted=False),
     Mutant("soft cap dropped", applies=has("logits_soft_cap"), capped=False),
     Mutant("sinks dropped", applies=has("sinks"), sinks=False),
-    misread("window one longer", inputs=replaced("window_left", change=lambda size: int(size) + 1)),
-    misread("window one shorter", inputs=replaced("window_left", change=lambda size: max(0, int(size) - 1))),
-    misread("window dropped", inputs=replaced("window_left", change=lambda size: int(size) + (1 << 20))),
+    misread("window one longer", "window_left", change=lambda size: int(size) + 1),
+    misread("window one shorter", "window_left", change=lambda size: max(0, int(size) - 1)),
+    misread("window dropped", "window_left", change=lambda size: int(size) + (1 << 20)),
     Mutant("sums in bfloat16", precision="bfloat16"),
     Mutant(
         "weights in fp8",
         applies=lambda wide: one_of(calls.QUERIES, wide.values).dtype.itemsize > 1,
         weights="float8_e4m3fn",
     ),
-    Mutant(
-        "LSE rounded to bfloat16",
-        applies=has_lse,
-        outputs=lambda _, found: {"lse": found["lse"].to(torch.bfloat16)},
-    ),
-    Mutant("natural-log LSE", applies=has_lse, outputs=lambda _, found: {"lse": found["lse"] * math.log(2.0)}),
-    Mutant(
-        "LSE without the maximum",
-        applies=has_lse,
-        outputs=lambda _, found: {"lse": found["lse"] - found["lse"].floor()},
-    ),
+    of_lse("LSE rounded to bfloat16", lambda lse: lse.to(torch.bfloat16)),
+    of_lse("natural-log LSE", lambda lse: lse * math.log(2.0)),
+    of_lse("LSE without the maximum", lambda lse: lse - lse.floor()),
     altered("rotary part of the query ignored", "q_pe", change=lambda q: q * 0),
-    misread(
-        "page table in the opposite order", inputs=replaced(*calls.TABLES, change=lambda table: table.flip(-1))
-    ),
-    misread(
-        "tables of the sequence before", inputs=replaced(*calls.TABLES, change=lambda table: table.roll(1, -2))
-    ),
+    misread("page table in the opposite order", *calls.TABLES, change=lambda table: table.flip(-1)),
+    misread("tables of the sequence before", *calls.TABLES, change=lambda table: table.roll(1, -2)),
     misread("all blocks seen", spans=biased(lambda bias: bias.clamp_min(-1e-9))),
     misread("blocks of the next key head", spans=biased(lambda bias: bias.roll(1, 0))),
     misread(
@@ -234,9 +222,8 @@ MUTANTS = (
     misread("summaries weigh one key each", spans=biased(lambda bias: bias.clamp_max(0))),
     misread(
         "validity of keys not looked at",
-        inputs=replaced(
-            "kv_valid_bits", change=lambda bits: torch.full_like(bits.view(torch.int32), -1).view(bits.dtype)
-        ),
+        "kv_valid_bits",
+        change=lambda bits: torch.full_like(bits.view(torch.int32), -1).view(bits.dtype),
     ),
     altered("another rank's keys", "cp_rank", change=lambda rank: rank - 1),
     Mutant(
@@ -245,7 +232,6 @@ MUTANTS = (
         factor=False,
     ),
 )
-
 
 # The op
 
@@ -310,7 +296,7 @@ def windowed(definition: Definition) -> bool:
 class Attention(Op):
     """softmax(q k^T * sm_scale) v over a batch of sequences, and the base-2 log-sum-exp of the logits.
 
-    Without a form its calls are told by the names that `attention_calls` knows. With a qo_indptr a sequence has
+    Without a form its calls are told by the names that `ops.attention` knows. With a qo_indptr a sequence has
     several queries and a causal mask aligned to its end (the last query sees all); with a kv_indptr alone, one
     query that sees all. Queries that see no key, q_len > kv_len among them, give 0 and -inf.
     """

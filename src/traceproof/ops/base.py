@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
-from traceproof.dataset.definition import DType
+from traceproof.dataset.definition import Definition, DType, TensorSpec
 from traceproof.lazy import torch
-
-if TYPE_CHECKING:
-    from traceproof.dataset.definition import Definition, TensorSpec
-    from traceproof.ops.cases import Case
+from traceproof.ops.cases import Case
 
 Value = Union["torch.Tensor", int, float, bool, None]
 Values = dict[str, Value]

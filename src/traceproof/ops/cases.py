@@ -28,7 +28,6 @@ WORKLOADS = "workloads"  # the dataset's own workload lines
 # What a case needs, by its op's estimate, to count as large; docs/benchmarks.md has the measurement.
 LARGE_BYTES = 64 << 20
 
-
 TILES = (16, 32, 64, 128, 256, 512, 1024)  # elements that kernels take at a time
 BOUNDARY_ROWS = 2 + 4 * len(TILES)  # one for each of `boundaries`
 

@@ -11,14 +11,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from traceproof.dataset.definition import Definition, TensorSpec
 from traceproof.lazy import torch
+from traceproof.ops.base import Value, Values
 from traceproof.ops.cases import Case
-
-if TYPE_CHECKING:
-    from traceproof.dataset.definition import Definition, TensorSpec
-    from traceproof.ops.base import Value, Values
 
 SIZE = "far"  # key of a case's drawing instructions: the size of the axis that a kernel gets
 BEFORE = "before"  # key: entries in front of which others are inserted, as many before each; else the first

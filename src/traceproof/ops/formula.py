@@ -63,6 +63,10 @@ class Wide:
         """That tensor, if it is given."""
         return None if self.value(name) is None else self[name]
 
+    def factor(self, name: str) -> torch.Tensor | float:
+        """A tensor, or a scalar input."""
+        return self[name] if isinstance(self.value(name), torch.Tensor) else self.number(name)
+
     def number(self, name: str, default: float | None = None) -> float:
         """A scalar input, else the constant of that name, else the default.
 
@@ -139,9 +143,19 @@ class Mutant(Variant):
     """One that is wrong, as a kernel could be."""
 
 
-def has(name: str) -> Callable[[Wide], bool]:
-    """Whether an input is given."""
-    return lambda wide: name in wide
+def has(*names: str) -> Callable[[Wide], bool]:
+    """Whether one of these inputs is given."""
+    return lambda wide: any(name in wide for name in names)
+
+
+def has_not(name: str) -> Callable[[Wide], bool]:
+    """Whether an input is not given."""
+    return lambda wide: name not in wide
+
+
+def is_on(name: str) -> Callable[[Wide], bool]:
+    """Whether a flag is set."""
+    return lambda wide: bool(wide.number(name, 0.0))
 
 
 def altered(

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from traceproof.dataset.definition import Definition
 from traceproof.lazy import torch
-from traceproof.ops.formula import Mutant, Wide
-
-if TYPE_CHECKING:
-    from traceproof.dataset.definition import Definition
-    from traceproof.ops.base import Tensors
+from traceproof.ops.compare import Close
+from traceproof.ops.formula import Mutant, Wide, altered, has
 
 # A float32 state loses some 4e-8 of itself in the baseline. With lg2.approx and ex2.approx at their documented
 # worst (2**-22), all errors of one sign, over 16 tokens, it loses up to 67 times that. A
 # state kept in bfloat16 or multiplied in TF32 loses 10,000 times as much.
-FAST_EXP_FACTOR = 100.0
-FAST_EXP = "hardware exponentials and logarithms lose a few float32 roundings more than the library's"
+FAST_STATE = Close(
+    100.0, reason="hardware exponentials and logarithms lose a few float32 roundings more than the library's"
+)
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
@@ -40,29 +38,47 @@ def state_names(inputs: Mapping[str, object], definition: Definition) -> tuple[s
     return source, next(name for name in definition.outputs if name.endswith("_state"))
 
 
-def given(wide: Wide) -> bool:
-    """Whether there is a state before."""
-    return state_names(wide.values, wide.definition)[0] in wide
+def _ends(wide: Wide) -> tuple[str, str]:
+    return state_names(wide.values, wide.definition)
 
 
-def stale(wide: Wide, _: Tensors) -> Tensors:
-    """The state as it was."""
-    source, final = state_names(wide.values, wide.definition)
-    return {final: wide[source]}
+def several(*names: str, axis: int = 0) -> Callable[[Wide], bool]:
+    """Whether an axis of the first of these inputs that is given has several entries."""
+    return lambda wide: next((wide[name].shape[axis] > 1 for name in names if name in wide), False)
 
 
-def transposed(wide: Wide, found: Tensors) -> Tensors:
-    """The last two axes in each other's place."""
-    _, final = state_names(wide.values, wide.definition)
-    return {final: found[final].transpose(-1, -2).reshape(found[final].shape)}
-
-
-def zeros(wide: Wide) -> Tensors:
-    """No state before."""
-    source, _ = state_names(wide.values, wide.definition)
-    return {source: torch.zeros_like(wide[source])}
-
-
-STALE = Mutant("stale state", applies=given, outputs=stale)  # read, and not written back
-TRANSPOSED = Mutant("state transposed", outputs=transposed)
-FORGOTTEN = Mutant("initial state ignored", applies=given, inputs=zeros)
+STATES = ("state", "initial_state", "initial_states")
+STALE = Mutant(  # read, and not written back
+    "stale state",
+    applies=lambda wide: _ends(wide)[0] in wide,
+    outputs=lambda wide, _: {_ends(wide)[1]: wide[_ends(wide)[0]]},
+)
+TRANSPOSED = Mutant(
+    "state transposed",
+    outputs=lambda wide, found: {(name := _ends(wide)[1]): found[name].mT.reshape(found[name].shape)},
+)
+FORGOTTEN = altered("initial state ignored", *STATES, change=lambda states: states.new_zeros(states.shape))
+ANOTHERS = altered(
+    "state of the sequence before", *STATES, change=lambda x: x.roll(1, 0), applies=several(*STATES)
+)
+# What delta rules have in common: q, k and v of heads, where value heads share those of queries and keys.
+OF_RULES = (
+    STALE,
+    TRANSPOSED,
+    FORGOTTEN,
+    ANOTHERS,
+    Mutant("error before decay", applies=has("g", "A_log"), early=True),
+    Mutant("no correction", corrected=0.0),
+    Mutant("scale x 1.02", inputs=lambda wide: {"scale": wide.number("scale", 0.0) * 1.02}),
+    Mutant(
+        "query and key swapped",
+        applies=lambda wide: wide["q"].shape == wide["k"].shape,
+        inputs=lambda wide: {"q": wide["k"], "k": wide["q"]},
+    ),
+    altered(
+        "wrong head map",
+        *"qk",
+        change=lambda x: x.roll(1, -2),
+        applies=lambda wide: 1 < wide["q"].shape[-2] < wide["v"].shape[-2],
+    ),
+)

@@ -9,20 +9,17 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from traceproof.dataset.constants import implied_constraints
-from traceproof.dataset.constraints import System, allowed, evaluate, last_of, parse, text_of
+from traceproof.dataset.constraints import System, allowed, broken, last_of, text_of
 from traceproof.dataset.definition import Definition, DType, TensorSpec
 from traceproof.dataset.hints import Role, role_of
+from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Unsupported, Value, Values
 from traceproof.ops.cases import Case
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.op import Op
-
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
 
 # Sizes wanted of var axes, the n-th axis getting the n-th of a row: unlike ones, so that axes which are confused
 # show; odd ones and one more than a block, so that tails do.
@@ -37,7 +34,6 @@ ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
     "tiny": {"scale": 2.0**-12},
     "large": {"scale": 16.0},
 }
-
 
 # Of a narrower output the last rounding is most of what is lost, of these it is not.
 WIDE_REASON = (
@@ -173,9 +169,7 @@ def _scalar(definition: Definition, spec: TensorSpec, name: str, case: Case) -> 
     if not spec.dtype.startswith("float"):  # 0 where a constraint forbids the usual one beside the others
         wanted = int(known) if known >= 1 or not known else 1
         given = {one: value for one in definition.inputs if isinstance(value := allowed(definition, one), int)}
-        beside = {**given, **sizes, name: wanted}
-        forbidden = any(evaluate(parse(text), beside) is False for text in definition.constraints or ())
-        return 0 if forbidden else wanted
+        return wanted if broken(definition, {**given, **sizes, name: wanted}) is None else 0
     if role_of(name) is Role.SCALE and "head_dim" in sizes:
         return 2.0 ** -(max(sizes["head_dim"], 1).bit_length() // 2)
     return known

@@ -15,13 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from traceproof.draw import Draw
 from traceproof.lazy import torch
-
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-    from traceproof.ops.formula import Wanted
+from traceproof.ops.formula import Wanted
 
 Exactly = float | Callable[["Draw", "Wanted"], "torch.Tensor"]  # a number in every place, or what is drawn
 MOST_BITS = 11  # of a number: products of two are exact in float32, and so are sums of four of these

@@ -9,12 +9,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from traceproof.dataset.constraints import evaluate, parse, text_of
+from traceproof.dataset.constraints import broken, text_of
 from traceproof.dataset.hints import Role, role_of
 from traceproof.lazy import torch
 from traceproof.ops import far
-from traceproof.ops.adapter import Adapter, Call, Conditions, signature
-from traceproof.ops.base import Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
+from traceproof.ops.adapter import Adapter, Api, Call, Conditions, Outputs, nothing, signature
+from traceproof.ops.base import Given, Tensors, Unsupported, Value, Values, dtype_of, ordered, tensor
 from traceproof.ops.cases import BOUNDARY_ROWS, LOSSLESS_ROWS, SEEN, STRESS, Case, Further, at_boundaries
 from traceproof.ops.compare import Backward, Close, Comparison, Exact, IndexSet
 from traceproof.ops.far import Far
@@ -110,6 +110,7 @@ class Op:
         exact_on_gpu: Callable[[Definition], bool] = lambda _: True,
         summed: Sequence[str] = (),  # see `summed`
         unread: Mapping[str, str] = NOTHING,  # inputs on which no output depends, each with why
+        writes: Collection[str] = (),  # inputs that a call writes to beside those that an output stands for
         positive: Collection[str] = (),  # inputs that are never negative, beside scales and probabilities
         uneven: str = "",  # letters of axes that kernels are compiled for in multiples of 16; see `errors`
         # Comparisons.
@@ -130,7 +131,7 @@ class Op:
         self.tile, self.apart, self.coupled, self.spread, self.far = tile, apart, coupled, unusual, far
         self.lossless, self.lossless_sizes, self.exact_on_gpu = lossless, lossless_sizes, exact_on_gpu
         self.inputs_summed, self.gates, self.wide_gate, self.roundings = summed, gates, wide_gate, roundings
-        self.inputs_unread, self.positive = unread, positive
+        self.inputs_unread, self.positive, self.writes = unread, positive, writes
         self.mutants, self.others, self.uneven, self.synonyms = mutants, others, uneven, synonyms
         self.sizes_in_numbers = sizes_in_numbers or self.sizes_in_numbers
         self.truths: dict[str, list[Adapter]] = {}  # calls of packages that compute it, in order of preference
@@ -160,6 +161,31 @@ class Op:
             return call
 
         return added
+
+    def called(
+        self,
+        function: str,
+        serves: str = "",
+        *,
+        name: str = "",
+        more: Callable[[Given], dict[str, Any]] = nothing,
+        rows: str | None = None,
+        **conditions: Unpack[Conditions],
+    ) -> None:
+        """Have `module:function` of FlashInfer called by keyword, with a definition's inputs by their own names.
+
+        `more` is what it wants beside them, or in place of one; None leaves one out. Outputs are in the order in
+        which it gives them.
+        """
+        key, shown = f"flashinfer.{function}", name or function.replace(":", ".")
+
+        @self.truth("flashinfer", shown, key, serves=serves, rows=rows, **conditions)
+        def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
+            given = {**{one: value for one, value in inputs.items() if value is not None}, **more(inputs)}
+            given = {one: value for one, value in given.items() if value is not None}
+            found = api[key](**given)
+            parts = found if isinstance(found, tuple) else (given.get("output") if found is None else found,)
+            return dict(zip(definition.outputs, parts, strict=False))
 
     def of_form(self, definition: Definition) -> Op:
         """The op of the form that a definition has, of several that share nothing, in the definition's names."""
@@ -299,8 +325,7 @@ class Op:
             for index, count in enumerate(SIZES[size]):
                 yield self.settled(definition, Case(f"{size}-{index}", size, axes(count, turn), seed))
                 turn += 1
-        none = [text for text in definition.constraints or () if evaluate(parse(text), {rows or "": 0}) is False]
-        if rows is not None and not none:  # unless a constraint rules it out
+        if rows is not None and broken(definition, {rows: 0}) is None:  # unless a constraint rules it out
             yield self.settled(definition, Case("edge-empty", "edge", axes(0, 0), seed))
         if self.tile:
             yield self.settled(definition, Case("edge-tile", "edge", axes(self.tile, 0), seed))
@@ -665,8 +690,8 @@ class Op:
         return frozenset(letters[one] for one, size in self.sizes.items() if size == (1,) and one in letters)
 
     def mutated(self, definition: Definition) -> frozenset[str]:
-        """Inputs that a call may write to. The default: those that an output is written to."""
-        return definition.in_place
+        """Inputs that a call may write to. The default: those that an output is written to, and `writes`."""
+        return definition.in_place | ({*self.writes} & definition.inputs.keys())
 
     def judged(self, definition: Definition) -> dict[str, TensorSpec]:
         """All that a call gives: the outputs, then inputs that it writes to and that no output stands for."""

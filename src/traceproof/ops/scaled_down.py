@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from traceproof.dataset.constants import numbers, renumbered
-from traceproof.dataset.constraints import evaluate, with_axes
+from traceproof.dataset.constraints import broken
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.op import SCALED_DOWN_LEAST, Op
@@ -52,9 +52,8 @@ def scaled_down_of(definition: Definition, op: Op) -> ScaledDown | str:
         return f"the reference's text states {lines}" if stated else "none of its axes may be smaller"
     made = _resized(definition, {name: new for name, (_, new) in sizes.items()}, changes)
     scaled_down = ScaledDown(made, sizes, renumbered=bool(changes))
-    broken = [text for text in definition.constraints or () if _broken(text, scaled_down.definition)]
-    if broken:
-        return f"the constraint {broken[0]!r} does not hold with {scaled_down}"
+    if (constraint := broken(made, {})) is not None:
+        return f"the constraint {constraint!r} does not hold with {scaled_down}"
     _, unknown = registry.for_definition(scaled_down.definition)
     return scaled_down if unknown is None else f"with {scaled_down} there is no oracle: {unknown}"
 
@@ -66,11 +65,6 @@ def _resized(definition: Definition, sizes: Mapping[str, int], changes: Mapping[
     for name, size in sizes.items():
         changed["axes"][name]["value"] = size
     return Definition.model_validate(changed)
-
-
-def _broken(constraint: str, definition: Definition) -> bool:
-    """Whether a constraint over const axes alone is false."""
-    return evaluate(with_axes(constraint, definition), definition.const_axes) is False
 
 
 def _stated(definition: Definition) -> Iterator[tuple[str, int]]:

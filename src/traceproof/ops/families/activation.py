@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traceproof.dataset.constants import Rule
+from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, held_against
-from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
+from traceproof.models.reading import KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close, Exact
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, same
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, has, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import SURE, full
 from traceproof.ops.op import Op
 
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-
-
 # activation: silu_and_mul, gelu_and_mul, gelu_tanh_and_mul
-
 
 SILU, GELU, TANH = "silu", "gelu", "gelu_tanh"
 
@@ -93,10 +89,8 @@ def other_than(kind: str) -> Mutant:
 
 def exact_halves(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Gates of 64 to 128, which an activation leaves as they are, beside numbers of all bits."""
-    value = full(0)(draw, wanted)
-    width = wanted.shape[1] // 2
-    value[:, :width] = value[:, :width].abs() * 2 * SURE
-    return value
+    gate, up = full(0)(draw, wanted).chunk(2, -1)
+    return torch.cat([gate.abs() * 2 * SURE, up], -1)
 
 
 ACTIVATION = Op(
@@ -148,6 +142,7 @@ IN_FLASHINFER = {kind: f"flashinfer.activation:{kind}_and_mul" for kind in ACTIV
 IN_SGLANG = {kind: f"sgl_kernel:{kind}_and_mul" for kind in ACTIVATIONS}
 HALVES = frozenset({"float16", "bfloat16"})
 TORCH_SILU, TORCH_GELU = "torch.nn.functional:silu", "torch.nn.functional:gelu"
+FORMS_OF_GELU = {GELU: "none", TANH: "tanh"}
 
 
 def is_kind(*kinds: str) -> Callable[[Definition], bool]:
@@ -162,32 +157,19 @@ def _activated(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 for _source, _places, _packages in (("flashinfer", IN_FLASHINFER, ()), ("sglang", IN_SGLANG, ("sgl_kernel",))):
     for _kind, _place in _places.items():
-        ACTIVATION.truth(
-            _source,
-            _place.replace(":", "."),
-            _place,
-            accepts=is_kind(_kind),
-            dtypes=HALVES,
-            packages=_packages,
-            sm=SM75,
-        )(_activated)
+        _needs: Any = {"accepts": is_kind(_kind), "dtypes": HALVES, "packages": _packages, "sm": SM75}
+        ACTIVATION.truth(_source, _place.replace(":", "."), _place, **_needs)(_activated)
 
 
 @ACTIVATION.truth("torch", "functional.silu", TORCH_SILU, rows=None, accepts=is_kind(SILU))
-def _pytorch_silu(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, as kernels compute."""
-    gate, up = inputs["input"].float().chunk(2, -1)
-    dtype = dtype_of(definition.outputs["output"])
-    return {"output": (api[TORCH_SILU](gate) * up).to(dtype)}
-
-
 @ACTIVATION.truth("torch", "functional.gelu", TORCH_GELU, rows=None, accepts=is_kind(GELU, TANH))
-def _pytorch_gelu(api: Api, definition: Definition, inputs: Given) -> Outputs:
+def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, as kernels compute."""
-    gate, up = inputs["input"].float().chunk(2, -1)
-    form = "tanh" if activation_of(definition) == TANH else "none"
-    dtype = dtype_of(definition.outputs["output"])
-    return {"output": (api[TORCH_GELU](gate, approximate=form) * up).to(dtype)}
+    [act], (gate, up) = api.values(), inputs["input"].float().chunk(2, -1)
+    form = (
+        {} if activation_of(definition) == SILU else {"approximate": FORMS_OF_GELU[str(activation_of(definition))]}
+    )
+    return {"output": (act(gate, **form) * up).to(dtype_of(definition.outputs["output"]))}
 
 
 # Activations of SGLang without a gate; a config names them by their function.
@@ -201,12 +183,12 @@ TEXTS = {
 
 def read_gated(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
     """The function, and its width: that of each half of the projection which its holder has."""
-    by_tanh = {"none": GELU, "tanh": TANH}
+    by_form = {form: kind for kind, form in FORMS_OF_GELU.items()}
     beside = parent.children() if parent is not None else ()
     parts: list[list[int]] = [list(getattr(one, "output_partition_sizes", ())) for one in beside]
     widths = {sizes[0] for sizes in parts if len(sizes) == 2 and sizes[0] == sizes[1]}
     return {
-        "function": by_tanh.get(getattr(module, "approximate", ""), SILU),
+        "function": by_form.get(getattr(module, "approximate", ""), SILU),
         "width": widths.pop() if len(widths) == 1 else None,
     }
 
@@ -220,25 +202,25 @@ def activation_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
     return call_of(module, "activation", kind_of=module.facts["function"], hidden=module.facts["width"])
 
 
-def activation_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """An activation of transformers' model in the terms of a call."""
-    return {"kind_of": facts["function"], "hidden": facts["width"] // evidence.parallel.tp}
-
-
-def activation_draft(kind: str, hidden: int) -> Draft:
+def activation_drafts(call: KernelCall, _: Choice) -> list[Draft]:
     """One activation over halves of `hidden` channels on one rank."""
-    sizes = {"hidden": hidden, "both": 2 * hidden}
-    return draft(ACTIVATION.op_type, "and_mul", {"kind": kind, "activation": TEXTS[kind], **sizes})
+    kind, hidden = call["kind_of"], call["hidden"]
+    values = {"kind": kind, "activation": TEXTS[kind], "hidden": hidden, "both": 2 * hidden}
+    return [draft(ACTIVATION.op_type, "and_mul", values)]
 
 
 ACTIVATION.extraction = Extraction(
     readers=dict.fromkeys(("SiluAndMul", "GeluAndMul"), ("pointwise", read_gated))
     | dict.fromkeys(UNGATED, ("pointwise", lambda _module, _parent: {})),
     calls={"pointwise": activation_call},
-    differs={"activation": held_against("pointwise", activation_terms)},
-    drafts={"activation": lambda call, _: [activation_draft(call["kind_of"], call["hidden"])]},
+    differs={
+        "activation": held_against(
+            "pointwise",
+            lambda facts, on: {"kind_of": facts["function"], "hidden": facts["width"] // on.parallel.tp},
+        )
+    },
+    drafts={"activation": activation_drafts},
 )
-
 
 # causal_conv1d
 
@@ -248,40 +230,29 @@ def conv(
     *,
     weight: Part = same,
     bias: bool = True,
-    act: Part | None = None,
+    act: Part = lambda total: total * sigmoid(total),
     shift: int = 0,
-) -> Tensors:
-    """`silu(sum_j weight[j] x[t - width + 1 + j] + bias)` per channel over sequences [b c l].
-
-    `shift`: so many elements of the future are seen.
-    """
-    x, weights = wide["x"], weight(wide["weight"])
-    width, length = weights.shape[1], x.shape[-1]
-    padded = torch.nn.functional.pad(x, (width - 1 - shift, shift))
-    total = torch.zeros_like(x)
-    for place in range(width):
-        total = total + weights[:, place, None] * padded[..., place : place + length]
-    if bias and "bias" in wide:
-        total = total + wide["bias"].reshape(-1, 1)
-    return {"output": act(total) if act else total * sigmoid(total)}
-
-
-def conv_step(
-    wide: Wide,
-    *,
-    weight: Part = same,
-    bias: bool = True,
-    act: Part | None = None,
     state: Part = same,
     moved: bool = True,
 ) -> Tensors:
-    """One element [b c] after the last ones of its sequence, which the state [b c w] holds, the oldest first."""
-    held, weights = state(wide["conv_state"]), weight(wide["weight"])
-    rows = torch.cat([held[..., 1:], wide["x"].unsqueeze(-1)], -1)
-    total = (rows * weights).sum(-1)
-    if bias and "bias" in wide:
-        total = total + wide["bias"].reshape(-1)
-    return {"output": act(total) if act else total * sigmoid(total), "new_state": rows if moved else held}
+    """`silu(sum_j weight[j] x[t - width + 1 + j] + bias)` per channel over sequences [b c l].
+
+    Or one element [b c] after the last ones of its sequence, which a state [b c w] holds, the oldest first.
+    `shift`: so many elements of the future are seen.
+    """
+    x, weights, found = wide["x"], weight(wide["weight"]), Tensors()
+    added = wide["bias"] if bias and "bias" in wide else torch.zeros_like(weights[:, 0])
+    if "conv_state" in wide:
+        held = state(wide["conv_state"])
+        rows = torch.cat([held[..., 1:], x.unsqueeze(-1)], -1)
+        total, found["new_state"] = (rows * weights).sum(-1) + added, rows if moved else held
+    else:
+        width, total = weights.shape[1], torch.zeros_like(x)
+        padded = torch.nn.functional.pad(x, (width - 1 - shift, shift))
+        for place in range(width):
+            total = total + weights[:, place, None] * padded[..., place : place + x.shape[-1]]
+        total = total + added[:, None]
+    return {"output": act(total), **found}
 
 
 def steps(wide: Wide) -> bool:
@@ -298,7 +269,7 @@ def keep(weight: torch.Tensor, *, oldest: bool) -> torch.Tensor:
 CAUSAL_CONV1D = Op(
     "causal_conv1d",
     Form("x[b c l] weight[c w] bias[c]? -> output[b c l]", conv),
-    Form("x[b c] conv_state[b c w] weight[c w] bias[c]? -> output[b c] new_state[b c w]", conv_step),
+    Form("x[b c] conv_state[b c w] weight[c w] bias[c]? -> output[b c] new_state[b c w]", conv),
     family="convolution",
     sizes={"l": (5, 1, 33, 4, 70)},
     data=("x", "conv_state"),
@@ -315,7 +286,7 @@ CAUSAL_CONV1D = Op(
         Mutant("oldest element dropped", weight=lambda weight: keep(weight, oldest=False)),
         Mutant("newest element dropped", weight=lambda weight: keep(weight, oldest=True)),
         Mutant("channels shifted", weight=lambda weight: weight.roll(1, 0)),
-        Mutant("bias dropped", applies=lambda wide: "bias" in wide, bias=False),
+        Mutant("bias dropped", applies=has("bias"), bias=False),
         Mutant("activation dropped", act=same),
         Mutant("sigmoid alone", act=lambda total: torch.sigmoid(total)),
         Mutant("gelu", act=lambda total: torch.nn.functional.gelu(total)),
@@ -367,27 +338,19 @@ def conv_call(module: ModelModule, _: Reading) -> KernelCall | str | None:
     return call_of(module, "conv", channels=facts["rank_n"], width=facts["rank_k"], bias=facts["bias"])
 
 
-def conv_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """A convolution of transformers' model in the terms of a call."""
-    return {**facts, "channels": facts["channels"] // evidence.parallel.tp}
-
-
-def conv_drafts(call: KernelCall) -> list[Draft]:
+def conv_drafts(call: KernelCall, _: Choice) -> list[Draft]:
     """Whole sequences, and one token behind a state."""
     biased = bool(call["bias"])
-    added = {
-        "added": " + bias[:, None].to(torch.float32)" * biased,
-        "shifted": " + bias.to(torch.float32)" * biased,
-    }
+    texts = {"added": " + bias[:, None].to(torch.float32)", "shifted": " + bias.to(torch.float32)"}
+    values = {**dict(call.facts), **{name: text * biased for name, text in texts.items()}}
     without = () if biased else ("bias",)
-    return [
-        draft(CAUSAL_CONV1D.op_type, kind, {**dict(call.facts), **added}, without=without)
-        for kind in ("conv", "conv_step")
-    ]
+    return [draft(CAUSAL_CONV1D.op_type, kind, values, without=without) for kind in ("conv", "conv_step")]
 
 
 CAUSAL_CONV1D.extraction = Extraction(
     calls={"linear": conv_call},
-    differs={"conv": held_against("conv", conv_terms)},
-    drafts={"conv": lambda call, _: conv_drafts(call)},
+    differs={
+        "conv": held_against("conv", lambda facts, on: {**facts, "channels": facts["channels"] // on.parallel.tp})
+    },
+    drafts={"conv": conv_drafts},
 )

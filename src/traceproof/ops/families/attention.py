@@ -10,9 +10,9 @@ from typing import Any
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
-from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, dtype_of, scalar, tensor
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, dtype_of, scalar, tensor
 from traceproof.ops.adapter import Module as Compiled
-from traceproof.ops.attention_calls import attention, flattened, layout_of
+from traceproof.ops.attention import attention, flattened, layout_of
 from traceproof.ops.attention_op import Attention
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Exact
@@ -59,6 +59,11 @@ def side_by_side(
     return {"key": code(keys), "value": code(wide["kv_nope"][..., split:])}
 
 
+def coded(**ways: Any) -> Part:  # noqa: ANN401 - of a format
+    """Numbers through codes of e4m3."""
+    return lambda x: E4M3.decode(E4M3.encode(x, **ways)).to(x.dtype)
+
+
 KEY_PARTS = Op(
     "mla_paged",
     Form("k[t h x]? k_nope[t h n] k_rope[t g r] -> k_out[t h x]", side_by_side),
@@ -71,16 +76,8 @@ KEY_PARTS = Op(
         Mutant("the rotated part first", turned=True),
         Mutant("the rotated part of the token before", shared=lambda rope: rope.roll(1, 0)),
         Mutant("the rotated part left out", shared=lambda rope: rope * 0),
-        Mutant(
-            "codes cut off",
-            applies=has("k_pe"),
-            code=lambda x: E4M3.decode(E4M3.encode(x, rounding=DOWN)).to(x.dtype),
-        ),
-        Mutant(
-            "overflows are NaN",
-            applies=has("k_pe"),
-            code=lambda x: E4M3.decode(E4M3.encode(x, saturate=False)).to(x.dtype),
-        ),
+        Mutant("codes cut off", applies=has("k_pe"), code=coded(rounding=DOWN)),
+        Mutant("overflows are NaN", applies=has("k_pe"), code=coded(saturate=False)),
     ),
 )
 MLA_PAGED = Attention(
@@ -107,11 +104,6 @@ RAGGED = "q k v qo_indptr kv_indptr sm_scale [return_lse] -> output lse"
 def unscaled(definition: Definition) -> bool:
     """Whether the cache is stored as it is: scales are of one in fp8, and no adapter here takes them."""
     return not definition.inputs["ckv_cache"].dtype.startswith("float8") or "ckv_scale" not in definition.inputs
-
-
-def asked(definition: Definition, output: torch.Tensor, lse: torch.Tensor) -> Outputs:
-    """Those of the two that the definition asks for."""
-    return {name: {"output": output, "lse": lse}[name] for name in definition.outputs}
 
 
 def unseeing(q: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,10 +148,11 @@ def bends(definition: Definition) -> tuple[bool, bool]:
     return "window_left" in definition.inputs, "logits_soft_cap" in definition.inputs
 
 
-def bent(inputs: Given) -> dict[str, Any]:
-    """These two as a plan takes them."""
-    kinds = {"window_left": int, "logits_soft_cap": float}
-    return {name: kind(inputs[name]) for name, kind in kinds.items() if inputs.get(name) is not None}
+def said(inputs: Given, q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
+    """What a plan takes by name: dtypes, the softmax scale, a window and a soft cap."""
+    kinds = {"sm_scale": float, "window_left": int, "logits_soft_cap": float}
+    numbers = {name: kind(inputs[name]) for name, kind in kinds.items() if inputs.get(name) is not None}
+    return {"q_data_type": q.dtype, "kv_data_type": k.dtype, **numbers}
 
 
 def prefill_module(definition: Definition, which: str) -> tuple[Compiled]:
@@ -183,7 +176,7 @@ def flashinfer_outputs(definition: Definition, inputs: Given, returned: Sequence
     if "qo_indptr" in inputs:  # prefill: a row per query, not per sequence
         empty = empty.repeat_interleave(tensor(inputs, "qo_indptr").diff())
     no_keys = empty[:, None] & (lse <= OLD_INFINITY + MERGED_LOG2)
-    return asked(definition, output, lse.masked_fill(no_keys, -math.inf))
+    return asked(definition, output=output, lse=lse.masked_fill(no_keys, -math.inf))
 
 
 def last_page_lengths(inputs: Given, page_size: int) -> torch.Tensor:
@@ -251,19 +244,13 @@ def _flashinfer_paged(api: Api, definition: Definition, inputs: Given) -> Output
     _, page, kv_heads, _ = k.shape
     table = (inputs["kv_indptr"], inputs["kv_indices"], last_page_lengths(inputs, page))
     sizes = (q.shape[1], kv_heads, q.shape[2], page)
-    said = {
-        "q_data_type": q.dtype,
-        "kv_data_type": k.dtype,
-        "sm_scale": scalar(inputs, "sm_scale"),
-        **bent(inputs),
-    }
     if "qo_indptr" in inputs:
         wrapper = wrapper_of(api, "prefill_paged", q.device, "NHD")
-        wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **said)
+        wrapper.plan(inputs["qo_indptr"], *table, *sizes, causal=True, **said(inputs, q, k))
     else:
         on_tensor_cores = ratio_of(definition) not in CUDA_CORE_RATIOS
         wrapper = api["decode"](workspace(q.device), "NHD", use_tensor_cores=on_tensor_cores)
-        wrapper.plan(*table, *sizes, pos_encoding_mode="NONE", **said)
+        wrapper.plan(*table, *sizes, pos_encoding_mode="NONE", **said(inputs, q, k))
     return flashinfer_outputs(definition, inputs, wrapper.run(q, (k, v), return_lse=True))
 
 
@@ -279,19 +266,8 @@ RAGGED_CALL: Any = {
 def _flashinfer_ragged(api: Api, definition: Definition, inputs: Given) -> Outputs:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     wrapper = wrapper_of(api, "prefill_ragged", q.device, "NHD")
-    wrapper.plan(
-        inputs["qo_indptr"],
-        inputs["kv_indptr"],
-        q.shape[1],
-        k.shape[1],
-        q.shape[2],
-        head_dim_vo=v.shape[2],
-        causal=True,
-        **bent(inputs),
-        sm_scale=scalar(inputs, "sm_scale"),
-        q_data_type=q.dtype,
-        kv_data_type=k.dtype,
-    )
+    bounds, sizes = (inputs["qo_indptr"], inputs["kv_indptr"]), (q.shape[1], k.shape[1], q.shape[2])
+    wrapper.plan(*bounds, *sizes, head_dim_vo=v.shape[2], causal=True, **said(inputs, q, k))
     return flashinfer_outputs(definition, inputs, wrapper.run(q, k, v, return_lse=True))
 
 
@@ -327,21 +303,11 @@ def _flashinfer_latent(api: Api, definition: Definition, inputs: Given) -> Outpu
     lengths = torch.clamp(pages - 1, min=0) * page + last_page_lengths(inputs, page)
     causal = "qo_indptr" in inputs
     decode = torch.arange(len(pages) + 1, dtype=torch.int32, device=q_nope.device)
+    queries = inputs["qo_indptr"] if causal else decode
+    table = (inputs["kv_indptr"], inputs["kv_indices"], lengths.to(torch.int32))
+    sizes = (q_nope.shape[1], q_nope.shape[2], q_pe.shape[2], page)
     wrapper = wrapper_of(api, "mla", q_nope.device)
-    wrapper.plan(
-        inputs["qo_indptr"] if causal else decode,
-        inputs["kv_indptr"],
-        inputs["kv_indices"],
-        lengths.to(torch.int32),
-        q_nope.shape[1],
-        q_nope.shape[2],
-        q_pe.shape[2],
-        page,
-        causal,
-        scalar(inputs, "sm_scale"),
-        q_nope.dtype,
-        ckv.dtype,
-    )
+    wrapper.plan(queries, *table, *sizes, causal, scalar(inputs, "sm_scale"), q_nope.dtype, ckv.dtype)
     return flashinfer_outputs(definition, inputs, wrapper.run(q_nope, q_pe, ckv, kpe, return_lse=True))
 
 
@@ -379,7 +345,7 @@ def by_sdpa(api: Api, definition: Definition, inputs: Given) -> Outputs:
             logits = logits.masked_fill(~mask, -math.inf)
         output[first:stop] = attended[0].transpose(0, 1)
         lse[first:stop] = (torch.logsumexp(logits, -1) / math.log(2)).transpose(0, 1)
-    return asked(definition, output, lse)
+    return asked(definition, output=output, lse=lse)
 
 
 @GQA_RAGGED.truth("torch", SDPA[0], SDPA[1], serves="q k v -> output", rows=None)
@@ -408,15 +374,12 @@ def together(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 SOFTMAX = "torch:softmax"
 ALL_BENT = f"{BY_PLAN} [sinks]"
+RAGGED_BENT = f"q k v qo_indptr kv_indptr sm_scale {ALL_BENT} -> output lse"
 
 
 @GQA_PAGED.truth("torch", "softmax", SOFTMAX, serves=f"{GQA} [qo_indptr] {ALL_BENT} -> output lse")
-@GQA_RAGGED.truth(
-    "torch", "softmax", SOFTMAX, serves=f"q k v qo_indptr kv_indptr sm_scale {ALL_BENT} -> output lse"
-)
-@MLA_RAGGED.truth(
-    "torch", "softmax", SOFTMAX, serves=f"q k v qo_indptr kv_indptr sm_scale {ALL_BENT} -> output lse"
-)
+@GQA_RAGGED.truth("torch", "softmax", SOFTMAX, serves=RAGGED_BENT)
+@MLA_RAGGED.truth("torch", "softmax", SOFTMAX, serves=RAGGED_BENT)
 def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """With a window, a cap, sinks, a mask or ALiBi: one softmax over a sequence's logits and each head's sink."""
     q, k, v, rows = flattened(inputs)
@@ -450,7 +413,7 @@ def by_softmax(api: Api, definition: Definition, inputs: Given) -> Outputs:
         weights = api[SOFTMAX](logits, -1)[..., : len(own)].nan_to_num(0.0)
         output[start:stop] = torch.einsum("nhl,lhd->nhd", weights, values).to(q.dtype)
         lse[start:stop] = torch.logsumexp(logits, -1) / math.log(2)
-    return asked(definition, output, lse)
+    return asked(definition, output=output, lse=lse)
 
 
 # SGLang's Triton attention: decode over a cache, and the extension of a cached prefix by new tokens. A query that
@@ -509,24 +472,13 @@ def _sglang_decode(api: Api, definition: Definition, inputs: Given) -> Outputs:
         shape = (*queries.shape[:2], SPLITS)
         parts = torch.full(shape, -math.inf, dtype=torch.float32, device=q.device)
         attended = torch.empty((*shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
-        api["decode_attention"](
-            queries,
-            keys,
-            values,
-            attended,
-            indptr(rows, q.device),
-            torch.cat(rows),
-            torch.empty((*shape, values.shape[-1]), dtype=torch.float32, device=q.device),
-            parts,
-            torch.full(shape[:1], SPLITS, dtype=torch.int32, device=q.device),
-            SPLITS,
-            scalar(inputs, "sm_scale"),
-            1.0,
-            1.0,
-            has_mla=(keys.shape[-1], values.shape[-1]) in LATENT,
-        )
+        scratch = torch.empty((*shape, values.shape[-1]), dtype=torch.float32, device=q.device)
+        splits = torch.full(shape[:1], SPLITS, dtype=torch.int32, device=q.device)
+        table, split = (indptr(rows, q.device), torch.cat(rows)), (scratch, parts, splits, SPLITS)
+        scales, latent = (scalar(inputs, "sm_scale"), 1.0, 1.0), (keys.shape[-1], values.shape[-1]) in LATENT
+        api["decode_attention"](queries, keys, values, attended, *table, *split, *scales, has_mla=latent)
         output[place], lse[place] = attended, torch.logsumexp(parts, -1) / math.log(2)
-    return asked(definition, output, lse)
+    return asked(definition, output=output, lse=lse)
 
 
 @GQA_PAGED.truth(*EXTEND, serves=f"{GQA} qo_indptr -> output lse", accepts=wide, **ON_TRITON)
@@ -551,27 +503,13 @@ def _sglang_extend(api: Api, definition: Definition, inputs: Given) -> Outputs:
         queries = q[place]
         attended = torch.empty((*queries.shape[:2], values.shape[-1]), dtype=q.dtype, device=q.device)
         natural = torch.empty(queries.shape[:2], dtype=torch.float32, device=q.device)
-        api["extend_attention"](
-            queries,
-            keys[tokens].contiguous(),
-            values[tokens].contiguous(),
-            attended,
-            keys,
-            values,
-            indptr(own, q.device),
-            indptr(before, q.device),
-            torch.cat(before),
-            None,
-            True,  # noqa: FBT003 - is_causal, positional in SGLang
-            None,
-            max(map(len, own)),
-            1.0,
-            1.0,
-            sm_scale=scalar(inputs, "sm_scale"),
-            lse_extend=natural,
-        )
+        new = (queries, keys[tokens].contiguous(), values[tokens].contiguous(), attended)
+        table = (indptr(own, q.device), indptr(before, q.device), torch.cat(before))
+        masks = (None, True, None)  # none of its own, causal
+        scales: Any = {"sm_scale": scalar(inputs, "sm_scale"), "lse_extend": natural}
+        api["extend_attention"](*new, keys, values, *table, *masks, max(map(len, own)), 1.0, 1.0, **scales)
         output[place], lse[place] = attended, natural / math.log(2)
-    return asked(definition, output, lse)
+    return asked(definition, output=output, lse=lse)
 
 
 # Models
@@ -644,7 +582,6 @@ def against(**sizes: str) -> Callable[[KernelCall, Evidence], str | None]:
 
 against_latent = against(heads="heads", ckv="kv_lora_rank", kpe="qk_rope_head_dim")  # of absorbed attention
 
-
 STAGES: Mapping[str, Mapping[str, str]] = {
     "decode": {
         "Stage": "Decode",
@@ -665,7 +602,6 @@ STAGES: Mapping[str, Mapping[str, str]] = {
         "queries": "The query tokens of a row are its last ones: each attends to the row's tokens up to itself",
     },
 }
-
 
 INPUTS = {"window": "window_left", "logit_cap": "logits_soft_cap", "sinks": "sinks"}  # by fact
 

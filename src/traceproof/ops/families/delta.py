@@ -5,33 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from traceproof.dataset.definition import TensorSpec
+from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.attention_inputs import starts
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values
 from traceproof.ops.cases import BOUNDARY_ROWS, SEEN, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison, Exact
 from traceproof.ops.formats import exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
-from traceproof.ops.gates import (
-    FAST_EXP,
-    FAST_EXP_FACTOR,
-    FORGOTTEN,
-    STALE,
-    TRANSPOSED,
-    plain_softplus,
-    sigmoid,
-    softplus,
-)
+from traceproof.ops.gates import FAST_STATE, OF_RULES, plain_softplus, sigmoid, softplus
 from traceproof.ops.lossless import SURE, Exactly, full, one_hot, whole
 from traceproof.ops.op import Op
-
-if TYPE_CHECKING:
-    from traceproof.dataset.definition import TensorSpec
-    from traceproof.draw import Draw
 
 L2_EPS = 1e-6  # beside the sum of squares
 LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
@@ -45,6 +35,16 @@ GATES = {
     "output": Close(4.0, reference_factor=2.0, reason=CHUNKED),
     "final_state": Close(12.0, row_axes=2, reference_factor=2.0, reason=CHUNKED),
 }
+
+
+def is_prefill(inputs: Mapping[str, object]) -> bool:
+    """Whether whole sequences lie side by side."""
+    return "cu_seqlens" in inputs
+
+
+def is_mtp(inputs: Mapping[str, object]) -> bool:
+    """Whether states are picked out of a pool."""
+    return "initial_state_indices" in inputs
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:
@@ -115,14 +115,12 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     ):
         return None
     linear = "num_householder" in wanted.definition.axes
-    low, high = {"beta": (0.05, 0.95), "w": (0.1, 1.0), "g": (0.3, 1.0) if linear else (-1.2, 0.0)}.get(
-        name, (0.0, 0.0)
-    )
-    if high > low:
+    ranges = {"beta": (0.05, 0.95), "w": (0.1, 1.0), "g": (0.3, 1.0) if linear else (-1.2, 0.0)}
+    if name in ranges:
+        low, high = ranges[name]
         made = draw.uniform(name, wanted.shape, low=low, high=high)
-        return (torch.full_like(made, high) if kind in {"slow", "repeated"} and name == "g" else made).to(
-            wanted.dtype
-        )
+        slow = kind in {"slow", "repeated"} and name == "g"
+        return (torch.full_like(made, high) if slow else made).to(wanted.dtype)
     made = draw.normal(name, wanted.shape)
     if name == "k":  # numbers drawn are multiples of 2**-12, so that squares sum exactly in any order
         wide = made.double()
@@ -136,46 +134,52 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     return made.to(wanted.dtype)
 
 
-class Delta(Op):
-    """Whole sequences side by side, or rows of as many tokens each."""
+class Sequences(Op):
+    """Whole sequences side by side, or rows of as many tokens each; states may be slots of a pool."""
 
-    def _made(self, definition: Definition, name: str, lengths: Sequence[int], seed: int, **params: Any) -> Case:  # noqa: ANN401
-        batched, tokens = "cu_seqlens" not in definition.inputs, sum(lengths)
-        count, length = len(lengths), max(lengths, default=1)
-        updates = definition.const_axes.get("num_householder", 1)
-        sizes = {
-            "b": count,
-            "s": length,
-            "n": count,
-            "p": count,
-            "i": count + 1,
-            "t": tokens,
-            "e": updates * tokens,
-        }
-        said = {"lengths": [length] * count if batched else list(lengths), **params}
+    def of_lengths(
+        self,
+        definition: Definition,
+        name: str,
+        lengths: Sequence[int],
+        *,
+        seed: int,
+        pool: int | None = None,  # slots; None: some more than sequences
+        **params: Any,  # noqa: ANN401 - JSON
+    ) -> Case:
+        """A case of so many tokens each."""
+        inputs, count, tokens = definition.inputs, len(lengths), sum(lengths)
+        longest = max(lengths, default=2 if is_mtp(inputs) else 1)
+        slots = pool or (count + count // 2 + 2 if is_mtp(inputs) else count)
+        updated = tokens * definition.const_axes.get("num_householder", 1)
+        sizes = {"n": count, "b": count, "i": count + 1, "s": longest, "t": tokens, "e": updated, "p": slots}
+        said = {"lengths": list(lengths) if is_prefill(inputs) else [longest] * count, **params}
         return self.case(definition, name, sizes, seed, said)
-
-    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-        """Lengths at chunks' ends, an empty sequence, slow gates, no state."""
-        for size in sizes:
-            for at, lengths in enumerate(LENGTHS[size]):
-                yield self._made(definition, f"{size}-{at}", lengths, seed)
-        if "cu_seqlens" in definition.inputs:
-            yield self._made(definition, "edge-empty-sequence", (0, 3, 0, 1, 2), seed)
-        if definition.inputs["initial_state"].optional:
-            yield self._made(definition, "edge-no-state", (3, 7), seed, no_state=True)
-        for at, kind in enumerate(("slow", "repeated", "tiny", "outlier")):
-            yield self._made(definition, f"adversarial-{kind}", ((9, 40), (40, 9))[at % 2], seed, kind=kind)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many sequences, or one of so many tokens."""
         lengths = (count,) if long else tuple(1 + at % 3 for at in range(count))
-        return replace(self._made(definition, case.id, lengths, case.seed), size=case.size)
+        return replace(self.of_lengths(definition, case.id, lengths, seed=case.seed), size=case.size)
+
+
+class Delta(Sequences):
+    """The finer rules, whose cases need few tokens."""
+
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
+        """Lengths at chunks' ends, an empty sequence, slow gates, no state."""
+        made = partial(self.of_lengths, definition, seed=seed)
+        yield from (made(f"{size}-{at}", one) for size in sizes for at, one in enumerate(LENGTHS[size]))
+        if is_prefill(definition.inputs):
+            yield made("edge-empty-sequence", (0, 3, 0, 1, 2))
+        if definition.inputs["initial_state"].optional:
+            yield made("edge-no-state", (3, 7), no_state=True)
+        for at, kind in enumerate(("slow", "repeated", "tiny", "outlier")):
+            yield made(f"adversarial-{kind}", ((9, 40), (40, 9))[at % 2], kind=kind)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """A long sequence, as it comes and where nothing is forgotten."""
-        yield self._made(definition, "stress-long", (2048,), seed)
-        yield self._made(definition, "stress-long-slow", (2047,), seed, kind="slow")
+        yield self.of_lengths(definition, "stress-long", (2048,), seed=seed)
+        yield self.of_lengths(definition, "stress-long-slow", (2047,), seed=seed, kind="slow")
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
         """A state that is stored in 16 bits has that rounding in its baseline, too."""
@@ -186,21 +190,16 @@ class Delta(Op):
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Ends of sequences; what a plain call leaves out is None."""
-        values = super().inputs(definition, case, draw)
+        values, inputs = super().inputs(definition, case, draw), definition.inputs
         if "cu_seqlens" in values:
-            values["cu_seqlens"] = torch.tensor(starts(case.params["lengths"]), device=draw.device).to(
-                TORCH_DTYPES[definition.inputs["cu_seqlens"].dtype]
-            )
+            ends = torch.tensor(starts(case.params["lengths"]), device=draw.device)
+            values["cu_seqlens"] = ends.to(dtype_of(inputs["cu_seqlens"]))
         if "num_householder" in values:
             values["num_householder"] = definition.const_axes["num_householder"]
-        for name, spec in definition.inputs.items():
-            plain = name in {"output_final_state", "scale", "initial_state", *"gw", "beta"}
-            if spec.optional and not plain:
-                values[name] = None
-            absent = spec.shape is not None and (spec.dtype not in TORCH_DTYPES or "no_state" in case.params)
-            if spec.optional and name == "initial_state" and absent:
-                values[name] = None
-        return values
+        kept = {"output_final_state", "scale", "beta", *"gw"}
+        if "no_state" not in case.params and inputs["initial_state"].dtype in TORCH_DTYPES:
+            kept.add("initial_state")
+        return {name: one if name in kept or not inputs[name].optional else None for name, one in values.items()}
 
 
 def unshared(definition: Definition) -> str | None:
@@ -222,35 +221,15 @@ SHARED: Any = {
     "gates": GATES,
     "unusual": {"large": ("initial_state",)},
     "mutants": (
-        STALE,
-        TRANSPOSED,
-        FORGOTTEN,
-        Mutant("error before decay", applies=has("g"), early=True),
-        Mutant("no correction", corrected=0.0),
+        *OF_RULES,
         Mutant("state in fp8", carried=lambda state: state.to(torch.float8_e4m3fn).to(state.dtype)),
         Mutant("vectors not of length 1", applies=lambda wide: wide["q"].dim() == 4, normal=same),
         Mutant(
             "updates in the opposite order", applies=lambda wide: len(wide["k"]) > len(wide["q"]), backwards=True
         ),
-        Mutant("scale x 1.02", inputs=lambda wide: {"scale": wide.number("scale") * 1.02}),
         altered("rates of one", "beta", change=lambda one: torch.ones_like(one)),
         altered("values not gated", "w", change=lambda one: torch.ones_like(one)),
         altered("gates of the token before", "g", change=lambda g: g.roll(1, 1 if g.dim() == 4 else 0)),
-        Mutant(
-            "query and key swapped",
-            applies=lambda wide: wide["q"].shape == wide["k"].shape,
-            inputs=lambda wide: {"q": wide["k"], "k": wide["q"]},
-        ),
-        Mutant(
-            "wrong head map",
-            applies=lambda wide: 1 < wide["q"].shape[-2] < wide["v"].shape[-2],
-            inputs=lambda wide: {name: wide[name].roll(1, -2) for name in ("q", "k")},
-        ),
-        Mutant(
-            "state of the sequence before",
-            applies=lambda wide: "initial_state" in wide and len(wide["initial_state"]) > 1,
-            inputs=lambda wide: {"initial_state": wide["initial_state"].roll(1, 0)},
-        ),
     ),
 }
 # Steps of decode as servers call them: convolution, gates, the step, and a gated norm in one; states are slots of
@@ -486,10 +465,6 @@ class Step(Op):
             axes = self.settled(definition, self.case(definition, "", {"b": BOUNDARY_ROWS}, seed)).axes
             yield at_boundaries(axes, ["hidden_states"], seed)
 
-    def mutated(self, definition: Definition) -> frozenset[str]:
-        """Histories and states, whether an output stands for them or not."""
-        return super().mutated(definition) | ({"conv_state", *STATES} & definition.inputs.keys())
-
     def judged(self, definition: Definition) -> dict[str, TensorSpec]:
         """Those alone for which no output stands."""
         found = super().judged(definition).items()
@@ -511,16 +486,13 @@ def stepped(op_type: str, *forms: Form) -> Step:
         "A_log dt_bias state_indices query_start_loc num_accepted_tokens w_ba weight conv_weight mixed_qkv x"
         " g_cache beta_cache rawv_cache accept_lens track_state_indices track_steps t1_state_indices"
     )
-
-    def of(*needed: str) -> Callable[[Wide], bool]:
-        return lambda wide: any(name in wide for name in needed)
-
-    rows = of("mixed_qkv", "x")
+    rows = has("mixed_qkv", "x")
     return Step(
         op_type,
         *forms,
         requires=single_token,
         unread={"num_accepted_tokens": "one, where each sequence has one token"},
+        writes=("conv_state", *STATES),  # whether an output stands for them or not
         apart=False,
         coupled=True,
         scalars={"lower_bound": LOWEST, "norm_eps": 1e-5, "scale": 0.2, "use_qk_l2norm": 1, "null_block_id": -1},
@@ -535,7 +507,7 @@ def stepped(op_type: str, *forms: Form) -> Step:
         },
         adversarial={"saturated": {"kind": "saturated"}, "tiny": {"kind": "tiny"}},
         draws=dict.fromkeys(names.split(), of_step),
-        wide_gate=Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP),
+        wide_gate=FAST_STATE,
         # behind a convolution in bfloat16, or stored in it
         gates={
             **dict.fromkeys(("state", "state_out", "ssm_state", "ssm_state_out"), Close(row_axes=2)),
@@ -547,13 +519,13 @@ def stepped(op_type: str, *forms: Form) -> Step:
             SEEN: ("mixed_qkv", "x", "raw_gate", "raw_beta", "output_gate", "hidden_states"),
         },
         mutants=(
-            Mutant("the newest tap first", applies=of("conv_state"), newest=0),
-            Mutant("no activation", applies=of("conv_state"), active=same),
-            Mutant("dt_bias dropped", applies=of("dt_bias"), biased=0.0),
-            Mutant("vectors not of length 1", applies=of("state_indices"), normal=same),
+            Mutant("the newest tap first", applies=has("conv_state"), newest=0),
+            Mutant("no activation", applies=has("conv_state"), active=same),
+            Mutant("dt_bias dropped", applies=has("dt_bias"), biased=0.0),
+            Mutant("vectors not of length 1", applies=has("state_indices"), normal=same),
             Mutant("query and key swapped", applies=rows, swapped=True),
             Mutant("scale x 1.02", applies=lambda wide: rows(wide) and "norm_weight" not in wide, scaled=1.02),
-            Mutant("norm closed by SiLU", applies=of("output_gate"), closing=silu),
+            Mutant("norm closed by SiLU", applies=has("output_gate"), closing=silu),
             Mutant(
                 "rows without a slot computed", applies=lambda wide: rows(wide) and "w_ba" not in wide, padded=True
             ),
@@ -564,11 +536,11 @@ def stepped(op_type: str, *forms: Form) -> Step:
             altered("slots of the row before", "state_indices", change=lambda slots: slots.roll(1, 0)),
             altered("bias of the convolution dropped", "conv_bias", change=lambda bias: bias * 0),
             altered("norm's weight dropped", "norm_weight", change=lambda one: torch.ones_like(one)),
-            Mutant("one token more", applies=of("accept_lens"), more=1),
-            Mutant("one token fewer", applies=of("accept_lens"), more=-1),
-            Mutant("nothing tracked", applies=of("track_steps"), tracked=False),
+            Mutant("one token more", applies=has("accept_lens"), more=1),
+            Mutant("one token fewer", applies=has("accept_lens"), more=-1),
+            Mutant("nothing tracked", applies=has("track_steps"), tracked=False),
             Mutant("state stale", outputs=unwritten(*STATES)),
-            Mutant("history stale", applies=of("conv_state"), outputs=unwritten("conv_state")),
+            Mutant("history stale", applies=has("conv_state"), outputs=unwritten("conv_state")),
         ),
     )
 
@@ -649,27 +621,17 @@ def _fla(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"output": output, "final_state": after.transpose(-1, -2).contiguous()}
 
 
-DELTA2, PRODUCT = (
-    "flashinfer.gdn2_prefill:chunk_gated_delta_rule2",
-    "flashinfer.gdp_prefill:chunk_gated_delta_product",
-)
 SERVES = "[initial_state] cu_seqlens [scale] -> output final_state"
-SM100: Any = {"rows": None, "sm": ((10, 0), (10, 9))}
 
 
-@GDN2.truth("flashinfer", "chunk_gated_delta_rule2", DELTA2, serves=f"q k v g beta w {SERVES}", **SM100)
-@GDP.truth(
-    "flashinfer",
-    "chunk_gated_delta_product",
-    PRODUCT,
-    serves=f"q k v [g] [beta] [num_householder] {SERVES}",
-    **SM100,
-)
-def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """By keyword; the number of updates a token may be an axis alone."""
-    [rule] = api.values()
-    given = {name: value for name, value in inputs.items() if value is not None}
-    updates = definition.const_axes.get("num_householder")
-    more = {} if updates is None else {"num_householder": updates}
-    output, after = rule(**{**given, **more}, output_final_state=True)
-    return {"output": output, "final_state": after}
+def with_updates(inputs: Given) -> dict[str, Any]:
+    """Of products the number of updates a token, which may be an axis alone."""
+    updates = {} if "w" in inputs else {"num_householder": len(inputs["k"]) // max(1, len(inputs["q"]))}
+    return {**updates, "output_final_state": True}
+
+
+for op, rule, own in (
+    (GDN2, "gdn2_prefill:chunk_gated_delta_rule2", "q k v g beta w"),
+    (GDP, "gdp_prefill:chunk_gated_delta_product", "q k v [g] [beta] [num_householder]"),
+):
+    op.called(rule, f"{own} {SERVES}", name=rule.partition(":")[2], more=with_updates, sm=((10, 0), (10, 9)))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
@@ -16,46 +18,22 @@ from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import Close, Comparison, Exact
-from traceproof.ops.families.delta import committed, fused, normed, stepped
+from traceproof.ops.families.delta import Sequences, committed, fused, is_mtp, is_prefill, normed, stepped
 from traceproof.ops.far import Far
 from traceproof.ops.formats import exact, to_bf16
-from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, same
-from traceproof.ops.gates import (
-    FAST_EXP,
-    FAST_EXP_FACTOR,
-    FORGOTTEN,
-    STALE,
-    TRANSPOSED,
-    plain_softplus,
-    sigmoid,
-    softplus,
-    state_names,
-)
+from traceproof.ops.formula import Form, Mutant, Part, Wide, altered, has_not, is_on, same
+from traceproof.ops.gates import FAST_STATE, OF_RULES, STATES, plain_softplus, sigmoid, softplus, state_names
 from traceproof.ops.lossless import SURE, one_hot, whole
-from traceproof.ops.op import SIZES, Op
-
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
+from traceproof.ops.op import SIZES
 
 # Three forms: decode with one token per sequence, mtp with a few and states picked out of a pool, prefill with
 # whole sequences side by side. In the states' shape, v before k.
 
 BUFFER = "intermediate_states_buffer"
-STATES = ("state", "initial_state")
 WINDOWS = ("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta")
-COPIED = Exact("values and keys are copied")
+
 FLAGS = {"use_qk_l2norm": True, "cache_replayssm": False, "disable_state_update": False}
 CHUNK = 64  # tokens that kernels of prefill keep a state of
-
-
-def is_prefill(inputs: Mapping[str, object]) -> bool:
-    """Whether whole sequences lie side by side."""
-    return "cu_seqlens" in inputs
-
-
-def is_mtp(inputs: Mapping[str, object]) -> bool:
-    """Whether states are picked out of a pool."""
-    return "initial_state_indices" in inputs
 
 
 def unshared(definition: Definition) -> str | None:
@@ -91,9 +69,8 @@ def gated_delta(
     """
     low, prefill = wide.dtype != torch.float64, is_prefill(wide.values)
     rounding = to_bf16 if low and prefill else exact
-    heads, value_size, key_size = *wide["v"].shape[-2:], wide["k"].shape[-1]
-    shared = heads // wide["q"].shape[-2]
     q, k, v = (wide[name].reshape(-1, *wide[name].shape[-2:]) for name in "qkv")
+    heads, value_size, key_size, shared = *v.shape[1:], k.shape[-1], v.shape[1] // q.shape[1]
     step = (growth or (plain_softplus if low else softplus))(wide["a"] + wide["dt_bias"])
     logs, rate = -torch.exp(wide["A_log"]) * step, sigmoid(wide["b"])
     windows = {name: wide[name].clone() for name in WINDOWS if name in wide}
@@ -142,17 +119,14 @@ def gated_delta(
     return {"output": output.view(wide["v"].shape), final: after, **kept, **found}
 
 
-# Cases: an id, the tokens of each sequence, drawing instructions.
-
-Planned = tuple[str, tuple[int, ...], Mapping[str, Any]]
-SPECIAL: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("adversarial-slow", {"kind": "slow"}),  # nothing is forgotten: errors pile up
-    ("adversarial-saturated", {"kind": "saturated"}),  # gates at 0 and 1, softplus beyond exp
-    ("adversarial-outlier", {"kind": "outlier"}),
-    ("adversarial-tiny", {"kind": "tiny"}),
-    ("adversarial-scale", {"scale": 0.25}),  # a scale that is not the default
-    ("edge-default-scale", {"scale": 0.0}),  # stands for the default; references have a branch for it
-)
+SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "adversarial-slow": {"kind": "slow"},  # nothing is forgotten: errors pile up
+    "adversarial-saturated": {"kind": "saturated"},  # gates at 0 and 1, softplus beyond exp
+    "adversarial-outlier": {"kind": "outlier"},
+    "adversarial-tiny": {"kind": "tiny"},
+    "adversarial-scale": {"scale": 0.25},  # a scale that is not the default
+    "edge-default-scale": {"scale": 0.0},  # stands for the default; references have a branch for it
+}
 # Chunked kernels work on 64 tokens: lengths at, before and after one chunk and several.
 PREFILL_LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "small": ((1,), (5, 11)),
@@ -160,7 +134,7 @@ PREFILL_LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "large": ((512,), (1, 1023, 64, 960)),
 }
 MTP_TOKENS = {"small": (2, 4), "medium": (3, 5), "large": (2, 4)}  # drafts are short
-POOLS = {"edge-buffer": 4, "stress-far": 6}  # slots of cases that have fewer than others
+
 GRID = 65_600 * CHUNK  # more chunks than a grid's second dimension may have
 LONG = 16384  # tokens, of cases of size `stress`: errors of as many steps, and states that must not run off
 DECAY = 90.0  # exp(-90) is nothing in float32; sums with it still tell neighbours' decays apart
@@ -170,56 +144,51 @@ DECAY = 90.0  # exp(-90) is nothing in float32; sums with it still tell neighbou
 CHUNKED = "chunked kernels round the operands of five products in bfloat16, the baseline those of two"
 
 
-class GatedDeltaRule(Op):
+class GatedDeltaRule(Sequences):
     """Three kinds of calls, told apart by their inputs."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The specification's batches and lengths; chunk boundaries; slow, saturated and outlying gates."""
         prefill, mtp = is_prefill(definition.inputs), is_mtp(definition.inputs)
-        planned: list[Planned] = []
+        made = partial(self.of_lengths, definition, seed=seed)
         for size in sizes:
             lengths = PREFILL_LENGTHS[size]
             if not prefill:
                 tokens = MTP_TOKENS[size] if mtp else (1, 1)
                 lengths = tuple((one,) * batch for one, batch in zip(tokens, SIZES[size], strict=True))
-            planned += [(f"{size}-{at}", one, {}) for at, one in enumerate(lengths)]
-        planned.append(("edge-empty", (), {}))
+            yield from (made(f"{size}-{at}", one) for at, one in enumerate(lengths))
+        yield made("edge-empty", ())
         if prefill:
-            planned.append(("edge-empty-sequence", (0, 3, 0, 1, 0), {}))
+            yield made("edge-empty-sequence", (0, 3, 0, 1, 0))
         if definition.inputs[state_names(definition.inputs, definition)[0]].optional:
-            planned.append(("edge-no-state", (2, 0, 70) if prefill else (1,) * 3, {"no_state": True}))
+            yield made("edge-no-state", (2, 0, 70) if prefill else (1,) * 3, no_state=True)
         if self.mutated(definition):
-            planned.append(("edge-buffer", (3,) * 2, {"buffer": True}))
+            yield made("edge-buffer", (3, 3), pool=4, buffer=True)
         if "cache_replayssm" in definition.inputs:
-            planned.append(("edge-replay", (3,) * 3, {"cache_replayssm": True, "disable_state_update": True}))
+            yield made("edge-replay", (3,) * 3, cache_replayssm=True, disable_state_update=True)
         if "use_qk_l2norm" in definition.inputs:
-            planned.append(("edge-vectors-as-given", (3,) * 3, {"use_qk_l2norm": False}))
+            yield made("edge-vectors-as-given", (3,) * 3, use_qk_l2norm=False)
         few, long = ((9, 4), (96,)) if prefill else ((3,) * 2, (16,) * 2) if mtp else ((1,) * 3, (1,) * 3)
-        planned += [(name, long if name.endswith("slow") else few, params) for name, params in SPECIAL]
-        return self._made(definition, seed, planned)
+        for name, params in SPECIAL.items():
+            yield made(name, long if params.get("kind") == "slow" else few, **params)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """One channel of a key has all its length, and the same one of the query decides an output.
 
         Of a prefill's queries none does: chunks in bfloat16 lose more of one channel than of a sum.
         """
-        prefill, lengths = is_prefill(definition.inputs), (1,) * BOUNDARY_ROWS
-        if prefill:
-            lengths = (2 * CHUNK + 6, BOUNDARY_ROWS)
-        elif is_mtp(definition.inputs):
-            lengths = (2,) * BOUNDARY_ROWS
-        [plain] = self._made(definition, seed, [("", lengths, {})])
-        names = ["k"] if prefill else ["k", "q"]
-        yield at_boundaries(plain.axes, names, seed, alone={"k": 1.0}, **plain.params)
+        prefill, mtp = is_prefill(definition.inputs), is_mtp(definition.inputs)
+        lengths = (2 * CHUNK + 6, BOUNDARY_ROWS) if prefill else (1 + mtp,) * BOUNDARY_ROWS
+        plain = self.of_lengths(definition, "", lengths, seed=seed)
+        yield at_boundaries(plain.axes, ["k", "q"][: 2 - prefill], seed, alone={"k": 1.0}, **plain.params)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
         """So many sequences, or of a prefill one of so many tokens."""
-        lengths = tuple(case.params["lengths"][:1]) * count
         if is_prefill(definition.inputs):
-            lengths = (count,) if long else tuple(1 + place % 3 for place in range(count))
-        buffer = {"buffer": True} if self.mutated(definition) else {}
-        [made] = self._made(definition, case.seed, [(case.id, lengths, buffer)])
-        return replace(made, size=case.size)
+            return super().of_size(definition, case, count, long=long)
+        buffer: dict[str, Any] = {"buffer": True} if self.mutated(definition) else {}
+        lengths = tuple(case.params["lengths"][:1]) * count
+        return replace(self.of_lengths(definition, case.id, lengths, seed=case.seed, **buffer), size=case.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """Long sequences, as they come and where nothing is forgotten; far addresses.
@@ -227,35 +196,22 @@ class GatedDeltaRule(Op):
         In prefill tokens or states of chunks lie far, in one sequence or for being behind others.
         """
         enlarged, axes = self.enlarged(definition), self.form(definition).axes(definition)
+        made = partial(self.of_lengths, definition, seed=seed)
         if not is_prefill(definition.inputs):
-            lengths, own = (
-                ((3,) * 5, POOLS["stress-far"]) if is_mtp(definition.inputs) else ((1,) * far.ROWS, far.ROWS)
-            )
-            planned: list[Planned] = [("stress-far", lengths, {far.SIZE: enlarged.size(definition, own)})]
-            return self._made(definition, seed, planned)
-        one, several = (150,), (150, 65, 131)
-        apart = {far.BEFORE: [0, 150]}  # two sequences of half the size each, and the third one behind them
+            lengths, own = ((3,) * 5, 6) if is_mtp(definition.inputs) else ((1,) * far.ROWS, far.ROWS)
+            yield made("stress-far", lengths, pool=own, **{far.SIZE: enlarged.size(definition, own)})
+            return
+        yield made("stress-long", (LONG, 65))
+        yield made("stress-long-slow", (LONG - 1,), kind="slow")
         chunks = -(-far.LEAST // math.prod(definition.const_axes[axes[letter]] for letter in "hvk"))
         tokens = enlarged.size(definition, 1)
-        planned = [
-            ("stress-long", (LONG, 65), {}),
-            ("stress-long-slow", (LONG - 1,), {"kind": "slow"}),
-            ("stress-far", one, {far.SIZE: tokens}),
-            ("stress-far-apart", several, {far.SIZE: tokens, **apart}),
-        ]
-        if CHUNK * chunks < tokens:
-            planned.append(("stress-far-states", one, {far.SIZE: CHUNK * chunks}))
-            planned.append(("stress-far-states-apart", several, {far.SIZE: CHUNK * chunks, **apart}))
-        planned.append(("stress-grid", one, {far.SIZE: GRID}))
-        return self._made(definition, seed, planned)
-
-    def _made(self, definition: Definition, seed: int, planned: Iterable[Planned]) -> Iterator[Case]:
-        for name, lengths, params in planned:
-            count = len(lengths)
-            longest = max(lengths, default=2 if is_mtp(definition.inputs) else 1)
-            pool = POOLS.get(name, count + count // 2 + 2)
-            sizes = {"n": count, "i": count + 1, "s": longest, "t": sum(lengths), "p": pool}
-            yield self.case(definition, name, sizes, seed, {"lengths": list(lengths), **params})
+        kinds = {"stress-far": tokens} | ({"stress-far-states": CHUNK * chunks} if CHUNK * chunks < tokens else {})
+        for name, count in kinds.items():
+            yield made(name, (150,), **{far.SIZE: count})
+            # two sequences of half the size each, and the third one behind them
+            apart: dict[str, Any] = {far.SIZE: count, far.BEFORE: [0, 150]}
+            yield made(f"{name}-apart", (150, 65, 131), **apart)
+        yield made("stress-grid", (150,), **{far.SIZE: GRID})
 
     def enlarged(self, definition: Definition) -> Far:
         """The pool of states, the requests of a decode with theirs, or the tokens before those that are judged."""
@@ -308,8 +264,6 @@ class GatedDeltaRule(Op):
         if not params.get("no_state"):
             drawn[source] = draw.normal(source, shapes[source], scale=small)
         if is_mtp(definition.inputs):
-            from traceproof.draw import HostDraw
-
             host = HostDraw(definition=definition.name, case=case.id, seed=case.seed)
             slots = host.shuffled("slots", range(shapes[source][0]))[: len(lengths)]
             drawn["initial_state_indices"] = torch.tensor(slots, dtype=torch.int64, device=draw.device)
@@ -332,11 +286,10 @@ class GatedDeltaRule(Op):
                 "output": Close(4.0, reference_factor=2.0, reason=CHUNKED),
                 final: Close(12.0, row_axes=2, reference_factor=2.0, reason=CHUNKED),
             }
-        fast = definition.outputs[final].dtype == "float32"
-        state = Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP) if fast else Close()
-        exact = {f"{name}_out": COPIED if name in WINDOWS[:2] else state for name in WINDOWS}
-        found = {"output": Close(), final: state} | dict.fromkeys(self.mutated(definition), state) | exact
-        return {name: found[name] for name in self.judged(definition)}
+        state = FAST_STATE if definition.outputs[final].dtype == "float32" else Close()
+        found: dict[str, Comparison] = {"output": Close()}
+        found |= dict.fromkeys((f"{name}_out" for name in WINDOWS[:2]), Exact("values and keys are copied"))
+        return {name: found.get(name, state) for name in self.judged(definition)}
 
     def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
         """Of the declaration; the gates' inputs, too, where no chunk sums their logarithms."""
@@ -353,18 +306,6 @@ class GatedDeltaRule(Op):
         """The states that mtp keeps after each token."""
         buffer = definition.inputs.get(BUFFER)
         return frozenset([BUFFER] if buffer is not None and buffer.dtype in TORCH_DTYPES else [])
-
-
-def by_token_alone(wide: Wide) -> bool:
-    """Whether kernels compute token by token, and multiply in float32."""
-    return not is_prefill(wide.values)
-
-
-def first_ignored(wide: Wide) -> Tensors:
-    """The first token of the call is not written into the state: the sigmoid of its b is nothing."""
-    b = wide["b"].clone()
-    b.view(-1, b.shape[-1])[0] = -60.0
-    return {"b": b}
 
 
 BATCHED = "q[n s g k] k[n s j k] v[n s h v] A_log[h] a[n s h] dt_bias[h] b[n s h] scale"
@@ -426,28 +367,15 @@ GDN = GatedDeltaRule(
         }
     ),
     # Not tokens of a prefill: a chunk's products multiply those that come later by zero.
-    unusual={
-        **dict.fromkeys(("nan", "large"), STATES),
-        "small": (*STATES, "v"),
-    },
+    unusual={**dict.fromkeys(("nan", "large"), STATES), "small": (*STATES, "v")},
     mutants=(
-        STALE,
-        TRANSPOSED,
-        FORGOTTEN,
+        *OF_RULES,
         Mutant("no softplus", growth=lambda x: x.clamp_min(0)),
-        Mutant("poor gates", applies=by_token_alone, faded=lambda decay: decay * (1 + 1e-4)),
-        Mutant("error before decay", early=True),
-        Mutant("no correction", corrected=0.0),
-        Mutant("state in bfloat16", applies=by_token_alone, carried=to_bf16),
-        Mutant(
-            "state of the sequence before",
-            applies=lambda wide: any(name in wide and len(wide[name]) > 1 for name in STATES),
-            inputs=lambda wide: {name: wide[name].roll(1, 0) for name in STATES if name in wide},
-        ),
-        Mutant(
-            "vectors not of length 1",
-            applies=lambda wide: bool(wide.number("use_qk_l2norm", 0.0)),
-            inputs=lambda _: {"use_qk_l2norm": False},
+        # of kernels that compute token by token, and multiply in float32
+        Mutant("poor gates", applies=has_not("cu_seqlens"), faded=lambda decay: decay * (1 + 1e-4)),
+        Mutant("state in bfloat16", applies=has_not("cu_seqlens"), carried=to_bf16),
+        altered(
+            "vectors not of length 1", "use_qk_l2norm", change=lambda _: False, applies=is_on("use_qk_l2norm")
         ),
         altered("no decay", "A_log", change=lambda a: torch.full_like(a, -60.0)),
         altered("A_log not exponentiated", "A_log", change=lambda a: a.clamp_min(1e-30).log()),
@@ -455,21 +383,16 @@ GDN = GatedDeltaRule(
         altered("beta of one", "b", change=lambda b: torch.full_like(b, 60.0)),
         altered("beta without its sigmoid", "b", change=lambda b: torch.logit(b.float().clamp(1e-6, 1 - 1e-6))),
         Mutant("scale dropped", inputs=lambda _: {"scale": 1.0}),
-        Mutant("scale x 1.02", inputs=lambda wide: {"scale": wide.number("scale", 0.0) * 1.02}),
-        # The value heads read their neighbours' query and key heads.
-        Mutant(
-            "wrong head map",
-            applies=lambda wide: wide["q"].shape[-2] not in {1, wide["v"].shape[-2]},
-            inputs=lambda wide: {name: wide[name].roll(1, -2) for name in ("q", "k")},
+        Mutant("windows not written", applies=is_on("cache_replayssm"), replayed=False),
+        Mutant(  # the sigmoid of its b is nothing
+            "first token not written",
+            applies=lambda wide: wide["b"].numel() > 0,
+            inputs=lambda wide: {
+                "b": wide["b"].flatten(0, -2).index_fill(0, torch.tensor(0), -60.0).view_as(wide["b"])
+            },
         ),
-        Mutant("query and key swapped", inputs=lambda wide: {"q": wide["k"], "k": wide["q"]}),
-        Mutant(
-            "windows not written", applies=lambda wide: bool(wide.number("cache_replayssm", 0.0)), replayed=False
-        ),
-        Mutant("first token not written", applies=lambda wide: wide["b"].numel() > 0, inputs=first_ignored),
     ),
 )
-
 
 # Of forms that normalise vectors, or keep windows, no package's function is called.
 OF_POOL = f"q k v A_log a dt_bias b scale initial_state initial_state_indices [{BUFFER}] -> output final_state"
@@ -507,11 +430,6 @@ def state_of(inputs: Given) -> torch.Tensor:
     return torch.zeros((rows, v.shape[-2], v.shape[-1], k.shape[-1]), dtype=torch.float32, device=v.device)
 
 
-def turned(states: torch.Tensor, *, flipped: bool) -> torch.Tensor:
-    """States [.., V, K] as a kernel has them: [.., K, V] where it wants them flipped; and the way back."""
-    return states.transpose(-1, -2).contiguous() if flipped else states
-
-
 def arguments(inputs: Given) -> dict[str, Any]:
     """What FLA's functions and SGLang's copies of them take; prefill has all tokens in one row."""
     tensors = {name: inputs[name] for name in ("q", "k", "v")}
@@ -525,9 +443,9 @@ def by_token(api: Api, inputs: Given, *, flipped: bool) -> Outputs:
     """Decode and mtp by FLA's recurrent kernel, also in SGLang's copy; states of mtp are slots of a pool."""
     pool = inputs["initial_state"].clone() if is_mtp(inputs) else state_of(inputs)
     slots = inputs["initial_state_indices"].long() if is_mtp(inputs) else slice(None)
-    given = turned(pool[slots], flipped=flipped)
+    given = pool[slots].transpose(-1, -2).contiguous() if flipped else pool[slots]
     output, after = api["recurrent"](**arguments(inputs), initial_state=given, output_final_state=True)
-    after = turned(after, flipped=flipped)
+    after = after.transpose(-1, -2).contiguous() if flipped else after
     if not is_mtp(inputs):
         return {"output": output, "new_state": after}
     pool[slots] = after
@@ -586,18 +504,10 @@ def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
     if not len(rows):
         return {"output": torch.empty_like(inputs["v"]), "new_state": states}
     carried = states[rows]
-    output, states[rows] = api["gdn_prefill"](
-        inputs["q"],
-        inputs["k"],
-        inputs["v"],
-        g=torch.exp(log_decay(inputs)),
-        beta=torch.sigmoid(inputs["b"].float()),
-        scale=scale_of(inputs),
-        initial_state=carried,
-        output_final_state=True,
-        cu_seqlens=bounds,
-        output_state=torch.empty_like(carried),
-    )
+    gates = {"g": torch.exp(log_decay(inputs)), "beta": torch.sigmoid(inputs["b"].float())}
+    kept = {"initial_state": carried, "output_state": torch.empty_like(carried), "output_final_state": True}
+    vectors = (inputs[name] for name in ("q", "k", "v"))
+    output, states[rows] = api["gdn_prefill"](*vectors, **gates, **kept, scale=scale_of(inputs), cu_seqlens=bounds)
     return {"output": output, "new_state": states}
 
 
@@ -614,9 +524,7 @@ def _sglang_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
     """Updates the named slots of the pool in place."""
     pool = inputs["initial_state"].clone()
     output = api["recurrent_on_pool"](
-        **arguments(inputs),
-        initial_state_source=pool,
-        initial_state_indices=inputs["initial_state_indices"],
+        **arguments(inputs), initial_state_source=pool, initial_state_indices=inputs["initial_state_indices"]
     )
     return {"output": output, "final_state": pool}
 
@@ -652,11 +560,11 @@ def _fla_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
         return {"output": torch.empty_like(inputs["v"]), "new_state": states}
     output, after = api["chunk"](
         **arguments(inputs),
-        initial_state=turned(states, flipped=True),
+        initial_state=states.transpose(-1, -2).contiguous(),
         output_final_state=True,
         cu_seqlens=inputs["cu_seqlens"],
     )
-    return {"output": output[0], "new_state": turned(after, flipped=True)}
+    return {"output": output[0], "new_state": after.transpose(-1, -2).contiguous()}
 
 
 def _delta_net(module: Any, parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects

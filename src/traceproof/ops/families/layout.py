@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
+from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Outputs, dim, dtype_of
 from traceproof.ops.base import Tensors, Values, ordered, specified
@@ -16,17 +18,12 @@ from traceproof.ops.families.blockscaled import GATES as CODES
 from traceproof.ops.families.blockscaled import MUTANTS as CODER_MUTANTS
 from traceproof.ops.families.blockscaled import NEAR, NVFP4, Bounds, Coder, around, between
 from traceproof.ops.formats import E2M1, E4M3, Format, pack, unpack
-from traceproof.ops.formula import Form, Mutant, Part, Size, Wanted, Wide, altered, has, same
+from traceproof.ops.formula import Form, Mutant, Part, Size, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.gates import sigmoid
 from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-
-
 # page_append
-
 
 Places = tuple["torch.Tensor", "torch.Tensor"]  # the page of each token and its row there
 # Sequences, tokens appended to each, pages of each beside those that these fill.
@@ -35,7 +32,6 @@ GAPS = 3  # pages that no sequence has
 PAGE = 4  # rows of a page, where a definition leaves them open
 CACHES = {"k_cache": "append_key", "v_cache": "append_value", "ckv_cache": "append_ckv", "kpe_cache": "append_kpe"}
 PAGES = ("k_cache", "paged_k_cache", "ckv_cache")
-Write = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"], None]
 
 
 def page_size(wide: Wide) -> int:
@@ -44,9 +40,15 @@ def page_size(wide: Wide) -> int:
 
 
 def places(wide: Wide) -> Places:
-    """Position p of sequence b is in page kv_indices[kv_indptr[b] + p // size], row p % size."""
-    size, positions = page_size(wide), wide["positions"].long()
-    starts = wide["kv_indptr"].long()[wide["batch_indices"].long()]
+    """Position p of sequence b is in page kv_indices[kv_indptr[b] + p // size], row p % size.
+
+    With a mapping, the page and the row of each token's slot; a slot of -1 is none.
+    """
+    size = page_size(wide)
+    if "slot_mapping" in wide:
+        at = wide["slot_mapping"].long()
+        return torch.where(at < 0, at, at // size), at % size
+    positions, starts = wide["positions"].long(), wide["kv_indptr"].long()[wide["batch_indices"].long()]
     return wide["kv_indices"].long()[starts + positions // size], positions % size
 
 
@@ -57,23 +59,14 @@ def exchanged(wide: Wide) -> Places:
     return wide["kv_indices"].long()[(positions % size).clamp_max(most)], (positions // size) % size
 
 
-def at_once(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor, new: torch.Tensor) -> None:
-    """Write all tokens."""
-    cache[pages, rows] = new
-
-
-def append(
-    wide: Wide,
-    *,
-    where: Callable[[Wide], Places] = places,
-    write: Write = at_once,
-) -> Tensors:
+def append(wide: Wide, *, where: Callable[[Wide], Places] = places, write: bool = True) -> Tensors:
     """Both caches with the tokens written; nothing is computed, so precision is none."""
-    pages, rows = where(wide)
-    found = {f"{name}_out": wide[name].clone() for name in CACHES if name in wide}
+    found: Tensors = {}
     for name, new in CACHES.items():
         if name in wide:
-            write(found[f"{name}_out"], pages, rows, wide[new])
+            found[f"{name}_out"] = wide[name].clone()
+            if write:
+                found[f"{name}_out"][where(wide)] = wide[new]
     return found
 
 
@@ -92,17 +85,11 @@ CODED = (
 NEARLY = 2 * NEAR
 
 
-def slots(wide: Wide) -> Places:
-    """The page and the row of each token that has a slot; others have -1."""
-    at = wide["slot_mapping"].long()
-    return torch.where(at < 0, at, at // page_size(wide)), at % page_size(wide)
-
-
 def append_coded(
     wide: Wide,
     *,
-    where: Callable[[Wide], Places] | None = None,
-    write: Write = at_once,
+    where: Callable[[Wide], Places] = places,
+    write: bool = True,
     order: Part = same,
     layout: Part = same,
     wholes: int = -1,
@@ -110,42 +97,32 @@ def append_coded(
     **changes: Any,  # noqa: ANN401 - a Coder's fields
 ) -> Tensors:
     """Caches with tokens written as `code * scale * whole` in nvfp4, the rotary part as `code * whole` in e4m3."""
-    where = where or (slots if "slot_mapping" in wide else places)
     pages, rows = where(wide)
     kept = pages >= 0
-    found: Tensors = {}
+    at, found = (pages[kept], rows[kept]), Tensors()
 
     def put(name: str, new: torch.Tensor, form: Format, bounds: Bounds | None) -> None:
         """Write codes to a cache, and what each may be."""
-        packed = wide.given(name).dtype is torch.uint8
-        cache = wide.given(name).view(torch.uint8).clone()
-        write(cache, pages[kept], rows[kept], pack(new) if packed else new)
+        packed, old = wide.given(name).dtype is torch.uint8, wide.given(name).view(torch.uint8)
+        cache = old.index_put(at, pack(new) if packed else new) if write else old
         found[f"{name}_out"] = cache if packed else form.decode(cache).to(wide.dtype)
-        old = wide.given(name).view(torch.uint8)
         old = form.order(unpack(old) if packed else old)
         for what, ends in zip(("low", "high"), bounds or (), strict=False):
-            each = torch.stack([old] * ends.shape[-1], -1)
-            each[pages[kept], rows[kept]] = ends
-            found[f"{name}_out@{what}"] = each
+            found[f"{name}_out@{what}"] = torch.stack([old] * ends.shape[-1], -1).index_put(at, ends)
 
     exact = wide.dtype == torch.float64
     for new, cache, scales, whole in CODED:
         if cache in wide:
-            x, factor = other(wide[new])[kept], _factor(wide, whole)
+            x, factor = other(wide[new])[kept], wide.factor(whole)
             coder = Coder(NVFP4, **changes)
             codes, of_blocks = coder.encode(x * factor**wholes)
             own, ends = coder.allowed(x / factor, NEARLY) if exact else (None, None)
             put(cache, order(codes), E2M1, own)
             put(scales, layout(of_blocks), E4M3, ends)
     if "kpe_cache" in wide:
-        x = wide["append_kpe"][kept] * _factor(wide, "kpe_scale") ** wholes
+        x = wide["append_kpe"][kept] * wide.factor("kpe_scale") ** wholes
         put("kpe_cache", E4M3.encode(x), E4M3, around(x, NEARLY * x.abs()) if exact else None)
     return found
-
-
-def _factor(wide: Wide, name: str) -> torch.Tensor | float:
-    value = wide.values[name]
-    return wide[name] if isinstance(value, torch.Tensor) else wide.number(name)
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
@@ -189,7 +166,6 @@ class PageAppend(Op):
     def _case(
         self, definition: Definition, name: str, counts: tuple[int, int, int], seed: int, **params: bool
     ) -> Case:
-        """A case of so many sequences, of their tokens, and of their pages beside those that these fill."""
         batch, tokens, more = counts
         size = definition.const_axes.get(self.form(definition).axes(definition)["s"], PAGE)
         pages = more + tokens // size
@@ -240,6 +216,7 @@ LATENT = (
     "ckv_cache[p s x] ckv_sf_cache[p s g] kpe_cache[p s e]",
     "ckv_cache_out[p s x] ckv_sf_cache_out[p s g] kpe_cache_out[p s e]",
 )
+IN_CODES = ("paged_k_cache", "paged_v_cache", "k_scale_cache", "v_scale_cache")
 # Bytes of codes, and scales, of a row.
 PACKED: Mapping[str, Size] = {"x": lambda at: at["d"] // 2, "g": lambda at: at["d"] // NVFP4.width}
 UNREAD = {"kv_last_page_len": "positions say it"}
@@ -259,13 +236,9 @@ CODED_FACTS: dict[str, Any] = {
         Mutant("whole cache's scale dropped", wholes=0),
         Mutant("times the whole cache's scale", wholes=1),
         Mutant("rows of the next token", other=lambda rows: rows.roll(1, 0)),
-        Mutant("nothing appended", write=lambda *_: None),
+        Mutant("nothing appended", write=False),
         Mutant("page and row exchanged", applies=has("positions"), where=exchanged),
-        Mutant(
-            "slots of -1 taken for the last page",
-            applies=has("slot_mapping"),
-            inputs=lambda wide: {"slot_mapping": wide["slot_mapping"].clamp_min(0)},
-        ),
+        altered("slots of -1 taken for the last page", "slot_mapping", change=lambda at: at.clamp_min(0)),
     ),
 }
 CODED_PAGES = PageAppend(
@@ -293,15 +266,10 @@ CODED_SLOTS = Op(
     **CODED_FACTS
     | {
         "sizes": {**PACKED, "t": (3, 1, 7, 12), "o": (1,), "p": lambda at: at["t"] // at["s"] + 2},
-        "draws": {
-            "slot_mapping": some_slots,
-            **dict.fromkeys(("k_scale", "v_scale", "paged_k_cache", "paged_v_cache"), drawn),
-            **dict.fromkeys(("k_scale_cache", "v_scale_cache"), drawn),
-        },
+        "draws": {"slot_mapping": some_slots, **dict.fromkeys(("k_scale", "v_scale", *IN_CODES), drawn)},
         "adversarial": {"tiny": {"scale": 1e-3}, "outlier": {"outlier": 300.0}},
     },
 )
-
 
 PAGE_APPEND = PageAppend(
     "page_append",
@@ -323,23 +291,16 @@ PAGE_APPEND = PageAppend(
     apart=False,
     others=(CODED_PAGES, CODED_LATENT, CODED_SLOTS),
     mutants=(
-        Mutant(
-            "pages in their own order", inputs=lambda wide: {"kv_indices": torch.arange(len(wide["kv_indices"]))}
-        ),
+        altered("pages in their own order", "kv_indices", change=lambda pages: torch.arange(len(pages))),
         Mutant("one row further", inputs=lambda wide: within(wide, 1)),
-        Mutant(
-            "always the first sequence",
-            inputs=lambda wide: {"batch_indices": torch.zeros_like(wide["batch_indices"])},
-        ),
+        altered("always the first sequence", "batch_indices", change=lambda owner: owner * 0),
         Mutant("always the first page of a sequence", inputs=lambda wide: within(wide, 0)),
         Mutant(
-            "keys for values",
-            applies=has("append_key"),
-            inputs=lambda wide: {"append_value": wide["append_key"]},
+            "keys for values", applies=has("append_key"), inputs=lambda wide: {"append_value": wide["append_key"]}
         ),
         altered("values of the next token", "append_value", "append_kpe", change=lambda new: new.roll(1, 0)),
         altered("tokens in the opposite order", *CACHES.values(), change=lambda new: new.flip(0)),
-        Mutant("nothing appended", write=lambda *_: None),
+        Mutant("nothing appended", write=False),
         altered("the rest set to zero", *CACHES, change=lambda cache: torch.zeros_like(cache)),
         Mutant("page and row exchanged", where=exchanged),
     ),
@@ -351,17 +312,12 @@ TABLES = ("kv_indices", "kv_indptr", "kv_last_page_len")
 HEAD_DIMS = (64, 128, 256, 512)  # that FlashInfer's kernel is compiled for
 
 
-def compiled_heads(definition: Definition) -> bool:
-    """Whether FlashInfer's kernel takes the heads, and the last pages' lengths are given."""
-    return "kv_last_page_len" in definition.inputs and dim(definition, "append_key", -1) in HEAD_DIMS
-
-
 @PAGE_APPEND.truth(
     "flashinfer",
     "page.append_paged_kv_cache",
     FLASHINFER_APPEND,
     rows=None,
-    accepts=compiled_heads,
+    accepts=lambda one: "kv_last_page_len" in one.inputs and dim(one, "append_key", -1) in HEAD_DIMS,
     sm=SM75,
 )
 def _flashinfer_append(api: Api, _: Definition, inputs: Given) -> Outputs:
@@ -382,55 +338,35 @@ def _pytorch_append(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"k_cache_out": keys, "v_cache_out": api[INDEX_PUT](inputs["v_cache"], at, inputs["append_value"])}
 
 
-IN_CODES = ("paged_k_cache", "paged_v_cache", "k_scale_cache", "v_scale_cache")
-BY_TABLE = "flashinfer.page:nvfp4_quantize_append_paged_kv_cache"
-BY_SLOT = "flashinfer.page:nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
-LATENT_ROWS = "flashinfer.page:nvfp4_quantize_append_paged_mla_kv_cache"
+IN_LATENT = ("ckv_cache", "ckv_sf_cache", "kpe_cache")
+ROWS = ("append_key", "append_value", "append_ckv", "append_kpe", "batch_indices", "positions", "slot_mapping")
+WHOLES = ("k_scale", "v_scale", "ckv_scale", "kpe_scale")  # scales of whole caches
+coded = partial(PAGE_APPEND.truth, "flashinfer", sm=SM80)
+BY_TABLE = "page.nvfp4_quantize_append_paged_kv_cache"
+BY_SLOT = f"{BY_TABLE}_with_slot_mapping"
+LATENT_ROWS = "page.nvfp4_quantize_append_paged_mla_kv_cache"
 
 
-@PAGE_APPEND.truth(
-    "flashinfer", "page.nvfp4_quantize_append_paged_kv_cache", BY_TABLE, serves=CODED_PAGES.forms[0].names, sm=SM80
-)
-def _flashinfer_coded(api: Api, _: Definition, inputs: Given) -> Outputs:
-    keys, values, of_keys, of_values = caches = [inputs[name].clone() for name in IN_CODES]
-    new, tables = [inputs[name] for name in NEW], [inputs[name] for name in TABLES]
-    scales = float(inputs["k_scale"]), float(inputs["v_scale"])
-    api[BY_TABLE](*new, (keys, values), (of_keys, of_values), *tables, *scales)
-    return {f"{name}_out": cache for name, cache in zip(IN_CODES, caches, strict=True)}
-
-
-@PAGE_APPEND.truth(
-    "flashinfer",
-    "page.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
-    BY_SLOT,
-    serves=CODED_SLOTS.forms[0].names,
-    sm=SM80,
-)
-def _flashinfer_slots(api: Api, _: Definition, inputs: Given) -> Outputs:
-    keys, values, of_keys, of_values = caches = [inputs[name].clone() for name in IN_CODES]
-    new = inputs["append_key"], inputs["append_value"], inputs["slot_mapping"]
-    api[BY_SLOT](*new, (keys, values), (of_keys, of_values), inputs["k_scale"], inputs["v_scale"])
-    return {f"{name}_out": cache for name, cache in zip(IN_CODES, caches, strict=True)}
-
-
-@PAGE_APPEND.truth(
-    "flashinfer",
-    "page.nvfp4_quantize_append_paged_mla_kv_cache",
+@coded(BY_TABLE, f"flashinfer.{BY_TABLE.replace('.', ':')}", serves=CODED_PAGES.forms[0].names)
+@coded(BY_SLOT, f"flashinfer.{BY_SLOT.replace('.', ':')}", serves=CODED_SLOTS.forms[0].names)
+@coded(
     LATENT_ROWS,
+    f"flashinfer.{LATENT_ROWS.replace('.', ':')}",
     serves=CODED_LATENT.forms[0].names,
     accepts=lambda definition: (dim(definition, "append_ckv", 1), dim(definition, "append_kpe", 1)) == (512, 64),
-    sm=SM80,
 )
-def _flashinfer_latent(api: Api, _: Definition, inputs: Given) -> Outputs:
-    caches = [inputs[name].clone() for name in ("ckv_cache", "ckv_sf_cache", "kpe_cache")]
-    new = [inputs[name] for name in ("append_ckv", "append_kpe", "batch_indices", "positions")]
-    scales = float(inputs["ckv_scale"]), float(inputs["kpe_scale"])
-    api[LATENT_ROWS](*new, *caches, *[inputs[name] for name in TABLES], *scales)
-    return {"ckv_cache_out": caches[0], "ckv_sf_cache_out": caches[1], "kpe_cache_out": caches[2]}
+def _flashinfer_coded(api: Api, _: Definition, inputs: Given) -> Outputs:
+    """New rows and where they go, caches, the table, scales of whole caches, which stay tensors beside slots."""
+    [append_codes], names = api.values(), IN_LATENT if "ckv_cache" in inputs else IN_CODES
+    caches = [inputs[name].clone() for name in names]
+    parts = caches if "ckv_cache" in inputs else [tuple(caches[:2]), tuple(caches[2:])]
+    new, scales = ([inputs[name] for name in given if name in inputs] for given in (ROWS, WHOLES))
+    tables = [inputs[name] for name in TABLES if "slot_mapping" not in inputs]
+    append_codes(*new, *parts, *tables, *(map(float, scales) if tables else scales))
+    return {f"{name}_out": cache for name, cache in zip(names, caches, strict=True)}
 
 
 # cascade_merge
-
 
 States = tuple["torch.Tensor", "torch.Tensor"]  # values [n i t d] and base-2 logarithms [n i t], or merged ones
 Merge = Callable[["torch.Tensor", "torch.Tensor"], States]
@@ -459,12 +395,6 @@ def summed(v: torch.Tensor, s: torch.Tensor) -> States:
     return (v * weights).sum(1), merged(v, s)[1]
 
 
-def overflowing(v: torch.Tensor, s: torch.Tensor) -> States:
-    """The largest is not taken out."""
-    weights = torch.exp2(s)
-    return (v * weights.unsqueeze(-1)).sum(1) / weights.sum(1).unsqueeze(-1), weights.sum(1).log2()
-
-
 def states(wide: Wide) -> States:
     """All states of each row, of two inputs or of one."""
     for v, other, s, level in (("v_a", "v_b", "s_a", "s_b"), ("v", "v_other", "s", "s_other")):
@@ -481,11 +411,6 @@ def cascade(wide: Wide, *, merge: Merge = merged, masked: bool = True) -> Tensor
         v = torch.where(kept[:, None, None], v, wide["v"])
         s = torch.where(kept[:, None], s, wide["s"])
     return {name: v if name[0] == "v" else s for name in wide.definition.outputs}
-
-
-def any_bits(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """A mask of any bits."""
-    return draw.integers(wanted.name, wanted.shape, torch.int32, low=0, high=2).bool()
 
 
 def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -524,6 +449,7 @@ class CascadeMerge(Op):
         return baselines
 
 
+VALUES, LEVELS = ("v", "v_a", "v_b", "v_other"), ("s", "s_a", "s_b", "s_other")
 CASCADE_MERGE = CascadeMerge(
     "cascade_merge",
     Form("v_a[n t d] s_a[n t] v_b[n t d] s_b[n t] -> v_merged[n t d] s_merged[n t]", cascade),
@@ -531,24 +457,23 @@ CASCADE_MERGE = CascadeMerge(
     Form("v[n t d] s[n t] v_other[n t d] s_other[n t] mask[n]? -> v_out[n t d] s_out[n t]", cascade),
     family="attention",
     # not of logarithms: an infinite one weighs all or nothing, by how the others are scaled
-    unusual=dict.fromkeys(("nan", "large", "small", SEEN), ("v", "v_a", "v_b", "v_other")),
+    unusual=dict.fromkeys(("nan", "large", "small", SEEN), VALUES),
     sizes={"i": (3, 1, 7, 2)},
-    lossless=lambda _: {
-        **dict.fromkeys(("v", "v_a", "v_b", "v_other"), full(0)),
-        **dict.fromkeys(("s", "s_a", "s_b", "s_other"), 0.0),
-    },
+    lossless=lambda _: dict.fromkeys(VALUES, full(0)) | dict.fromkeys(LEVELS, 0.0),
     lossless_sizes={"i": 2},  # of more, one after the other is merged by thirds
     gates={"s_merged": Close(), "s_out": Close()},
-    draws={"mask": any_bits, **dict.fromkeys(("s", "s_a", "s_b", "s_other"), levels)},
+    draws={
+        "mask": lambda draw, wanted: draw.integers("mask", wanted.shape, torch.int32, low=0, high=2).bool(),
+        **dict.fromkeys(LEVELS, levels),
+    },
     adversarial={
         "near": {"spread": 0.05},
         "far": {"spread": 60.0},
         "high": {"level": 300.0},  # above what 2^s holds in float32
         "empty": {"empty": 1.0},
     },
-    extremes={
-        "empty": {"nothing": True}
-    },  # rows of which no state has seen a key: not every reference can merge them
+    # rows of which no state has seen a key: not every reference can merge them
+    extremes={"empty": {"nothing": True}},
     mutants=(
         Mutant("natural logarithms", merge=natural),
         Mutant("weights of natural logarithms", merge=lambda v, s: (natural(v, s)[0], merged(v, s)[1])),
@@ -560,9 +485,15 @@ CASCADE_MERGE = CascadeMerge(
         Mutant("the largest logarithm alone", merge=lambda v, s: (merged(v, s)[0], s.amax(1))),
         Mutant("logarithms added", merge=lambda v, s: (merged(v, s)[0], s.sum(1))),
         Mutant("the states' weights exchanged", merge=lambda v, s: (merged(v, s.flip(1))[0], merged(v, s)[1])),
-        Mutant("overflow", merge=overflowing),
+        Mutant(  # the largest is not taken out
+            "overflow",
+            merge=lambda v, s: (
+                (v * s.exp2()[..., None]).sum(1) / s.exp2().sum(1)[..., None],
+                s.exp2().sum(1).log2(),
+            ),
+        ),
         Mutant("only the first state", merge=lambda v, s: (v[:, 0], s[:, 0])),
-        Mutant("mask not looked at", applies=lambda wide: "mask" in wide, masked=False),
+        Mutant("mask not looked at", applies=has("mask"), masked=False),
     ),
 )
 PAIR, MANY = "v_a s_a v_b s_b -> v_merged s_merged", "v s -> v_merged s_merged"
@@ -572,14 +503,10 @@ SOFTMAX, LOGSUMEXP = "torch:softmax", "torch:logsumexp"
 
 
 @CASCADE_MERGE.truth("flashinfer", "cascade.merge_state", ONE, serves=PAIR, sm=SM75)
-def _flashinfer_pair(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    found = api[ONE](*(inputs[name] for name in ("v_a", "s_a", "v_b", "s_b")))
-    return dict(zip(tuple(definition.outputs), found, strict=True))
-
-
 @CASCADE_MERGE.truth("flashinfer", "cascade.merge_states", ALL, serves=MANY, sm=SM75)
-def _flashinfer_many(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    return dict(zip(tuple(definition.outputs), api[ALL](inputs["v"], inputs["s"]), strict=True))
+def _flashinfer_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    [merge], names = api.values(), ("v", "s") if "v" in inputs else ("v_a", "s_a", "v_b", "s_b")
+    return dict(zip(tuple(definition.outputs), merge(*(inputs[name] for name in names)), strict=True))
 
 
 @CASCADE_MERGE.truth("flashinfer", "cascade.merge_state_in_place", WITHIN, serves=IN_PLACE, sm=SM75)
@@ -589,19 +516,14 @@ def _flashinfer_in_place(api: Api, _: Definition, inputs: Given) -> Outputs:
     return {"v_out": v, "s_out": s}
 
 
-def both(inputs: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states of each row as PyTorch's softmax takes them."""
-    if "v" in inputs:
-        return inputs["v"].float(), inputs["s"]
-    v = torch.stack([inputs["v_a"].float(), inputs["v_b"].float()], 1)
-    return v, torch.stack([inputs["s_a"], inputs["s_b"]], 1)
-
-
 @CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=MANY, rows=None)
 @CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=PAIR, rows=None)
 def _pytorch_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, as kernels compute: NaN, here 0, where all states are empty."""
-    v, s = both(inputs)
+    if "v" in inputs:
+        v, s = inputs["v"].float(), inputs["s"]
+    else:
+        v, s = (torch.stack([inputs[f"{one}_a"].float(), inputs[f"{one}_b"].float()], 1) for one in "vs")
     scaled = s * math.log(2.0)
     found = (v * api[SOFTMAX](scaled, 1).nan_to_num(0.0).unsqueeze(-1)).sum(1)
     level = api[LOGSUMEXP](scaled, 1) / math.log(2.0)
@@ -710,9 +632,7 @@ MHC_PRE = Op(
         altered("base dropped", "mhc_base", change=lambda base: base * 0),
         altered("the next token's squares", "sqrsum", change=lambda total: total.roll(1, 0)),
         altered("k ignored", "k", change=lambda _: 1.0),
-        Mutant(
-            "squares of the first stream", applies=lambda wide: "sqrsum" not in wide, square=lambda x: x[:, :1]
-        ),
+        Mutant("squares of the first stream", applies=has_not("sqrsum"), square=lambda x: x[:, :1]),
         Mutant("pre and post exchanged", order="post pre comb"),
         Mutant("comb first", order="comb pre post"),
         Mutant("no softmax", mixed_by=lambda x, eps, repeats: doubly_stochastic(sigmoid(x).log(), eps, repeats)),

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from traceproof.dataset.definition import TensorSpec
+from traceproof.draw import Draw, HostDraw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall
@@ -20,23 +22,19 @@ from traceproof.ops.far import Far
 from traceproof.ops.formats import exact, to_bf16
 from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import (
-    FAST_EXP,
-    FAST_EXP_FACTOR,
+    ANOTHERS,
+    FAST_STATE,
     FORGOTTEN,
     STALE,
     TRANSPOSED,
     plain_softplus,
+    several,
     sigmoid,
     softplus,
 )
 from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.op import SIZES, Op
 
-if TYPE_CHECKING:
-    from traceproof.dataset.definition import TensorSpec
-    from traceproof.draw import Draw
-
-KINDS = ("tiny", "outlier", "slow", "long", "saturated")
 PAD = -1  # in state_batch_indices: no state, none is written
 
 
@@ -99,8 +97,6 @@ def per_head(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Distinct slots in no order, with gaps; PAD in the rows that the case names."""
-    from traceproof.draw import HostDraw
-
     host = HostDraw(definition=wanted.definition.name, case=wanted.case.id, seed=wanted.case.seed)
     count, rows = wanted.shape_of("state")[0], wanted.shape_of("x")[0]
     ends = boundaries(count) if UNUSUAL in wanted.params and rows == BOUNDARY_ROWS else []
@@ -115,15 +111,13 @@ class MambaSsu(Op):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """The specification's batches; padding rows; slow and saturated gates."""
-        planned: list[tuple[str, int, int, Mapping[str, Any]]] = [
-            *((f"{size}-{at}", n, n + n // 2 + 3, {}) for size in sizes for at, n in enumerate(SIZES[size])),
-            ("edge-empty", 0, 2, {}),
-            ("edge-single", 1, 1, {}),
-            ("edge-padding", 5, 6, {"padding": [1, 4]}),
-            *((f"adversarial-{kind}", 3, 5, {"kind": kind}) for kind in KINDS),
-        ]
-        for name, rows, count, params in planned:
-            yield self.case(definition, name, {"b": rows, "s": count}, seed, params)
+        for name, rows in ((f"{size}-{at}", rows) for size in sizes for at, rows in enumerate(SIZES[size])):
+            yield self.case(definition, name, {"b": rows, "s": rows + rows // 2 + 3}, seed)
+        yield self.case(definition, "edge-empty", {"b": 0, "s": 2}, seed)
+        yield self.case(definition, "edge-single", {"b": 1, "s": 1}, seed)
+        yield self.case(definition, "edge-padding", {"b": 5, "s": 6}, seed, {"padding": [1, 4]})
+        for kind in ("tiny", "outlier", "slow", "long", "saturated"):
+            yield self.case(definition, f"adversarial-{kind}", {"b": 3, "s": 5}, seed, {"kind": kind})
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """One channel of the state decides an output; slots are the first, the last, and beside tiles' borders."""
@@ -145,6 +139,13 @@ class MambaSsu(Op):
         return total + 24 * math.prod(definition.shape_of(definition.inputs["state"], case.axes) or ())
 
 
+OF_GROUPS = altered("wrong group map", *"BC", change=lambda x: x.roll(1, -2), applies=several("B", axis=-2))
+WITHOUT_PARTS = (
+    altered("skip connection dropped", "D", change=lambda d: d * 0),
+    altered("dt_bias dropped", "dt_bias", change=lambda bias: bias * 0),
+    altered("no decay", "A", change=lambda a: a * 0),
+    Mutant("B and C swapped", inputs=lambda wide: {"B": wide["C"], "C": wide["B"]}),
+)
 MAMBA_SSU = MambaSsu(
     "mamba_ssu",
     Form(
@@ -171,31 +172,19 @@ MAMBA_SSU = MambaSsu(
         "A": 0.0,
         "dt_bias": 0.0,
     },
-    wide_gate=Close(factor=FAST_EXP_FACTOR, reason=FAST_EXP),
+    wide_gate=FAST_STATE,
     apart=False,
     unusual={"nan": ("state", "x"), "large": ("state", "x", "dt"), "small": ("state", "x")},
     mutants=(
         STALE,
         TRANSPOSED,
         FORGOTTEN,
-        altered("skip connection dropped", "D", change=lambda d: d * 0),
-        altered("dt_bias dropped", "dt_bias", change=lambda bias: bias * 0),
+        *WITHOUT_PARTS,
+        OF_GROUPS,
         altered("A of the wrong sign", "A", change=lambda a: -a),
-        altered("no decay", "A", change=lambda a: a * 0),
-        Mutant("B and C swapped", inputs=lambda wide: {"B": wide["C"], "C": wide["B"]}),
-        Mutant(
-            "wrong group map",
-            applies=lambda wide: wide["B"].shape[1] > 1,
-            inputs=lambda wide: {name: wide[name].roll(1, 1) for name in ("B", "C")},
-        ),
-        Mutant(
-            "wrong slots",
-            applies=lambda wide: len(wide["x"]) > 1,
-            inputs=lambda wide: {"state_batch_indices": wide["state_batch_indices"].roll(1)},
-        ),
+        altered("wrong slots", "state_batch_indices", change=lambda x: x.roll(1), applies=several("x")),
     ),
 )
-
 
 # The same recurrence over whole sequences, in chunks: `mamba_ssd_combined`; a row in a state of its own: `mamba`.
 
@@ -367,20 +356,11 @@ SCANNED = (
 PACKED = "seq_idx[b s] chunk_indices[l] chunk_offsets[l] seq_chunk_cumsum[j]? update_seq_chunk_cumsum?"
 GIVES = "out_out[b s h p] checkpoint_states_out[k h p n] seq_chunk_cumsum_out[j] final_states[m h p n]"
 
-
-def changed(name: str, parts: str, change: Part) -> Mutant:
-    """The recurrence on other inputs."""
-    return altered(name, *parts.split(), change=change)
-
-
 OF_GATES = (
-    changed("no decay", "A", lambda a: a * 0),
-    changed("A of the wrong sign", "A", lambda a: -a / 16),
-    changed("dt_bias dropped", "dt_bias", lambda bias: bias * 0),
-    changed("skip connection dropped", "D", lambda d: d * 0),
-    Mutant("gate dropped", applies=has("z"), inputs=lambda _: {"z": None}),
-    changed("gate of the wrong sign", "z", lambda z: -z),
-    Mutant("B and C swapped", inputs=lambda wide: {"B": wide["C"], "C": wide["B"]}),
+    *WITHOUT_PARTS,
+    altered("A of the wrong sign", "A", change=lambda a: -a / 16),
+    altered("gate dropped", "z", change=lambda _: None),
+    altered("gate of the wrong sign", "z", change=lambda z: -z),
     Mutant("no softplus", applies=has("dt_softplus"), growth=lambda dt: dt.clamp_min(0)),
 )
 MAMBA_SSD_COMBINED = Combined(
@@ -418,52 +398,30 @@ MAMBA_SSD_COMBINED = Combined(
     unusual=dict.fromkeys(("nan", "large"), ("initial_states",)),
     mutants=(
         *OF_GATES,
-        changed("initial states ignored", "initial_states", lambda states: states * 0),
-        Mutant(
-            "state of the sequence before",
-            applies=lambda wide: "initial_states" in wide and len(wide["initial_states"]) > 1,
-            inputs=lambda wide: {"initial_states": wide["initial_states"].roll(1, 0)},
-        ),
-        Mutant(
+        altered("initial states ignored", "initial_states", change=lambda states: states * 0),
+        ANOTHERS,
+        OF_GROUPS,
+        altered(
             "sequences run into each other",
-            applies=lambda wide: "seq_idx" in wide and int(wide["seq_idx"].max()) > 0,
-            inputs=lambda wide: {"seq_idx": torch.full_like(wide["seq_idx"], int(wide["seq_idx"].max()))},
-        ),
-        Mutant(
-            "wrong group map",
-            applies=lambda wide: wide["B"].shape[2] > 1,
-            inputs=lambda wide: {name: wide[name].roll(1, 2) for name in ("B", "C")},
+            "seq_idx",
+            change=lambda owner: torch.full_like(owner, int(owner.max())),
+            applies=lambda wide: int(wide["seq_idx"].max()) > 0,
         ),
         Mutant("states kept in fp8", carried=lambda state: state.to(torch.float8_e4m3fn).to(state.dtype)),
     ),
 )
 
-
-COMBINED = "flashinfer.mamba.ssd_combined:ssd_combined_fwd"
-
-
-@MAMBA_SSD_COMBINED.truth(
-    "flashinfer",
-    "ssd_combined_fwd",
-    COMBINED,
-    serves="x dt A B C [D] [seq_idx] [chunk_indices] [chunk_offsets] [z] [dt_bias] [dt_softplus] [initial_states]"
+MAMBA_SSD_COMBINED.called(
+    "mamba.ssd_combined:ssd_combined_fwd",
+    "x dt A B C [D] [seq_idx] [chunk_indices] [chunk_offsets] [z] [dt_bias] [dt_softplus] [initial_states]"
     " -> out_out final_states",
-    rows=None,
+    name="ssd_combined_fwd",
     sm=((10, 0), (10, 9)),
 )
-def _flashinfer_packed(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """By keyword: rows, or packed sequences."""
-    output, after = api[COMBINED](**{name: value for name, value in inputs.items() if value is not None})
-    return {"out_out": output, "final_states": after}
 
 
 class Stepped(Op):
     """A step that writes to its state."""
-
-    def mutated(self, definition: Definition) -> frozenset[str]:
-        """The state."""
-        del definition
-        return frozenset({"state"})
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
         """No softplus in the case without."""
@@ -495,19 +453,23 @@ MAMBA = Stepped(
     adversarial={kind: {"kind": kind} for kind in ("tiny", "outlier", "slow", "long")}
     | {"linear": {"kind": "long", "linear": True}},
     # Of the 67 times that 16 tokens may lose, one loses 4.2; SGLang's kernel has 2.6 at most (H200, nine cases).
-    wide_gate=Close(factor=8.0, reference_factor=2.0, reason=FAST_EXP),
+    wide_gate=replace(FAST_STATE, factor=8.0, reference_factor=2.0),
+    writes=("state",),
     apart=False,
     unusual=dict.fromkeys(("nan", "large"), ("state",)),
-    mutants=(*OF_GATES, changed("state ignored", "state", lambda state: state * 0)),
+    mutants=(*OF_GATES, altered("state ignored", "state", change=lambda state: state * 0)),
 )
 
 
-def compiled(definition: Definition) -> bool:
-    """Whether the state has widths that FlashInfer's kernels are written for."""
-    return dim(definition, "state", 1) in {64, 128} and dim(definition, "state", 2) in {64, 128, 256}
+UPDATE = "mamba.selective_state_update", "mamba"
 
 
-@MAMBA.truth("flashinfer", "mamba.selective_state_update", "mamba", rows=None, accepts=compiled, sm=SM80)
+def written_for(definition: Definition) -> bool:
+    """Whether the state has the widths that FlashInfer's kernels are written for."""
+    return dim(definition, "state", -2) in {64, 128} and dim(definition, "state", -1) in {64, 128, 256}
+
+
+@MAMBA.truth("flashinfer", *UPDATE, rows=None, accepts=written_for, sm=SM80)
 @MAMBA.truth("sglang", "mamba_ssm.selective_state_update", "mamba", rows=None, sm=SM80)
 def _alone(api: Api, _: Definition, inputs: Given) -> Outputs:
     """On a copy of the state."""
@@ -525,11 +487,6 @@ def packed(x: torch.Tensor, keep: int) -> torch.Tensor:
     return first.view(first.shape + (1,) * (x.dim() - keep)).expand(x.shape)
 
 
-def written_for(definition: Definition) -> bool:
-    """Whether the state has the widths that FlashInfer's kernels are written for."""
-    return dim(definition, "state", 2) in {64, 128} and dim(definition, "state", 3) in {64, 128, 256}
-
-
 def gen_mamba(definition: Definition, capability: tuple[int, int]) -> tuple[Module, ...]:
     """One token per row, no scaled states or stochastic rounding; the last two dtypes are its defaults."""
     names = ("state", "x", "dt", "A", "state_batch_indices")
@@ -539,36 +496,22 @@ def gen_mamba(definition: Definition, capability: tuple[int, int]) -> tuple[Modu
     return (Module(generator, (*kinds, None, *sizes, 1, "torch.int32", "torch.int64", 0)),)
 
 
-@MAMBA_SSU.truth(
-    "flashinfer",
-    "mamba.selective_state_update",
-    "mamba",
-    rows=None,
-    accepts=written_for,
-    modules=gen_mamba,
-    sm=SM80,
-)
+@MAMBA_SSU.truth("flashinfer", *UPDATE, rows=None, accepts=written_for, modules=gen_mamba, sm=SM80)
 @MAMBA_SSU.truth("sglang", "mamba_ssm.selective_state_update", "mamba", rows=None, sm=SM80)
 def _update(api: Api, _: Definition, inputs: Given) -> Outputs:
     """One step on a copy of the cache. A padding row is not written, so the output starts as zeros."""
     cache, x = inputs["state"].clone(), inputs["x"]
     output = torch.zeros_like(x)
     if x.shape[0]:
-        api["mamba"](
-            cache,
-            x,
-            packed(inputs["dt"], 2),
-            packed(inputs["A"], 1),
-            inputs["B"],
-            inputs["C"],
-            D=packed(inputs["D"], 1),
-            z=None,
-            dt_bias=packed(inputs["dt_bias"], 1),
-            dt_softplus=True,
-            state_batch_indices=inputs["state_batch_indices"],
-            pad_slot_id=PAD,
-            out=output,
-        )
+        gates = {
+            "D": packed(inputs["D"], 1),
+            "z": None,
+            "dt_bias": packed(inputs["dt_bias"], 1),
+            "dt_softplus": True,
+        }
+        steps = (packed(inputs["dt"], 2), packed(inputs["A"], 1), inputs["B"], inputs["C"])
+        slots = inputs["state_batch_indices"]
+        api["mamba"](cache, x, *steps, **gates, state_batch_indices=slots, pad_slot_id=PAD, out=output)
     return {"output": output, "new_state": cache}
 
 
@@ -578,16 +521,10 @@ SMALL_CELLS = 1 << 16
 
 def read_mixer(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
     """Facts of a Mamba mixer."""
-    heads = module.A.shape[0]
+    heads, width, state = module.A.shape[0], module.head_dim, module.ssm_state_size
     channels = module.conv1d.weight.shape[0]  # x, B and C go through the convolution together
-    groups = (channels - heads * module.head_dim) // (2 * module.ssm_state_size)
-    return {
-        "heads": heads,
-        "head_dim": module.head_dim,
-        "state": module.ssm_state_size,
-        "groups": groups,
-        "norm_groups": module.n_groups,
-    }
+    sizes = (heads, width, state, (channels - heads * width) // (2 * state))
+    return {**dict(zip(FACTS, sizes, strict=True)), "norm_groups": module.n_groups}
 
 
 def mamba_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
@@ -602,8 +539,8 @@ def mamba_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
 
 def mamba_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     """A mixer of transformers' model in the terms of a call."""
-    known: Facts = {name: facts.get(name, 0) for name in FACTS}
-    return known | {name: known[name] // evidence.parallel.attention for name in ("heads", "groups")}
+    ranks = {"heads": evidence.parallel.attention, "groups": evidence.parallel.attention}
+    return {name: facts.get(name, 0) // ranks.get(name, 1) for name in FACTS}
 
 
 MAMBA_SSU.extraction = Extraction(

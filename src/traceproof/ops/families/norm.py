@@ -10,9 +10,9 @@ from typing import Any
 from traceproof.dataset.constants import Rule, epsilon
 from traceproof.dataset.definition import Definition
 from traceproof.lazy import torch
-from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, dtype_name, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
-from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, dim, dtype_of, scalar
+from traceproof.ops.adapter import SM75, SM80, Api, Given, Module, Outputs, asked, dim, dtype_of, scalar
 from traceproof.ops.base import Tensors
 from traceproof.ops.compare import Close
 from traceproof.ops.families.blockscaled import GATES as CODES
@@ -41,9 +41,12 @@ def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x / torch.sqrt(mean_square(x) + eps)
 
 
-def by_reciprocal_root(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same, by a product."""
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+def with_square(square: Part) -> Norm:
+    """A norm by another mean square, and by a product."""
+    return lambda x, eps: x * torch.rsqrt(square(x) + eps)
+
+
+by_reciprocal_root = with_square(lambda x: (x * x).mean(-1, keepdim=True))
 
 
 def with_eps(factor: float) -> Norm:
@@ -51,19 +54,9 @@ def with_eps(factor: float) -> Norm:
     return lambda x, eps: rms_norm(x, eps * factor)
 
 
-def in_bfloat16(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """The norm, rounded to bfloat16."""
-    return rms_norm(x, eps).bfloat16().float()
-
-
 def eps_of(definition: Definition) -> float:
     """The constant under the root."""
     return definition.constants.number("eps")
-
-
-def asked(definition: Definition, outputs: Outputs) -> Outputs:
-    """The outputs that a definition has."""
-    return {name: outputs[name] for name in definition.outputs}
 
 
 def exact_norm(definition: Definition, rows: str, **others: Exactly) -> Mapping[str, Exactly]:
@@ -120,15 +113,7 @@ def normed_codes(wide: Wide, **changes: Any) -> Tensors:  # noqa: ANN401 - a qua
     return codes | {"residual": rmsnorm(wide)["residual_out"]}
 
 
-class NormedCodes(Op):
-    """A residual becomes the sum."""
-
-    def mutated(self, definition: Definition) -> frozenset[str]:
-        """The residual."""
-        return definition.in_place | ({"residual"} & definition.inputs.keys())
-
-
-NORMED_CODES = NormedCodes(
+NORMED_CODES = Op(
     "rmsnorm",
     Form(
         "hidden_states[n h] residual[n h]? weight[h] global_scale[o]? eps? block_size?"
@@ -138,6 +123,7 @@ NORMED_CODES = NormedCodes(
     synonyms={"hidden_states": "input"},
     scalars={"eps": 1e-5, "block_size": FP4_BLOCK},
     sizes_in_numbers=("block_size",),
+    writes=("residual",),
     unread={"block_size": "the scales' shape says it"},
     sizes={"o": lambda _: 1, "g": lambda at: at["h"] // FP4_BLOCK},
     draws={"global_scale": between(1 / 400, 1 / 200)},
@@ -218,7 +204,7 @@ RMSNORM = Op(
         Mutant("mean subtracted, as in a layer norm", square=lambda x: mean_square(x - x.mean(-1, keepdim=True))),
         Mutant("weight plus one", weight=lambda weight: weight + 1),
         Mutant("weight dropped", weight=lambda weight: torch.ones_like(weight)),
-        Mutant("residual dropped", applies=lambda wide: "residual" in wide, residual=False),
+        Mutant("residual dropped", applies=has("residual"), residual=False),
         Mutant("scale dropped", applies=has("scale"), over=lambda y, _: y),
         Mutant("times the scale", applies=has("scale"), over=lambda y, scale: y * scale),
         Mutant("activation dropped", applies=activated, act=same),
@@ -240,24 +226,14 @@ def stored(offset: float) -> Callable[[Definition], bool]:
     return lambda definition: offset_of(definition) == offset
 
 
-def kernel_of(definition: Definition, name: str) -> str:
-    """The name of a kernel for a weight as it is stored."""
-    return f"gemma_{name}" if offset_of(definition) else name
-
-
-def gen_norm(_: Definition, __: tuple[int, int]) -> tuple[Module, ...]:
-    """The module of all of FlashInfer's norms."""
-    return (Module("gen_norm"),)
-
-
-in_flashinfer = partial(RMSNORM.truth, "flashinfer", modules=gen_norm, sm=SM75)
+in_flashinfer = partial(RMSNORM.truth, "flashinfer", modules=lambda _, __: (Module("gen_norm"),), sm=SM75)
 
 
 @in_flashinfer("norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=stored(0.0))
 @in_flashinfer("norm.gemma_rmsnorm", "gemma_rmsnorm", serves=PLAIN, accepts=stored(1.0))
 def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    hidden, weight = inputs["hidden_states"], inputs["weight"]
-    return {"output": api[kernel_of(definition, "rmsnorm")](hidden, weight, eps=eps_of(definition))}
+    [norm] = api.values()
+    return {"output": norm(inputs["hidden_states"], inputs["weight"], eps=eps_of(definition))}
 
 
 @in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=stored(0.0))
@@ -265,8 +241,9 @@ def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs
 def _flashinfer_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In place: the first argument becomes the output, the second the sum."""
     output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
-    api[kernel_of(definition, "fused_add_rmsnorm")](output, total, inputs["weight"], eps=eps_of(definition))
-    return asked(definition, {"output": output, "residual_out": total})
+    [norm] = api.values()
+    norm(output, total, inputs["weight"], eps=eps_of(definition))
+    return asked(definition, output=output, residual_out=total)
 
 
 # SGLang's CUDA kernels, which it compiles at their first use, and its Triton kernels. Those of its kernel package
@@ -297,25 +274,20 @@ def compiled(definition: Definition) -> bool:
     return hidden in {64, 128, 256} or (256 < hidden <= LARGEST and hidden % step == 0)
 
 
-def dtype_argument(definition: Definition) -> str:
-    """The data's dtype as a module's argument."""
-    return str(dtype_of(definition.inputs["hidden_states"]))
+def gen_sglang(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
+    """A module per size and dtype; with a residual one for all sizes, whose product is not rounded before."""
+    dtype = str(dtype_of(definition.inputs["hidden_states"]))
+    if "residual" in definition.inputs:
+        return (Module("gen_fused_add_rmsnorm", (dtype, False), compiles=True),)
+    return (Module("gen_rmsnorm", (hidden_of(definition), dtype), compiles=True),)
 
 
-def gen_rmsnorm(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
-    """A module per size and dtype."""
-    return (Module("gen_rmsnorm", (hidden_of(definition), dtype_argument(definition)), compiles=True),)
-
-
-def gen_fused_add_rmsnorm(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
-    """One for all sizes; the product with the weight is not rounded before."""
-    return (Module("gen_fused_add_rmsnorm", (dtype_argument(definition), False), compiles=True),)
-
-
+IN_MINIMAX = "layernorm.minimax_m3_rmsnorm.gemma"
 in_sglang = partial(RMSNORM.truth, "sglang", sm=SM)
+by_cuda: Any = {"accepts": compiled, "modules": gen_sglang}
 
 
-@in_sglang("layernorm.norm.rmsnorm", "rmsnorm", serves=PLAIN, accepts=compiled, modules=gen_rmsnorm)
+@in_sglang("layernorm.norm.rmsnorm", "rmsnorm", serves=PLAIN, **by_cuda)
 def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """Writes where it is told; without that it would overwrite its input."""
     hidden, weight = inputs["hidden_states"], inputs["weight"]
@@ -324,38 +296,22 @@ def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"output": output}
 
 
-@in_sglang(
-    "layernorm.norm.fused_add_rmsnorm",
-    "fused_add_rmsnorm",
-    serves=FUSED,
-    accepts=compiled,
-    modules=gen_fused_add_rmsnorm,
-)
+@in_sglang("layernorm.norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, **by_cuda)
 def _sglang_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In place: the first argument becomes the output, the second the sum."""
     output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
     api["fused_add_rmsnorm"](output, total, inputs["weight"], eps_of(definition))
-    return asked(definition, {"output": output, "residual_out": total})
+    return asked(definition, output=output, residual_out=total)
 
 
 @in_sglang("layernorm.fused_rmsnorm", "triton_rmsnorm", serves=PLAIN, accepts=uniform)
-@in_sglang("layernorm.minimax_m3_rmsnorm.gemma_rmsnorm", "triton_gemma_rmsnorm", serves=PLAIN, accepts=stored(1.0))
+@in_sglang(f"{IN_MINIMAX}_rmsnorm", "triton_gemma_rmsnorm", serves=PLAIN, accepts=stored(1.0))
+@in_sglang(f"{IN_MINIMAX}_fused_add_rmsnorm", "triton_gemma_fused_add_rmsnorm", serves=FUSED, accepts=stored(1.0))
 def _sglang_triton(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    kernel = "triton_gemma_rmsnorm" if offset_of(definition) else "triton_rmsnorm"
-    return {"output": api[kernel](inputs["hidden_states"], inputs["weight"], eps_of(definition))}
-
-
-@in_sglang(
-    "layernorm.minimax_m3_rmsnorm.gemma_fused_add_rmsnorm",
-    "triton_gemma_fused_add_rmsnorm",
-    serves=FUSED,
-    accepts=stored(1.0),
-)
-def _sglang_gemma_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    output, total = api["triton_gemma_fused_add_rmsnorm"](
-        inputs["hidden_states"], inputs["residual"], inputs["weight"], eps_of(definition)
-    )
-    return asked(definition, {"output": output, "residual_out": total})
+    [norm], rows = api.values(), [inputs[name] for name in ("hidden_states", "residual") if name in inputs]
+    found = norm(*rows, inputs["weight"], eps_of(definition))
+    outputs = found if "residual" in inputs else (found,)
+    return asked(definition, **dict(zip(("output", "residual_out"), outputs, strict=False)))
 
 
 @RMSNORM.truth("sglang_native", "RMSNorm.forward_native", "RMSNorm", serves=EITHER, accepts=stored(0.0))
@@ -370,7 +326,7 @@ def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     if "residual" not in inputs:
         return {"output": norm.forward_native(hidden.clone())}
     output, total = norm.forward_native(hidden.clone(), inputs["residual"].clone())
-    return asked(definition, {"output": output, "residual_out": total})
+    return asked(definition, output=output, residual_out=total)
 
 
 # Liger-Kernel's norms in Triton. Casting mode `gemma` computes a row in float32, with any weight offset.
@@ -382,36 +338,29 @@ def one_dtype(definition: Definition) -> bool:
     return len(kinds | {spec.dtype for spec in definition.outputs.values()}) == 1
 
 
-@RMSNORM.truth("liger", "rms_norm_forward", "rms_norm", serves=PLAIN, accepts=one_dtype, sm=SM80)
+in_liger = partial(RMSNORM.truth, "liger", accepts=one_dtype, sm=SM80)
+
+
+@in_liger("rms_norm_forward", "rms_norm", serves=PLAIN)
+@in_liger("fused_add_rms_norm_forward", "fused_add_rms_norm", serves=FUSED)
 def _liger_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    hidden, weight = inputs["hidden_states"], inputs["weight"]
-    offset = float(offset_of(definition))
-    returned = api["rms_norm"](hidden.contiguous(), weight, eps_of(definition), offset, "gemma", None)
-    return {"output": returned[0]}
-
-
-@RMSNORM.truth(
-    "liger", "fused_add_rms_norm_forward", "fused_add_rms_norm", serves=FUSED, accepts=one_dtype, sm=SM80
-)
-def _liger_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """The norm is that of the sum as it is stored."""
-    hidden, residual = inputs["hidden_states"].contiguous(), inputs["residual"].contiguous()
-    offset = float(offset_of(definition))
-    returned = api["fused_add_rms_norm"](hidden, residual, inputs["weight"], eps_of(definition), offset, "gemma")
-    return asked(definition, {"output": returned[0], "residual_out": returned[1]})
+    """After a residual the norm is that of the sum as it is stored."""
+    [norm] = api.values()
+    rows = [inputs[name].contiguous() for name in ("hidden_states", "residual") if name in inputs]
+    mode = ("gemma",) if "residual" in inputs else ("gemma", None)
+    found = norm(*rows, inputs["weight"], eps_of(definition), float(offset_of(definition)), *mode)
+    return asked(definition, output=found[0], residual_out=found[1])
 
 
 @RMSNORM.truth("torch", "functional.rms_norm", "rms_norm", serves=EITHER, rows=None)
 def _pytorch_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """In float32, as kernels do: PyTorch's own rounds between the steps."""
-    hidden, weight = inputs["hidden_states"], inputs["weight"]
-    total = hidden.float()
+    total, gain = inputs["hidden_states"].float(), inputs["weight"].float()
     if "residual" in inputs:
         total = total + inputs["residual"].float()
-    gain = weight.float()
     if offset_of(definition):
         gain = gain + offset_of(definition)
-    y = api["rms_norm"](total, weight.shape, gain, eps=eps_of(definition))
+    y = api["rms_norm"](total, gain.shape, gain, eps=eps_of(definition))
     outputs = {"output": y, "residual_out": total}
     dtypes = {name: dtype_of(spec) for name, spec in definition.outputs.items()}  # a baseline keeps them
     return {name: outputs[name].to(dtype) for name, dtype in dtypes.items()}
@@ -464,29 +413,27 @@ def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
     return {"variant": loaded, "hidden": facts["hidden"], "eps": facts["eps"], **biased}
 
 
-def norm_drafts(call: KernelCall) -> Iterator[Draft]:
-    """A layer norm; the plain norm, the one that adds the residual first, or both: whichever the model calls."""
+def norm_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
+    """A layer norm, its weight in the dtype that the model holds it in, with a bias or without.
+
+    The plain norm, the one that adds the residual first, or both: whichever the model calls.
+    """
     if call["variant"] == "layer":
-        yield layernorm_draft(call)
+        biased = bool(call["bias"])
+        values = {
+            "hidden_size": call["hidden"],
+            "eps": call["eps"],
+            "shown": f"{call['eps']:g}",
+            "dtype": call["dtype"],
+            "suffix": "" if biased else "_no_bias",
+            "plus": " + bias" * biased,
+            "added": " + bias.to(torch.float32)" * biased,
+        }
+        yield draft(LAYERNORM.op_type, "layernorm", values, without=() if biased else ("bias",))
         return
     for fused, use in ((False, "alone"), (True, "adding")):
         if use in call["uses"].split():
             yield norm_draft(call["hidden"], call["eps"], variant=call["variant"], fused=fused, note=call.note)
-
-
-def layernorm_draft(call: KernelCall) -> Draft:
-    """layernorm, with a bias or without, its weight in the dtype that the model holds it in."""
-    biased = bool(call["bias"])
-    values = {
-        "hidden_size": call["hidden"],
-        "eps": call["eps"],
-        "shown": f"{call['eps']:g}",
-        "dtype": call["dtype"],
-        "suffix": "" if biased else "_no_bias",
-        "plus": " + bias" * biased,
-        "added": " + bias.to(torch.float32)" * biased,
-    }
-    return draft(LAYERNORM.op_type, "layernorm", values, without=() if biased else ("bias",))
 
 
 def norm_draft(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") -> Draft:
@@ -512,20 +459,19 @@ def norm_draft(hidden: int, eps: float, *, variant: str, fused: bool, note: str 
 
 RMSNORM.extraction = Extraction(
     readers={
-        "GemmaRMSNorm": ("norm", read_norm("gemma")),
-        "Gemma3RMSNorm": ("norm", read_norm("gemma")),
-        "RMSNorm": ("norm", read_norm("plain")),
-        "RMSNormGated": ("norm", read_norm("gated")),
-        "FusedRMSNormGated": ("norm", read_norm("gated")),
-        "Mixer2RMSNormGated": ("norm", read_norm("gated")),
-        "LayerNorm": ("norm", read_norm("layer")),
-        "Cohere2MoeLayerNorm": ("norm", read_norm("layer")),
+        name: ("norm", read_norm(variant))
+        for variant, names in {
+            "plain": ("RMSNorm",),
+            "gemma": ("GemmaRMSNorm", "Gemma3RMSNorm"),
+            "gated": ("RMSNormGated", "FusedRMSNormGated", "Mixer2RMSNormGated"),
+            "layer": ("LayerNorm", "Cohere2MoeLayerNorm"),
+        }.items()
+        for name in names
     },
     calls={"norm": norm_call},
     differs={"norm": held_against("norm", norm_terms)},
-    drafts={"norm": lambda call, _: norm_drafts(call)},
+    drafts={"norm": norm_drafts},
 )
-
 
 # layernorm
 
@@ -665,7 +611,7 @@ GATED_RESIDUAL = Op(
     mutants=(
         Mutant("eps x 10", norm=with_eps(10)),
         Mutant("eps dropped", norm=with_eps(0)),
-        Mutant("the branch in bfloat16", norm=in_bfloat16),
+        Mutant("the branch in bfloat16", norm=lambda x, eps: rms_norm(x, eps).bfloat16().float()),
         Mutant("gains exchanged", gains="beta alpha"),
         Mutant("one gain for both", gains="alpha alpha"),
         Mutant("centre of the gain dropped", centred=False),
@@ -673,7 +619,7 @@ GATED_RESIDUAL = Op(
         Mutant("residual within the norm", within=True),
     ),
 )
-FLASHINFER_GATED = "flashinfer.norm:gated_residual_rmsnorm"
+
 TORCH_RMS_NORM = "torch.nn.functional:rms_norm"
 
 
@@ -682,11 +628,7 @@ def compiled_branch(definition: Definition) -> bool:
     return dim(definition, "branch", -1) == 8192
 
 
-@GATED_RESIDUAL.truth(
-    "flashinfer", "norm.gated_residual_rmsnorm", FLASHINFER_GATED, accepts=compiled_branch, sm=SM100
-)
-def _flashinfer_gated(api: Api, _: Definition, inputs: Given) -> Outputs:
-    return {"output": api[FLASHINFER_GATED](**inputs)}
+GATED_RESIDUAL.called("norm:gated_residual_rmsnorm", accepts=compiled_branch, sm=SM100, rows="branch")
 
 
 @GATED_RESIDUAL.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
@@ -713,9 +655,7 @@ def gated_residual_next(
     branch = wide["branch"]
     if "post_weight" in wide:
         branch = branch * (wide["post_weight"] + wide.number("post_gain_center", 0.0))
-    first, second = (
-        wide[one] if isinstance(wide.value(one), torch.Tensor) else wide.number(one) for one in gains.split()
-    )
+    first, second = map(wide.factor, gains.split())
     total = first * wide["residual"] + second * post(branch, wide.number("post_eps"))
     gain = wide["next_weight"] + (wide.number(centre) if centre else 0.0)
     return {"residual_out": total, "ffn_input": after(total, wide.number("next_eps")) * gain}
@@ -747,7 +687,7 @@ GATED_RESIDUAL_NEXT = Op(
         Mutant("first eps x 10", post=with_eps(10)),
         Mutant("second eps x 10", after=with_eps(10)),
         Mutant("second eps x 0.1", after=with_eps(0.1)),
-        Mutant("the branch in bfloat16", post=in_bfloat16),
+        Mutant("the branch in bfloat16", post=lambda x, eps: rms_norm(x, eps).bfloat16().float()),
         Mutant("gains exchanged", gains="beta alpha"),
         Mutant("one gain for both", gains="alpha alpha"),
         Mutant("the next centre dropped", centre=""),
@@ -756,19 +696,7 @@ GATED_RESIDUAL_NEXT = Op(
         Mutant("no first norm", post=lambda x, _: x),
     ),
 )
-FLASHINFER_NEXT = "flashinfer.norm:gated_residual_next_rmsnorm"
-
-
-@GATED_RESIDUAL_NEXT.truth(
-    "flashinfer",
-    "norm.gated_residual_next_rmsnorm",
-    FLASHINFER_NEXT,
-    accepts=compiled_branch,
-    sm=SM100,
-)
-def _flashinfer_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    given = {name: value for name, value in inputs.items() if value is not None}
-    return dict(zip(tuple(definition.outputs), api[FLASHINFER_NEXT](**given), strict=True))
+GATED_RESIDUAL_NEXT.called("norm:gated_residual_next_rmsnorm", accepts=compiled_branch, sm=SM100, rows="branch")
 
 
 @GATED_RESIDUAL_NEXT.truth("torch", "functional.rms_norm", TORCH_RMS_NORM, rows=None)
@@ -789,11 +717,6 @@ def _pytorch_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
 def sigmoid_gated(wide: Wide, *, gate: Part = sigmoid, norm: Norm = rms_norm) -> Tensors:
     """`x / sqrt(mean(x^2) + eps) * sigmoid(gate)` over the last axis of [tokens, heads, dim]."""
     return {"output": norm(wide["input"], wide.number("eps")) * gate(wide["gate"])}
-
-
-def with_square(square: Part) -> Norm:
-    """A norm by another mean square."""
-    return lambda x, eps: x * torch.rsqrt(square(x) + eps)
 
 
 SIGMOID_GATE = Op(

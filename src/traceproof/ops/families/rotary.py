@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traceproof.dataset.constants import Rule
+from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.models.drafts import Draft, Extraction, Facts, call_of, draft, held_against
+from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall
 from traceproof.ops.adapter import SM75, SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors
@@ -24,13 +25,10 @@ from traceproof.ops.lossless import full
 from traceproof.ops.op import Op
 from traceproof.stacks.sglang import KERNELS
 
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-
 Turn = Callable[["torch.Tensor", "torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]  # cosines and sines
 Places = Callable[["torch.Tensor", int], "torch.Tensor"]  # positions and how many there are -> positions
 TOKENS = {"small": (1, 16), "medium": (64, 250), "large": (512, 2048)}
-HEADS = ((8, 2), (4, 4), (6, 1))  # of queries and of keys: shared, equal, a single one
+HEADS = ((8, 2), (4, 4))  # of queries and of keys: shared, equal
 POSITIONS = {"small": 64, "medium": 1024, "large": 8192}
 GRID = 1 << 12  # steps of the tangent of half an angle
 
@@ -38,6 +36,16 @@ GRID = 1 << 12  # steps of the tangent of half an angle
 def pairs_halves(definition: Definition) -> bool:
     """Whether channel i is rotated with channel i + half (NeoX), not with its neighbour (GPT-J)."""
     return definition.constants.get("pairing") == "halves"
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, halves: bool) -> torch.Tensor:
+    """Pairs of channels turned: i and i + n, or neighbours; those beyond 2 n stay."""
+    channel, count = torch.arange(cos.shape[-1], device=x.device), cos.shape[-1]
+    first, second = (channel, channel + count) if halves else (2 * channel, 2 * channel + 1)
+    out = x.clone()
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
+    return out
 
 
 def rotate(
@@ -58,20 +66,13 @@ def rotate(
     positions = places(wide[turned_at].to(torch.int64), len(cache))
     rows = cache[positions].unsqueeze(1)  # one row per token, the same for all heads
     cos, sin = turn(rows[..., :half], rows[..., half:])
-    channel = torch.arange(half, device=cache.device)
-    if (bool(wide.number("is_neox")) if "is_neox" in wide else pairs_halves(wide.definition)) == paired:
-        first, second = channel, channel + half
-    else:
-        first, second = 2 * channel, 2 * channel + 1
+    halves = (bool(wide.number("is_neox")) if "is_neox" in wide else pairs_halves(wide.definition)) == paired
     outputs = {}
     for name, given in (("q_out", wide["q"]), ("k_out", wide["k"])):
         shape = given.shape  # all heads of a token side by side, or the only one
         heads = (shape[-1] // int(wide.number("head_size", shape[-1])),) if len(shape) == 2 else shape[1:-1]
         source = given.reshape(shape[0], *heads, shape[-1] // (heads[0] if len(shape) == 2 else 1))
-        out = source.clone()
-        if keys or name == "q_out":
-            out[..., first] = source[..., first] * cos - source[..., second] * sin
-            out[..., second] = source[..., second] * cos + source[..., first] * sin
+        out = turned(source, cos, sin, halves=halves) if keys or name == "q_out" else source
         outputs[name] = out.reshape(shape)
     return outputs
 
@@ -92,8 +93,7 @@ def rotatable(definition: Definition) -> str | None:
 
 def heads_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Normal values, with an outlier in the second channel."""
-    scale = float(wanted.params.get("scale", 1.0))
-    made = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=scale)
+    made = draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=float(wanted.params.get("scale", 1.0)))
     if "outlier" in wanted.params:
         made[..., 1] = float(wanted.params["outlier"])
     return made
@@ -136,21 +136,19 @@ class Rope(Op):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
         """The specification's sequence lengths with several ratios of heads; long positions, equal positions."""
-        planned: list[tuple[str, int, tuple[int, int], int, Mapping[str, Any]]] = [
-            *(
-                (f"{size}-{index}", tokens, HEADS[index % len(HEADS)], POSITIONS[size], {})
-                for size in sizes
-                for index, tokens in enumerate(TOKENS[size])
-            ),
-            ("edge-empty", 0, (4, 2), 8, {}),
-            ("edge-single", 1, (1, 1), 1, {}),
-            ("adversarial-positions", 9, (6, 1), 40_000, {"positions": "extreme"}),
-            ("adversarial-tiny", 8, (4, 4), 32, {"scale": 1e-3}),
-            ("adversarial-outlier", 8, (4, 4), 32, {"outlier": 300.0}),
-        ]
-        for name, tokens, (queries, keys), positions, params in planned:
-            letters = {"n": tokens, "a": queries, "b": keys, "p": positions, "e": 32}
-            yield self.case(definition, name, letters, seed, params)
+
+        def made(name: str, tokens: int, queries: int, keys: int, held: int, **params: object) -> Case:
+            sizes = {"n": tokens, "a": queries, "b": keys, "p": held, "e": 32}
+            return self.case(definition, name, sizes, seed, params)
+
+        for size in sizes:
+            for at, tokens in enumerate(TOKENS[size]):
+                yield made(f"{size}-{at}", tokens, *HEADS[at], POSITIONS[size])
+        yield made("edge-empty", 0, 4, 2, 8)
+        yield made("edge-single", 1, 1, 1, 1)
+        yield made("adversarial-positions", 9, 6, 1, 40_000, positions="extreme")
+        yield made("adversarial-tiny", 8, 4, 4, 32, scale=1e-3)
+        yield made("adversarial-outlier", 8, 4, 4, 32, outlier=300.0)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
         """Tokens at the first and the last position of a cache, and on both sides of tiles' borders."""
@@ -204,16 +202,10 @@ def angled(
         slow = (1 - share) * slow + share * frequency
     angle = places(positions, 1 << 20)[:, None, None].to(wide.dtype) * slow
     cos, sin = turn(torch.cos(angle), torch.sin(angle))
-    neighbours = bool(wide.number("interleave", 0.0)) == paired
-    first, second = (2 * channel, 2 * channel + 1) if neighbours else (channel, channel + width // 2)
-    outputs: Tensors = {}
-    for source, rotated in (("q", True), ("k", keys)):
-        x = wide[source]
-        out = x.clone()
-        if rotated:
-            out[..., first] = x[..., first] * cos - x[..., second] * sin
-            out[..., second] = x[..., second] * cos + x[..., first] * sin
-        outputs |= {f"{source}_out": out, f"{source}_rope": out}
+    halves = bool(wide.number("interleave", 0.0)) != paired
+    q_out, k_out = turned(q, cos, sin, halves=halves), wide["k"]
+    k_out = turned(k_out, cos, sin, halves=halves) if keys else k_out
+    outputs = {"q_out": q_out, "q_rope": q_out, "k_out": k_out, "k_rope": k_out}
     return {name: outputs[name] for name in wide.definition.outputs}
 
 
@@ -255,10 +247,10 @@ def turned_codes(
     **changes: Any,  # noqa: ANN401 - of a rotation
 ) -> Tensors:
     """Codes of `x * scale`, x rotated or plain; with pages, those of keys (plain channels first) and of values."""
-    turned = rotate(wide, **changes)
+    rotated = rotate(wide, **changes)
     values = {
-        "q_rope": turned["q_out"],
-        "k_rope": turned["k_out"],
+        "q_rope": rotated["q_out"],
+        "k_rope": rotated["k_out"],
         **{name: plain(wide[name]) for name in ("q_nope", "k_nope", "v") if name in wide},
     }
     found: Tensors = {}
@@ -290,10 +282,11 @@ def turned_codes(
     return found
 
 
+DRAWS = {"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn}
 QUANTISED: dict[str, Any] = {
     "synonyms": {"q": "q_rope", "k": "k_rope", "positions": "pos_ids"},
     "scalars": {"is_neox": 1, "quant_scale_q": 0.75, "quant_scale_kv": 1.5},
-    "draws": {"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn},
+    "draws": DRAWS,
     "unusual": {},  # a NaN has a code of its own, which bounds do not say
     "exact_on_gpu": lambda _: False,
     "apart": False,
@@ -317,17 +310,7 @@ ROPE_CODES = Rope(
     **QUANTISED,
 )
 
-
-class RopeToPages(PageAppend):
-    """The caches of keys and values are written to."""
-
-    def mutated(self, definition: Definition) -> frozenset[str]:
-        """Both."""
-        del definition
-        return frozenset({"k_cache", "v_cache"})
-
-
-ROPE_PAGES = RopeToPages(
+ROPE_PAGES = PageAppend(
     "rope",
     Form(
         "q[t a d] k[t h d] q_nope[t a e] k_nope[t h e] v[t h f] cos_sin_cache[m r] pos_ids[t] k_cache[p s h f]"
@@ -342,24 +325,21 @@ ROPE_PAGES = RopeToPages(
         "f": lambda at: at["d"] + at["e"],
     },
     coupled=True,
-    **QUANTISED
-    | {
-        "synonyms": {"q": "q_rope", "k": "k_rope"},
-        "draws": QUANTISED["draws"] | {"pos_ids": positions_drawn},
-    },
+    writes=("k_cache", "v_cache"),
+    **QUANTISED | {"synonyms": {"q": "q_rope", "k": "k_rope"}, "draws": DRAWS | {"pos_ids": positions_drawn}},
 )
+PLAIN: Any = {
+    "draws": DRAWS,
+    "lossless": lambda _: {**dict.fromkeys("qk", full(0, most=3)), "cos_sin_cache": full(0, most=9)},
+    "gates": {"q_out": Close(), "k_out": Close()},
+}
 ROPE_FLAT = Rope(
     "rope",
-    Form(
-        "positions[n] q[n w] k[n x] head_size cos_sin_cache[p r] is_neox? -> q_out[n w] k_out[n x]",
-        rotate,
-    ),
+    Form("positions[n] q[n w] k[n x] head_size cos_sin_cache[p r] is_neox? -> q_out[n w] k_out[n x]", rotate),
     synonyms={"q": "query", "k": "key", "q_out": "query_out", "k_out": "key_out"},
     sizes={"p": lambda at: at["p"]},  # as cases have it
     scalars={"is_neox": 1},
-    draws=QUANTISED["draws"],
-    lossless=lambda _: {**dict.fromkeys("qk", full(0, most=3)), "cos_sin_cache": full(0, most=9)},
-    gates={"q_out": Close(), "k_out": Close()},
+    **PLAIN,
 )
 ROPE = Rope(
     "rope",
@@ -381,9 +361,7 @@ ROPE = Rope(
     ),
     requires=rotatable,
     sizes={"a": (), "b": (), "p": ()},
-    draws={"q": heads_drawn, "k": heads_drawn, "cos_sin_cache": circle, "positions": positions_drawn},
-    lossless=lambda _: {**dict.fromkeys("qk", full(0, most=3)), "cos_sin_cache": full(0, most=9)},
-    gates={"q_out": Close(), "k_out": Close()},
+    **PLAIN,
     mutants=(
         Mutant("rotated the other way", turn=lambda cos, sin: (cos, -sin)),
         Mutant("cosine and sine swapped", turn=lambda cos, sin: (sin, cos)),
@@ -410,7 +388,6 @@ ROPE = Rope(
     ),
     others=(ANGLED, ROPE_FLAT, ROPE_CODES, ROPE_PAGES),
 )
-
 
 TURNS = tuple(f"flashinfer.rope:apply_{kind}rope{by}" for kind in ("", "llama31_") for by in ("", "_pos_ids"))
 
@@ -446,25 +423,13 @@ def instantiated(definition: Definition) -> bool:
     sm=SM75,
 )
 @ROPE.truth(
-    "sglang",
-    "sgl_kernel.rotary_embedding",
-    "rotary_embedding",
-    accepts=instantiated,
-    packages=(KERNELS,),
-    sm=SM80,
+    "sglang", "sgl_kernel.rotary_embedding", "rotary_embedding", accepts=instantiated, packages=(KERNELS,), sm=SM80
 )
 def _in_place(api: Api, definition: Definition, inputs: Given) -> Outputs:
     """On copies: positions as int64, tokens by heads times channels; which channels pair is a constant."""
     q, k = inputs["q"].clone(), inputs["k"].clone()
-    [rotated] = api.values()
-    rotated(
-        inputs["positions"].long(),
-        q.view(q.shape[0], -1),
-        k.view(k.shape[0], -1),
-        q.shape[-1],
-        inputs["cos_sin_cache"],
-        pairs_halves(definition),
-    )
+    [rotated], rows = api.values(), (q.view(q.shape[0], -1), k.view(k.shape[0], -1))
+    rotated(inputs["positions"].long(), *rows, q.shape[-1], inputs["cos_sin_cache"], pairs_halves(definition))
     return {"q_out": q, "k_out": k}
 
 
@@ -507,12 +472,9 @@ def _liger(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 def read_rope(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
     """The facts of one of SGLang's embeddings."""
-    return {
-        "head_dim": module.head_size,
-        "rotary_dim": module.rotary_dim,
-        "style": "neox" if module.is_neox_style else "gptj",
-        "class": type(module).__name__,
-    }
+    style = "neox" if module.is_neox_style else "gptj"
+    sizes = {"head_dim": module.head_size, "rotary_dim": module.rotary_dim}
+    return {**sizes, "style": style, "class": type(module).__name__}
 
 
 PAIRS = {  # what is rotated with what: in words, and the channels as slices
@@ -521,10 +483,10 @@ PAIRS = {  # what is rotated with what: in words, and the channels as slices
 }
 
 
-def rope_draft(call: KernelCall) -> Draft:
+def rope_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
     """Rotary embedding from a cache of cosines and sines."""
-    pairs, first, second = PAIRS[call["style"]]
-    return draft(ROPE.op_type, "rope", {**dict(call.facts), "pairs": pairs, "first": first, "second": second})
+    pairs = dict(zip(("pairs", "first", "second"), PAIRS[call["style"]], strict=True))
+    yield draft(ROPE.op_type, "rope", {**dict(call.facts), **pairs})
 
 
 def rope_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
@@ -548,5 +510,5 @@ ROPE.extraction = Extraction(
     readers={"RotaryEmbedding": ("rope", read_rope)},
     calls={"rope": lambda module, _: call_of(module, "rotary", "head_dim", "rotary_dim", "style")},
     differs={"rotary": rope_differs},
-    drafts={"rotary": lambda call, _: [rope_draft(call)]},
+    drafts={"rotary": rope_drafts},
 )

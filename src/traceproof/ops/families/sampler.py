@@ -7,13 +7,13 @@ the rows are made to tell samplers apart with few draws: a CPU reference pays fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from traceproof.draw import Draw
 from traceproof.lazy import torch
 from traceproof.models.drafts import Draft, Extraction, draft, held_against
-from traceproof.models.reading import KernelCall, kernel
+from traceproof.models.reading import kernel
 from traceproof.ops import far
 from traceproof.ops.adapter import SM80, Api, Definition, Given, Module, Outputs
 from traceproof.ops.base import Tensors, Value, Values, dtype_of, ordered, rounded, specified
@@ -24,12 +24,7 @@ from traceproof.ops.far import Far
 from traceproof.ops.formula import Form, Mutant, Variant, Wanted, Wide, altered, has
 from traceproof.ops.op import SIZES, Op, Subject
 
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
-
-
 # What filters leave of a row.
-
 
 UNIT = 2.0**-24  # float32's unit roundoff
 
@@ -102,17 +97,17 @@ def above(row: torch.Tensor, least: float) -> Support:
     return Support(whole.tokens[: len(kept)], kept / kept.sum(), kept < bound * (1 + 8 * UNIT))
 
 
-def distribution(found: Sequence[Support], device: torch.device) -> Tensors:
+def distribution(found: Sequence[Support], device: torch.device, name: str = "samples", *length: int) -> Tensors:
     """The likeliest token of each row, and the rows' distributions side by side: see `Samples`."""
     width = max((len(one.tokens) for one in found), default=0)
-    tokens = torch.full((len(found), width), -1, dtype=torch.int64, device=device)
+    tokens = torch.full((len(found), width, *length), -1, dtype=torch.int64, device=device)
     probs = torch.zeros((len(found), width), dtype=torch.float64, device=device)
     optional = torch.zeros((len(found), width), dtype=torch.bool, device=device)
     for row, one in enumerate(found):
         count = len(one.tokens)
         tokens[row, :count], probs[row, :count], optional[row, :count] = one.tokens, one.probs, one.optional
-    first = tokens[:, 0] if width else torch.zeros(len(found), dtype=torch.int64, device=device)
-    return {"samples": first, "samples@tokens": tokens, "samples@probs": probs, "samples@optional": optional}
+    first = tokens[:, 0] if width else tokens.new_zeros((len(found), *length))
+    return {name: first, f"{name}@tokens": tokens, f"{name}@probs": probs, f"{name}@optional": optional}
 
 
 # Rows that tell samplers apart: a few tokens with weight, all others zero.
@@ -121,7 +116,6 @@ def distribution(found: Sequence[Support], device: torch.device) -> Tensors:
 # that a wrong filter would add or drop, and when many rows share a distribution, since their draws are judged
 # together. One pack, "draws", is for samplers that are a little wrong: in few of their draws, or about tokens of
 # little mass. Its rows are those in which such a part tells most, and time goes to it: see `Sampler.further`.
-
 
 WHOLE_VOCABULARY = -1  # as a k: no filter
 
@@ -289,13 +283,21 @@ def filtered(wide: Wide) -> Tensors:
     return distribution([support(row, None if k is None else int(k), p) for row, k, p in filters], rows.device)
 
 
-FURTHER_SECONDS, FURTHER_DRAWS = 8.0, 1 << 18  # of the case for many draws, over all rows
-SHORT_SECONDS, SHORT_DRAWS = 0.25, 1 << 14  # ... and of every other one
+FURTHER_SECONDS, SHORT_SECONDS = 8.0, 0.25  # of the case for many draws, and of every other one
 FEW_TRIALS = 4  # where one token alone is right, or further draws follow
 
 
 class Sampler(Op):
     """What samplers have in common; without a family, it is not the op_type itself."""
+
+    in_all = 512  # draws of a case, over all its rows
+
+    def trials(self, definition: Definition, case: Case) -> int:
+        """About `in_all` draws, at most 256 of a row."""
+        if case.params.get("rows") == DRAWS:
+            return FEW_TRIALS  # and many further ones
+        rows = case.axes[(next(iter(definition.outputs.values())).shape or ("",))[0]]
+        return max(1, min(256, self.in_all // max(rows, 1)))
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
         """Row after row."""
@@ -313,7 +315,7 @@ class Sampler(Op):
         if not rows or far.SIZE in case.params:
             return None
         many = case.params.get("rows") == DRAWS
-        seconds, draws = (FURTHER_SECONDS, FURTHER_DRAWS) if many else (SHORT_SECONDS, SHORT_DRAWS)
+        seconds, draws = (FURTHER_SECONDS, 1 << 18) if many else (SHORT_SECONDS, 1 << 14)  # over all rows
         places = [place for place, spec in enumerate(definition.inputs.values()) if (spec.shape or ())[:1] == axis]
         return Further(draws=max(1, draws // rows), seconds=seconds, inputs=tuple(places))
 
@@ -364,12 +366,11 @@ class Filtered(Sampler):
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Batches of telling rows; ties, one-hot and the like; three rows over the whole vocabulary."""
-        told = []
-        for size in sizes:
-            for index, count in enumerate(SIZES[size]):
-                pack = "single" if count == 1 else "plain" if count < 16 else "weights"
-                told.append((f"{size}-{index}", count, pack))
-        told.append(("edge-empty", 0, "plain"))
+        ordinary = [(f"{size}-{index}", count) for size in sizes for index, count in enumerate(SIZES[size])]
+        told = [
+            (name, count, "single" if count == 1 else "plain" if count < 16 else "weights")
+            for name, count in (*ordinary, ("edge-empty", 0))
+        ]
         told += [("edge-p-zero", 2, "nothing")] if "top_p" in definition.inputs else []
         told += [("adversarial-rows", len(TRICKY), "tricky"), ("adversarial-dense", 3, "dense")]
         for name, count, pack in (*told, ("adversarial-draws", DRAWN_ROWS, DRAWS)):
@@ -430,7 +431,7 @@ class Filtered(Sampler):
 
 ZERO = -10_000.0  # as a logit: its exponential is 0
 CALL_SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 8), "large": (16, 32)}  # rows
-CALL_DRAWS, CALL_TRIALS = 512, 256
+
 # Of a call: whether a filter cuts deep, a little, or nothing.
 FILTERS: Mapping[str, Mapping[str, float]] = {
     "deep": {"min_p": 0.55, "top_k": 3, "top_p": 0.66},
@@ -441,10 +442,7 @@ FILTERS: Mapping[str, Mapping[str, float]] = {
 
 def roomy(definition: Definition) -> str | None:
     """Why a vocabulary has no room for the rows' tokens, or indices can not be left out."""
-    shape, indices = (
-        definition.inputs[next(iter(definition.inputs))].shape or ("",),
-        definition.inputs.get("indices"),
-    )
+    shape, indices = next(iter(definition.inputs.values())).shape or ("",), definition.inputs.get("indices")
     if definition.const_axes.get(shape[-1], 0) < max(len(one.weights) for one in PLAIN):
         return f"the distributions are {list(shape)}"
     return None if indices is None or indices.optional else "indices can not be left out"
@@ -472,12 +470,6 @@ class Distributions(Sampler):
         for name, count, values, rows in told:
             yield self.case(definition, name, {"n": count, "r": count}, seed, {"values": values, "rows": rows})
 
-    def trials(self, definition: Definition, case: Case) -> int:
-        """About CALL_DRAWS draws in all."""
-        if case.params.get("rows") == DRAWS:
-            return FEW_TRIALS  # and many further ones
-        return max(1, min(CALL_TRIALS, CALL_DRAWS // max(rows_of(definition, case)[0], 1)))
-
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Rows of the case's pack, each pattern's tokens at places of its own."""
         probs = torch.zeros(rows_of(definition, case), device=draw.device)
@@ -498,14 +490,13 @@ DRAFT, IDS, TARGET = "draft_probs", "draft_token_ids", "target_probs"
 DRAFTED = (4, 2, 1, 1, 0, 0)
 TARGETS = ((1, 2, 0, 2, 2, 1), (3, 2, 1, 0, 1, 1))
 
-
 # Rows and drafts.
 CHAINS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "small": ((1, 3), (2, 2)),
     "medium": ((8, 4), (16, 3)),
     "large": ((32, 5), (64, 2)),
 }
-CHAIN_DRAWS, CHAIN_TRIALS = 1024, 256
+
 # Which target a position has, and which token was drafted there; each row begins at another one.
 POSITIONS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "mixed": ((1, 0), (0, 0), (1, 0), (0, 3), (0, 2), (1, 1)),
@@ -516,19 +507,14 @@ POSITIONS: Mapping[str, tuple[tuple[int, int], ...]] = {
 
 def chain(wide: Wide) -> Tensors:
     """The likeliest sequence, and each row's exact distribution over sequences."""
-    drafts, target, ids = wide[DRAFT], wide[TARGET], wide.given(IDS).tolist()
-    found = [_sequences(*row) for row in zip(drafts, ids, target, strict=True)]
-    width, length = max((len(one) for one in found), default=0), target.shape[1]
-    tokens = torch.full((len(found), width, length), -1, dtype=torch.int64, device=target.device)
-    probs = torch.zeros((len(found), width), dtype=torch.float64, device=target.device)
-    for row, sequences in enumerate(found):
-        for place, (chance, sequence) in enumerate(sequences):
-            tokens[row, place, : len(sequence)] = torch.tensor(sequence)
-            probs[row, place] = chance
+    target, found = wide[TARGET], list[Support]()
+    for row in zip(wide[DRAFT], wide.given(IDS).tolist(), target, strict=True):
+        chances, sequences = zip(*_sequences(*row), strict=True)
+        tokens = [[*sequence, *[-1] * (target.shape[1] - len(sequence))] for sequence in sequences]
+        probs = torch.tensor(chances, dtype=torch.float64)
+        found.append(Support(torch.tensor(tokens), probs, torch.zeros(len(tokens), dtype=torch.bool)))
     [name] = wide.definition.outputs
-    optional = torch.zeros_like(probs, dtype=torch.bool)
-    first = tokens[:, 0] if width else tokens.new_zeros((0, length))
-    return {name: first, f"{name}@tokens": tokens, f"{name}@probs": probs, f"{name}@optional": optional}
+    return distribution(found, target.device, name, target.shape[1])
 
 
 def of_chains(definition: Definition) -> str | None:
@@ -549,6 +535,8 @@ class Speculative(Sampler):
     of the target follows. Places behind the end hold -1. Each position of a row has distributions of its own.
     """
 
+    in_all = 1024
+
     def forms_of(self, definition: Definition) -> Sequence[Form]:
         """Drafts, their probabilities, the target's with one more; one output of tokens, by any name."""
         outputs = " ".join(f"{name}[n m]" for name in definition.outputs)
@@ -568,11 +556,6 @@ class Speculative(Sampler):
         """So many rows of as many drafts."""
         del long
         return replace(case, axes={**case.axes, self.form(definition).axes(definition)["n"]: count})
-
-    def trials(self, definition: Definition, case: Case) -> int:
-        """About CHAIN_DRAWS sequences in all."""
-        rows = case.axes[self.form(definition).axes(definition)["n"]]
-        return max(1, min(CHAIN_TRIALS, CHAIN_DRAWS // max(rows, 1)))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
         """Six tokens of each position have all the mass, those at the ends of the vocabulary among them."""
@@ -621,7 +604,6 @@ def _sequences(
 
 
 # Variants and mutants: draws from the distribution that their filters leave.
-
 
 SEEDS = 1 << 63  # of torch's generators
 
@@ -721,7 +703,6 @@ LEFT = Op(
     ),
 )
 
-
 # Places of the best scores in a window of each row, as rows of what they stand for.
 
 
@@ -763,13 +744,13 @@ def windows(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
         return draw.uniform(name, wanted.shape).argsort(-1).to(wanted.dtype)
     table = (0, width) if "offsets" in wanted.definition.inputs else wanted.shape_of("src_page_table")
     last = (width - 1) // wanted.definition.const_axes.get("page_size", 1)
-    lows = {
-        "lengths": (0, width - width // 4 + 1),
-        "row_starts": (0, width // 4 + 1),
-        "page_table_row_starts": (0, table[1] - last),
+    ends = {
+        "lengths": width - width // 4 + 1,
+        "row_starts": width // 4 + 1,
+        "page_table_row_starts": table[1] - last,
     }
-    low, high = lows.get(name, (0, table[0] if name == "row_to_batch" else 1 << 20))
-    return draw.integers(name, wanted.shape, low=low, high=max(high, 1)).to(wanted.dtype)
+    high = table[0] if name == "row_to_batch" else ends.get(name, 1 << 20)
+    return draw.integers(name, wanted.shape, low=0, high=max(high, 1)).to(wanted.dtype)
 
 
 FLAGS = ("deterministic", "tie_break", "dsa_graph_safe")
@@ -828,7 +809,6 @@ DISTRIBUTIONS = Distributions(
 )
 SPECULATIVE = Speculative("sampling", sizes={"d": (), "m": ()}, requires=of_chains, apart=False)
 
-
 # FlashInfer's samplers.
 
 # By its name of the filters.
@@ -845,13 +825,11 @@ def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
     FlashInfer can let many launch rows point at one row of `probs` (`indices`), but its top-k sampler then reads
     the per-row k past the end: it takes it by launch row and checks that there is one a row of `probs` (0.6.13).
     """
-    probs = inputs["probs"]
-    present = [name for name in ("top_k", "top_p") if name in definition.inputs]
-    options = {"filter_apply_order": "top_k_first"} if len(present) == 2 else {}
-    seed = int(torch.randint(1 << 62, ()))
-    generator = torch.Generator(device=probs.device).manual_seed(seed)
-    filters = [inputs[name] for name in present]
-    samples = api["_".join(present)](probs, *filters, generator=generator, **options)
+    [sample], probs = api.values(), inputs["probs"]
+    filters = [inputs[name] for name in ("top_k", "top_p") if name in definition.inputs]
+    options = {"filter_apply_order": "top_k_first"} if len(filters) == 2 else {}
+    generator = torch.Generator(device=probs.device).manual_seed(int(torch.randint(1 << 62, ())))
+    samples = sample(probs, *filters, generator=generator, **options)
     return {"samples": samples.to(torch.int64)}
 
 
@@ -864,7 +842,6 @@ for key, serves in FORMS.items():
         modules=lambda _, __: (Module("gen_sampling"),),
         sm=SM80,
     )(_flashinfer)
-
 
 # SGLang's filters of probabilities, and PyTorch's draw after them, which SGLang's own sampler calls too. On a GPU
 # of NVIDIA SGLang hands the filters to FlashInfer, which would be no second opinion. These are the ones it brings
@@ -887,7 +864,6 @@ for serves in FORMS.values():
         _sglang
     )
 
-
 # SGLang's sampler in its native form, with one filter: with both it holds top-p against the probabilities before
 # top-k, where definitions renormalise between them.
 NATIVE = "sampler.top_k_top_p_min_p_sampling_from_probs_torch"
@@ -908,7 +884,6 @@ def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 # The sampler that follows a model.
-
 
 KEEPING = {
     "top_k": "    kept = keep_top_k(kept, int(top_k[row]))",
@@ -931,14 +906,12 @@ def sampler(filters: tuple[str, ...], vocab: int) -> Draft:
     )
 
 
-def samplers(call: KernelCall) -> Iterator[Draft]:
-    """Top-k, top-p, and both."""
-    for filters in (("top_k",), ("top_p",), ("top_k", "top_p")):
-        yield sampler(filters, call["vocab"])
-
-
 SAMPLING.extraction = Extraction(
     once=lambda reading: kernel("sampling", count=1, path="logits_processor", vocab=reading.vocab),
     differs={"sampling": held_against("embedding", lambda facts, _: {"vocab": facts["vocab"]}, counted=False)},
-    drafts={"sampling": lambda call, _: samplers(call)},
+    drafts={
+        "sampling": lambda call, _: [
+            sampler(filters, call["vocab"]) for filters in (("top_k",), ("top_p",), ("top_k", "top_p"))
+        ]
+    },
 )

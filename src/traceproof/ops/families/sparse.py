@@ -12,16 +12,15 @@ from traceproof.lazy import torch
 from traceproof.models.drafts import Choice, Draft, Extraction, Facts, call_of, draft, held_against
 from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops import formats
-from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, dim, scalar, tensor
-from traceproof.ops.attention_calls import attention
+from traceproof.ops.adapter import SM80, Api, Definition, Given, Outputs, asked, dim, scalar, tensor
+from traceproof.ops.attention import attention
 from traceproof.ops.attention_inputs import PageTable, Planned, Visible, starts, tiny
 from traceproof.ops.attention_op import MUTANTS, Attention
 from traceproof.ops.base import Tensors, Values, ordered, specified
 from traceproof.ops.cases import BOUNDARY_ROWS, Case, at_boundaries
 from traceproof.ops.compare import IndexSet
-from traceproof.ops.families.attention import SDPA, against_latent, asked, by_sdpa, workspace
-from traceproof.ops.families.tabled import called, nothing
-from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, same
+from traceproof.ops.families.attention import SDPA, against_latent, by_sdpa, workspace
+from traceproof.ops.formula import Form, Mutant, Part, Wanted, Wide, altered, has, has_not, same
 from traceproof.ops.lossless import full, one_hot
 from traceproof.ops.op import Op
 
@@ -97,6 +96,11 @@ def row_of(places: torch.Tensor, pages: torch.Tensor, page_size: int) -> torch.T
 def topk_of(definition: Definition) -> int:
     """Indices per sequence; 0: nothing fixes them."""
     return definition.const_axes.get((definition.outputs["topk_indices"].shape or ("", ""))[1], 0)
+
+
+def changed(found: Tensors, change: Part) -> Tensors:
+    """Another output."""
+    return {name: change(one) for name, one in found.items() if "@" not in name}
 
 
 def index(
@@ -175,86 +179,88 @@ POISON_SCALE = 64.0  # scale of tokens that no sequence may read; others stay be
 PLANTED_SCALE = 4.0  # scale of tokens at boundaries, whose key is a copy of the query: they belong to the best
 
 
-def indexer_cases(definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-    """Lengths around topk and around page boundaries; the block table always reaches topk tokens."""
+class Indexer(Op):
+    """The indexer of one query of each sequence."""
 
-    def integers(case: str, count: int, low: int, high: int) -> list[int]:
-        draw = HostDraw(definition=definition.name, case=case, seed=seed)
-        return draw.integers("seq_lens", count, low=low, high=high)
+    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
+        """Lengths around topk and around page boundaries; the block table always reaches topk tokens."""
 
-    page, topk = dim(definition, "k_index_cache_fp8", 1) or 1, topk_of(definition)
-    lists = {
-        "small": (integers("small-0", 1, 2, 17), [1, *integers("small-1", 1, 2, 17)]),
-        "medium": ([0, 1, page - 1, page, page + 1, 256], [topk - 1, topk + 1, 2 * topk, topk]),
-        "large": (integers("large-0", 32, 512, 2 * topk + 512), integers("large-1", 64, 512, 2049)),
-    }
-    planned = [(f"{size}-{at}", lens, "planted") for size in sizes for at, lens in enumerate(lists[size])]
-    planned += [("edge-all-empty", [0, 0], "planted"), ("edge-single", [1], "planted")]
-    for pattern in ("plain", "negative", "zero", "outlier", "tiny", "ties", "boundary"):
-        planned.append((f"adversarial-{pattern}", [topk + topk // 2 + 1, page + 1], pattern))
-    for name, lens, pattern in planned:
-        pages = PageTable.of(lens, page, shared=False)
-        # One column more than needed: the table's unused entries name a page of poison.
-        columns = max(-(-topk // page), *pages.counts) + 1
-        letters = {"b": len(lens), "p": pages.pool, "r": columns}
-        yield INDEXER.case(definition, name, letters, seed, {"seq_lens": lens, "pattern": pattern})
+        def integers(case: str, count: int, low: int, high: int) -> list[int]:
+            draw = HostDraw(definition=definition.name, case=case, seed=seed)
+            return draw.integers("seq_lens", count, low=low, high=high)
 
+        page, topk = dim(definition, "k_index_cache_fp8", 1) or 1, topk_of(definition)
+        lists = {
+            "small": (integers("small-0", 1, 2, 17), [1, *integers("small-1", 1, 2, 17)]),
+            "medium": ([0, 1, page - 1, page, page + 1, 256], [topk - 1, topk + 1, 2 * topk, topk]),
+            "large": (integers("large-0", 32, 512, 2 * topk + 512), integers("large-1", 64, 512, 2049)),
+        }
+        planned = [(f"{size}-{at}", lens, "planted") for size in sizes for at, lens in enumerate(lists[size])]
+        planned += [("edge-all-empty", [0, 0], "planted"), ("edge-single", [1], "planted")]
+        for pattern in ("plain", "negative", "zero", "outlier", "tiny", "ties", "boundary"):
+            planned.append((f"adversarial-{pattern}", [topk + topk // 2 + 1, page + 1], pattern))
+        for name, lens, pattern in planned:
+            pages = PageTable.of(lens, page, shared=False)
+            # One column more than needed: the table's unused entries name a page of poison.
+            columns = max(-(-topk // page), *pages.counts) + 1
+            letters = {"b": len(lens), "p": pages.pool, "r": columns}
+            yield self.case(definition, name, letters, seed, {"seq_lens": lens, "pattern": pattern})
 
-def indexer_inputs(definition: Definition, case: Case, draw: Draw) -> Values:
-    """Normal fp8 data, scales over four powers of two, permuted pages, poison where nobody may read."""
-    shapes, _ = specified(definition, case, definition.inputs)
-    pages, page_size, _, packed = shapes["k_index_cache_fp8"]
-    pattern, lens = str(case.params["pattern"]), list(case.params["seq_lens"])
-    signs = {"q_index_fp8": 1, "keys": -1} if pattern == "zero" else {}
+    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
+        """Normal fp8 data, scales over four powers of two, permuted pages, poison where nobody may read."""
+        shapes, _ = specified(definition, case, definition.inputs)
+        pages, page_size, _, packed = shapes["k_index_cache_fp8"]
+        pattern, lens = str(case.params["pattern"]), list(case.params["seq_lens"])
+        signs = {"q_index_fp8": 1, "keys": -1} if pattern == "zero" else {}
 
-    def fp8(name: str, shape: Sequence[int]) -> torch.Tensor:
-        if pattern == "ties":
-            data = draw.integers(name, shape, torch.int32, low=-1, high=2).to(torch.float32)
-        else:
-            data = draw.normal(name, shape, torch.float32, scale=DATA_SCALE)
-        data = data.abs() * signs[name] if name in signs else data
-        return data.to(torch.float8_e4m3fn)  # round to nearest even on every device
+        def fp8(name: str, shape: Sequence[int]) -> torch.Tensor:
+            if pattern == "ties":
+                data = draw.integers(name, shape, torch.int32, low=-1, high=2).to(torch.float32)
+            else:
+                data = draw.normal(name, shape, torch.float32, scale=DATA_SCALE)
+            data = data.abs() * signs[name] if name in signs else data
+            return data.to(torch.float8_e4m3fn)  # round to nearest even on every device
 
-    q, keys = fp8("q_index_fp8", shapes["q_index_fp8"]), fp8("keys", (pages * page_size, packed - SCALE_BYTES))
-    if pattern == "outlier":
-        channel = keys.shape[1] // 3
-        keys[:, channel] = (keys[:, channel].to(torch.float32) * 4).to(keys.dtype)  # below 4 * 70 = 280
-    scales = torch.ones(len(keys), device=draw.device)
-    if pattern != "ties":  # (1 + m / 8) * 2**e, e in -2..1, exact
-        powers = torch.tensor([0.25, 0.5, 1.0, 2.0], device=draw.device)
-        scales = draw.integers("scale mantissa", (len(keys),), low=8, high=16).to(torch.float32) / 8
-        scales = scales * powers[draw.integers("scale exponent", (len(keys),), torch.int64, low=0, high=4)]
-    weights = draw.normal("weights", shapes["weights"], scale=1e-3 if pattern == "tiny" else 1.0)
-    if pattern == "negative":
-        weights = -weights.abs()
-    ids = PageTable.of(lens, page_size, shared=False).table(draw)
-    spare = min(set(range(pages)) - {page for own in ids for page in own})
-    padded = [[*own, *[spare] * (shapes["block_table"][1] - len(own))] for own in ids]
-    table = torch.tensor(padded, dtype=torch.int32, device=draw.device).view(shapes["block_table"])
-    rows = [
-        row_of(torch.arange(length, device=draw.device), own.long(), page_size)
-        for own, length in zip(table, lens, strict=True)
-    ]
-    unread = torch.ones(len(keys), dtype=torch.bool, device=draw.device)
-    unread[torch.cat(rows)] = False
-    scales[unread] = POISON_SCALE
-    for row, taken in enumerate(rows):
-        length, high = len(taken), list[int]()
-        if pattern == "planted":  # beside page boundaries, so that losing one of them shows
-            places = {0, length - 1, page_size - 1, page_size, (length - 1) // page_size * page_size}
-            high = sorted(place for place in places if 0 <= place < length)
-        marked = taken[torch.tensor(high, dtype=torch.int64, device=draw.device)]
-        if pattern == "boundary":  # as many as are looked for, so that taking any other shows
-            marked = taken[draw.permutation(f"high {row}", min(topk_of(definition), length), out_of=length)]
-        # The query of the head with the largest weight: the score is some six deviations above the others'.
-        of_head: list[float] = weights[row].tolist()
-        keys.view(torch.uint8)[marked] = q[row][of_head.index(max(of_head))].view(torch.uint8)
-        scales[marked] = PLANTED_SCALE
-    parts = [part.contiguous().view(-1).view(torch.uint8).view(pages, -1) for part in (keys, scales)]
-    cache = torch.cat(parts, 1).view(torch.int8).view(shapes["k_index_cache_fp8"])
-    lengths = torch.tensor(lens, dtype=torch.int32, device=draw.device)
-    values = {"q_index_fp8": q, "k_index_cache_fp8": cache, "weights": weights, "seq_lens": lengths}
-    return ordered(definition, {**values, "block_table": table})
+        q, keys = fp8("q_index_fp8", shapes["q_index_fp8"]), fp8("keys", (pages * page_size, packed - SCALE_BYTES))
+        if pattern == "outlier":
+            channel = keys.shape[1] // 3
+            keys[:, channel] = (keys[:, channel].to(torch.float32) * 4).to(keys.dtype)  # below 4 * 70 = 280
+        scales = torch.ones(len(keys), device=draw.device)
+        if pattern != "ties":  # (1 + m / 8) * 2**e, e in -2..1, exact
+            powers = torch.tensor([0.25, 0.5, 1.0, 2.0], device=draw.device)
+            scales = draw.integers("scale mantissa", (len(keys),), low=8, high=16).to(torch.float32) / 8
+            scales = scales * powers[draw.integers("scale exponent", (len(keys),), torch.int64, low=0, high=4)]
+        weights = draw.normal("weights", shapes["weights"], scale=1e-3 if pattern == "tiny" else 1.0)
+        if pattern == "negative":
+            weights = -weights.abs()
+        ids = PageTable.of(lens, page_size, shared=False).table(draw)
+        spare = min(set(range(pages)) - {page for own in ids for page in own})
+        padded = [[*own, *[spare] * (shapes["block_table"][1] - len(own))] for own in ids]
+        table = torch.tensor(padded, dtype=torch.int32, device=draw.device).view(shapes["block_table"])
+        rows = [
+            row_of(torch.arange(length, device=draw.device), own.long(), page_size)
+            for own, length in zip(table, lens, strict=True)
+        ]
+        unread = torch.ones(len(keys), dtype=torch.bool, device=draw.device)
+        unread[torch.cat(rows)] = False
+        scales[unread] = POISON_SCALE
+        for row, taken in enumerate(rows):
+            length, high = len(taken), list[int]()
+            if pattern == "planted":  # beside page boundaries, so that losing one of them shows
+                places = {0, length - 1, page_size - 1, page_size, (length - 1) // page_size * page_size}
+                high = sorted(place for place in places if 0 <= place < length)
+            marked = taken[torch.tensor(high, dtype=torch.int64, device=draw.device)]
+            if pattern == "boundary":  # as many as are looked for, so that taking any other shows
+                marked = taken[draw.permutation(f"high {row}", min(topk_of(definition), length), out_of=length)]
+            # The query of the head with the largest weight: the score is some six deviations above the others'.
+            of_head: list[float] = weights[row].tolist()
+            keys.view(torch.uint8)[marked] = q[row][of_head.index(max(of_head))].view(torch.uint8)
+            scales[marked] = PLANTED_SCALE
+        parts = [part.contiguous().view(-1).view(torch.uint8).view(pages, -1) for part in (keys, scales)]
+        cache = torch.cat(parts, 1).view(torch.int8).view(shapes["k_index_cache_fp8"])
+        lengths = torch.tensor(lens, dtype=torch.int32, device=draw.device)
+        values = {"q_index_fp8": q, "k_index_cache_fp8": cache, "weights": weights, "seq_lens": lengths}
+        return ordered(definition, {**values, "block_table": table})
 
 
 # Attention over the rows of the flattened cache that each token's list names, absorbed MLA otherwise. There is no
@@ -358,11 +364,6 @@ def last_page_ignored(wide: Wide) -> Mapping[str, torch.Tensor]:
     return {"seq_lens": ((lengths - 1) // page * page).clamp_min(0)}
 
 
-def answering(name: str, change: Part) -> Mutant:
-    """The indexer's output changed."""
-    return Mutant(name, outputs=lambda _, found: {"topk_indices": change(found["topk_indices"])})
-
-
 SCORING = (  # of products [heads, tokens] and weights [heads]
     Mutant("indexer: ReLU dropped", scored=lambda p, w: w @ p),
     Mutant("indexer: ReLU of the sum over heads", scored=lambda p, w: torch.relu(w @ p)),
@@ -376,19 +377,6 @@ SCORING = (  # of products [heads, tokens] and weights [heads]
     ),
     Mutant("indexer: scales of keys one token off", scaled=lambda scales: scales.roll(1, 0)),
 )
-
-
-class Indexer(Op):
-    """The indexer: see `indexer_cases` and `indexer_inputs`."""
-
-    def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """See there."""
-        return indexer_cases(definition, sizes, seed)
-
-    def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """See there."""
-        return indexer_inputs(definition, case, draw)
-
 
 INDEXER = Indexer(
     "dsa_paged",
@@ -407,7 +395,7 @@ INDEXER = Indexer(
         altered(
             "indexer: block table ignored",
             "block_table",
-            change=lambda table: torch.arange(table.shape[1], device=table.device).expand(table.shape),
+            change=lambda table: torch.arange(table.shape[1]).expand(table.shape),
         ),
         altered(
             "indexer: block table transposed", "block_table", change=lambda table: table.T.reshape(table.shape)
@@ -418,8 +406,7 @@ INDEXER = Indexer(
         Mutant("indexer: last page ignored", inputs=last_page_ignored),
         Mutant("indexer: place in the sequence for index in the cache", named=lambda places, *_: places),
         Mutant(
-            "indexer: offset in the page dropped",
-            named=lambda places, pages, size: pages[places // size] * size,
+            "indexer: offset in the page dropped", named=lambda places, pages, size: pages[places // size] * size
         ),
         Mutant("indexer: k-th replaced by the one after it", chosen=without_kth),
         Mutant("indexer: best index twice, last left out", chosen=first_twice),
@@ -429,8 +416,8 @@ INDEXER = Indexer(
             chosen=lambda s, topk: torch.arange(min(topk, len(s))),
         ),
         Mutant("indexer: one index left out", chosen=lambda scores, topk: best(scores, topk)[:-1]),
-        answering("indexer: padded with 0", lambda indices: indices.clamp_min(0)),
-        answering("indexer: zeros", lambda indices: torch.zeros_like(indices)),
+        Mutant("indexer: padded with 0", outputs=lambda _, found: changed(found, lambda x: x.clamp_min(0))),
+        Mutant("indexer: zeros", outputs=lambda _, found: changed(found, lambda x: x * 0)),
     ),
 )
 DSA_PAGED = Listed(
@@ -500,11 +487,10 @@ def _flashinfer(api: Api, definition: Definition, inputs: Given) -> Outputs:
         bmm2_scale=1.0,
         return_lse=True,
     )
-    return asked(definition, output.view(tokens, q.shape[2], -1), lse.view(tokens, q.shape[2]))
+    return asked(definition, output=output.view(tokens, q.shape[2], -1), lse=lse.view(tokens, q.shape[2]))
 
 
 DSA_PAGED.truth("torch", *SDPA, serves=LISTED)(by_sdpa)  # an index is a token of the flattened cache
-
 
 # Sparse attention in models: the indexer, and absorbed attention over what it names.
 
@@ -549,7 +535,6 @@ DSA_PAGED.extraction = Extraction(
     drafts={"dsa": _sparse_attention, "dsa_indexer": _topk_indexer},
 )
 
-
 # paged_mqa_logits: the scores of the indexer, over all keys.
 
 
@@ -581,15 +566,15 @@ def single_code(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 def pages_drawn(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Distinct pages in no order."""
-    count = math.prod(wanted.shape)
-    return draw.permutation(wanted.name, count, out_of=wanted.shape_of("kv_fused")[0]).int().view(wanted.shape)
+    pool = wanted.shape_of("kv_fused")[0]
+    return draw.permutation(wanted.name, math.prod(wanted.shape), out_of=pool).int().view(wanted.shape)
 
 
 def single(definition: Definition) -> str | None:
     """Why not each sequence has one query, and a key one head; None: that is so."""
-    counts = dim(definition, "q", 1), dim(definition, "kv_fused", 2)
+    queries, heads = dim(definition, "q", 1), dim(definition, "kv_fused", 2)
     return (
-        None if counts == (1, 1) else f"{counts[0]} queries of a sequence, {counts[1]} heads of a key; known is 1"
+        None if queries == heads == 1 else f"{queries} queries of a sequence, {heads} heads of a key; known is 1"
     )
 
 
@@ -634,15 +619,12 @@ PAGED_MQA_LOGITS = Logits(
     unusual={"nan": ("weights",)},
     mutants=(
         *SCORING,
-        Mutant(
-            "indexer: cache read token by token", applies=lambda wide: "q_sf" not in wide, unpacked=unpack_by_token
-        ),
+        Mutant("indexer: cache read token by token", applies=has_not("q_sf"), unpacked=unpack_by_token),
         altered("indexer: block table reversed", "block_tables", change=lambda table: table.flip(1)),
         altered("indexer: rows shifted by one", "block_tables", change=lambda table: table.roll(1, 0)),
         altered("scales of queries of the head before", "q_sf", change=lambda scales: scales.roll(1, -1)),
     ),
 )
-
 
 # topk: the places of the largest logits of each row, up to its length; msa_topk: of blocks of keys, some forced.
 
@@ -716,8 +698,8 @@ class Largest(Op):
 
 
 SCORED = "kv_fused weights block_tables seq_lens max_seq_len -> logits"
-called(PAGED_MQA_LOGITS, "attn_scores.fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)(nothing)
-called(PAGED_MQA_LOGITS, "attn_scores.fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)(nothing)
+PAGED_MQA_LOGITS.called("attn_scores:fp8_paged_mqa_logits", f"q {SCORED}", sm=DATACENTRE)
+PAGED_MQA_LOGITS.called("attn_scores:fp4_paged_mqa_logits", f"q q_sf {SCORED}", sm=DATACENTRE)
 OF_LARGEST = (
     Mutant("one beyond the length", more=1),
     Mutant("one short of the length", more=-1),
@@ -726,10 +708,7 @@ OF_LARGEST = (
     Mutant("k-th replaced by the one after it", chosen=without_kth),
     Mutant("the first one twice", chosen=first_twice),
     Mutant("first of the row", chosen=lambda scores, topk: torch.arange(min(topk, len(scores)))),
-    Mutant(
-        "padded with 0",
-        outputs=lambda _, found: {name: one.clamp_min(0) for name, one in found.items() if "@" not in name},
-    ),
+    Mutant("padded with 0", outputs=lambda _, found: changed(found, lambda x: x.clamp_min(0))),
 )
 MSA_TOPK = Largest(
     "msa_topk",
@@ -744,20 +723,16 @@ MSA_TOPK = Largest(
     apart=False,
     gates={"block_indices": IndexSet()},
     unusual={},
-    mutants=(
-        *OF_LARGEST,
-        Mutant("none forced", applies=lambda wide: "force_end_blocks" in wide, forced=False),
-    ),
+    mutants=(*OF_LARGEST, Mutant("none forced", applies=has("force_end_blocks"), forced=False)),
 )
-called(
-    MSA_TOPK,
-    "msa_ops.msa_topk_select",
+MSA_TOPK.called(
+    "msa_ops:msa_topk_select",
     "max_score topk [num_valid_pages] [force_begin_blocks] [force_end_blocks] -> block_indices",
     accepts=lambda definition: (
         definition.const_axes.get((definition.outputs["block_indices"].shape or ("",))[-1]) == 16  # no other
     ),
     sm=((12, 0), (12, 9)),
-)(nothing)
+)
 TOPK = Largest(
     "topk",
     Form("logits[b n] seq_lens[b] top_k pre_idx[b k]? -> indices[b k]", largest),

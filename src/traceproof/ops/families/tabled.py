@@ -1,28 +1,38 @@
-"""Attention as TensorRT-LLM's, cuDNN's, XQA's, PrimTS's and MiniMax's kernels are called: tables, lengths, blocks.
+"""Attention as TensorRT-LLM's, cuDNN's, XQA's, PrimTS's and MiniMax's kernels are called, and that of one request.
 
-Their inputs are told by names: see `ops/attention_calls.py`.
+Tables, lengths, blocks: their inputs are told by names, see `ops/attention.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
+from traceproof.dataset.constants import Rule
 from traceproof.dataset.definition import Definition
+from traceproof.draw import Draw
 from traceproof.lazy import torch
-from traceproof.ops.adapter import Api, Outputs, dim
-from traceproof.ops.attention import Spans
-from traceproof.ops.attention_calls import BLOCKED, KV_ENDS, MSA_BLOCK, QUERIES, one_of, operands_of, value_width
+from traceproof.ops.adapter import SM75, Api, Outputs, dim
+from traceproof.ops.attention import (
+    BLOCKED,
+    KV_ENDS,
+    MSA_BLOCK,
+    QUERIES,
+    Spans,
+    attention,
+    one_of,
+    operands_of,
+    value_width,
+)
+from traceproof.ops.attention_inputs import Planned
 from traceproof.ops.attention_op import MUTANTS, Attention
 from traceproof.ops.base import Given, Tensors, Values, tensor
 from traceproof.ops.cases import Case
+from traceproof.ops.families.attention import SOFTMAX, by_softmax
 from traceproof.ops.formats import E2M1, E4M3, FP4_BLOCK, unpack, unswizzle
 from traceproof.ops.formula import Formula, Mutant, Wide, altered, has
-from traceproof.ops.op import Op
-
-if TYPE_CHECKING:
-    from traceproof.draw import Draw
 
 ON_PAGES: Any = {"family": "attention", "coupled": True}
 
@@ -115,29 +125,7 @@ CUDNN_PAGED, XQA, BLOCK_SPARSE, MSA_SPARSE, DCP = (
 # FlashInfer's functions, given what a definition has by its own names, and what they want beside it.
 
 WORKSPACE = 128 << 20  # bytes
-More = Callable[[Given], dict[str, Any]]
 SM100 = ((10, 0), (12, 9))
-
-
-def called(op: Op, name: str, serves: str, **conditions: Any) -> Callable[[More], More]:  # noqa: ANN401
-    """Decorate what a function wants beside a definition's inputs: it is called by keyword.
-
-    Outputs are in the order in which it gives them.
-    """
-    key = f"flashinfer.{name.replace('.', ':')}"
-
-    def added(more: More) -> More:
-        @op.truth("flashinfer", name, key, serves=serves, rows=None, **conditions)
-        def _call(api: Api, definition: Definition, inputs: Given) -> Outputs:
-            given = {**{one: value for one, value in inputs.items() if value is not None}, **more(inputs)}
-            given = {one: value for one, value in given.items() if value is not None}
-            found = api[key](**given)
-            parts = found if isinstance(found, tuple) else (given.get("output") if found is None else found,)
-            return dict(zip(definition.outputs, parts, strict=False))
-
-        return more
-
-    return added
 
 
 def scratch(inputs: Given) -> dict[str, Any]:
@@ -146,23 +134,11 @@ def scratch(inputs: Given) -> dict[str, Any]:
     return {"workspace_buffer": torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)}
 
 
-def nothing(_: Given) -> dict[str, Any]:
-    """The function takes a definition's inputs and no more."""
-    return {}
-
-
 def longest(inputs: Given, *names: str) -> int:
     """The largest number of the first of these inputs."""
     return int(one_of(names, inputs).max())
 
 
-@called(
-    XQA,
-    "xqa.xqa",
-    "q k_cache v_cache page_table seq_lens -> output",
-    dtypes=frozenset({"float16", "bfloat16"}),
-    sm=((9, 0), (12, 9)),
-)
 def for_xqa(inputs: Given) -> dict[str, Any]:
     """Semaphores, and sizes of the cache."""
     return {
@@ -175,12 +151,6 @@ def for_xqa(inputs: Given) -> dict[str, Any]:
     }
 
 
-@called(
-    TRTLLM_PAGED,
-    "prefill.trtllm_batch_context_with_kv_cache",
-    "query kv_cache block_tables seq_lens bmm1_scale bmm2_scale cum_seq_lens_q [window_left] [sinks] -> output",
-    sm=SM100,
-)
 def for_context(inputs: Given) -> dict[str, Any]:
     """The longest sequences, and where those of keys begin."""
     return {
@@ -193,13 +163,6 @@ def for_context(inputs: Given) -> dict[str, Any]:
     }
 
 
-@called(
-    DCP,
-    "decode.trtllm_batch_decode_with_kv_cache",
-    "query k_cache v_cache block_tables seq_lens bmm1_scale bmm2_scale causal_seqlens_kv_global cp_world cp_rank"
-    " -> output lse",
-    sm=SM100,
-)
 def for_speculation(inputs: Given) -> dict[str, Any]:
     """Both caches as one argument, and the longest sequence."""
     return {
@@ -212,13 +175,6 @@ def for_speculation(inputs: Given) -> dict[str, Any]:
     }
 
 
-@called(
-    CUDNN_PAGED,
-    "cudnn.cudnn_batch_prefill_with_kv_cache",
-    "q k_cache v_cache scale actual_seq_lens_q actual_seq_lens_kv block_tables [causal] -> output lse",
-    accepts=lambda definition: dim(definition, "q", 2) == 128,  # the only width without cuDNN's own graphs
-    sm=((8, 0), (12, 9)),
-)
 def for_cudnn(inputs: Given) -> dict[str, Any]:
     """Lengths with four axes, the longest ones, and where queries begin."""
     return {
@@ -233,26 +189,12 @@ def for_cudnn(inputs: Given) -> dict[str, Any]:
     }
 
 
-@called(
-    CUDNN_PAGED,
-    "cudnn.cudnn_batch_decode_with_kv_cache",
-    "q k_cache v_cache scale max_sequence_kv block_tables [q_len_per_req] [window_left] [sinks] -> output",
-    accepts=lambda definition: dim(definition, "q", 2) == 128,
-    sm=((9, 0), (12, 9)),
-)
 def for_cudnn_decode(inputs: Given) -> dict[str, Any]:
     """As many keys of each sequence as the longest has."""
     table, most = inputs["block_tables"], int(inputs["max_sequence_kv"])
     return {**scratch(inputs), "actual_seq_lens_kv": torch.full((len(table),), most, device=table.device).int()}
 
 
-@called(
-    TRTLLM_PAGED,
-    "prefill.trtllm_fmha_v2_prefill",
-    "qkv bmm1_scale bmm2_scale cum_seq_lens_q cum_seq_lens_kv -> output",
-    accepts=lambda definition: len(definition.inputs["qkv"].shape or ()) == 4,
-    sm=((9, 0), (12, 9)),
-)
 def for_packed(inputs: Given) -> dict[str, Any]:
     """The layout, and lengths."""
     lengths = inputs["cum_seq_lens_kv"].diff()
@@ -268,13 +210,6 @@ PROXY: Any = {
 }
 
 
-@called(MSA_PROXY, "msa_ops.msa_proxy_score", f"q k {FLAT}", **PROXY)
-@called(
-    MSA_PROXY,
-    "msa_ops.msa_proxy_score_fp4",
-    f"q_fp4 k_fp4 q_scale k_scale q_global_scale k_global_scale {FLAT}",
-    **PROXY,
-)
 def for_proxy(inputs: Given) -> dict[str, Any]:
     """Whether there is a causal mask."""
     return {"causal": bool(inputs.get("causal", True))}
@@ -325,12 +260,165 @@ def _flashinfer_blocks(api: Api, definition: Definition, inputs: Given) -> Outpu
     }
 
 
-@called(
-    MSA_SPARSE,
-    "msa_ops.msa_sparse_attention",
-    "q k v q2k_indices cu_seqlens_q cu_seqlens_k [causal] [softmax_scale] -> output",
-    sm=SM100,
-)
 def for_lists(inputs: Given) -> dict[str, Any]:
     """Whether there is a causal mask."""
     return {"causal": bool(inputs.get("causal"))}
+
+
+XQA.called(
+    "xqa:xqa",
+    "q k_cache v_cache page_table seq_lens -> output",
+    dtypes=frozenset({"float16", "bfloat16"}),
+    sm=((9, 0), (12, 9)),
+    more=for_xqa,
+)
+TRTLLM_PAGED.called(
+    "prefill:trtllm_batch_context_with_kv_cache",
+    "query kv_cache block_tables seq_lens bmm1_scale bmm2_scale cum_seq_lens_q [window_left] [sinks] -> output",
+    sm=SM100,
+    more=for_context,
+)
+DCP.called(
+    "decode:trtllm_batch_decode_with_kv_cache",
+    "query k_cache v_cache block_tables seq_lens bmm1_scale bmm2_scale causal_seqlens_kv_global cp_world cp_rank"
+    " -> output lse",
+    sm=SM100,
+    more=for_speculation,
+)
+CUDNN_PAGED.called(
+    "cudnn:cudnn_batch_prefill_with_kv_cache",
+    "q k_cache v_cache scale actual_seq_lens_q actual_seq_lens_kv block_tables [causal] -> output lse",
+    accepts=lambda definition: dim(definition, "q", 2) == 128,  # the only width without cuDNN's own graphs
+    sm=((8, 0), (12, 9)),
+    more=for_cudnn,
+)
+CUDNN_PAGED.called(
+    "cudnn:cudnn_batch_decode_with_kv_cache",
+    "q k_cache v_cache scale max_sequence_kv block_tables [q_len_per_req] [window_left] [sinks] -> output",
+    accepts=lambda definition: dim(definition, "q", 2) == 128,
+    sm=((9, 0), (12, 9)),
+    more=for_cudnn_decode,
+)
+TRTLLM_PAGED.called(
+    "prefill:trtllm_fmha_v2_prefill",
+    "qkv bmm1_scale bmm2_scale cum_seq_lens_q cum_seq_lens_kv -> output",
+    accepts=lambda definition: len(definition.inputs["qkv"].shape or ()) == 4,
+    sm=((9, 0), (12, 9)),
+    more=for_packed,
+)
+MSA_PROXY.called("msa_ops:msa_proxy_score", f"q k {FLAT}", **PROXY, more=for_proxy)
+MSA_PROXY.called(
+    "msa_ops:msa_proxy_score_fp4",
+    f"q_fp4 k_fp4 q_scale k_scale q_global_scale k_global_scale {FLAT}",
+    **PROXY,
+    more=for_proxy,
+)
+MSA_SPARSE.called(
+    "msa_ops:msa_sparse_attention",
+    "q k v q2k_indices cu_seqlens_q cu_seqlens_k [causal] [softmax_scale] -> output",
+    sm=SM100,
+    more=for_lists,
+)
+
+# Attention of one request, its keys and values in one piece: causal or not, window, soft cap, sinks, masks. A
+# custom mask [n l] says which keys a query sees; slopes of ALiBi times the distance of a key are added to logits.
+
+
+class Single(Attention):
+    """One sequence. In float32 the weights are rounded to bfloat16 before they meet the values, as kernels do."""
+
+    formula: Formula = staticmethod(partial(attention, lost=False, weights="bfloat16"))
+
+    def planned_of(self, definition: Definition, sizes: Sequence[str], seed: int) -> Iterator[Planned]:
+        """Only adversarial cases lean to keys: this attention may be trained with.
+
+        Where one key has half the weight, unfused attention in 16 bits loses more of a gradient than is allowed.
+        """
+        for name, lengths, asked, more in super().planned_of(definition, sizes, seed):
+            plain = {} if name.startswith("adversarial") else {"pattern": "plain"}
+            yield name, lengths, asked, plain | dict(more)
+        yield "adversarial-prompt", [65], 65, {}
+        yield "adversarial-lean", [223], 11, {}
+
+    def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
+        """One sequence of so many keys."""
+        del long
+        return super().of_size(definition, case, count, long=True)
+
+    def at_once(self, definition: Definition, *, long: bool) -> bool:
+        """One query, whose output does not grow."""
+        del long
+        return not any({*(spec.shape or ())} & {*definition.var_axes} for spec in definition.outputs.values())
+
+
+ALONE: Any = {
+    "family": "attention",
+    "compiles_late": ("torch",),
+    "coupled": True,
+    "mutants": (
+        *MUTANTS,
+        altered("mask not looked at", "custom_mask", change=lambda one: torch.ones_like(one)),
+        altered("mask of the query before", "custom_mask", change=lambda mask: mask.roll(1, 0)),
+        altered("ALiBi dropped", "alibi_slopes", change=lambda slopes: slopes * 0),
+        altered("slopes of the next head", "alibi_slopes", change=lambda slopes: slopes.roll(1)),
+        Mutant(
+            "queries in the opposite order",
+            applies=lambda wide: wide.given("q").dim() > 2 and len(wide.given("q")) > 1,
+            outputs=lambda _, found: {"output": found["output"].flip(0)},
+        ),
+    ),
+}
+SINGLE_PREFILL = Single(
+    "single_prefill",
+    rules=(
+        Rule(
+            name="causal",
+            label="causal mask",
+            assigned=("causal",),
+            described=((r"\bnon-?causal\b|\bnot causal\b", 0), (r"(?<!non-)(?<!not )(?<!optional )\bcausal", 1)),
+            named=((r"_causal(?:_|$)", 1),),
+            defaults={"prefill.single_prefill_with_kv_cache": ("causal", 0)},
+            usual=0,
+        ),
+    ),
+    **ALONE,
+)
+SINGLE_DECODE = Single("single_decode", **ALONE)
+BARE = "q k v [sm_scale] -> output"
+BENT = "q k v [sm_scale] [logits_soft_cap] [window_left] [custom_mask] -> output"
+SUNK = "q k v [sm_scale] [logits_soft_cap] [window_left] [sinks] [custom_mask] [alibi_slopes] -> output"
+PREFILL = "flashinfer.prefill:single_prefill_with_kv_cache"
+DECODE = "flashinfer.decode:single_decode_with_kv_cache"
+SDPA = "torch.nn.functional:scaled_dot_product_attention"
+BY_SDPA: Any = {"serves": BARE, "rows": None}
+
+
+@SINGLE_PREFILL.truth("flashinfer", "prefill.single_prefill_with_kv_cache", PREFILL, serves=BENT, sm=SM75)
+@SINGLE_DECODE.truth("flashinfer", "decode.single_decode_with_kv_cache", DECODE, serves=BENT, rows=None, sm=SM75)
+def _flashinfer_alone(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """By keyword what the definition has; only a prefill knows whether it is causal."""
+    [attention] = api.values()
+    names = ("sm_scale", "logits_soft_cap", "window_left", "custom_mask")
+    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+    if inputs["q"].dim() > 2:
+        given["causal"] = bool(definition.constants.get("causal"))
+    return {"output": attention(inputs["q"], inputs["k"], inputs["v"], **given)}
+
+
+@SINGLE_PREFILL.truth("torch", "functional.scaled_dot_product_attention", SDPA, **BY_SDPA)
+@SINGLE_DECODE.truth("torch", "functional.scaled_dot_product_attention", SDPA, **BY_SDPA)
+def _pytorch_alone(api: Api, definition: Definition, inputs: Given) -> Outputs:
+    """The one query of a decode as a request of one."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    queries = q.reshape(-1, *q.shape[-2:])
+    mask = None
+    if definition.constants.get("causal"):
+        place = torch.arange(len(queries), device=q.device)[:, None] + len(k) - len(queries)
+        mask = torch.arange(len(k), device=q.device)[None] <= place
+    heads = (one.transpose(0, 1).unsqueeze(0) for one in (queries, k, v))
+    scale = inputs.get("sm_scale")
+    found = api[SDPA](*heads, scale=None if scale is None else float(scale), enable_gqa=True, attn_mask=mask)
+    return {"output": found.squeeze(0).transpose(0, 1).reshape(*q.shape[:-1], v.shape[-1])}
+
+
+SINGLE_PREFILL.truth("torch", "softmax", SOFTMAX, serves=SUNK, rows=None)(by_softmax)
