@@ -1,1 +1,1 @@
-"""Judging kernels that somebody wrote for a definition: read, run shut in, judged, and a certificate of it."""
+"""Judges kernels that users wrote for a definition: read, called isolated, judged; a certificate is the result."""

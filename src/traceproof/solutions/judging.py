@@ -1,4 +1,4 @@
-"""Finds solutions' definitions, starts the judging process, makes certificates; without torch."""
+"""Finds solutions' definitions, starts the judging process, and makes certificates; without torch."""
 
 import json
 import os
@@ -43,23 +43,24 @@ from traceproof.stacks import MAIN
 SETUP = "traceproof.solutions.judging:setup"
 SEED_BITS = 30  # cases take seeds up to 2**31
 OVERALL = Limits(seconds=6 * 3600.0, memory_bytes=None)
-OF_PROCESS = {"python", "caches", "cuda_home", "gpu", "weak"}  # settings of the judging process
-# What workers' interpreter imports before it is forked, where a solution does, and calls there: each worker would
-# hash Triton's files again, 500 MB.
+OF_PROCESS = {"python", "caches", "cuda_home", "gpu", "weak"}  # settings for which another process is started
+# Imported by the interpreter that workers are forked from, if a solution imports the key; `module:function` is
+# then called there, since each worker would otherwise hash Triton's files (500 MB) again.
 PRELOADED = {"triton": "triton.runtime.cache:triton_key"}
-BUILD_SECONDS = 60.0  # for that
-LAUNCHER = "from triton.backends.nvidia.driver import CudaUtils; CudaUtils()"  # compiles what launches its kernels
-IDLE_SECONDS = 60.0  # without a solution, after which a process that is not lasting ends
+BUILD_SECONDS = 60.0  # limit on the command LAUNCHER
+# compiles the module that launches Triton's kernels
+LAUNCHER = "from triton.backends.nvidia.driver import CudaUtils; CudaUtils()"
+IDLE_SECONDS = 60.0  # without a solution, after which a process ends that is not `lasting`
 
 
 def new_hidden_seed() -> int:
-    """A number that nobody could know when the solution was written."""
+    """A random number that nobody could know when the solution was written."""
     return secrets.randbits(SEED_BITS) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A definition that a solution is held against, and where it was found."""
+    """A definition that a solution is judged by, and where it was found."""
 
     definition: Definition
     path: str
@@ -68,7 +69,7 @@ class Target:
 
 @contextmanager
 def in_own_dataset(definition: Definition, path: str) -> Iterator[Target]:
-    """A temporary dataset of this definition alone, removed at exit; `path`, its origin, is only reported."""
+    """A temporary dataset with this definition alone, removed at exit; `path`, its origin, is only reported."""
     with own_folder() as root:
         folder = root / "definitions" / definition.op_type
         folder.mkdir(parents=True)
@@ -78,7 +79,7 @@ def in_own_dataset(definition: Definition, path: str) -> Iterator[Target]:
 
 @contextmanager
 def target_of(name: str, dataset: Path | None) -> Iterator[Target]:
-    """The definition of a name in a dataset, in a file of its own, or of an operator.
+    """The definition with a name in a dataset, in a file (`*.json`), or of an operator of PyTorch (`aten::*`).
 
     Raises TraceproofError: there is none.
     """
@@ -106,19 +107,19 @@ def blocked(candidate: Candidate, *, gpu: bool) -> str | None:
 
 
 class Judge:
-    """A process of ours that judges solutions, one after the other: it has torch, and them called shut in.
+    """Judges solutions one after the other in a trusted process with torch, which calls them in isolated workers.
 
-    A context manager. It starts with the first solution, and other settings of the process start another one.
+    A context manager. The process starts with the first solution, and again if its settings change.
     """
 
     def __init__(self, told: Callable[[str], object] = lambda _: None, *, lasting: bool = True) -> None:
-        """`told` gets a word on how far it is, often; not `lasting`: the process ends when it is idle for long."""
+        """`told` is called with progress; unless `lasting`, the process ends after a minute without a solution."""
         self._told, self._lasting = told, lasting
         self._idle: threading.Timer | None = None
         self._lock = threading.RLock()
         self._worker: Worker | None = None
-        self._own: dict[str, Any] = {}  # its settings
-        self._folder = ExitStack()  # for what is compiled, where they name none
+        self._own: dict[str, Any] = {}  # settings of the process
+        self._folder = ExitStack()  # for compiled files, where the settings name no folder
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +128,7 @@ class Judge:
         self.close(asking=kind is None or issubclass(kind, Exception))
 
     def close(self, *, asking: bool = True) -> None:
-        """End the process, and the workers that it started; `asking`: once it has let go of them."""
+        """End the process and its workers; `asking`: let it end its workers first."""
         with self._lock:
             worker, self._worker = self._worker, None
             if worker is not None and worker.runs and asking:
@@ -140,13 +141,14 @@ class Judge:
         self,
         candidate: Candidate,
         target: Target,
-        settings: JudgeSettings,  # all but the dataset and variables
+        settings: JudgeSettings,  # `dataset` and `environment` are filled in here
         *,
-        repeat: str,  # what a user types to repeat it
+        repeat: str,  # the command that repeats this judgement
     ) -> Certificate:
         """Judge one solution.
 
-        Raises TraceproofError: it can not be called or isolated, it needs a GPU that is not there, it broke off.
+        Raises TraceproofError: it can not be called or isolated, it needs a GPU that is missing, or judging broke
+        off.
         """
         settled = candidate.settled(target.definition)
         refusals = settled.refusals
@@ -185,7 +187,7 @@ class Judge:
         )
 
     def problem(self, file: str, settings: JudgeSettings) -> AbstractContextManager[Target]:
-        """The definition of a problem of KernelBench's. Raises TraceproofError: it is none."""
+        """The definition of one of KernelBench's problems. Raises TraceproofError: the file is no problem."""
         path = Path(file).expanduser().absolute()
         outcome = self._asked({"problem": str(path)}, settings)
         if outcome.status is not Status.OK:
@@ -220,7 +222,7 @@ class Judge:
         return trial
 
     def _asked(self, item: Mapping[str, Any], settings: JudgeSettings, preload: Sequence[str] = ()) -> Reply:
-        """Have the process do something; another one is started where it must be of other settings."""
+        """Send the process a request and return its reply; restart the process if its settings have changed."""
         own = settings.model_dump(mode="json", include=OF_PROCESS)
         with self._lock:
             if self._idle is not None:
@@ -232,7 +234,7 @@ class Judge:
                 order = {**own, "caches": caches, "preload": preload}
                 record = {"device_type": "cuda" if settings.gpu else "cpu"}
                 here = Environment(name=MAIN, python=settings.python, record=record)
-                # Our own code, which has the solution called in workers that are shut in.
+                # The process is trusted code, which calls the solution in isolated workers.
                 self._worker = Worker(here, SETUP, order, OVERALL, told=self._told)
             reply = self._worker.ask(item)
             if not self._lasting:
@@ -243,7 +245,7 @@ class Judge:
 
 
 def compile_launcher(environment: Mapping[str, str]) -> None:
-    """Have Triton compile what it launches kernels with, where that is not done, so that no worker has to."""
+    """Have Triton compile its launcher module, unless it is in the cache, so that no worker has to."""
     if not any(Path(environment[TRITON]).glob("*/cuda_utils*.so")):
         command = [sys.executable, "-P", "-c", LAUNCHER]
         own = {**os.environ, **environment}
@@ -251,16 +253,16 @@ def compile_launcher(environment: Mapping[str, str]) -> None:
 
 
 def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Called once in the judging process, with an order as `Judge` writes it; the result judges.
+    """Prepare the judging process; returns the function that judges a solution, or serves other requests.
 
-    Torch is imported here and in the interpreter that solutions' workers are forked from, side by side, while what
-    this environment is gets looked up.
+    Torch is imported here and, in parallel, in the interpreter that solutions' workers are forked from, while
+    versions of this environment are looked up.
     """
     tell("starting")
     caches, home, gpu, weak = Path(order["caches"]), order["cuda_home"], order["gpu"], order["weak"]
     here = Environment(name=MAIN, python=order["python"], record={"digest": "judged", "cuda_home": home})
     environment: dict[str, str] = {}
-    if gpu:  # what solutions compile lies in their own folders; nothing is in this one
+    if gpu:  # solutions compile in other folders; this one is empty
         here = replace(here, record={**here.record, "device_type": "cuda"})
         environment = here.told(caches)
     imported = [name for name in order["preload"] if find_spec(name) is not None]
@@ -274,11 +276,12 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
 
     from traceproof.solutions import trial
 
-    if gpu and not torch.cuda.is_available():  # a driver alone
+    if gpu and not torch.cuda.is_available():  # there is a driver but no GPU
         pool.close()
         gpu, environment = False, {}
         pool = untrusted_pool(weak=weak)
-    starting.submit(lambda: torch.zeros(1, device="cuda" if gpu else "cpu"))  # opens it, before it is needed
+    # creates the context before it is needed
+    starting.submit(lambda: torch.zeros(1, device="cuda" if gpu else "cpu"))
 
     def looked_up() -> dict[str, Any]:
         found = inside.record(home)
@@ -300,7 +303,8 @@ def setup(order: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, A
         why = blocked(candidate, gpu=gpu)
         if why is not None:
             return {"blocked": why}
-        if settings.timed:  # a ground truth is called in this process, with what was compiled for it before
+        # a ground truth is called in this process, with modules that were compiled for it before
+        if settings.timed:
             os.environ.update(replace(here, record=record.result()).told(caches))
         torch.set_num_threads(1)
         pool.hide(map(Path, settings.conceal))

@@ -1,8 +1,8 @@
-"""Properties of a kernel beyond right answers: what its bits depend on, what it touches, its precision.
+"""Properties of a kernel beyond correct answers: what its bits depend on, what it touches, its precision.
 
-Each property is one more call of an ordinary case, judged as any other, whose bits are held against those of a
-first call. Where the kernel's own bits vary from run to run, the others say nothing of bits: only wrong answers
-count then.
+Each property is one more call of an ordinary case, judged like any other, whose bits are compared with those of a
+first call. If the bits vary from run to run, other properties say nothing about bits, and only wrong answers count
+for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,38 +45,38 @@ from traceproof.sandbox import Status
 from traceproof.solutions.records import BROKEN, HOLDS, UNMEASURED, PrecisionResult, PropertyResult, SolutionRow
 from traceproof.solutions.trial import SolutionRun, Watch, left_behind, refused
 
-LARGEST = 256 << 20  # bytes that the case of these calls may need, where there is such a case
-LEAST_OF_LARGE = 4 << 30  # bytes that the smallest one may need elsewhere: experts
-OTHER_BYTE = 0x3C  # small positive floats, and large whole numbers
+LARGEST = 256 << 20  # bytes that the case of these calls may need, if there is one so small
+LEAST_OF_LARGE = 4 << 30  # bytes that the smallest case may need otherwise, such as one of experts
+OTHER_BYTE = 0x3C  # each byte of it as a float is small and positive, as an integer large
 OTHER_FILL = 96.0
 WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-# Outputs for which something is chosen by what may be close: only drawn inputs have margins.
+# Outputs with a choice between values that may be close: only drawn inputs have margins there.
 CHOOSING = IndexSet | Quantised | Samples
-FAR = 64 * 129  # bytes: another room around inputs, so other addresses with the same alignment
-OTHERS = 3  # sizes between two calls that must agree
-DRAWS = 4  # of a sampler, in these calls
-CALLS = 48  # before one that must have the bits of the first
-# To a GPU, from the process in which work left on another stream shows: in one channel, work begins in the order
-# in which streams got it. CUDA has no more; a process with so many takes long to open a GPU.
+FAR = 64 * 129  # bytes more around inputs, for other addresses with the same alignment
+OTHERS = 3  # calls in other sizes between two calls that must agree
+DRAWS = 4  # of a sampler, in each of these calls
+CALLS = 48  # made before the one whose bits are compared with the first
+# Channels to a GPU, of the process that shows work left on another stream: in one channel, work begins in the
+# order in which streams got it. CUDA allows no more; with so many, opening a GPU takes long.
 CHANNELS = 32
-EXAMINED = 64 << 20  # bytes that the case may need: the oracle solves it some ten times
-BETWEEN = {  # what tensors lay between when bounds were measured
+EXAMINED = 64 << 20  # bytes that the case may need, since the oracle solves it about ten times
+BETWEEN = {  # for a report: what lay around tensors when bounds were measured
     PAGES: "pages that end a process which touches them (PROT_NONE)",
     UNMAPPED: "addresses that have no memory (CUDA's virtual memory)",
     BYTES: "bytes that are compared afterwards, which shows no reads: CUDA gave no pages",
     UNFENCED: "nothing (tensors with holes, or too many)",
 }
-ODD = (CallError, RuntimeError, ValueError, IndexError, KeyError)  # of inputs that nobody planned
+ODD = (CallError, RuntimeError, ValueError, IndexError, KeyError)  # raised for inputs that are in no plan
 
 
 @dataclass(slots=True)
 class PropertyCalls:
-    """Results so far, and rows of calls whose answers were wrong."""
+    """Results so far, and bad rows of calls."""
 
     evaluation: SolutionRun
     subject: SolvedCase
     first: CaseResult
-    ruled: Rulings | None  # on the first call's outputs; None: of fewer draws than a ruling takes
+    ruled: Rulings | None  # on outputs of the first call; None: it made fewer draws than a ruling takes
     watch: Watch
     states: dict[str, tuple[str, str]] = field(default_factory=dict)
     rows: list[SolutionRow] = field(default_factory=list)
@@ -91,9 +91,9 @@ class PropertyCalls:
         source: UntrustedSource,
         name: str,
         subject: SolvedCase | None = None,
-        **order: Any,  # noqa: ANN401 - what else a CallRequest says
+        **order: Any,  # noqa: ANN401 - other fields of a CallRequest
     ) -> CaseResult | None:
-        """One call, judged; None: it left no outputs, which is the property's result."""
+        """Make and judge one call; None: it left no outputs or wrong ones, which `states` now says."""
         given = subject or self.subject
         self.watch.say(f"property {name}")
         order.setdefault("trials", min(given.trials, DRAWS))
@@ -119,12 +119,12 @@ class PropertyCalls:
             self.watch.done(f"property {name}")
 
     def _rows(self, given: SolvedCase, taken: CaseResult, name: str) -> Iterator[SolutionRow]:
-        """Rows of a call. The bits of the first call have its rulings; what the call did beside is its own."""
+        """Rows of a call. Outputs with the bits of the first call get its rulings, other findings are new."""
         again = given is self.subject and _same(self.first.outputs, taken.outputs)[0] == HOLDS
         return self.evaluation.rule(given, taken, name, self.ruled if again else None)
 
     def same(self, name: str, taken: CaseResult | None, first: Tensors | None = None) -> None:
-        """Hold a call's bits against the first one's."""
+        """Set the property's state by whether the call's bits are those of `first`; None: the first call's."""
         if taken is None:
             return
         if self.varies and name != "determinism":
@@ -145,20 +145,20 @@ def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
     return BROKEN, f"other bits in {', '.join(names)}{apart}"
 
 
-Probing = Callable[[], AbstractContextManager[UntrustedSource]]  # the solution in a worker
+Probing = Callable[[], AbstractContextManager[UntrustedSource]]  # puts the solution in a worker
 
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What is being found out of a solution."""
+    """Results of measuring a solution, as far as they are known."""
 
     precision: Future[tuple[PrecisionResult, ...]]
-    # all properties, and rows of calls whose answers were wrong
+    # all properties, and bad rows of calls
     properties: Future[tuple[tuple[PropertyResult, ...], list[SolutionRow]]]
 
 
 def beside_cases(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> bool:
-    """Whether it may be measured while its cases are called: not where seconds decide how often it draws."""
+    """Whether properties can be measured while cases are called: not if time decides how often it draws."""
     base = chosen(cases)
     if base is None or not evaluation.side_by_side or evaluation.unknown is not None:
         return False
@@ -167,7 +167,7 @@ def beside_cases(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> bool:
 
 @contextmanager
 def measuring(evaluation: SolutionRun, cases: Sequence[PlannedCase], watch: Watch) -> Iterator[Measuring]:
-    """Measure a solution in two new workers; what nobody has waited for in the end is broken off."""
+    """Measure a solution in two new workers; at exit, results that are not done are abandoned."""
     with ExitStack() as stack:
         probing: Probing = evaluation.source
         anew: Probing = partial(evaluation.source, channels=CHANNELS)
@@ -176,7 +176,7 @@ def measuring(evaluation: SolutionRun, cases: Sequence[PlannedCase], watch: Watc
             sources = [stack.enter_context(evaluation.begun(channels=count)) for count in (None, CHANNELS)]
             probing, anew = (lambda: nullcontext(sources[0])), (lambda: nullcontext(sources[1]))
         threads = stack.enter_context(ThreadPoolExecutor(4))
-        for source in sources:  # at once, since the end of one that has a GPU takes its time
+        for source in sources:  # interrupt both at once, since ending one that has a GPU takes time
             stack.callback(source.session.interrupt)
         seen = threads.submit(lambda: (*precision(evaluation, probing, cases),))
 
@@ -188,7 +188,7 @@ def measuring(evaluation: SolutionRun, cases: Sequence[PlannedCase], watch: Watc
         yield Measuring(seen, properties)
 
 
-def measure(  # noqa: PLR0913 - of one caller
+def measure(  # noqa: PLR0913 - has one caller
     evaluation: SolutionRun,
     probing: Probing,
     anew: Probing,
@@ -197,7 +197,10 @@ def measure(  # noqa: PLR0913 - of one caller
     watch: Watch,
     threads: ThreadPoolExecutor,
 ) -> tuple[tuple[PropertyResult, ...], list[SolutionRow]]:
-    """All properties of a solution that is right, and rows of calls whose answers were wrong."""
+    """All properties of a solution whose answers are correct, and bad rows of the calls.
+
+    `probing` and `anew` put it in a worker; the latter's has made no call before.
+    """
     base = chosen(cases)
     if base is None:
         why = f"no ordinary case needs less than {LEAST_OF_LARGE >> 30} GiB"
@@ -208,7 +211,7 @@ def measure(  # noqa: PLR0913 - of one caller
         sizes = [evaluation.subject(case) for case in _other_sizes(evaluation, subject, cases)]
         return [*_others(evaluation, subject)], sizes
 
-    others = threads.submit(solved)  # while others are called
+    others = threads.submit(solved)  # in a thread, during calls below
     with probing() as source:
         first = evaluation.call(source, subject, trials=min(subject.trials, DRAWS))
         ruled: dict[str, Ruling] | None = None
@@ -226,7 +229,7 @@ def measure(  # noqa: PLR0913 - of one caller
             "memory": {
                 "fill": OTHER_FILL,
                 "layout": replace(layout, fill=OTHER_FILL),
-            },  # in new memory, places too
+            },  # in new memory, padding too
             "surroundings": {"layout": replace(layout, byte=OTHER_BYTE)},
             "addresses": {"layout": replace(layout, room=layout.room + FAR)},
             "alignment": {"layout": replace(layout, shift=1)},
@@ -240,7 +243,7 @@ def measure(  # noqa: PLR0913 - of one caller
         _batch(found, source)
         _after_others(found, source, sizes)
         _bounds(found, source)
-        # Last: CUDA's error of a call that it refuses is raised by the next one, too.
+        # Last, because the next call also raises CUDA's error of a call that it refused.
         empty = [case.case for case in cases if case.skip is None and evaluation.is_empty(case.case)]
         if not empty:
             found.states["empty"] = UNMEASURED, "no case of the definition is empty"
@@ -257,7 +260,7 @@ def measure(  # noqa: PLR0913 - of one caller
 
 
 def _bounds(found: PropertyCalls, source: UntrustedSource) -> None:
-    """Calls whose tensors begin, then end, at what nothing may touch: what does ends its process."""
+    """Set `bounds`: in calls whose tensors begin, then end, at memory whose access ends the process."""
     fences: set[str] = set()
     for how in (FENCED_BEFORE, FENCED_BEHIND):
         fenced = found.call(source, "bounds", how=how)
@@ -269,17 +272,17 @@ def _bounds(found: PropertyCalls, source: UntrustedSource) -> None:
 
 
 def _in_new_process(found: PropertyCalls, anew: Probing) -> None:
-    """What another worker is needed for, which has made no call before."""
+    """Measure the properties that need a worker which has made no call before."""
     with anew() as another:
         found.same("process", found.call(another, "process"))
         _on_gpu(found, another, "stream", ORDINARY, STREAM)
         _on_gpu(found, another, "load", LOAD)
         _load_on_part(found, another)
-        _on_gpu(found, another, "graph", GRAPH)  # last: a capture that fails may leave the process useless
+        _on_gpu(found, another, "graph", GRAPH)  # last, since a failed capture may make the process useless
 
 
 def chosen(cases: Sequence[PlannedCase]) -> PlannedCase | None:
-    """The largest ordinary case that these calls may take, or the smallest one of large ones."""
+    """The largest ordinary case up to LARGEST bytes; else the smallest one up to LEAST_OF_LARGE; None: none."""
     ordinary = [
         case
         for case in cases
@@ -304,7 +307,7 @@ def _result(evaluation: SolutionRun, name: str, state: tuple[str, str] | None) -
 
 
 def _contents(found: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
-    """Other contents where the last call had its inputs: those of `_others`."""
+    """Set `contents`: calls with the inputs of `_others` in the memory of the previous call's inputs."""
     trials = found.subject.trials
     for other in others:
         if found.call(source, "contents") is None:
@@ -321,17 +324,17 @@ def _contents(found: PropertyCalls, source: UntrustedSource, others: Sequence[So
 
 
 def _others(evaluation: SolutionRun, subject: SolvedCase) -> Iterator[SolvedCase]:
-    """The case with other inputs: of the same sums and ends, where right answers allow for it; of another seed."""
+    """The case with its inputs rearranged, unless outputs depend on choices; then with another seed."""
     kinds = evaluation.op.comparisons(evaluation.definition).values()
     values = None if any(isinstance(kind, CHOOSING) for kind in kinds) else moved(subject.inputs)
     if values is not None:
-        with suppress(RuntimeError, ValueError, IndexError):  # the oracle does not take such inputs
+        with suppress(RuntimeError, ValueError, IndexError):  # the oracle refuses such inputs
             yield evaluation.solved(replace(subject, inputs=values))
     yield evaluation.subject(replace(subject.case, seed=subject.case.seed + 1))
 
 
 def _on_gpu(found: PropertyCalls, source: UntrustedSource, name: str, *hows: str) -> None:
-    """Calls that are made in ways that only a GPU has; the first that is wrong ends them."""
+    """Set a property by calls in ways (`hows`) that need a GPU; the first wrong one ends them."""
     if not found.evaluation.settings.gpu:
         found.states[name] = UNMEASURED, "no_cuda: there is no GPU here"
     elif found.subject.trials:
@@ -344,7 +347,7 @@ def _on_gpu(found: PropertyCalls, source: UntrustedSource, name: str, *hows: str
 
 
 def _load_on_part(found: PropertyCalls, source: UntrustedSource) -> None:
-    """The same on a part of the multiprocessors, which not every driver and PyTorch can set apart."""
+    """Repeat `load` on a part of the multiprocessors, which not every driver and PyTorch can set apart."""
     state, detail = found.states["load"]
     if state == HOLDS:
         try:
@@ -360,7 +363,7 @@ def _load_on_part(found: PropertyCalls, source: UntrustedSource) -> None:
 
 
 def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
-    """The parts of a batch on their own must have the bits that they have beside others."""
+    """Set `batch`: whether halves of a batch, called alone, have the bits that they have together."""
     evaluation, subject = found.evaluation, found.subject
     halves = None if subject.trials else halved(subject)
     if halves is None:
@@ -371,7 +374,7 @@ def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
         return
     outputs: list[Tensors] = []
     for values in halves.inputs:
-        axes = dict(subject.case.axes)  # with the sizes that this part has
+        axes = dict(subject.case.axes)  # with sizes of this half
         for name, spec in evaluation.definition.inputs.items():
             sizes = zip(spec.shape or (), getattr(values[name], "shape", ()), strict=False)
             axes |= {axis: size for axis, size in sizes if axis in axes}
@@ -385,7 +388,7 @@ def _batch(found: PropertyCalls, source: UntrustedSource) -> None:
 
 
 def _other_sizes(evaluation: SolutionRun, subject: SolvedCase, cases: Sequence[PlannedCase]) -> Iterator[Case]:
-    """Cases in other sizes, the smallest first."""
+    """Up to OTHERS cases in other sizes, smallest first."""
     sizes = {tuple(sorted(subject.case.axes.items()))}
     ordered = sorted(cases, key=lambda case: case.memory)
     for case in (case for case in ordered if case.skip is None and case.memory <= LARGEST):
@@ -396,18 +399,18 @@ def _other_sizes(evaluation: SolutionRun, subject: SolvedCase, cases: Sequence[P
 
 
 def _after_others(found: PropertyCalls, source: UntrustedSource, others: Sequence[SolvedCase]) -> None:
-    """The same call again, after calls in other sizes."""
+    """Set `order`: repeat the first call after calls in other sizes."""
     if all(found.call(source, "order", other) is not None for other in others):
         found.same("order", found.call(source, "order"))
 
 
 def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
-    """Calls with inputs that the definition rules out: an answer to them is right in its values, or is none."""
+    """Set `errors`: calls with inputs that the definition rules out must raise or return correct values."""
     evaluation, subject = found.evaluation, found.subject
     count = 0
     for what, inputs in evaluation.op.errors(evaluation.definition, subject.inputs):
         if (subject.trials and BEST not in what) or (evaluation.candidate.destinations and UNEVEN in what):
-            continue  # of other inputs draws cost as much, and say less; places of outputs keep their size
+            continue  # draws for others cost as much and show less; outputs passed in keep their sizes
         count += 1
         try:
             taken = evaluation.call(source, replace(subject, inputs=inputs))
@@ -427,15 +430,15 @@ def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
 
 
 def _of_floats(one: Any, other: Any) -> bool:  # noqa: ANN401 - inputs
-    """Whether both are floats in the same shape."""
+    """Whether both are float tensors in one shape."""
     both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     return both and one.is_floating_point() and other.is_floating_point() and one.shape == other.shape
 
 
 def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult, *, safe: bool) -> bool:
-    """Whether outputs are right, of whatever dtype and sizes the inputs are; not where nothing is right.
+    """Whether outputs are correct for inputs in any dtypes and sizes; False if the oracle fails.
 
-    `safe`: no place that the inputs name is out of range, which would cost this process its GPU.
+    `safe`: no index in the inputs is out of range, which would cost this process its GPU.
     """
     definition = evaluation.definition
     sizes: dict[str, set[int]] = {}
@@ -460,7 +463,7 @@ def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseRe
 def precision(
     evaluation: SolutionRun, probing: Probing, cases: Sequence[PlannedCase]
 ) -> Iterator[PrecisionResult]:
-    """What is seen of each floating-point output; nothing where there is no oracle, or no call left outputs."""
+    """The precision seen in each floating-point output; nothing without an oracle, or without outputs."""
     base = chosen(cases)
     if (
         base is None
@@ -494,7 +497,7 @@ def _examined(
     inputs: Mapping[str, torch.Tensor],
     name: str,
 ) -> PrecisionResult | None:
-    """One output."""
+    """The precision of output `name`; None: it can not be determined."""
 
     def observe(changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return evaluation.call(source, replace(subject, inputs={**subject.inputs, **changed})).outputs[name]

@@ -1,4 +1,4 @@
-"""Solutions out of files: the dataset's JSON, a plain .py or .cu file, or a suite's; nothing of them is run."""
+"""Reads solutions from files without running them: the dataset's JSON, a .py or .cu file, or a suite's file."""
 
 import ast
 import re
@@ -21,46 +21,46 @@ from traceproof.solutions import suites
 from traceproof.stacks import STACKS
 from traceproof.text import printable
 
-MOST_BYTES = 16 * MIB  # of one file
+MOST_BYTES = 16 * MIB  # per file
 KINDS = (".json", ".py", ".cu")
-ENTRY = "run"  # of a plain file
+ENTRY = "run"  # default entry point of a .py or .cu file
 LIBRARIES = frozenset(stack.package for stack in STACKS.values() if stack.package)
-ON_CPU = frozenset({Language.PYTHON})  # languages that a machine without a GPU may have a use for
+ON_CPU = frozenset({Language.PYTHON})  # languages that also run without a GPU
 COMPILED = frozenset({Language.CUDA, Language.CPP, Language.CUTLASS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A solution to be judged; what is not said is that of a Python file with a function `run`."""
+    """A solution to be judged; defaults are those of a Python file with a function `run`."""
 
-    name: str  # its own, or its file's
-    path: str  # where it was read
-    files: Mapping[str, str]  # text by relative path
-    definition: str = ""  # the name it says it implements; empty: it does not say
+    name: str  # as it says, or the file's
+    path: str  # file that it was read from
+    files: Mapping[str, str]  # texts by relative path
+    definition: str = ""  # name of the one that it says it implements; empty: none
     language: str = Language.PYTHON  # one of the schema's
     entry: str = f"main.py::{ENTRY}"  # `<file>::<function>`
     binding: str = "torch"  # of compiled code: `torch` or `tvm-ffi`
-    # whether it writes to outputs that it is given; None: by how many arguments it takes
+    # whether it writes to outputs passed to it; None: to be decided by its number of arguments
     destinations: bool | None = None
 
     @property
     def digest(self) -> str:
-        """Digest of what is run."""
+        """Digest of the files, language, entry and binding."""
         return digest_json([self.language, self.entry, self.binding, dict(self.files)])
 
     def as_json(self) -> dict[str, Any]:
-        """The candidate as a JSON object; `Candidate(**value)` gives it back."""
+        """The candidate as a JSON object, from which `Candidate(**value)` restores it."""
         return {**asdict(self), "files": dict(self.files)}
 
     @property
     def parameters(self) -> tuple[str, ...] | None:
-        """Names of the entry point's parameters; None: they are not to be read off it."""
+        """Names of the entry point's parameters; None: its file is not Python, or does not show them."""
         file, _, function = self.entry.partition("::")
         found = entry_of(self.files[file], [function]) if file.endswith(".py") else None
         return None if found is None or found.open else found.parameters
 
     def settled(self, definition: Definition) -> Self:
-        """The candidate with its calling style. Raises TraceproofError: it can not be called with these inputs."""
+        """The candidate with `destinations` set. Raises TraceproofError: it can not take these inputs."""
         if self.destinations is not None:
             return self
         inputs, outputs = len(definition.inputs), len(definition.outputs)
@@ -76,7 +76,7 @@ class Candidate:
         return replace(self, destinations=len(taken) != inputs)
 
     def _returns_nothing(self) -> bool:
-        """Whether a compiled entry point is declared `void`: it writes to outputs that it is given."""
+        """Whether a compiled entry point is declared `void`, hence writes to outputs passed to it."""
         file, _, function = self.entry.partition("::")
         return re.search(rf"\bvoid\s+{re.escape(function)}\s*\(", self.files[file]) is not None
 
@@ -87,9 +87,9 @@ class Candidate:
         return self.language in COMPILED or any("cpp_extension" in text for text in texts)
 
     def compiles(self, *, gpu: bool) -> bool:
-        """Whether anything is compiled for it: itself, or kernels of a package that it calls.
+        """Whether its calls compile anything: the solution itself, or kernels of a package that it imports.
 
-        PyTorch compiles some of its own for a GPU, and elsewhere what it is asked to.
+        PyTorch compiles some of its kernels for a GPU; on a CPU only if a text says "compile".
         """
         packages = LIBRARIES & self.imported
         if packages == {"torch"} and not gpu and not any("compile" in text for text in self.files.values()):
@@ -103,7 +103,7 @@ class Candidate:
 
     @property
     def refusals(self) -> list[tuple[str, Refusal]]:
-        """What the policy refuses in its Python files, with the file; compiled code is not read."""
+        """(path, refusal) for what the policy refuses in its Python files; compiled code is not checked."""
         own = {PurePosixPath(path).parts[0].removesuffix(".py") for path in self.files if path.endswith(".py")}
         own |= {PurePosixPath(path).stem for path in self.files if path.endswith(".py")}
         rules = policy.SOLUTION.beside({*(own - {"traceproof", "torch"}), *LIBRARIES})
@@ -116,7 +116,7 @@ class Candidate:
 
 
 def read(where: Path, entry: str | None = None) -> list[Candidate]:
-    """The solutions in a file, or in a folder in order of their paths; a plain file's default entry is `run`.
+    """The solutions in a file, or in a folder ordered by path; `entry`: of a .py or .cu file, by default `run`.
 
     Raises TraceproofError: there is none, or one can not be read.
     """
@@ -141,19 +141,19 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.suffix in KINDS and path.is_file())
 
 
-# Where tests stand beside a function, what may go that neither names: imports that change nothing, ...
+# Removed with tests if nothing left names it: an import of these, which has no side effects, ...
 TESTING = frozenset({"pytest", "traceproof"})
 BESIDE = TESTING | (sys.stdlib_module_names - {"__future__"})
-# ... and what is done while Python meets a test: calls of these, and plain values.
+# ... or a definition for which Python evaluates only such calls, and expressions of such nodes.
 MARKS = re.compile(r"pytest\.(mark\.[\w.]+|fixture|param)|torch\.(cuda\.is_available|device)")
 PLAIN = (ast.Attribute, ast.Call, ast.Constant, ast.List, ast.Load, ast.Name, ast.Tuple, ast.keyword)
 
 
 def without_tests(text: str, function: str) -> str:
-    """A module less the tests that stand beside a function: blank lines where they, and their imports, were.
+    """A module without the tests that accompany a function: their lines, and those of their imports, are blanked.
 
-    A function, a class without bases or a plain value goes if nothing that stays names it, and if Python does no
-    more than make it: so what is left runs as it does beside them. Everything else stays, for the policy to read.
+    A function, a class without bases or a plain value is removed if nothing that stays names it, and if Python
+    only defines it: so the rest runs the same without it. Everything else stays, to be checked by the policy.
     """
     body = ast.parse(text).body
     bound = [_bound(one) for one in body]
@@ -176,7 +176,7 @@ def without_tests(text: str, function: str) -> str:
 
 
 def _imports(statement: ast.stmt) -> Iterator[tuple[str, str]]:
-    """Names that an import binds, with the dotted path of each."""
+    """(bound name, dotted path) for each name that an import binds."""
     if isinstance(statement, ast.Import | ast.ImportFrom):
         module = f"{'.' * statement.level}{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
         for alias in statement.names:
@@ -185,7 +185,7 @@ def _imports(statement: ast.stmt) -> Iterator[tuple[str, str]]:
 
 
 def _named(statement: ast.stmt, *, bound: bool = False) -> set[str]:
-    """All names in a statement, or those that it binds, whatever they mean there."""
+    """All names in a statement, or the `bound` ones, whatever they refer to."""
     found: set[str] = set()
     for node in ast.walk(statement):
         read = bound and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
@@ -198,7 +198,7 @@ def _named(statement: ast.stmt, *, bound: bool = False) -> set[str]:
 
 
 def _bound(statement: ast.stmt) -> set[str]:
-    """Names that a statement binds in its module, and perhaps more."""
+    """Names that a statement binds in its module, possibly with some more."""
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
@@ -208,9 +208,9 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def _may_go(statement: ast.stmt, modules: Mapping[str, str], others: Collection[str]) -> bool:
-    """Whether a module is the same without a statement, for who names nothing that it binds.
+    """Whether a module behaves the same without a statement, if nothing else names what it binds.
 
-    `modules` are the paths of imported names, `others` names that are bound otherwise.
+    `modules` maps imported names to dotted paths, `others` are names bound otherwise.
     """
     values: list[ast.expr] = []
     match statement:
@@ -220,7 +220,7 @@ def _may_go(statement: ast.stmt, modules: Mapping[str, str], others: Collection[
             values += [*marks, *given.defaults, *(one for one in given.kw_defaults if one is not None)]
             taken = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
             told = [*(one.annotation for one in taken if one is not None), returns]
-            # Only a class of the module's own does more when it is asked what it means in brackets.
+            # Only a class defined in the module has effects when it is subscripted or joined by `|`.
             if any(isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in others)
                    for one in told if one is not None for node in ast.walk(one)):  # fmt: skip
                 return False
@@ -239,7 +239,7 @@ def _may_go(statement: ast.stmt, modules: Mapping[str, str], others: Collection[
 
 
 def _plain(value: ast.expr, modules: Mapping[str, str]) -> bool:
-    """Whether to compute a value does nothing else: constants, names, lists, what modules have, marks."""
+    """Whether evaluating an expression has no effect: constants, names, lists, attributes of modules, marks."""
     for node in ast.walk(value):
         if not isinstance(node, PLAIN):
             return False
@@ -260,7 +260,8 @@ def _read(file: Path, entry: str | None) -> Candidate:
         raise ValueError(f"it is no solution: expected a file that ends with {', '.join(KINDS)}")
     operator = suites.operator_of(file) if entry is None else None
     if operator is not None and operator not in suites.OPERATORS:
-        entry = f"{operator}_kernel_impl"  # of no definition: who judges says so, and goes on with others
+        # has no definition: the judge reports that, and continues with other files
+        entry = f"{operator}_kernel_impl"
     function = entry or ENTRY
     if file.suffix == ".py" and entry is None:
         text = suites.with_model(text) if operator is None else suites.called_as_operator(text, operator)
@@ -279,7 +280,7 @@ def _read(file: Path, entry: str | None) -> Candidate:
 
 
 def _language(text: str, function: str) -> Language:
-    """What a module that has the function is written in."""
+    """The language of a module with the function. Raises ValueError: it lacks the function."""
     there = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     if function not in there:
         raise ValueError(

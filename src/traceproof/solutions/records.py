@@ -1,4 +1,4 @@
-"""What came of judging a solution: rows, properties, and the certificate that holds them."""
+"""Results of judging a solution: rows, properties, and the certificate that contains them."""
 
 import sys
 from collections.abc import Iterator
@@ -11,55 +11,55 @@ from traceproof.reasons import Verdict
 from traceproof.run.schema import ClosedModel, figures, place
 from traceproof.sandbox import GIB, Limits
 
-LIMITS = Limits(seconds=120.0, setup_seconds=900.0, memory_bytes=10 * GIB)  # as config.yaml has them by default
+LIMITS = Limits(seconds=120.0, setup_seconds=900.0, memory_bytes=10 * GIB)  # the defaults of config.yaml
 HOLDS, BROKEN, UNMEASURED = "holds", "broken", "not measured"
 
 
 class JudgeSettings(ClosedModel):
-    """How a solution is judged, as the judging process is told."""
+    """How the judging process judges a solution."""
 
     python: str = sys.executable  # the interpreter that judges
-    caches: str = ""  # folder for what is compiled on the way; empty: one that goes with the judging process
-    cuda_home: str = ""  # the CUDA toolkit of this machine that it compiles with; empty: its environment's
-    dataset: str = ""  # the folder that holds the definition, its workload lines and blobs
-    conceal: tuple[str, ...] = ()  # what a solution must not see, beside this project and the dataset
+    caches: str = ""  # folder for compiled files; empty: a temporary one
+    cuda_home: str = ""  # folder of the CUDA toolkit for compiling; empty: as in the environment
+    dataset: str = ""  # the folder with the definition, its workload lines and blobs
+    conceal: tuple[str, ...] = ()  # paths to hide from a solution, as well as this project and the dataset
     # sizes, seed, hidden_seed, memory_limit, tolerance: as in config.yaml
     sizes: tuple[str, ...] = ("small", "medium")
     seed: int = 0
     hidden_seed: int
     memory_limit: int = 10 * GIB
     tolerance: float | None = None
-    limits: dict[str, Any] = LIMITS.as_json()  # of one call
-    demanded: tuple[str, ...] = DEMANDED  # names of properties without which a solution is refused
-    gpu: bool = False  # whether there may be a GPU; the judging process finds out
-    timed: bool = False  # whether what passes is timed
-    whole: bool = False  # whether all cases are called; if not, the first wrong answer ends it
-    weak: bool = False  # whether they may run where isolation is not whole
-    environment: dict[str, str] = Field(default_factory=dict)  # variables for the workers that they run in
+    limits: dict[str, Any] = LIMITS.as_json()  # per call
+    demanded: tuple[str, ...] = DEMANDED  # properties without which a solution is refused
+    gpu: bool = False  # whether to use a GPU if the judging process finds one
+    timed: bool = False  # whether to measure the speed of solutions with correct answers
+    whole: bool = False  # whether to call all cases; if not, the first wrong answer ends it
+    weak: bool = False  # whether to run solutions if isolation is incomplete
+    environment: dict[str, str] = Field(default_factory=dict)  # variables for solutions' workers
 
 
 class SolutionRow(ClosedModel):
-    """One output of one call, judged, or a call as a whole."""
+    """The ruling on one output of one call, or on the call as a whole."""
 
-    # case, size, seed, axes: what it was called with
+    # case, size, seed, axes: of the call
     case: str
     size: str
     seed: int
     axes: dict[str, int]
-    variant: str = ""  # how the call was made, where it was not made as any other
-    output: str  # its name; `*` for the call as a whole
-    # verdict, reason, message: what came of it
+    variant: str = ""  # how the call was made; empty: an ordinary one
+    output: str  # name; `*` for the call as a whole
+    # verdict, reason, message: the ruling
     verdict: Verdict
     reason: str | None = None
     message: str = ""
-    margin: float | None = None  # the share of the gate's limit that was used; None: not a share
-    # worst, metrics: the worst places and how far off it is, of a numeric failure, as in a verdict's row
+    margin: float | None = None  # used share of the gate's limit; None: not applicable
+    # worst, metrics: the worst places and errors of a numeric failure, as in a row of a verdict
     worst: tuple[dict[str, Any], ...] = ()
     metrics: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def far(self) -> str:
-        """Its worst place, and how far off it is; empty: nothing numeric failed."""
+        """Text on the worst place and the errors; empty: no numeric failure."""
         worst = f"; worst {place(self.worst[0], 'expected', 'solution')}" if self.worst else ""
         numbers = figures(self.metrics)
         return f"{worst}; {numbers}" if numbers else worst
@@ -73,81 +73,81 @@ class SolutionRow(ClosedModel):
 class PropertyResult(ClosedModel):
     """Whether the kernel has a property beyond right answers."""
 
-    # name, question: which one
+    # name, question: of the property
     name: str
     question: str
-    state: Literal["holds", "broken", "not measured"]  # whether it holds
-    detail: str = ""  # what was seen
+    state: Literal["holds", "broken", "not measured"]  # whether the kernel has it
+    detail: str = ""  # evidence, in words
     demanded: bool  # whether a solution without it is refused
 
     @property
     def bad(self) -> bool:
-        """Whether it decides against the solution."""
+        """Whether it is reason to refuse the solution."""
         return self.demanded and self.state == BROKEN
 
 
 class PrecisionResult(ClosedModel):
-    """What the errors of an output say about the precision that was really used."""
+    """What an output's errors say about the precision that the kernel really used."""
 
-    output: str  # its name
-    asked: str  # what the definition says: dtypes of the inputs and of the output
-    seen: str  # what was found
-    evidence: str  # the figures that it stands on
+    output: str  # name
+    asked: str  # dtypes of inputs and output in the definition
+    seen: str  # the precision found
+    evidence: str  # figures that led to it
 
 
 class Times(ClosedModel):
-    """How long the calls of one kernel took, in milliseconds, each with a cold cache."""
+    """Times of calls of one kernel in milliseconds, each call with a cold cache."""
 
     name: str  # `solution`, `reference`, or a ground truth
-    calls: int  # how many were counted; those that warm up are not
-    first: float  # the first call of all
+    calls: int  # number of calls counted, without those that warm up
+    first: float  # time of the very first call
     # median, lower, upper, mean: between events (on a CPU by a wall clock); `lower` and `upper` are quartiles
     median: float
     lower: float
     upper: float
     mean: float
-    wall: float  # median by a wall clock, until the device had no more to do
+    wall: float  # median by a wall clock, until the device is idle
 
 
 class SpeedResult(ClosedModel):
-    """How fast a solution is in one case, beside others that took turns with it."""
+    """Speed of a solution in one case, with that of other implementations measured in turns with it."""
 
-    # case, size, axes: which one
+    # case, size, axes: of the case
     case: str
     size: str
     axes: dict[str, int]
-    inputs: dict[str, dict[str, Any]]  # the inputs as a workload line of the dataset has them
-    # the solution's first, then those of the ground truth and of the reference where they can be called
+    inputs: dict[str, dict[str, Any]]  # in the format of the dataset's workload lines
+    # those of the solution, then of the ground truth and the reference, if they can be called
     times: tuple[Times, ...]
     outside: float  # milliseconds per call by the judging process's own clock
-    doubt: str = ""  # why its times can not be believed, and are in no trace; empty: its clocks agree
-    clocks: str  # of the GPU, before and after
+    doubt: str = ""  # why its times are not believed and not in a trace; empty: its clocks agree
+    clocks: str  # GPU clocks, before and after
     # max_abs, max_rel: largest errors in the last timed call; None: it could not be judged
     max_abs: float | None = None
     max_rel: float | None = None
 
     def ratio(self, name: str) -> float | None:
-        """How many times faster than another kernel the solution is; None: that was not timed."""
+        """How many times faster the solution is than another kernel; None: that was not timed."""
         other = next((one for one in self.times[1:] if one.name == name), None)
         return None if other is None or not self.times[0].median else other.median / self.times[0].median
 
 
 class SolutionTrial(ClosedModel):
-    """What a judging process says of one solution."""
+    """The judging process's results for one solution."""
 
     rows: tuple[SolutionRow, ...]
     properties: tuple[PropertyResult, ...]
     precision: tuple[PrecisionResult, ...]
     speed: tuple[SpeedResult, ...] = ()
     isolation: str = ""
-    # device, versions: where it was run
+    # device, versions: of the environment that ran it
     device: str = "no device (not run)"
     versions: dict[str, str] = Field(default_factory=dict)
-    seconds: dict[str, float] = Field(default_factory=dict)  # by what was done
+    seconds: dict[str, float] = Field(default_factory=dict)  # spent, by step
 
 
 class Digests(ClosedModel):
-    """What a certificate stands on: the definition, the solution's files, this project's code."""
+    """Digests of what a certificate depends on: the definition, the solution's files, this project's code."""
 
     definition: str
     solution: str
@@ -155,46 +155,46 @@ class Digests(ClosedModel):
 
 
 class Certificate(ClosedModel):
-    """Everything that a verdict over a solution stands on; see `verdict`."""
+    """The verdict on a solution, with everything that it depends on."""
 
     version: Literal[1] = 1
-    # solution, path, language, entry: what was judged
+    # solution, path, language, entry: of the solution
     solution: str
     path: str
     language: str
     entry: str
-    # definition, op_type, definition_path: what it was asked to compute
+    # definition, op_type, definition_path: what it must compute
     definition: str
     op_type: str
     definition_path: str
-    # verdict, reasons: what came of it, and why it was refused
+    # verdict, reasons: the verdict, and why it is a refusal
     verdict: Literal["accepted", "refused"]
     reasons: tuple[str, ...]
-    against: str  # `oracle`, `shadow` (the reference in float64), or nothing
-    constants: str = ""  # of the definition, what its reference alone states; the oracle takes it from there
+    against: str  # the expected values: `oracle`, `shadow` (the reference in float64), or empty
+    constants: str = ""  # constants that only the definition's reference states, from which the oracle takes them
     rows: tuple[SolutionRow, ...]
     properties: tuple[PropertyResult, ...]
     precision: tuple[PrecisionResult, ...]
     speed: tuple[SpeedResult, ...] = ()
     digests: Digests
-    hidden_seed: int  # what the hidden cases follow from
+    hidden_seed: int  # seed of the hidden cases
     tolerance: float | None
     isolation: str
-    # device, versions: where it was run
+    # device, versions: of the environment that ran it
     device: str
     versions: dict[str, str]
-    seconds: dict[str, float] = Field(default_factory=dict)  # that went by, by what was done
+    seconds: dict[str, float] = Field(default_factory=dict)  # spent, by step
     repeat: str  # the command that repeats it
-    judged_at: str  # the time, UTC
+    judged_at: str  # UTC
 
     @property
     def accepted(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether the solution is accepted."""
         return self.verdict == "accepted"
 
     @property
     def headline(self) -> str:
-        """The verdict in one line, with what is demanded and could not be measured."""
+        """The verdict in one line, with demanded properties that could not be measured."""
         said = f"{self.verdict.upper()}: {self.solution} for {self.definition} on {self.device}"
         missed = [one.name for one in self.properties if one.demanded and one.state == UNMEASURED]
         return f"{said}, {' and '.join(missed)} not measured" if missed and self.accepted else said
@@ -208,7 +208,7 @@ class Certificate(ClosedModel):
 
 
 def objections(trial: SolutionTrial, outputs: int) -> Iterator[str]:
-    """Why a solution to a definition of so many outputs is refused; nothing: it is accepted."""
+    """Reasons to refuse a solution, given the number of the definition's outputs; none: it is accepted."""
     seen: set[tuple[str, str | None, str]] = set()
     for row in trial.rows:
         key = (row.output, row.reason, row.variant)

@@ -1,4 +1,4 @@
-"""A certificate as a table for a terminal, as JSON, and as one HTML page that loads nothing."""
+"""Shows a certificate as a table for a terminal, as JSON, and as one HTML page that loads nothing."""
 
 import io
 import json
@@ -13,11 +13,11 @@ from traceproof.solutions.records import Certificate, SpeedResult, Times
 from traceproof.text import printable
 
 WIDTH = 118
-SHOWN = 6  # reasons under the table; the certificate has all
+SHOWN = 6  # reasons below the table; the certificate has all
 
 
 def facts(certificate: Certificate) -> list[tuple[str, str]]:
-    """What the verdict stands on, by name."""
+    """(name, text) for everything that the verdict depends on."""
     return [
         ("solution", f"{certificate.path} ({certificate.language}, {certificate.entry})"),
         ("definition", f"{certificate.definition} ({certificate.op_type}), {certificate.definition_path}"),
@@ -35,14 +35,14 @@ def facts(certificate: Certificate) -> list[tuple[str, str]]:
 
 
 def table(certificate: Certificate) -> str:
-    """The verdict for a terminal."""
+    """The certificate as text for a terminal."""
     out = io.StringIO()
     _show(certificate, Console(file=out, width=WIDTH))
     return out.getvalue()
 
 
 def page(certificate: Certificate) -> str:
-    """The same as an HTML page that loads nothing, with all that the verdict stands on."""
+    """The certificate as an HTML page that loads nothing, with all facts and reasons."""
     console = Console(file=io.StringIO(), width=WIDTH, record=True)
     _show(certificate, console, reasons=None)
     for name, value in [*facts(certificate), ("repeat", certificate.repeat)]:
@@ -59,7 +59,7 @@ def _show(certificate: Certificate, console: Console, reasons: int | None = SHOW
         counts = (len(rows), *(sum(row.verdict is kind for row in rows) for kind in kinds))
         margin = max((row.margin for row in rows if row.margin is not None), default=None)
         odd = [row for row in rows if row.bad] or [row for row in rows if row.verdict is Verdict.SKIP]
-        reason = str(odd[0].reason) if odd else ""  # of the first one
+        reason = str(odd[0].reason) if odd else ""  # of the first such row
         worst = "" if margin is None else f"{margin:.3g}"
         grid.add_row(printable(output), size, *map(str, counts), worst, reason)
     console.print(grid)
@@ -95,14 +95,14 @@ def _closing(certificate: Certificate, reasons: int | None) -> Iterator[str]:
 
 
 def figures(speed: SpeedResult, times: Times) -> tuple[str, ...]:
-    """What a table shows of a kernel's times."""
+    """A kernel's times as a row of a table."""
     ratio, spread = speed.ratio(times.name), f"{times.lower:.4g} to {times.upper:.4g}"
     shown = (f"{times.first:.4g}", f"{times.median:.4g}", spread, f"{times.wall:.4g}")
     return (times.name, str(times.calls), *shown, "" if ratio is None else f"{ratio:.3g}")
 
 
 def trace_lines(certificate: Certificate) -> Iterator[str]:
-    """Traces in the dataset's schema, one line per case that was timed beside the reference."""
+    """Lines of JSON in the dataset's schema of traces, one per case timed together with the reference."""
     for one in certificate.speed:
         reference = next((times for times in one.times if times.name == "reference"), None)
         if reference is None or one.doubt:
@@ -132,5 +132,5 @@ def trace_lines(certificate: Certificate) -> Iterator[str]:
 
 
 def as_json(certificate: Certificate) -> str:
-    """The certificate's file."""
+    """The text of the certificate's file."""
     return json.dumps(certificate.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""Signatures of certificates: Ed25519 over the bytes of the file, in a file beside it. Needs `cryptography`."""
+"""Signs certificates: Ed25519 over the file's bytes, kept in a file beside it. Needs `cryptography`."""
 
 import base64
 import hashlib
@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, read_bytes, write_text
 
-SUFFIX = ".sig"  # behind a certificate's own
+SUFFIX = ".sig"  # added to the certificate's file name
 MOST_BYTES = 64 * MIB
 HOW = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    """A private key in PEM, without a password. Raises TraceproofError: it is none."""
+    """Read an Ed25519 key from PEM without a password. Raises TraceproofError: the file has none."""
     try:
         found = serialization.load_pem_private_key(file.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
@@ -29,7 +29,7 @@ def private_key(file: Path) -> Ed25519PrivateKey:
 
 
 def sign(certificate: Path, key: Ed25519PrivateKey) -> Path:
-    """Sign a certificate's file; gives that of the signature."""
+    """Sign a certificate's file; returns the path of the signature."""
     said = {"public_key": _text(key.public_key().public_bytes_raw())}
     said["signature"] = _text(key.sign(read_bytes(certificate, most=MOST_BYTES)))
     place = certificate.with_name(certificate.name + SUFFIX)
@@ -38,7 +38,7 @@ def sign(certificate: Path, key: Ed25519PrivateKey) -> Path:
 
 
 def check(certificate: Path, key: Path | None) -> str:
-    """The fingerprint of the key that signed a certificate; with `key`, a public one in PEM, it must be that.
+    """SHA-256 of the public key that signed a certificate; `key`: file (PEM) of the only accepted one.
 
     Raises TraceproofError: it is not signed, was changed since, or is signed by another key.
     """
@@ -54,7 +54,7 @@ def check(certificate: Path, key: Path | None) -> str:
         raise TraceproofError(f"{certificate} is not what was signed") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise TraceproofError(f"{certificate} has no signature that can be read: {error}") from None
-    if said != written:  # the last letter has bits that mean nothing
+    if said != written:  # another encoding of the same bytes: base64's last letter has unused bits
         raise TraceproofError(f"{place} is not as it was written")
     if key is not None:
         try:

@@ -1,4 +1,4 @@
-"""Speed of a solution that has passed: cold cache, new contents and addresses in every call, others in turns."""
+"""Measures a correct solution's speed: cold cache, new contents and addresses per call, in turns with others."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,22 +23,23 @@ from traceproof.solutions.records import SolutionRow, SpeedResult, Times
 from traceproof.solutions.trial import SolutionRun, refused
 from traceproof.stacks import STACK_OF, STACKS, TRUTHS
 
-CASES = 3  # that are timed
-LARGEST = 1 << 30  # bytes that one may need
-WARM = 10  # calls before the first that counts, and again WARM_AGAIN after others had their turn
+CASES = 3  # timed per solution
+LARGEST = 1 << 30  # bytes that a timed case may need
+WARM = 10  # uncounted calls at first, and WARM_AGAIN before each later turn
 WARM_AGAIN = 3
 TURNS = 3
-SECONDS = 0.1  # that the calls of a turn take at least, within FEWEST and MOST calls
+SECONDS = 0.1  # for calls per turn at least, within FEWEST and MOST calls
 FEWEST, MOST, MOST_ON_CPU = 10, 200, 40
 MILLION = 1e6  # nanoseconds in a millisecond
-SLACK_MS = 0.1  # per call, by which clocks that agree may be apart: starting a call, waiting for a device
-Request = Callable[..., CaseResult]  # `(first, count, *, call=True)`: has calls made, or all but the calls
+SLACK_MS = 0.1  # allowed difference per call between clocks that agree: starting a call, waiting for a device
+# `(first, count, *, call=True)`: makes calls number `first` and on; if not `call`, does all but the calls
+Request = Callable[..., CaseResult]
 CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 
 
 @dataclass(slots=True)
 class _Party:
-    """Something that is timed, and its times: per call, nanoseconds between events and of a wall clock."""
+    """An implementation that is timed, and per call the nanoseconds (between events, by a wall clock)."""
 
     name: str
     request: Request
@@ -48,7 +49,7 @@ class _Party:
     seconds: list[float] = field(default_factory=list)
 
     def calls(self, count: int, *, warm: int) -> CaseResult:
-        """Make calls, of which the first do not count."""
+        """Make `warm + count` calls, of which the first `warm` do not count."""
         taken = self.request(self.turn, warm + count)
         if not self.turn:
             self.first = taken.times[0][0] / MILLION
@@ -58,7 +59,7 @@ class _Party:
         return taken
 
     def result(self) -> Times:
-        """Its figures, in milliseconds."""
+        """Statistics of the counted calls, in milliseconds."""
         events = [one / MILLION for one, _ in self.times]
         lower, middle, upper = quantiles(events, n=4)
         return Times(
@@ -76,7 +77,7 @@ class _Party:
 def measure_speed(
     evaluation: SolutionRun, cases: Sequence[PlannedCase]
 ) -> tuple[tuple[SpeedResult, ...], list[SolutionRow]]:
-    """Speed in up to three cases, and rows of timed calls whose answers were wrong."""
+    """Speeds in up to three cases, and bad rows of timed calls."""
     found: list[SpeedResult] = []
     rows: list[SolutionRow] = []
     with ExitStack() as stack:
@@ -100,7 +101,7 @@ def measure_speed(
 
 
 def chosen(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
-    """The largest, a middle and the smallest of the workload lines that fit, or of the ordinary cases."""
+    """Largest, middle and smallest of the workload lines that fit; of the ordinary cases if no line fits."""
     fitting = [
         case
         for case in cases
@@ -132,7 +133,7 @@ def _in_turns(
         try:
             counts[party.name] = _count(party, most)
         except CallError:
-            others.remove(party)  # a reference that does not run here is the pipeline's finding
+            others.remove(party)  # a reference that does not run is reported by the pipeline
     calls = counts[own.name] + WARM_AGAIN
     without: list[CaseResult] = []
     taken: CaseResult | None = None
@@ -143,10 +144,11 @@ def _in_turns(
         without.append(own.request(own.turn, calls, call=False))
     assert taken is not None
     mine = own.result()
-    # Milliseconds per call by a clock that the solution can not reach: less the turns in which nothing is called.
+    # Milliseconds per call by a clock that the solution can not reach, without those of the turns that call
+    # nothing.
     empty = [one.seconds for one in without]
     idle = median(wall for one in without for _, wall in one.times) / MILLION
-    least = (min(own.seconds) - 2 * max(empty) + min(empty)) * 1e3 / calls  # less what noise may have added
+    least = (min(own.seconds) - 2 * max(empty) + min(empty)) * 1e3 / calls  # minus possible noise
     rulings, rows = _checked(evaluation, subject, taken, own.turn - 1)
     figures = [ruling.details["metrics"] for ruling in rulings if "metrics" in ruling.details]
     result = SpeedResult(
@@ -170,7 +172,7 @@ def _largest(figures: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _count(party: _Party, most: int) -> int:
-    """Warms up, and gives how many calls a turn has."""
+    """Warm up, then return the number of calls per turn."""
     party.calls(WARM, warm=0)
     typical = median(wall for _, wall in party.times[WARM // 2 :]) / 1e9
     party.times.clear()
@@ -181,8 +183,8 @@ def _count(party: _Party, most: int) -> int:
 def doubt(times: Times, outside: float, idle: float) -> str:
     """Why a solution's clocks can not be believed; empty: they agree.
 
-    `outside` is milliseconds per call that went by at the least, by a clock that it can not reach; `idle` is what
-    its wall clock says of no call at all.
+    In milliseconds per call: `outside` has passed at least, by a clock that the solution can not reach; `idle` is
+    the wall clock's figure without a call.
     """
     wall = max(0.0, times.wall - idle)
     if wall > 1.5 * times.median + SLACK_MS:
@@ -207,7 +209,7 @@ def _asked_of(source: UntrustedSource, subject: SolvedCase, layout: Layout) -> R
 def _checked(
     evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult, turn: int
 ) -> tuple[list[Ruling], list[SolutionRow]]:
-    """The judge's rulings on the last timed call, and the rows of those that are bad; nothing of a sampler's."""
+    """The judge's rulings on the last timed call, and the bad rows; nothing for a sampler."""
     if subject.trials:
         return [], []
     values = {
@@ -217,14 +219,14 @@ def _checked(
     try:
         other = evaluation.solved(replace(subject, inputs=values))
     except (RuntimeError, ValueError, IndexError):
-        return [], []  # the oracle does not take such inputs
+        return [], []  # the oracle refuses such inputs
     rows = [row for row in evaluation.rule(other, taken, "time") if row.bad]
     names = [name for name in evaluation.definition.outputs if name in taken.outputs]
     return [other.ruling(name, taken.outputs[name], evaluation.settings.tolerance) for name in names], rows
 
 
 def _described(subject: SolvedCase) -> dict[str, dict[str, Any]]:
-    """The inputs as a workload line has them."""
+    """The inputs in the format of a workload line."""
     given = subject.case.params.get("inputs")
     if subject.case.size == WORKLOADS and isinstance(given, Mapping):
         return {name: dict(value) for name, value in given.items()}
@@ -236,7 +238,7 @@ def _described(subject: SolvedCase) -> dict[str, dict[str, Any]]:
 
 
 def clocks(*, gpu: bool) -> str:
-    """Clocks, temperature, power and reasons of a lower clock, as nvidia-smi has them."""
+    """Clocks, temperature, power and reasons for lower clocks, as nvidia-smi reports them."""
     if not gpu:
         return "CPU, wall clock"
     rows = nvidia_smi(",".join(CLOCKS), units=True)
@@ -244,7 +246,7 @@ def clocks(*, gpu: bool) -> str:
 
 
 def ground_truth(evaluation: SolutionRun, subject: SolvedCase) -> tuple[str, Request] | None:
-    """The first ground truth that this interpreter can call for the definition, called in this process."""
+    """(name, request) of the first ground truth that can be called in this process; None: there is none."""
     rank = {truth.name: truth.priority for stack in STACKS.values() for truth in stack.truths}
     definition, device = evaluation.definition, torch.device(evaluation.device)
     for name in sorted(TRUTHS, key=lambda name: rank[name]):
@@ -258,7 +260,7 @@ def ground_truth(evaluation: SolutionRun, subject: SolvedCase) -> tuple[str, Req
             request = _called_here(evaluation, found, subject.inputs, device, subject.seed)
             request(0, 1)
         except (ImportError, RuntimeError, ValueError, OSError):
-            continue  # whether a package works here is not what is measured
+            continue  # it does not work here, which is not a finding about speed
         return f"{name} ({STACK_OF[name]})" if name != STACK_OF[name] else name, request
     return None
 

@@ -1,10 +1,10 @@
-"""Definitions of what other suites ask for: BackendBench's operators of PyTorch, KernelBench's problems.
+"""Definitions for other suites: BackendBench's operators of PyTorch, KernelBench's problems.
 
 Neither states an oracle. So the definition's reference is PyTorch itself, the operator or the problem's `Model`,
-and a kernel is held against its shadow in float64. The formats are those of github.com/meta-pytorch/BackendBench
-(`<folder>/<op>/<op>_implementation_*.py` with a function `<op>_kernel_impl`, which takes what
-`torch.ops.aten.<op>` takes) and github.com/ScalingIntelligence/KernelBench (`Model`, `get_inputs`,
-`get_init_inputs`; a solution has `ModelNew`).
+and a kernel is compared with its shadow in float64. The formats are those of github.com/meta-pytorch/BackendBench
+(`<folder>/<op>/<op>_implementation_*.py` with a function `<op>_kernel_impl`, which takes the arguments of
+`torch.ops.aten.<op>`) and github.com/ScalingIntelligence/KernelBench (`Model`, `get_inputs`, `get_init_inputs`; a
+solution has `ModelNew`).
 """
 
 import ast
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 ATEN = (
     "aten::"  # before an operator's name, as PyTorch has it; behind it `::float32`, of another dtype than bfloat16
 )
-# Shapes, and what else an operator is called with: "inputs -> outputs: arguments", without these the inputs.
+# Shapes and arguments of operators, as "inputs -> outputs: arguments"; by default the arguments are the inputs.
 ONE = "x[rows columns] -> output[rows columns]"
 TWO = "x[rows columns] y[rows columns] -> output[rows columns]"
 REDUCED = "x[rows columns] -> output[rows]: x, [-1]"
 IMAGE = "x[batch channels height width]"
-FIRST = frozenset({"native_group_norm", "native_layer_norm"})  # beside their output they give statistics
+# operators whose first result alone is an output; the others are statistics
+FIRST = frozenset({"native_group_norm", "native_layer_norm"})
 UNARY = (
     "abs ceil cos elu erf exp expm1 floor gelu hardsigmoid hardswish leaky_relu log log1p mish neg reciprocal "
     "relu round rsqrt sigmoid sign silu sin softplus sqrt square tanh tril triu trunc"
@@ -78,8 +79,9 @@ OPERATORS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-PUBLIC = {"_log_softmax": "torch.log_softmax(x, -1)", "_softmax": "torch.softmax(x, -1)"}  # of PyTorch's own names
-# Rows and batches are var.
+# the functions that these private operators implement
+PUBLIC = {"_log_softmax": "torch.log_softmax(x, -1)", "_softmax": "torch.softmax(x, -1)"}
+# Sizes of const axes; `rows` and `batch` are var.
 SIZES: Mapping[str, int] = {
     name: int(size)
     for name, size in re.findall(
@@ -89,19 +91,19 @@ SIZES: Mapping[str, int] = {
     )
 }
 TENSOR = re.compile(r"(\w+)(?:\[([^\]]*)\])?(?::(\w+))?(\?)?")
-MOST_BYTES = MIB  # of a problem's file
+MOST_BYTES = MIB  # per problem file
 ENTRY = "run"
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 
 def operator_of(file: Path) -> str | None:
-    """The operator that a file of BackendBench's folders implements; None: it is none of them."""
+    """The operator that a file of BackendBench implements; None: it is not in such a folder."""
     op = file.parent.name
     return op if file.suffix == ".py" and file.stem.startswith(f"{op}_implementation") else None
 
 
 def called_as_operator(text: str, op: str) -> str:
-    """A kernel of BackendBench with an entry point, which calls it as the operator is called.
+    """A BackendBench kernel's text with an entry point added, which calls it like the operator.
 
     Raises ValueError: it has no such function, or there is no definition of the operator.
     """
@@ -114,7 +116,7 @@ def called_as_operator(text: str, op: str) -> str:
 
 
 def tensors(text: str, dtype: str) -> dict[str, dict[str, Any]]:
-    """The `inputs` or `outputs` that a text such as `x[rows columns] mask[rows]:bool scale?` states."""
+    """The `inputs` or `outputs` of a definition, from text such as `x[rows columns] mask[rows]:bool scale?`."""
     found: dict[str, dict[str, Any]] = {}
     for name, axes, own, optional in TENSOR.findall(text):
         found[name] = {"shape": axes.split() or None, "dtype": own or dtype}
@@ -123,7 +125,7 @@ def tensors(text: str, dtype: str) -> dict[str, dict[str, Any]]:
 
 
 def _parts(op: str, dtype: str = "") -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], str]:
-    """Inputs and outputs as a definition has them, and the arguments. Raises ValueError: no such operator."""
+    """(inputs, outputs, arguments) of an operator, as in a definition. Raises ValueError: it is not known."""
     if op not in OPERATORS:
         raise ValueError(f"there is no definition of {ATEN}{op}; {closest(op, OPERATORS)}")
     shapes, _, arguments = OPERATORS[op].partition(": ")
@@ -132,7 +134,7 @@ def _parts(op: str, dtype: str = "") -> tuple[dict[str, dict[str, Any]], dict[st
 
 
 def operator_definition(name: str, dtype: str = "bfloat16") -> Definition:
-    """The definition of `aten::relu`, or of `aten::relu::float32`. Raises TraceproofError: there is none."""
+    """The definition of `aten::relu` or `aten::relu::float32`. Raises TraceproofError: there is none."""
     op, _, own = name.removeprefix(ATEN).partition("::")
     dtype = own or dtype
     try:
@@ -159,10 +161,10 @@ def operator_definition(name: str, dtype: str = "bfloat16") -> Definition:
 
 # KernelBench.
 
-MODELS = ("ModelNew", "Model")  # a solution's class and a problem's, whose `forward` is the entry point
+MODELS = ("ModelNew", "Model")  # class names in a solution and a problem, whose `forward` is the entry point
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "bool")
-# Shapes on the device that has no memory, where the code works there. `told`: how many inputs and outputs, whether
-# the first axis may have any size, then of each its dtype, its number of axes and their sizes.
+# Finds shapes, on the meta device (without memory) if the code works there. `told` has the numbers of inputs and
+# outputs, whether the first axis may have any size, and for each tensor its dtype's index, number of axes, sizes.
 PROBE = """
 
 def sizes_of_it(values):
@@ -201,9 +203,9 @@ def run(seed):
 
 
 def with_model(text: str) -> str:
-    """A module of KernelBench's with an entry point, its model's `forward`, and always the same weights.
+    """KernelBench's text with an entry point added that calls its model, whose weights are always the same.
 
-    Any other is given back as it is. Raises ValueError: its class has no forward.
+    Another module's text is returned unchanged. Raises ValueError: the class has no forward.
     """
     body = ast.parse(text).body
     functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
@@ -221,7 +223,7 @@ def with_model(text: str) -> str:
 
 
 def _forward(model: ast.ClassDef) -> list[str]:
-    """Names of what a model's `forward` takes. Raises ValueError: it has none."""
+    """Names of the parameters of a model's `forward`. Raises ValueError: it has none."""
     methods = {node.name: node for node in model.body if isinstance(node, ast.FunctionDef)}
     if "forward" not in methods:
         raise ValueError(f"its class {model.name} has no forward")
@@ -230,11 +232,11 @@ def _forward(model: ast.ClassDef) -> list[str]:
 
 
 def problem_definition(file: Path, *, weak: bool = False, pool: "Pool | None" = None) -> Definition:
-    """The definition of a problem of KernelBench's: its `Model` is the reference, with the shapes of `get_inputs`.
+    """The definition of one of KernelBench's problems: its `Model` is the reference, with shapes of `get_inputs`.
 
-    The file is run once for that, isolated (in a worker of the pool, if one is given), without memory for its
-    tensors where PyTorch can do so. The first axis is var if `Model` takes any size of it. Raises TraceproofError:
-    it is no such file, or does not run.
+    To find them, the file is run once, isolated (in a worker of `pool`, if given), if possible without memory for
+    its tensors. The first axis is var if `Model` takes any size of it. Raises TraceproofError: the file is no
+    problem, or does not run.
     """
     from traceproof.ops.cases import Case
     from traceproof.run.untrusted import CallError, loaded, refusal

@@ -1,7 +1,7 @@
-"""Judges one solution: draws and solves its cases, has them called elsewhere, and rules on what came back.
+"""Judges one solution: draws and solves its cases, has them called in workers, and rules on the results.
 
-Runs in a process of ours that has torch. The solution runs in others (`traceproof.run.untrusted`), which get
-the inputs of one call at a time as a file, and nothing that is expected.
+Runs in a trusted process that has torch. The solution runs in others (`traceproof.run.untrusted`), which get the
+inputs of one call at a time as a file, and never the expected values.
 """
 
 import errno
@@ -63,23 +63,23 @@ from traceproof.solutions.records import (
 )
 from traceproof.stacks import MAIN
 
-ROOM, BYTE = 4096, 0xFF  # around inputs: NaN as a float, out of range as a place
-SETUP_FAILED = "setup: "  # how the message begins where a solution could not be loaded
+ROOM, BYTE = 4096, 0xFF  # bytes around inputs, and their value: NaN as a float, out of range as an index
+SETUP_FAILED = "setup: "  # prefix of the message if a solution could not be loaded
 SEED_BITS = 30
-TOLD_SECONDS = 1.0  # between words on how far it is
-# Wrong answers that another precision may explain: a narrower one loses infinities and NaN, too.
+TOLD_SECONDS = 1.0  # between reports of progress
+# Wrong answers that another precision may explain: a narrower one also loses infinities and NaN.
 ROUNDED = (Failure.NUMERICS, Failure.INFINITY, Failure.NAN)
-UNJOINED = "capturing stream has unjoined work"  # in CUDA's words
-ALIKE = 4  # cases cost alike whose memory has as many digits to the base of 2**ALIKE
-SURE = 16  # rows that are right, after which properties are measured beside the other cases
-JUDGES = 2  # cases that are judged side by side
-CALLERS = 2  # cases that are drawn and solved side by side; one of them is called
-DRAWING_TIMES = 4  # how many times as long as a reference a slow sampler may draw
-SOLUTION = "solution"  # what it is called among implementations
+UNJOINED = "capturing stream has unjoined work"  # in CUDA's error message
+ALIKE = 4  # cases cost alike if their memory has equally many digits to the base 2**ALIKE
+SURE = 16  # correct rows after which properties are measured during the other cases
+JUDGES = 2  # cases judged at once
+CALLERS = 2  # cases drawn and solved at once; one of them is called
+DRAWING_TIMES = 4  # a slow sampler's drawing time, as a multiple of a reference's
+SOLUTION = "solution"  # name among implementations
 
 
 class Watch:
-    """Says what is being done, and keeps how long each part of it took."""
+    """Reports progress, and keeps the seconds that each step took."""
 
     def __init__(self, tell: Callable[[str], object] = lambda _: None, begun: float | None = None) -> None:
         self._tell, self._last = tell, time.monotonic() if begun is None else begun
@@ -88,27 +88,27 @@ class Watch:
         self.seconds: dict[str, float] = {}
 
     def beside(self) -> "Watch":
-        """One for what another thread does meanwhile: it says what this one says, and has parts of its own."""
+        """A watch for another thread: it reports through this one, and adds to the same seconds."""
         other = Watch(self.say)
         other.seconds = self.seconds
         return other
 
     def say(self, text: str) -> None:
-        """Say it, unless something was said just now."""
+        """Report `text`, unless there was a report within the last second."""
         with self._lock:
             if time.monotonic() - self._told >= TOLD_SECONDS:
                 self._told = time.monotonic()
                 self._tell(text)
 
     def done(self, what: str) -> None:
-        """What has gone by since the last such word was for that."""
+        """Count the time since the last call of `done` for step `what`."""
         now = time.monotonic()
         self.seconds[what] = round(self.seconds.get(what, 0.0) + now - self._last, 3)
         self._last = now
 
 
 def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[PlannedCase]]:
-    """A definition and its cases: those that anybody can compute, and as many of a seed that nobody knew.
+    """A definition and its cases: those of a known seed, and as many of the hidden seed.
 
     Raises TraceproofError: the dataset has no such definition.
     """
@@ -130,7 +130,7 @@ def planned(name: str, settings: JudgeSettings) -> tuple[Definition, list[Planne
 def tried(
     evaluation: "SolutionRun", cases: Sequence[PlannedCase], *, whole: bool = True, watch: Watch | None = None
 ) -> SolutionTrial:
-    """All cases, the precision that was used, and where nothing speaks against the answers, properties and speed.
+    """Judge all cases; the precision, if no other errors are seen; properties and speed, if no row is bad.
 
     If not `whole`, the first bad row ends it.
     """
@@ -153,7 +153,7 @@ def tried(
             watch.say(f"{len({(one.case, one.seed) for one in rows})} of {len(cases)} cases")
             if row.bad and (not whole or row.message.startswith(SETUP_FAILED)):
                 break
-            # What is wrong mostly shows by then.
+            # By then, most wrong answers have been found.
             if len(rows) == SURE and not bad(rows) and beside_cases(ready, cases):
                 measured = stack.enter_context(measuring(ready, cases, watch))
         watch.done("cases")
@@ -165,7 +165,7 @@ def tried(
         if not wrong and measured is not None:
             properties, further = measured.properties.result()
             rows += further
-        stack.close()  # which ends what nobody waits for
+        stack.close()  # ends measurements whose results are not needed
         watch.done("properties")
         if evaluation.settings.timed and not bad(rows):
             watch.say("its speed")
@@ -183,29 +183,30 @@ def tried(
     )
 
 
-# Below a worker's home: where compilers put what they are not told to elsewhere.
+# In a worker's home: where compilers write by default.
 FOLDERS = (FOLDER, ".cache", ".triton")
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledFiles:
-    """What one solution compiles in its first call, for all of its workers."""
+    """Files that a solution compiles in its first call, for all of its workers."""
 
-    at: Path  # where its workers find their folder: compilers keep paths
-    kept: Path  # what was compiled; no worker sees it
-    apart: bool = False  # whether each worker has a folder of its own, in a file view of its own; if not, that one
-    name: str = field(default_factory=new_name)  # of the module that it becomes
+    at: Path  # path of the workers' folder, which stays the same because compilers store paths
+    kept: Path  # folder of compiled files, which no worker sees
+    # whether each worker has a separate folder, in a separate view of files; if not, all use `at`
+    apart: bool = False
+    name: str = field(default_factory=new_name)  # name of the compiled module
 
     @classmethod
     @contextmanager
     def new(cls, *, apart: bool = False) -> Iterator[Self]:
-        """Those of a solution that has compiled nothing yet; removed in the end."""
+        """Files of a solution that has compiled nothing yet; removed at exit."""
         with own_folder("scratch") as scratch, own_folder() as kept:
             yield cls(scratch, kept, apart)
 
     @contextmanager
     def restored(self) -> Iterator[Path]:
-        """The folder for one worker; where it is the same one for all, the worker before must have ended."""
+        """The folder for one worker; unless `apart`, the worker before must have ended."""
         with own_folder("scratch") if self.apart else self._emptied() as scratch:
             shutil.copytree(self.kept, scratch, dirs_exist_ok=True)
             yield scratch
@@ -220,7 +221,7 @@ class CompiledFiles:
         yield self.at
 
     def keep(self, scratch: Path) -> None:
-        """Keep what a worker that still runs has compiled in its folder.
+        """Keep what a running worker has compiled in its folder.
 
         Links are left out, and never followed: those to trusted kernels are made again.
         """
@@ -228,17 +229,17 @@ class CompiledFiles:
         try:
             for name in FOLDERS:
                 _copy(opened, name, self.kept / name)
-        except (OSError, RecursionError):  # without permission, too deep: nothing that a compiler leaves
+        except (OSError, RecursionError):  # no permission, or too deep: no compiler leaves that
             for name in FOLDERS:
-                remove_tree(self.kept / name)  # each worker compiles again
+                remove_tree(self.kept / name)  # so each worker compiles again
         finally:
             os.close(opened)
 
 
 def _copy(folder: int, name: str, target: Path) -> None:
-    """Copy a file or folder out of an open folder that untrusted code may be changing; nothing else is copied."""
+    """Copy a file or folder `name` out of an open folder that untrusted code may be changing; nothing else."""
     try:
-        # Of a pipe nobody waits for the other end.
+        # O_NONBLOCK, to not wait for the other end of a pipe.
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOENT, errno.ENXIO}:  # a link, gone, a socket
@@ -257,7 +258,7 @@ def _copy(folder: int, name: str, target: Path) -> None:
                     copy.write(data)
                     left -= len(data)
             target.chmod(stat.S_IMODE(found.st_mode) | stat.S_IWUSR)
-            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))  # which ninja compares
+            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))  # ninja compares these times
     finally:
         os.close(opened)
 
@@ -275,13 +276,13 @@ class SolutionRun:
     engine: Engine | None = None
     reference: UntrustedSource | None = None
     compiled: CompiledFiles | None = None
-    reached: set[str] = field(default_factory=set)  # what it could reach where isolation was not whole
+    reached: set[str] = field(default_factory=set)  # accessible things where isolation was incomplete
 
     @classmethod
     def of(
         cls, definition: Definition, candidate: Candidate, settings: JudgeSettings, pool: Pool
     ) -> "SolutionRun":
-        """The evaluation of a solution to a definition."""
+        """Prepare judging a solution to a definition."""
         op, unknown = registry.for_definition(definition)
         return cls(
             definition=definition, op=op, candidate=candidate, settings=settings, pool=pool, unknown=unknown
@@ -289,17 +290,17 @@ class SolutionRun:
 
     @property
     def limits(self) -> Limits:
-        """Of one call."""
+        """Limits per call."""
         return Limits(**self.settings.limits)
 
     @property
     def device(self) -> str:
-        """Where a solution gets its inputs."""
+        """Device of the solution's inputs."""
         return "cuda" if self.settings.gpu else "cpu"
 
     @property
     def layout(self) -> Layout:
-        """Where inputs lie in an ordinary call."""
+        """Layout of inputs in memory in an ordinary call."""
         return Layout(room=ROOM, byte=BYTE, destinations=bool(self.candidate.destinations))
 
     def source(
@@ -308,8 +309,8 @@ class SolutionRun:
         """The solution in a new worker.
 
         Args:
-            channels: to the GPU; None: as few as will do where streams may wait for each other.
-            folder: the worker's own, of `compiled`; None: a new one.
+            channels: number of channels to the GPU; None: the pool's, which is one.
+            folder: the worker's folder, from `compiled`; None: a new one.
         """
         solution = {
             "files": dict(self.candidate.files),
@@ -332,14 +333,14 @@ class SolutionRun:
 
     @contextmanager
     def prepared(self) -> Iterator[Self]:
-        """The evaluation with an engine, a place for compiled files, and without an oracle the reference."""
+        """This run with an engine, a place for compiled files, and the reference if there is no oracle."""
         with ExitStack() as stack:
             settings = EngineSettings(
                 environments={MAIN: this_interpreter(on_gpu=self.settings.gpu)},
                 limits=self.limits,
                 dataset=Path(self.settings.dataset),
                 tolerance=self.settings.tolerance,
-                figures=False,  # a certificate has those of failures
+                figures=False,  # a certificate has only those of failures
                 alone=True,
             )
             ready = replace(self, engine=stack.enter_context(Engine(settings, untrusted=self.pool)))
@@ -353,21 +354,21 @@ class SolutionRun:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether it may run in several workers at once: what it compiled lies in a folder of each."""
+        """Whether it may run in several workers at once: each has a folder for compiled files."""
         return self.compiled is None or self.compiled.apart
 
     @contextmanager
     def begun(self, *, channels: int | None = None) -> Iterator[UntrustedSource]:
-        """The solution in a new worker, which starts meanwhile."""
+        """The solution in a new worker, which starts in the background."""
         with ThreadPoolExecutor(1) as beside, self.source(channels=channels) as source:
             beside.submit(source.session.start)
             yield source
 
     def rows(self, cases: Sequence[PlannedCase]) -> Iterator[SolutionRow]:
-        """All cases but empty ones, which are a property, in one worker: the cheapest first.
+        """Rows of all cases in one worker, cheapest first; without empty cases, which are a property.
 
-        Nobody knows the order of those that cost alike. Where something is compiled, a further case comes first,
-        whose inputs nobody else has: later workers get what it compiles, and that must know of no other case.
+        The order of cases that cost alike is hidden. If something is compiled, an extra case comes first, with
+        inputs of its own: later workers get what it compiles, and that must know of no other case.
         """
         order = [case for case in cases if case.skip is None and not self.is_empty(case.case)]
         random = Random(self.settings.hidden_seed)  # noqa: S311 - an order
@@ -404,7 +405,7 @@ class SolutionRun:
                     return found
 
             try:
-                # The next cases are drawn and called, one after the other, while others are judged.
+                # The next cases are drawn, solved and called, one call at a time, while previous ones are judged.
                 for case in order:
                     held = sum(one.memory for one, _, _ in waiting)
                     while waiting and (
@@ -418,13 +419,13 @@ class SolutionRun:
                     waiting.append((case, calling, judges.submit(self._judged, run, calling)))
                 while waiting:
                     yield from waiting.popleft()[-1].result()
-            finally:  # whoever wants no more rows waits for no call
+            finally:  # do not wait for calls if the caller wants no more rows
                 for _, calling, _ in waiting:
                     calling.cancel()
                 source.session.interrupt()
 
     def _judged(self, run: DefinitionRun, calling: "Future[JudgedCase]") -> list[SolutionRow]:
-        """Rows of a case, once it was called."""
+        """The rows of a case, after waiting for its call."""
         drawn = calling.result()
         why = drawn.problem.message if drawn.problem is not None else ""
         why = why or (drawn.right.blocked.message if drawn.right.blocked is not None else "")
@@ -435,12 +436,12 @@ class SolutionRun:
         return [row_of(drawn.planned.case, output, ruling) for output, ruling in drawn.rulings(SOLUTION)]
 
     def _called(self, source: UntrustedSource, drawn: JudgedCase, *, seconds: float | None = None) -> CaseResult:
-        """What a call of the solution leaves in a case."""
+        """Result of the solution's call in a drawn case."""
         case, order = drawn.planned.case, self.op.further(self.definition, drawn.planned.case)
         subject = self._subject(case, drawn.inputs or {})
         if self.unknown is not None:
             drawn.right = Right(oracle=self._shadow(subject))
-        # A slow sampler draws longer than a reference does, for it is one alone.
+        # A slow sampler may draw longer than a reference, since only one solution is judged.
         further = None if order is None else order.within(self.limits.seconds, times=DRAWING_TIMES)
         return self.call(source, subject, further=further, seconds=seconds)
 
@@ -449,7 +450,7 @@ class SolutionRun:
         return CPU if self.engine is None else self.engine.computing
 
     def subject(self, case: Case) -> SolvedCase:
-        """A case drawn and solved; by the reference's shadow where there is no oracle."""
+        """A case with inputs and expected values, which are the reference's shadow if there is no oracle."""
 
         def drawn(device: torch.device) -> Values:
             dataset = Path(self.settings.dataset)
@@ -460,12 +461,12 @@ class SolutionRun:
         return self.solved(self._subject(case, inputs))
 
     def _subject(self, case: Case, inputs: Values) -> SolvedCase:
-        """A case drawn. By the seed of torch's generator in its calls, nobody can tell the case."""
+        """A drawn case. Its seed for torch's generator does not reveal the case."""
         seed = int(digest_json([self.settings.hidden_seed, case.id, case.seed]), 16) % (1 << 62)
         return SolvedCase(definition=self.definition, op=self.op, case=case, inputs=inputs, oracle={}, seed=seed)
 
     def solved(self, subject: SolvedCase, *, safe: bool = True) -> SolvedCase:
-        """The case solved for its inputs; a large one on the GPU, if they name no place out of range (`safe`)."""
+        """The case with expected values, computed on the GPU if it is large and its indices in range (`safe`)."""
         if self.unknown is not None:
             return replace(subject, oracle=self._shadow(subject))
 
@@ -475,12 +476,12 @@ class SolutionRun:
 
         device = drawing_device(subject.definition, subject.case, self._computing) if safe else CPU
         if self.engine is not None and device.type == "cuda":
-            with suppress(RuntimeError, ValueError, TypeError):  # the op knows of no other device
+            with suppress(RuntimeError, ValueError, TypeError):  # the op works on no other device
                 return replace(subject, oracle=self.engine.where_it_fits(device, expected))
         return replace(subject, oracle=expected(CPU))
 
     def _shadow(self, subject: SolvedCase) -> Tensors:
-        """The reference in float64 and in another order of summation; nothing where it can not be had."""
+        """The reference in float64, and with sums in another order; {} if it can not be computed."""
         if self.reference is None:
             return {}
         call = partial(self.reference.run, subject.case, subject.inputs, seed=subject.seed)
@@ -488,7 +489,7 @@ class SolutionRun:
         return {} if found.shadow else found.oracle
 
     def is_empty(self, case: Case) -> bool:
-        """Whether a case has nothing to compute: no output has an element."""
+        """Whether no output of a case has an element."""
         shapes = (self.definition.shape_of(spec, case.axes) for spec in self.definition.outputs.values())
         return all(shape is not None and 0 in shape for shape in shapes)
 
@@ -498,9 +499,9 @@ class SolutionRun:
         subject: SolvedCase,
         *,
         layout: Layout | None = None,
-        **order: Any,  # noqa: ANN401 - what else a CallRequest says
+        **order: Any,  # noqa: ANN401 - other fields of a CallRequest
     ) -> CaseResult:
-        """One call; where nothing is drawn, by a new seed of torch's generator, so that what depends on it varies.
+        """One call; except for samplers, with a new seed of torch's generator, so that a dependence on it shows.
 
         Raises CallError: it left no outputs.
         """
@@ -517,7 +518,7 @@ class SolutionRun:
     def rule(
         self, subject: SolvedCase, taken: CaseResult, variant: str = "", ruled: Rulings | None = None
     ) -> Iterator[SolutionRow]:
-        """Rows of what one further call left; `ruled`: the rulings on its outputs, where they are known."""
+        """Rows of a further call; `ruled`: the rulings on its outputs, if they are known."""
         for output, ruling in rulings(subject, taken, tolerance=self.settings.tolerance, numeric=ruled):
             yield row_of(subject.case, output, ruling, variant)
 
@@ -529,7 +530,7 @@ def refused(case: Case, error: CallError, variant: str = "") -> SolutionRow:
 
 
 def left_behind(case: Case, error: CallError, variant: str) -> SolutionRow | None:
-    """The row of a call whose capture CUDA refused since it left work on another stream; None: another failure."""
+    """The row of a call whose capture CUDA refused, as it left work on another stream; None: another failure."""
     if UNJOINED not in error.reply.message:
         return None
     message = f"work is left on a stream that nothing waits for: {error.told}"
@@ -537,12 +538,12 @@ def left_behind(case: Case, error: CallError, variant: str) -> SolutionRow | Non
 
 
 def bad(rows: Iterable[SolutionRow]) -> list[SolutionRow]:
-    """Failures and errors."""
+    """The rows that are failures or errors."""
     return [row for row in rows if row.bad]
 
 
 def row_of(case: Case, output: str, ruling: Ruling, variant: str = "") -> SolutionRow:
-    """The row of a ruling on one output, or on a case as a whole."""
+    """The row for a ruling on one output, or on a case as a whole."""
     gate = ruling.details.get("gate") or {}
     failed = ruling.details if ruling.verdict is Verdict.FAIL else {}
     return SolutionRow(
