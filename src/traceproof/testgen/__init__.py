@@ -1,1 +1,1 @@
-"""Writing reference tests into a dataset: a file per op_type, a class per definition, and what they need."""
+"""Writes reference tests into a dataset: a file per definition, and a conftest.py."""

@@ -1,8 +1,8 @@
-"""Calls of ground truths as code that stands alone, emitted from adapters, for baseline solutions and test files.
+"""Emits calls of ground truths as standalone code, from adapters, for baseline solutions and test files.
 
-An adapter is written for every definition of its form; what is emitted is its own text for one. So an expression
-that the definition decides (a size, a constant read off its reference) is replaced by its value, a branch that it
-decides by the one that is taken, and the parameter `definition` goes.
+An adapter serves every definition of its form; its text is emitted for one of them. So an expression that the
+definition decides (a size, a constant that its reference states) is replaced by its value, a branch that it
+decides by the one taken, and the parameter `definition` is removed.
 """
 
 import ast
@@ -32,12 +32,12 @@ ENTRY = "main.py"
 OURS = "traceproof"
 
 
-class Unemittable(Exception):  # noqa: N818 - an answer: this adapter has no form that stands alone
-    """A part of the code that can not be told apart from the definition it is called with; names the part."""
+class Unemittable(Exception):  # noqa: N818 - not an error: an adapter without a standalone form
+    """A part of the code, named by the message, that can not be separated from its definition."""
 
 
 def solution(definition: Definition, truth: str, version: str | None) -> Solution:
-    """The baseline of a definition by a truth. Raises Unemittable: none, or its code can not stand alone."""
+    """The baseline of a definition: a truth's call. Raises Unemittable: none, or its code can not stand alone."""
     call = Call(definition, truth)
     package = f"{call.stack.distribution} {version}" if version else call.stack.distribution
     return Solution.model_validate(
@@ -59,7 +59,7 @@ def solution(definition: Definition, truth: str, version: str | None) -> Solutio
 
 
 class Call:
-    """A ground truth's call of one definition, as code.
+    """A ground truth's call for one definition, as code.
 
     Raises Unemittable: there is no adapter, or its code can not stand alone.
     """
@@ -69,16 +69,17 @@ class Call:
         if found is None:
             raise Unemittable(f"{truth} has no adapter for {definition.name}")
         self.definition, self.adapter, self.stack = definition, found, STACKS[STACK_OF[truth]]
-        self.constants: dict[str, str] = {}  # assignments by name
-        self.mappings: set[str] = set()  # our names of mappings, in annotations
-        self.functions: dict[str, tuple[object, str]] = {}  # the function, and its text for this definition
+        self.constants: dict[str, str] = {}  # name -> assignment
+        self.mappings: set[str] = set()  # this package's names for Mapping, used in annotations
+        self.functions: dict[str, tuple[object, str]] = {}  # name -> (function, its text for this definition)
         set_ = "os.environ.setdefault({}, {})".format
         self.settings = [set_(quoted(name), quoted(value)) for name, value in self.stack.settings.items()]
         self.imports = {"import torch", *(["import os"] if self.settings else [])}
         names = {key: f"api_{key.rpartition(':')[2]}" for key in found.apis}
         self.apis = [_import(self.stack.places(key), name) for key, name in names.items()]
         self.apis.append(f"API = {{{', '.join(f'{quoted(key)}: {name}' for key, name in names.items())}}}")
-        _, named, *_ = inspect.signature(found.call).parameters  # an adapter may call the definition as it likes
+        # the adapter's name for its parameter `definition`
+        _, named, *_ = inspect.signature(found.call).parameters
         self._add(found.call, named)
         unbound = _unbound("\n".join([*self.head, *self.apis, *self.parts]))
         if unbound:
@@ -86,7 +87,7 @@ class Call:
 
     @property
     def title(self) -> str:
-        """`norm.rmsnorm of flashinfer-python`, fit for a docstring."""
+        """Text such as `norm.rmsnorm of flashinfer-python`, fit for a docstring."""
         return unquoted(f"{self.adapter.name} of {self.stack.distribution}")
 
     @property
@@ -96,13 +97,13 @@ class Call:
 
     @property
     def parts(self) -> list[str]:
-        """Constants in one piece, and functions, those that others call first."""
+        """Constants as one text, then functions, each after those that it calls."""
         aliases = [" = ".join([*sorted(self.mappings), "dict"])] if self.mappings else []
         constants = "\n".join([*aliases, *self.constants.values()])
         return [*filter(None, [constants]), *(text for _, text in self.functions.values())]
 
     def module(self) -> str:
-        """A file of its own: `run` takes the inputs, and returns the outputs in the definition's order."""
+        """A complete file: its `run` takes the inputs, and returns the outputs in the definition's order."""
         for name in self.definition.inputs:
             if not name.isidentifier() or keyword.iskeyword(name):
                 raise Unemittable(f"input {name!r} is no parameter")
@@ -117,7 +118,7 @@ class Call:
         return text
 
     def function(self, name: str) -> str:
-        """A function that imports the package and returns the call; the module around it imports torch."""
+        """A function that imports the package and returns its call; the module around it must import torch."""
         own = [*(line for line in self.head if line != "import torch"), *self.settings, *self.apis]
         last = f"return lambda **inputs: {self.adapter.call.__name__}(API, inputs)"
         body = "\n\n".join(["\n".join(own), *self.parts, last])
@@ -126,7 +127,7 @@ class Call:
         return text
 
     def _add(self, function: Any, parameter: str = "definition") -> None:  # noqa: ANN401 - a function of ours
-        """Add a function's text for the definition, which it has as that parameter, and all that it needs."""
+        """Add a function's text for the definition, its argument `parameter`, and all that the text needs."""
         name = function.__name__
         if name in self.functions:
             if self.functions[name][0] is not function:
@@ -139,20 +140,20 @@ class Call:
         node.decorator_list, plain = [], "\n".join(written.splitlines()[node.lineno - 1 :])  # without decorators
         scope = {**vars(sys.modules[function.__module__]), **inspect.getclosurevars(function).nonlocals}
         node = _Filled(node, scope, {parameter: self.definition}).filled
-        self.functions[name] = function, ""  # it may call itself
+        self.functions[name] = function, ""  # a placeholder, since it may call itself
         bound = set(_bound(node))
         for item in ast.walk(node):
             if isinstance(item, ast.Name) and item.id not in bound and item.id in scope:
                 self._name(item.id, scope[item.id], scope["__name__"])
-        del self.functions[name]  # behind what it calls
+        del self.functions[name]  # to move it behind the functions that it calls
         unchanged = ast.dump(node) == ast.dump(ast.parse(plain).body[0])  # the definition decides nothing in it
         self.functions[name] = function, plain if unchanged else folded(ast.unparse(node))
 
     def _name(self, name: str, value: Any, module: str) -> None:  # noqa: ANN401 - any global
-        """Add what a name means in a module."""
+        """Add the import, constant or function that a name refers to in a module."""
         if value is torch:
             return
-        if get_origin(value) is Mapping:  # our name of a mapping
+        if get_origin(value) is Mapping:  # this package's name for Mapping
             self.mappings.add(name)
         elif isinstance(value, FunctionType) and value.__module__.startswith(f"{OURS}."):
             self._add(value)
@@ -168,7 +169,7 @@ class Call:
 
 
 def _import(places: tuple[str, ...], name: str) -> str:
-    """An import of an API under a name, from the first place that has it."""
+    """An import of an API under a name; from each place in turn until one has it."""
     lines = [f"from {place.replace(':', ' import ')} as {name}" for place in places]
     text = lines[-1]
     for line in reversed(lines[:-1]):
@@ -178,7 +179,7 @@ def _import(places: tuple[str, ...], name: str) -> str:
 
 @cache
 def _imports(module: str) -> dict[str, list[str]]:
-    """The import statements behind each name that a module imports; `import a` and `import a.b` both bind `a`."""
+    """Import statements by the name that they bind in a module; `import a` and `import a.b` both bind `a`."""
     found: dict[str, list[str]] = {}
     for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -192,22 +193,22 @@ def _imports(module: str) -> dict[str, list[str]]:
 
 
 class _Filled(ast.NodeTransformer):
-    """A function, `node`, for one definition.
+    """A function, `node`, specialised for one definition.
 
-    `scope` are its globals, and what it closes over; names of our modules' functions are added. `known` are values
-    of names that the definition decides; variables of the function that it decides are added.
+    `scope` has its globals and closure variables; functions of this package's modules are added under their names.
+    `known` has the values of names that the definition decides; decided local variables are added.
     """
 
     def __init__(self, node: ast.FunctionDef, scope: dict[str, Any], known: dict[str, Any]) -> None:
         self.scope, self.known = scope, known
-        self.bound = list(_bound(node))  # a variable that is bound twice, twice
+        self.bound = list(_bound(node))  # with repetitions
         for arguments in (node.args.args, node.args.kwonlyargs):
             arguments[:] = [one for one in arguments if one.arg not in known]
         node.body = self.block(node.body)
         self.filled = ast.fix_missing_locations(node)
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """Statements, up to the one behind which nothing runs."""
+        """The transformed statements, up to the first after which nothing runs."""
         done: list[ast.stmt] = []
         for statement in body:
             found = self.visit(statement)
@@ -217,21 +218,21 @@ class _Filled(ast.NodeTransformer):
         return done or [ast.Pass()]
 
     def decided(self, node: ast.expr) -> bool:
-        """Whether the definition decides an expression."""
+        """Whether an expression depends on the definition alone."""
         own = set(_bound(node))
         read = {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and item.id not in own}
         known = self.known.keys() | ((self.scope.keys() | vars(builtins).keys()) - set(self.bound))
         return bool(read & self.known.keys()) and read <= known
 
     def value(self, node: ast.expr) -> Any:  # noqa: ANN401 - any value
-        """What a decided expression comes to."""
+        """The value of a decided expression."""
         code = compile(ast.fix_missing_locations(ast.Expression(node)), "<adapter>", "eval")
         return eval(code, {**self.scope, **self.known})  # noqa: S307 - this package's own code
 
     def visit(self, node: ast.AST) -> Any:  # noqa: ANN401 - ast's own signature
         if isinstance(node, ast.expr) and not isinstance(node, ast.Name | ast.Starred) and self.decided(node):
             value = self.value(node)
-            # Of a mapping that can not be written, all that is asked for are its keys.
+            # Of a mapping that is no literal, only the keys may be used.
             written = literal(value) or (literal(tuple(value)) if isinstance(value, Mapping) else None)
             if written is not None:
                 return _expression(written)
@@ -259,7 +260,7 @@ class _Filled(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """`module.name` of a module of this package is that name."""
+        """Replace `module.name`, of a module of this package, by `name`."""
         found = self.scope.get(node.value.id) if isinstance(node.value, ast.Name) else None
         if isinstance(found, ModuleType) and found.__name__.startswith(f"{OURS}."):
             self.scope[node.attr] = getattr(found, node.attr)
@@ -267,14 +268,14 @@ class _Filled(ast.NodeTransformer):
         return self.visit_Subscript(node)
 
     def visit_Subscript(self, node: ast.Subscript | ast.Attribute) -> ast.AST:
-        """What is looked up in a mapping needs more of it than its keys."""
+        """Refuse a lookup in a mapping that can not be written as a literal."""
         value = self.value(node.value) if self.decided(node.value) else None
         if isinstance(value, Mapping) and not literal(value):
             raise Unemittable(ast.unparse(node))
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        # What checks an input, since an adapter may serve any form, becomes what reads it.
+        # Adapters check inputs since they serve any form; the emitted code just reads them.
         called = self.scope.get(node.func.id) if isinstance(node.func, ast.Name) else None
         read = "{}[{}]" if called is tensor else "float({}[{}])" if called is scalar else None
         if read is not None and not node.keywords:
@@ -291,7 +292,7 @@ def _expression(text: str) -> ast.expr:
 
 
 def literal(value: Any) -> str | None:  # noqa: ANN401 - any value
-    """A value as the text of an expression; None: it has no plain one."""
+    """A value as the text of an expression; None: it has no literal."""
     try:
         return quoted(value, torch.dtype)
     except TypeError:
@@ -299,7 +300,7 @@ def literal(value: Any) -> str | None:  # noqa: ANN401 - any value
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    """Names that a function binds: parameters and assigned ones."""
+    """Names that a function binds: parameters and assigned variables."""
     for item in ast.walk(node):
         if isinstance(item, ast.arg):
             yield item.arg
@@ -308,7 +309,7 @@ def _bound(node: ast.AST) -> Iterator[str]:
 
 
 def folded(text: str, width: int = 110) -> str:
-    """Code with double quotes, and long lines broken at the commas of their brackets, where that can be done."""
+    """Code with double quotes, and with long lines broken at commas in brackets, if it parses to the same tree."""
     rows = text.splitlines()
     for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
         if token.type == tokenize.STRING and token.string[0] == "'" and not {'"', "\\"} & set(token.string):
@@ -320,8 +321,9 @@ def folded(text: str, width: int = 110) -> str:
 
 
 def _folded(line: str, width: int) -> Iterator[str]:
-    """A line, or the items of its longest bracket on lines of their own."""
-    opened: list[tuple[int, list[int], list[str]]] = []  # where brackets open, their commas, and their own text
+    """A line, or several: the items of its longest bracket on separate lines."""
+    # where brackets open, their commas, and the text directly in them
+    opened: list[tuple[int, list[int], list[str]]] = []
     closed: list[tuple[int, int, int, list[int], str]] = []
     quote = ""
     for place, sign in enumerate(line):
@@ -340,7 +342,7 @@ def _folded(line: str, width: int) -> Iterator[str]:
     if len(line) <= width or size < width // 4 or '"""' in line:
         yield line
         return
-    listed = bool(commas) and " for " not in own and "lambda" not in own  # else its commas may be those of targets
+    listed = bool(commas) and " for " not in own and "lambda" not in own  # else its commas may separate targets
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     yield line[: start + 1]
     for one, other in pairwise([start, *(commas if listed else ()), end]):
@@ -351,7 +353,7 @@ def _folded(line: str, width: int) -> Iterator[str]:
 
 
 def _unbound(text: str) -> set[str]:
-    """Names that code reads and nowhere binds: what was told apart from its surroundings and still needs them."""
+    """Names that code reads but never binds, so that it can not stand alone."""
     tree = ast.parse(text)
     nodes = list(ast.walk(tree))
     named = (node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler))

@@ -1,4 +1,4 @@
-"""What rules ask of the generated tests: where they lie, what they are made of, which environments run them."""
+"""The generated tests for Snakemake's rules: their folders, inputs, environments and options."""
 
 import json
 from dataclasses import dataclass
@@ -8,18 +8,19 @@ from traceproof.run.flow import Pipeline, Wildcards
 from traceproof.stacks import MAIN
 from traceproof.testgen.generate import GENERATED, PLACE
 
-CASES = 10  # that one definition's tests may take as long as: each is run by about ten tests, but drawn only once
+# a definition's tests get the time limit of so many cases: about ten tests run each case, but draw it once
+CASES = 10
 
 
 @dataclass(frozen=True)
 class TestFlow:
-    """The tests of one configuration. Paths are relative to the repository."""
+    """The generated tests of one configuration. Paths are relative to the repository."""
 
     flow: Pipeline
 
     @property
     def root(self) -> str:
-        """The folder that gets tests/references."""
+        """The folder that contains tests/references."""
         return f"{self.flow.run}/{GENERATED}"
 
     @property
@@ -28,37 +29,37 @@ class TestFlow:
         return f"{self.root}/{PLACE.as_posix()}"
 
     def plans(self, _: object) -> list[str]:
-        """The plan of every op_type."""
+        """Paths of all op_types' plans."""
         return [f"{self.flow.run}/cases/{op_type}.json" for op_type in self.flow.op_types()]
 
     def plan_digest(self, wildcards: Wildcards) -> str:
-        """Changes when an op_type's plan does."""
+        """Digest of an op_type's plan; "" if there is none."""
         return self.plan_digests(wildcards).get(wildcards.op_type, "")
 
     def plan_digests(self, _: object) -> dict[str, str]:
-        """The same of all op_types."""
+        """Digests of plans by op_type."""
         listed = self.flow.index.op_types if self.flow.index else {}
         return {op_type: digest_json(dict(one.digests)) for op_type, one in listed.items()}
 
     def stacks(self, op_type: str) -> list[str]:
-        """The stacks whose environments an op_type's tests run in: torch, and those with packages of their own."""
+        """The stacks in whose environments an op_type's tests run: torch, and those with another interpreter."""
         main = self.flow.python(MAIN)
         return [MAIN, *(name for name in self.flow.stacks_of(op_type) if self.flow.python(name) != main)]
 
     def rows(self, _: object) -> list[str]:
-        """What the tests came to, per op_type and environment."""
+        """Paths of the test results, per op_type and environment."""
         pairs = [(op_type, stack) for op_type in self.flow.op_types() for stack in self.stacks(op_type)]
         return [f"{self.flow.run}/tests/{op_type}-{stack}.jsonl" for op_type, stack in pairs]
 
     @property
     def file_options(self) -> list[str]:
-        """What the tests take where the command line says nothing."""
+        """Options for writing the tests: defaults that pytest's command line overrides."""
         sizes = self.flow.config.test_sizes
         return [f"--tolerance={self.flow.tolerance}", "--sizes", *sizes]
 
     @property
     def run_options(self) -> list[str]:
-        """What the job `run_tests` is told; `options` are pytest's."""
+        """Options of the job `run_tests`; its `--options` are pytest's."""
         config = self.flow.config
         given = {
             "seed": config.seed,

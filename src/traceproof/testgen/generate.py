@@ -1,6 +1,6 @@
-"""Writing a dataset's reference tests, a file per definition: all checks first, then all files.
+"""Writes a dataset's reference tests, a file per definition; all checks precede the first write.
 
-Selecting and writing need no PyTorch; the texts do, so another interpreter may be asked for them.
+Selecting and writing need no PyTorch; the texts do, so another interpreter may make them.
 """
 
 import ast
@@ -23,23 +23,23 @@ from traceproof.programs import without_secrets
 from traceproof.run.schema import REFERENCE, VerdictRow, read_rows
 from traceproof.text import literal, printable
 
-if TYPE_CHECKING:  # known.yaml is read in the driver's environment alone
+if TYPE_CHECKING:  # the driver's environment alone can read known.yaml
     from traceproof.run.known import KnownFinding
 
 PLACE = Path("tests", "references")
-GENERATED = "generated"  # folder of a run that gets the tests of a dataset that is not to be changed
-SIZES = ("small", "medium")  # what tests run where nothing else is said; the conftest has them too
+GENERATED = "generated"  # folder in a run's for the tests of a dataset that must not be changed
+SIZES = ("small", "medium")  # default of tests; conftest.py.in repeats it
 COMMAND = "traceproof add-reference-tests"
 MARKER = f"# Written by `{COMMAND}`"
 HEADED = re.compile(rf"{re.escape(MARKER)}, digest (\w+) of what follows\.\n")
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-LARGEST = 16 * MIB  # of a test file
+LARGEST = 16 * MIB  # bytes per test file
 CONFTEST = Path(__file__).with_name("conftest.py.in")
-CHECKOUTS = "CHECKOUTS = {}"  # the line of the conftest that names folders of packages, by stack
+CHECKOUTS = "CHECKOUTS = {}"  # the conftest's line with folders of packages by stack
 
 
 class Divergences:
-    """What is known of references, by definition: verdicts in a folder, and findings of known.yaml."""
+    """Known divergences of references by definition, from rows in a folder and from findings of known.yaml."""
 
     def __init__(self, *, verdicts: Path | None = None, known: Sequence["KnownFinding"] = ()) -> None:
         self._rows: dict[str, list[VerdictRow]] = {}
@@ -50,9 +50,9 @@ class Divergences:
         self._known = known
 
     def of(self, definition: Definition) -> tuple[str, ...]:
-        """One line per case that diverges, sorted; verdicts over another version of the definition do not count.
+        """One line per diverging case, sorted; rows for another version of the definition do not count.
 
-        Which packages the tests will meet is not known here, so a finding's versions are named.
+        The versions of packages at test time are not known yet, so a finding's versions are named.
         """
         found = {
             row.case: row.reason
@@ -66,7 +66,7 @@ class Divergences:
 
 
 class Texts(TypedDict):
-    """The text of each definition's test file, or why it has none."""
+    """The text of each definition's test file, or why it has none, by name."""
 
     texts: dict[str, str]
     problems: dict[str, str]
@@ -74,21 +74,21 @@ class Texts(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """What to generate."""
+    """Options for writing tests."""
 
     root: Path  # the dataset's folder
-    # op_types, definitions: names; `everything` selects all
+    # op_types, definitions: selected names; `everything` selects all
     op_types: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
     everything: bool = False
-    out: Path | None = None  # the folder that gets tests/references; None: the dataset's own
-    # sizes, tolerance: defaults of the options of the tests that are written now; None: the general ones
+    out: Path | None = None  # the folder to contain tests/references; None: the dataset
+    # sizes, tolerance: defaults for options of the tests written in this call; None: the general defaults
     sizes: tuple[str, ...] | None = None
     tolerance: float | None = None
-    # folders of packages to use, by stack, beside those that an earlier generation was given
+    # folders of packages by stack, added to those that the existing conftest names
     checkouts: Mapping[str, str] = field(default_factory=dict)
-    force: bool = False  # write files of ours again that are there, edited or not
-    python: str | None = None  # an interpreter with PyTorch; None: this one has it
+    force: bool = False  # whether to overwrite existing tests of ours, even edited ones
+    python: str | None = None  # an interpreter with PyTorch; None: this one
 
     @property
     def place(self) -> Path:
@@ -98,15 +98,15 @@ class GenerateOptions:
 
 @dataclass(slots=True)
 class Generated:
-    """What was done."""
+    """Result of writing tests."""
 
-    # definition -> `written`, `kept` (it has a file of ours), `elsewhere` (it has one of somebody else's)
+    # definition -> `written`, `kept` (it has a file of ours), `elsewhere` (it has somebody else's file)
     status: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)  # definitions that got no test, one line each
-    flagged: dict[str, tuple[str, ...]] = field(default_factory=dict)  # definition -> what is known to diverge
-    # paths that changed, relative to the folder that holds tests/references
+    problems: list[str] = field(default_factory=list)  # one line per definition without a test
+    flagged: dict[str, tuple[str, ...]] = field(default_factory=dict)  # definition -> its known divergences
+    # changed paths, relative to the folder that contains tests/references
     files: list[str] = field(default_factory=list)
-    # before, after, total: definitions with tests, and all, by op_type
+    # before, after, total: numbers of definitions with tests, and of all, by op_type
     before: Counter[str] = field(default_factory=Counter)
     after: Counter[str] = field(default_factory=Counter)
     total: Counter[str] = field(default_factory=Counter)
@@ -123,10 +123,10 @@ class Generated:
 
 
 def generate(order: GenerateOptions, divergences: Divergences, *, planned: bool = False) -> Generated:
-    """Write the tests; of `planned` definitions, those that the dataset has.
+    """Write the tests; if `planned`, of the named definitions, as far as the dataset has them.
 
-    Raises TraceproofError: the folder is no dataset or can not be written, the selection does not fit it, or
-    something of somebody else's stands in the way. Nothing has been written then.
+    Raises TraceproofError, before anything is written: the folder is no dataset or can not be written, the
+    selection does not fit it, or somebody else's file is in the way.
     """
     tree = read_tree(order.root)
     if planned:
@@ -208,7 +208,7 @@ def _counted(tree: DatasetTree, present: Mapping[str, str]) -> Counter[str]:
 
 
 def _texts(request: dict[str, Any], python: str | None) -> Texts:
-    """What `texts` gives for arguments. Raises TraceproofError: the other interpreter could not write them."""
+    """The result of `texts`, here or in another interpreter. Raises TraceproofError: the latter failed."""
     if python is None:
         return texts(**request)
     with own_folder() as folder:
@@ -225,7 +225,7 @@ def _texts(request: dict[str, Any], python: str | None) -> Texts:
 def texts(
     root: str, divergences: Mapping[str, Sequence[str]], *, sizes: Sequence[str] | None, tolerance: float | None
 ) -> Texts:
-    """The texts of test files, of definitions by name with how they diverge; needs PyTorch."""
+    """Texts of test files, given definitions' names with lines on their divergences; needs PyTorch."""
     from traceproof.testgen.texts import render
 
     found = read_tree(Path(root)).definitions
@@ -234,18 +234,18 @@ def texts(
         try:
             text = render(found[name].definition, lines, sizes=sizes, tolerance=tolerance)
             answer["texts"][name] = headed(text)
-        except Exception as error:  # noqa: BLE001 - a definition is anybody's: the others get their tests
+        except Exception as error:  # noqa: BLE001 - users write definitions; others get their tests
             answer["problems"][name] = printable(f"no test can be written: {type(error).__name__}: {error}")
     return answer
 
 
 def headed(body: str) -> str:
-    """A file with a digest of its body in front, by which a later run sees that nobody has edited it."""
+    """Text with a first line that has its digest, by which a later run sees whether it was edited."""
     return f"{MARKER}, digest {digest_bytes(body.encode())} of what follows.\n{body}"
 
 
 def state(path: Path) -> str:
-    """Whose a file is: `absent`, `ours`, `edited` or `foreign`."""
+    """A file's origin: `absent`, `ours`, `edited` or `foreign`."""
     if not path.exists() and not path.is_symlink():
         return "absent"
     try:
@@ -255,7 +255,7 @@ def state(path: Path) -> str:
 
 
 def whose(text: str) -> str:
-    """Whose a file's text is: `ours`, `edited` or `foreign`."""
+    """A text's origin: `ours`, `edited` or `foreign`."""
     found = HEADED.match(text)
     if found is None:
         return "foreign"
@@ -263,14 +263,14 @@ def whose(text: str) -> str:
 
 
 def conftest_text(checkouts: Mapping[str, str]) -> str:
-    """The conftest, with the folders that packages are imported from, by stack."""
+    """The text of the conftest; `checkouts`: folders by stack from which packages are imported."""
     items = ", ".join(f"{literal(name)}: {literal(path)}" for name, path in sorted(checkouts.items()))
     text = CONFTEST.read_text(encoding="utf-8")
     return headed(text.replace(CHECKOUTS, f"{CHECKOUTS[:-1]}{items}}}", 1))
 
 
 def checkouts_of(conftest: Path) -> dict[str, str]:
-    """The checkouts that a written conftest sets."""
+    """Folders of packages by stack that a written conftest names."""
     line = next(one for one in conftest.read_text(encoding="utf-8").splitlines() if one.startswith(CHECKOUTS[:-1]))
     found: dict[str, str] = ast.literal_eval(line.partition(" = ")[2].partition("  #")[0])
     return found

@@ -1,4 +1,4 @@
-"""Running generated tests in a stack's environment: pytest in a worker, a file per definition, a row per test."""
+"""Runs generated tests in a stack's environment: pytest in workers, a file per definition, a row per test."""
 
 import io
 import json
@@ -21,13 +21,13 @@ from traceproof.testgen.generate import state
 
 MESSAGE_CHARACTERS = 4000
 OUTPUT_CHARACTERS = 2000
-USAGE = 2  # pytest's exit codes from here on: interrupted, broken, bad use, nothing collected
+USAGE = 2  # the first of pytest's exit codes for a broken run: internal error, usage error or no tests
 
 Outcome = Literal["passed", "failed", "skipped", "error"]
 
 
 class TestRow(TypedDict):
-    """What came of one test: `test` is its function, `case` the case's id or empty."""
+    """Result of one test: `test` is its function, `case` the case's id or empty."""
 
     test: str
     case: str
@@ -39,20 +39,20 @@ class TestRow(TypedDict):
 def setup(payload: dict[str, Any]) -> Callable[[str], tuple[list[TestRow], str]]:
     """Prepare a worker for pytest; returns run(definition), which runs test_<definition>.py.
 
-    `run` gives a row per test and, if pytest broke off or found no test, why; else "". The payload: `scratch`, a
-    folder of this worker; `folder` of the test files; pytest's `options`; `variables` of the environment.
+    `run` returns (a row per test, and why pytest broke off or found no test, or ""). The payload: `scratch`, a
+    folder of this worker; `folder` of the test files; pytest's `options`; environment `variables`.
     """
     scratch = Path(payload["scratch"])
     os.chdir(scratch)
     os.environ.update(payload["variables"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    sys.dont_write_bytecode = True  # the tests' folder can not be written from here
+    sys.dont_write_bytecode = True  # the worker can not write to the tests' folder
 
     def run(name: str) -> tuple[list[TestRow], str]:
         import pytest
 
         plugin = _Collector()
         settings = scratch / "pytest.ini"
-        settings.write_text("[pytest]\n", encoding="utf-8")  # else pytest reads those of a project above
+        settings.write_text("[pytest]\n", encoding="utf-8")  # else pytest reads the settings of a project above
         folder = Path(payload["folder"])  # the sandbox may hide the folders above it
         options = [f"--config-file={settings}", f"--rootdir={folder}", f"--confcutdir={folder}"]
         options += ["-p", "no:cacheprovider", f"--basetemp={scratch / 'pytest'}", *payload["options"]]
@@ -66,13 +66,13 @@ def setup(payload: dict[str, Any]) -> Callable[[str], tuple[list[TestRow], str]]
 
 
 class _Collector:
-    """A pytest plugin that keeps one row per test: the worst of its phases."""
+    """A pytest plugin that keeps one row per test: its worst phase."""
 
     def __init__(self) -> None:
         self.rows: dict[str, TestRow] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - pytest's report
-        """Note what came of a phase."""
+        """Record the result of a phase."""
         test, _, case = report.nodeid.rpartition("::")[2].partition("[")
         new = TestRow(test=test, case=case.removesuffix("]"), outcome="passed", message="", seconds=0.0)
         row = self.rows.setdefault(report.nodeid, new)
@@ -82,18 +82,18 @@ class _Collector:
             row["outcome"] = "error" if broken else report.outcome
             said = report.longrepr
             text = said[2].removeprefix("Skipped: ") if isinstance(said, tuple) else str(said or "")
-            half = MESSAGE_CHARACTERS // 2  # a report starts with what failed, a traceback ends with it
+            half = MESSAGE_CHARACTERS // 2  # a report starts with the failure, a traceback ends with it
             row["message"] = text if len(text) <= 2 * half else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 SETUP = "traceproof.testgen.running:setup"
 BAD = frozenset({"failed", "error"})
-SHOWN = 20  # failures listed under a table or in a log; the file of rows has all
-WHOLE = "(the whole file)"  # stands in the place of a test where the worker's end says what came of all of them
+SHOWN = 20  # failures listed in a table or log; the file of rows has all
+WHOLE = "(the whole file)"  # in place of a test's name, if the worker's end or pytest's error is about all of them
 
 
 class DefinitionTestRow(TestRow):
-    """A test's row: the definition it is of, that definition's digest, and the stack whose environment ran it."""
+    """A test's row with its definition, the definition's digest, and the stack whose environment ran it."""
 
     op_type: str
     stack: str
@@ -103,36 +103,36 @@ class DefinitionTestRow(TestRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTypeTests:
-    """One op_type's tests in one stack."""
+    """The tests of one op_type in one stack."""
 
     folder: Path  # of the generated test files
     # op_type, stack: their names
     op_type: str
     stack: str
-    dataset: Path  # the folder whose definitions the tests read
-    digests: Mapping[str, str]  # of the definitions, by name, as they were planned
+    dataset: Path  # of the definitions that the tests read
+    digests: Mapping[str, str]  # planned definition -> digest
     options: Sequence[str]  # more options of pytest
-    limits: Limits  # of one definition's tests together
-    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment
+    limits: Limits  # for one definition's tests together
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables
 
 
 def run_tests(
     order: OpTypeTests, environment: Environment, *, caches: Path | None = None, parallel: int = 1
 ) -> Iterator[DefinitionTestRow]:
-    """Run the tests of the planned definitions that have a file, so many side by side; a row per test.
+    """Run the tests of planned definitions that have a file, `parallel` at once; yields a row per test.
 
-    The tests are ours, written a moment before; the references that they run are shut in by themselves. `caches`
-    is for what is compiled. Raises TraceproofError: a file was not generated, or no worker can be started.
+    The tests were generated just before, so they are trusted; the references that they run are isolated. `caches`
+    is for compiled files. Raises TraceproofError: a file differs from its generated form, or no worker starts.
     """
     states = {name: state(order.folder / f"test_{name}.py") for name in order.digests}
-    names = sorted(name for name, found in states.items() if found != "absent")  # some names are no file's
+    names = sorted(name for name, found in states.items() if found != "absent")  # some names can not be a file's
     for name in names:
         if states[name] != "ours":
             todo = "Generate it again: `snakemake --forcerun tests`."
             raise TraceproofError(f"{order.folder / f'test_{name}.py'} is not as it was generated", todo=todo)
     parallel = max(1, min(parallel, len(names)))
     options = [*order.options, f"--dataset={order.dataset.absolute()}"]
-    if order.stack != MAIN:  # beside torch's environment, only what needs the stack's package is run again
+    if order.stack != MAIN:  # elsewhere than in torch's environment, only what needs the stack's package
         options += ["-k", f"vs_{order.stack} or ground_truths_match"]
     asked = {"folder": str(order.folder.absolute()), "options": options, "variables": dict(order.variables)}
     with own_folder() as scratch, ThreadPoolExecutor(parallel) as threads:
@@ -153,17 +153,17 @@ def run_tests(
 
 
 def _test_rows(reply: Reply) -> list[TestRow]:
-    """The rows of a worker's answer, and one of the whole file where that did not run to its end."""
+    """Rows from a worker's reply, and one for the whole file if it did not run to its end."""
     rows, problem = reply.value if reply.status is Status.OK else ([], f"{reply.status}: {reply.message}")
     whole = TestRow(test=WHOLE, case="", outcome="error", message=problem, seconds=reply.seconds)
     return [*rows, whole] if problem else rows
 
 
 def failure_line(row: DefinitionTestRow) -> str:
-    """What failed, where, and the line of its message that says why."""
+    """A failed test, its case and stack, and the line of the message with the cause."""
     where = f"{row['test']}[{row['case']}]" if row["case"] else row["test"]
     said = [line for line in row["message"].splitlines() if line.strip(" =_")] or [""]
-    told = said[-1 if row["outcome"] == "error" else 0]  # a traceback ends with the cause, a report starts so
+    told = said[-1 if row["outcome"] == "error" else 0]  # a traceback ends with the cause, a report starts with it
     return f"{row['outcome'].upper()} {row['definition']} {where} in {row['stack']}: {told}"
 
 
@@ -173,6 +173,6 @@ def write_rows(rows: Iterable[DefinitionTestRow], path: Path) -> None:
 
 
 def read_rows(paths: Iterable[Path]) -> list[DefinitionTestRow]:
-    """The rows of some files."""
+    """The rows in some files."""
     lines = (line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
     return [json.loads(line) for line in lines]

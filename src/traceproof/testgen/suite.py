@@ -1,8 +1,8 @@
-"""What generated tests use where this package can be imported: its cases, oracle, gates and sandbox.
+"""Serves generated tests where this package can be imported: cases, oracle, gates and sandbox.
 
-`conftest.py` beside the tests calls it; a case here has the methods of the one that is written there. The engine
-runs the reference and the test file's calls of ground truths and judges them, as `traceproof verify` does: each
-test looks at its part of the rows.
+`conftest.py` beside the tests calls it; a case here has the methods of the class written there. The engine runs
+the reference and the test file's calls of ground truths and judges them, like `traceproof verify`: each test
+checks its part of the rows.
 """
 
 import atexit
@@ -44,22 +44,22 @@ from traceproof.stacks import MAIN
 
 HEADER = f"cases, oracle, gates and sandbox of traceproof {traceproof.__version__}"
 GIVEN_THREADS = torch.get_num_threads()
-LARGE = 1 << 30  # bytes that a case needs for more than one thread to make it faster
-HEADROOM = 0.8  # of the free memory: the estimate of a case is not exact
-LIMITS = Limits(seconds=3600.0, setup_seconds=600.0, memory_bytes=None)  # a test session has limits of its own
+LARGE = 1 << 30  # bytes of a case from which on more threads make it faster
+HEADROOM = 0.8  # usable share of the free memory, since estimates are not exact
+LIMITS = Limits(seconds=3600.0, setup_seconds=600.0, memory_bytes=None)  # test sessions have limits themselves
 FORM = {"shape": frozenset({Failure.SHAPE, Failure.PRESENCE}), "dtype": frozenset({Failure.DTYPE})}
 
-atexit.register(gc.freeze)  # ending, Python would look for cycles in all of torch: half a second
+atexit.register(gc.freeze)  # at exit, Python would collect garbage in all of torch for half a second
 
 
 def add_options(group: Any) -> None:  # noqa: ANN401 - pytest's own type is private
-    """Options of the tests that only this package can serve."""
+    """Add pytest's options that only this package can serve."""
     group.addoption("--workloads", choices=("auto", "yes", "no"), default="auto", help="auto: on a GPU")
     group.addoption("--memory-gb", type=float, help="skip cases that need more than that many GiB")
 
 
 def cases(module: ModuleType, config: pytest.Config, sizes: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The cases of a test file by fixture; of a definition that can not be read, one that says why."""
+    """A test file's cases by fixture; if its definition can not be read, one that fails with the reason."""
     try:
         file = Suite(module, config, sizes)
     except (TraceproofError, OSError, ValueError, LookupError, TypeError) as error:
@@ -80,7 +80,7 @@ def cases(module: ModuleType, config: pytest.Config, sizes: tuple[str, ...]) -> 
 
 
 class Unreadable:
-    """Stands in for the cases of a definition that can not be read: every test of it fails, and says why."""
+    """Replaces the cases of a definition that can not be read: every test of it fails with the reason."""
 
     id = "definition"
 
@@ -88,12 +88,12 @@ class Unreadable:
         self.why = why
 
     def blocked(self) -> str:
-        """Fails the test."""
+        """Fail the test."""
         pytest.fail(self.why, pytrace=False)
 
 
 class Written(Implementation):
-    """A ground truth as a test file calls it; what this package knows decides whether it can run."""
+    """A ground truth called by a test file's code; this package's adapter decides whether it can run."""
 
     def __init__(self, module: ModuleType, name: str, device: torch.device) -> None:
         super().__init__(name)
@@ -102,7 +102,7 @@ class Written(Implementation):
         self._call: Callable[..., Any] | None = None
 
     def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what packages return
-        """One call; by this package where the file can not have one."""
+        """One call; by this package's adapter if the file has no code for it, or if the case is empty."""
         truth = self._module.GROUND_TRUTHS[self.name]
         serving = lookup.serving(self.name, definition)
         empty = serving.empty(definition, inputs) if serving is not None else None
@@ -114,14 +114,14 @@ class Written(Implementation):
 
 @cache
 def pool_of(device: str) -> Pool:
-    """The processes that references run in, those of all files."""
+    """Worker processes for references, shared by all files."""
     pool = untrusted_pool(gpu=device == "cuda")
     atexit.register(pool.close)
     return pool
 
 
 class CaseRun(DefinitionRun):
-    """A run of one case that keeps what was judged: outputs and what is expected of them, beside the rows."""
+    """A run of one case that keeps the judged case, with outputs and expected values, as well as the rows."""
 
     judged: JudgedCase
 
@@ -132,7 +132,7 @@ class CaseRun(DefinitionRun):
 
 
 class Suite:
-    """One test file: its definition, planned, and the ground truths that run here."""
+    """One test file: its definition with planned cases, and the ground truths that run here."""
 
     def __init__(self, module: ModuleType, config: pytest.Config, sizes: tuple[str, ...]) -> None:
         self.module = module
@@ -145,19 +145,20 @@ class Suite:
         self.definition = find(tree, module.DEFINITION).definition
         asked = config.getoption("workloads")
         wanted = asked == "yes" or (asked == "auto" and self.device.type == "cuda")
-        lines = fitting_lines(tree, self.definition, []) if wanted else []  # others: `traceproof lint` tells
+        # `traceproof lint` reports those that do not fit
+        lines = fitting_lines(tree, self.definition, []) if wanted else []
         chosen = PlanSelection(sizes=sizes, seed=config.getoption("seed"), memory_limit=sys.maxsize)
         self.entry = planned_alone(self.definition, chosen, lines)
         self.cases = [SuiteCase(self, planned) for planned in self.entry.cases if not planned.hidden]
 
     @cached_property
     def truths(self) -> Mapping[str, Written | Unavailable]:
-        """The file's ground truths, or the capability that one lacks here."""
+        """The file's ground truths by name, or what one lacks here."""
         found = [Written(self.module, name, self.device) for name in self.module.GROUND_TRUTHS]
         return {one.name: one.unavailable(self.definition) or one for one in found}
 
     def run(self, planned: PlannedCase) -> tuple[JudgedCase, Sequence[VerdictRow]]:
-        """One case run and judged; one that is repeated also with other inputs: answers may be remembered."""
+        """Run and judge a case; a repeated one also with other inputs, since implementations may cache results."""
         functions = {name: one for name, one in self.truths.items() if isinstance(one, Written)}
         case = replace(planned.case, id=f"{planned.id}, other inputs", seed=planned.case.seed + OTHER_SEED)
         other = planned.model_copy(update={"case": case, "repeat": False, "hidden": f"--seed {case.seed}"})
@@ -182,7 +183,7 @@ class Suite:
 
 
 class SuiteCase:
-    """One case of a definition. All that is computed for it is in `known`, until that is cleared."""
+    """One case of a definition. Results are kept in `known` until that is cleared."""
 
     def __init__(self, file: Suite, planned: PlannedCase) -> None:
         self.file, self.definition = file, file.definition
@@ -196,7 +197,8 @@ class SuiteCase:
             return f"{self.planned.skip.reason}: {self.planned.skip.message}"
         free, device = HEADROOM * available_memory(), self.file.device
         if device.type == "cuda":
-            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch
+            # unused memory that torch keeps
+            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             free = HEADROOM * (torch.cuda.mem_get_info(device)[0] + kept)
         free = free if self.file.memory is None else min(free, self.file.memory * 2**30)
         need = self.planned.memory
@@ -204,7 +206,7 @@ class SuiteCase:
         return f"{Skip.DOES_NOT_FIT}: {told}" if need > free else ""
 
     def rows(self, source: str) -> list[VerdictRow]:
-        """The judge's rows on the reference or on a ground truth; the test is skipped where that can not run."""
+        """The judge's rows for the reference or a ground truth; skips the test if the latter can not run."""
         lacking = self.file.truths.get(source)
         if isinstance(lacking, Unavailable):
             pytest.skip(f"{lacking.reason}: {lacking.message}")
@@ -217,22 +219,23 @@ class SuiteCase:
         return self.known[self.id]
 
     def check_constants(self, constants: Mapping[str, int | float]) -> None:
-        """The definition has the constants that it had when its tests were written, and its sources agree on them.
+        """Check that the definition has the constants of the time when its tests were written, without conflicts.
 
-        What the reference alone states (an eps), the oracle takes from there: only here a change shows.
+        A constant that only the reference states (an eps) is taken from there by the oracle: only this test shows
+        a change.
         """
         assert not self.definition.constants.conflicts
         assert {**self.definition.const_axes, **assigned(self.definition.reference)} == constants
 
     def check_form(self, what: str) -> None:
-        """Every output is there, none too many, each in the shape, or of the dtype, that the definition gives."""
+        """Check that exactly the definition's outputs are returned, with their shapes or dtypes (`what`)."""
         rows = self.rows(REFERENCE)
         self._fail_on([row for row in rows if row.reason in FORM[what] or row.verdict is Verdict.ERROR], rows)
 
     def check(self) -> None:
-        """The judge passes every output of the reference, and the specification's tolerance holds too.
+        """Check that the judge passes every output of the reference, also by the specification's tolerance.
 
-        That one counts only where a naive computation at that precision can meet it.
+        The latter counts only if a naive computation at that precision can meet it.
         """
         rows = self._expect_right(REFERENCE)
         outside = [
@@ -246,9 +249,9 @@ class SuiteCase:
                 pytest.skip(f"{row.reason}: {row.message}")
 
     def compare(self, one: str, other: str) -> None:
-        """Both agree with what is expected, which says whose fault a difference is.
+        """Check both implementations against the expected values, which shows whose fault a difference is.
 
-        Where nobody knows what is, with each other by the specification's tolerance.
+        If those are not known, the two are compared by the specification's tolerance.
         """
         unjudged = {row.output for row in self._expect_right(one) if row.verdict is Verdict.SKIP}
         self._expect_right(other)
@@ -259,7 +262,7 @@ class SuiteCase:
                 assert near(ours[name], theirs[name], row), f"{name}: {one} and {other} differ by more than {row}"
 
     def check_ground_truths(self) -> None:
-        """All ground truths that run here agree with each other."""
+        """Check that all ground truths that run here agree."""
         lacking = {name: one for name, one in self.file.truths.items() if isinstance(one, Unavailable)}
         ran = [name for name in self.file.truths if name not in lacking]
         if len(ran) < 2:
@@ -271,22 +274,22 @@ class SuiteCase:
         self._fail_on([row for row in pairs if row.bad], pairs)
 
     def check_determinism(self) -> None:
-        """The same inputs give the same bits, and others do not; inputs stay, outputs have their own memory."""
+        """Check that only equal inputs give equal bits, inputs stay unchanged and outputs own their memory."""
         rows = self.rows(REFERENCE)
         whole = [row for row in rows if row.output == WHOLE or row.reason == Failure.DETERMINISM]
         self._fail_on([row for row in whole if row.bad and row.reason != Failure.CONSTANTS], rows)
 
     def _expect_right(self, source: str) -> list[VerdictRow]:
-        """The rows on outputs, or why there are none; the test fails with the bad ones."""
+        """The rows for outputs, or the reason why there are none; the test fails if any is bad."""
         reasons = {*Error, Failure.PRESENCE}
         rows = [row for row in self.rows(source) if row.output != WHOLE or row.reason in reasons]
         self._fail_on([row for row in rows if row.bad], rows)
         return rows
 
     def baseline_within(self, row: VerdictRow) -> bool:
-        """Whether a naive computation at the kernel's precision meets the specification's tolerance itself.
+        """Whether a naive computation at the kernel's precision meets the specification's tolerance.
 
-        A sum in float32 may lose its bound: which part of it depends on the order in which it is taken.
+        It may lose up to the bound of a float32 sum, how much of it depends on the order of summation.
         """
         entries = entries_of(self._run[0].right.oracle, row.output)
         value = entries[""].to(torch.float64)
@@ -295,7 +298,7 @@ class SuiteCase:
         return near(value + torch.maximum(lost, entries.get("bound", lost)), value, row.specification)
 
     def _fail_on(self, bad: Sequence[VerdictRow], rows: Sequence[VerdictRow]) -> None:
-        """Print what is known of all rows, for `pytest -s`; fail with the bad ones, if there are any."""
+        """Print all rows, for `pytest -s`; fail with the bad ones, if there are any."""
         axes = ", ".join(f"{name} {size}" for name, size in self.planned.case.axes.items())
         seed = self.planned.case.seed
         lines = [f"{self.definition.name}, case {self.id} ({axes}; seed {seed}) on {self.file.device}:"]
@@ -313,17 +316,17 @@ class SuiteCase:
 
 
 def near(one: torch.Tensor, other: torch.Tensor, row: Mapping[str, float]) -> bool:
-    """Whether enough elements are within a row of the specification's table; `row` has atol, rtol, hit_ratio."""
+    """Whether enough elements are within a tolerance of the specification; `row` has atol, rtol, hit_ratio."""
     wide, other = one.to(torch.float64), other.to(torch.float64)
     close = torch.isclose(wide, other, atol=row["atol"], rtol=row["rtol"], equal_nan=True)
     return not close.numel() or float(close.double().mean()) >= row["hit_ratio"]
 
 
 def threads(need: int) -> int:
-    """Torch's threads for a case that needs so many bytes; OMP_NUM_THREADS decides where it is set.
+    """Number of torch's threads for a case of `need` bytes, unless OMP_NUM_THREADS is set.
 
-    Most cases are small. With a thread a core they are slower even alone, and where other processes run beside,
-    the threads of all of them wait for each other.
+    Most cases are small. They are slower with a thread per core, and if other processes run too, all threads wait
+    for each other.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return GIVEN_THREADS

@@ -1,4 +1,4 @@
-"""What came of generated tests: counts by op_type and stack, which failures are known, and the text for people."""
+"""Summarises generated tests: counts by op_type and stack, known failures, and text for the terminal."""
 
 import io
 from collections import Counter
@@ -12,27 +12,30 @@ from traceproof.run.report import headed
 from traceproof.testgen.running import BAD, SHOWN, DefinitionTestRow, failure_line
 
 WIDTH = 118
-Versions = Mapping[str, Mapping[str, str]]  # package versions by stack
+Versions = Mapping[str, Mapping[str, str]]  # stack -> package -> version
 
 
 class Judged(DefinitionTestRow):
-    """A row, and whether its failure is about a case that is known to diverge."""
+    """A row with whether its failure is in a case that is known to diverge."""
 
     known: bool
 
 
 class TestsReport(TypedDict):
-    """All rows of a run's tests; `passed` says that there are some and none failed but known ones."""
+    """All rows of a run's tests; `passed`: there are rows, and only known failures."""
 
     passed: bool
     rows: list[Judged]
 
 
 def judged(rows: Iterable[DefinitionTestRow], known: Known, versions: Versions) -> TestsReport:
-    """Mark known failures. Raises TraceproofError: known.yaml limits versions of a package that no stack holds."""
+    """The rows with known failures marked.
+
+    Raises TraceproofError: known.yaml limits versions of a package that no stack contains.
+    """
 
     def is_known(row: DefinitionTestRow) -> bool:
-        """Whether an entry is about the test's case, and about the reference or the ground truth that it runs."""
+        """Whether a finding is about the test's case, and about the reference or this stack's ground truth."""
         return any(
             entry.implementation in {"reference", row["stack"]}
             and entry.means(row["definition"], row["digest"])
@@ -50,7 +53,7 @@ def _is_new(row: Judged) -> bool:
 
 
 def counted(rows: Iterable[Judged]) -> dict[tuple[str, str], Counter[str]]:
-    """Counts by op_type and stack; a known failure counts as `known` alone."""
+    """Counts of outcomes by (op_type, stack); a known failure counts only as `known`."""
     groups: dict[tuple[str, str], Counter[str]] = {}
     for row in rows:
         group = groups.setdefault((row["op_type"], row["stack"]), Counter())
@@ -59,7 +62,7 @@ def counted(rows: Iterable[Judged]) -> dict[tuple[str, str], Counter[str]]:
 
 
 def table(report: TestsReport) -> str:
-    """The counts and the failures, as text for a terminal or a log."""
+    """Counts and failures, as text for a terminal or a log."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH)
     outcomes = ("passed", "failed", "error", "known", "skipped")
@@ -77,7 +80,7 @@ def table(report: TestsReport) -> str:
 
 
 def described(rows: Sequence[Judged], digests: Mapping[str, str], names: Collection[str]) -> str:
-    """What the tests of some definitions came to, one line each; rows of another state of one do not count."""
+    """Outcomes of tests, a line per definition and stack; only rows with the definition's digest count."""
     lines = []
     for name in sorted(names):
         own = [row for row in rows if row["definition"] == name and row["digest"] == digests.get(name)]

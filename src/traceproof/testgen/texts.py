@@ -1,4 +1,4 @@
-"""The text of a generated test file: constants, inputs, calls of ground truths, tests."""
+"""Writes the text of a generated test file: constants, inputs, calls of ground truths, tests."""
 
 import keyword
 import math
@@ -22,17 +22,17 @@ from traceproof.stacks import FIRST_TRUTHS, STACK_OF, STACKS, TRUTHS
 from traceproof.testgen.calls import Call, Unemittable, folded
 from traceproof.text import literal, names, printable, unquoted
 
-LARGE = 16 << 20  # bytes of inputs: of a definition with more, a smaller one's are drawn to see what they are like
-# Names that a file gives to other things than constants.
+LARGE = 16 << 20  # bytes of inputs from which on a scaled-down definition's are drawn and examined
+# Names with other meanings in a test file, which constants can not have.
 RESERVED = names(
     "DEFINITION OP_TYPE CONSTANTS MEMORY_GB TOLERANCES DRAWS TEST_SIZES TOLERANCE GROUND_TRUTHS CASES"
 )
-LARGEST = 512 << 20  # bytes of inputs that are looked at
-FEW = 64  # elements: of fewer, statistics say little, and a blob of them costs nothing
-SIGMAS = 5.0  # a statistic of a standard normal sample further off than this is another distribution's
+LARGEST = 512 << 20  # bytes of inputs that are examined at most
+FEW = 64  # elements: for fewer, statistics say little, and storing them costs nothing
+SIGMAS = 5.0  # deviation of a statistic, in standard errors, at which a sample is not standard normal
 NORMAL = frozenset({torch.float32, torch.float16, torch.bfloat16})
 INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
-# Axes that count what `batch_size` and `seq_len` of a drawing say, where nothing else decides them.
+# Axes with the length of a sequence, if nothing else decides their size.
 LENGTHS = frozenset({"seq_len", "num_tokens_per_seq", "max_seq_len", "T"})
 HEAD = '''
 {about}
@@ -117,7 +117,7 @@ def render(
     sizes: Sequence[str] | None = None,
     tolerance: float | None = None,
 ) -> str:
-    """A definition's test file; with the sizes and tolerance that count where the command line says nothing."""
+    """The text of a definition's test file; `sizes` and `tolerance`: defaults of the tests' options."""
     name = unquoted(definition.name)
     about = [f'"""Tests of the reference of {name}.', "", f"Run: pytest tests/references/test_{name}.py -v -s"]
     about += ["", "It is known to diverge, so these tests fail:"] if divergences else []
@@ -133,12 +133,12 @@ def render(
 
 
 def _constants(definition: Definition, drawn: "Drawing") -> list[str]:
-    """Assignments: the definition's const axes, numbers that its reference gives names to, and what tests need."""
+    """Assignments of const axes, of numbers that the reference names, and of constants that tests need."""
     lines = [f"DEFINITION = {literal(definition.name)}", f"OP_TYPE = {literal(definition.op_type)}"]
     values = {**definition.const_axes, **assigned(definition.reference)}
     upper = {name: name.upper() for name in values}
     taken = [*RESERVED, *upper.values()]
-    # Each gets a name of its own in the file, unless that is no identifier or means something else there, too.
+    # Each gets a name in the file, unless that is no identifier or has another meaning there.
     named = {name: text for name, text in upper.items() if text.isidentifier() and taken.count(text) == 1}
     lines += [f"{text} = {literal(values[name])}" for name, text in named.items()]
     pairs = [f"{literal(name)}: {named.get(name, literal(value))}" for name, value in values.items()]
@@ -157,12 +157,12 @@ def _constants(definition: Definition, drawn: "Drawing") -> list[str]:
 
 
 def served(definition: Definition) -> list[str]:
-    """The ground truths that have a call for a definition, in order of priority."""
+    """The ground truths that can be called for a definition, in order of priority."""
     return [name for name in TRUTHS if lookup.serving(name, definition) is not None]
 
 
 def _calls(definition: Definition) -> list[str]:
-    """A function for every ground truth that has a call, and the table of them."""
+    """Source of functions that load ground truths, one each, and of their table."""
     texts, rows = [], []
     for name in served(definition):
         adapter = lookup.serving(name, definition)
@@ -180,7 +180,7 @@ def _calls(definition: Definition) -> list[str]:
 
 
 class Drawing:
-    """`generate_random_inputs` of a definition: what its inputs are like is read off a case that its op draws."""
+    """Writes a definition's `generate_random_inputs`; it examines inputs of a case that the op draws."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
@@ -194,7 +194,7 @@ class Drawing:
 
     @cached_property
     def _case(self) -> Case:
-        """The smallest ordinary case in which nothing is empty or alone, so that inputs show what they are."""
+        """The smallest ordinary case, preferably with all axes above 1, so that its inputs are typical."""
         cases = [case for case in self.op.cases(self.definition, sizes=SIZES[:2], seed=0) if case.size in SIZES]
         if not cases:
             raise Unemittable("there is no ordinary case")
@@ -203,7 +203,7 @@ class Drawing:
 
     @cached_property
     def _drawn(self) -> Values:
-        """Inputs that the op draws, of a scaled-down definition where they would be large."""
+        """Inputs that the op draws; scaled down if they would be large."""
 
         def size_of(definition: Definition) -> int:  # bytes
             specs = definition.inputs.values()
@@ -222,7 +222,7 @@ class Drawing:
 
     @cached_property
     def source(self) -> str:
-        """The function; one that skips the test where inputs follow rules that a few lines can not say."""
+        """Source of the function; of one that skips the test if inputs follow rules that are hard to write."""
         try:
             entries = self._entries()
         except (Unemittable, ValueError, KeyError) as why:
@@ -236,19 +236,19 @@ class Drawing:
         )
 
     def _parameter(self, name: str, default: int) -> str:
-        """Give the written function a parameter of that name; the name."""
+        """Give the generated function a parameter; returns its name."""
         self._parameters.setdefault(name, default)
         return name
 
     def _entries(self) -> list[str]:
-        """An entry of the returned dict per input; axes get their values in front of it."""
+        """Lines of the returned dict, one per input; lines that compute axes are added to `_lines`."""
         inputs = self.definition.inputs
         for name in (*inputs, *self.definition.axes):
             if not name.isidentifier() or keyword.iskeyword(name):
                 raise Unemittable(f"{printable(name)} is no identifier")
         starts = [name for name, s in inputs.items() if role_of(name) is Role.OFFSETS and len(s.shape or ()) == 1]
-        named: set[str] = set()  # var axes that have a value
-        sizes: dict[str, str] = {}  # of the parts that each input of offsets counts
+        named: set[str] = set()  # var axes with a value
+        sizes: dict[str, str] = {}  # input of offsets -> variable with the lengths of its parts
         for name in sorted(starts, key=lambda one: not one.startswith("kv")):
             named |= self._parts(name, sizes)
         if "kv_indices" in inputs and "kv_indptr" in inputs and "num_pages" in self.definition.var_axes:
@@ -260,7 +260,7 @@ class Drawing:
         return [f"{literal(name)}: {self._value(name, spec, sizes)}," for name, spec in inputs.items()]
 
     def _parts(self, name: str, sizes: dict[str, str]) -> set[str]:
-        """Lengths of the parts that offsets cut, and the axes that follow from them."""
+        """Write lengths of the parts that an input of offsets delimits; returns var axes that follow from them."""
         kind, axis = name.partition("_")[0], (self.definition.inputs[name].shape or ("",))[0]
         batch, length = self._parameter("batch_size", 4), self._parameter("seq_len", 64)
         lens = counts = f"{kind}_lens"
@@ -278,7 +278,7 @@ class Drawing:
         return found | ({total, "batch_size"} & set(self.definition.var_axes))
 
     def _total(self, name: str) -> str:
-        """The var axis that is as long as all parts of some offsets together in the drawn case."""
+        """The var axis whose size is the total length of the parts of an input of offsets, in the drawn case."""
         drawn = self._drawn[name]
         assert isinstance(drawn, torch.Tensor)
         found = [axis for axis, size in self._case.axes.items() if size == int(drawn[-1]) and axis != "num_pages"]
@@ -287,7 +287,7 @@ class Drawing:
         return found[0]
 
     def _axis(self, axis: str, starts: Sequence[str]) -> None:
-        """A var axis that nothing else decides: a parameter, or the size that it has in the drawn case."""
+        """Write a var axis that nothing else decides: from a parameter, or its size in the drawn case."""
         rows = {(spec.shape or ("",))[0] for spec in self.definition.outputs.values()}
         if axis in {"batch_size", "seq_len", "num_pages"}:
             self._parameter(axis, {"batch_size": 4, "seq_len": 64, "num_pages": 16}[axis])
@@ -321,7 +321,7 @@ class Drawing:
         return _floats(drawn, shape, dtype)
 
     def _whole(self, name: str, drawn: torch.Tensor, shape: str, dtype: str) -> str:
-        """Whole numbers between the bounds of the drawn ones. Raises Unemittable: they are more than that."""
+        """An expression for integers within the drawn ones' range. Raises Unemittable: they are dependent."""
         distinct = drawn.numel() > 1 and len(torch.unique(drawn)) == drawn.numel()
         if not drawn.numel() or (distinct and role_of(name) is Role.INDICES) or drawn.dtype is torch.int8:
             raise Unemittable(f"{name} holds no independent numbers")
@@ -333,7 +333,7 @@ class Drawing:
 
 
 def _floats(drawn: torch.Tensor, shape: str, dtype: str) -> str:
-    """Floats like drawn ones: probabilities, between two bounds, or normal with their spread."""
+    """An expression for floats like drawn ones: probabilities, uniform, or normal with their deviation."""
     wide = drawn.to(torch.float64)
     low, high = (float(wide.min()), float(wide.max())) if wide.numel() else (-1.0, 1.0)
     plain = drawn.dtype in NORMAL
@@ -343,7 +343,7 @@ def _floats(drawn: torch.Tensor, shape: str, dtype: str) -> str:
         return f"torch.softmax(torch.randn({shape}, device=device), -1).to({dtype})"
     if low >= 0 and wide.numel() > 1:
         return f"torch.empty({shape}, {made}).uniform_({low:.3g}, {max(high, low):.3g}){ending}"
-    # Of a normal sample, and however large a few values are: half of all lie within 0.6745 of the spread.
+    # For a normal sample, even with outliers: half of it is within 0.6745 standard deviations.
     spread = float(wide.abs().median()) / 0.6745 if wide.numel() >= FEW else 1.0
     scale = f" * {spread:.2g}" if 0 < spread < 0.9 and not is_random(drawn) else ""
     text = f"torch.randn({shape}, {made})"
@@ -351,12 +351,12 @@ def _floats(drawn: torch.Tensor, shape: str, dtype: str) -> str:
 
 
 def is_random(value: torch.Tensor) -> bool:
-    """Whether a tensor looks like what flashinfer-bench draws: standard normal floats, not few of them."""
+    """Whether a tensor looks like flashinfer-bench's random inputs: at least FEW standard normal floats."""
     if value.dtype not in NORMAL or value.numel() < FEW:
         return False
     sample = value.flatten()[: 1 << 16].double()
     off = SIGMAS / math.sqrt(len(sample))
     mean, spread = float(sample.mean()), float(sample.std())
-    # Of fourth powers the mean is 3 with a variance of 96: it tells a normal from a uniform and from outliers.
+    # Fourth powers have mean 3 and variance 96, which shows uniform samples and outliers.
     peaks = float((sample**4).mean())
     return abs(mean) < off and abs(spread - 1) < off and abs(peaks - 3) < off * math.sqrt(96)
