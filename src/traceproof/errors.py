@@ -1,7 +1,6 @@
 """The one exception that a user is meant to read."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
 
 from traceproof.text import printable, redacted
 
@@ -17,15 +16,6 @@ class TraceproofError(Exception):
         self.problems = tuple(problems)
         self.todo = todo
         super().__init__(str(self))
-
-    def as_json(self) -> dict[str, Any]:
-        """The error as a JSON object, for another process."""
-        return {"what": self.what, "problems": self.problems, "todo": self.todo}
-
-    @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> Self:
-        """The error that `as_json` gave."""
-        return cls(value["what"], problems=value["problems"], todo=value["todo"])
 
     def __str__(self) -> str:
         lines = [self.what + (":" if self.problems else "")]
