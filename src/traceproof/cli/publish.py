@@ -1,4 +1,4 @@
-"""`traceproof publish`: what was proved, as a pull request to the dataset. Without --push nothing is sent."""
+"""`traceproof publish`: opens pull requests to the dataset with what was proved; none without --push."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
