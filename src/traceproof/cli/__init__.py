@@ -15,7 +15,7 @@ from traceproof.run.entry import INTERRUPTED
 BAD_USE = 2
 STOPPED = "Stopped.\n"
 HELP = "Proves LLM kernel references right. Exit codes: 0 fine, 1 findings, 2 bad use or input, 130 interrupted."
-# Each is a function of that name, with `_command` behind it where that means something else there, in a module.
+# command -> module with a function of that name; `_command` is added where the name is taken.
 COMMANDS = {
     "verify": "verify",
     "doctor": "verify",
@@ -38,8 +38,8 @@ COMMANDS = {
     "coverage": "lint",
     "publish": "publish",
 }
-# Options that take several values after one flag, and what a further value looks like:
-# `--test-sizes small rmsnorm` gives one size.
+# Options that take several values after one flag, with a pattern of further values: `--test-sizes small rmsnorm`
+# has one size.
 ANY, CODE = ".*", r"[A-Z]{2}\d*(,[A-Z]{2}\d*)*"
 MANY = {
     "--test-sizes": "small|medium|large|stress",
@@ -52,9 +52,9 @@ MANY = {
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
-    """The commands; where the arguments begin with the name of one, that one alone: others are not imported."""
+    """The app with all commands, or only with the one that the arguments begin with: others are not imported."""
     app = typer.Typer(name="traceproof", no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback(help=HELP)(lambda: None)  # with one command, too, its name is an argument
+    app.callback(help=HELP)(lambda: None)  # else typer takes a single command's name for its argument
     for name in [name for name in arguments[:1] if name in COMMANDS] or COMMANDS:
         function = name.replace("-", "_")
         module = import_module(f"{__name__}.{COMMANDS[name]}")
@@ -63,13 +63,13 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Raises SystemExit: always, with the exit code."""
+    """Run a command, then always raise SystemExit with the exit code."""
     own, behind = list(sys.argv[1:] if arguments is None else arguments), []
-    if "--" in own and own[0] == "verify":  # what stands behind it is Snakemake's
+    if "--" in own and own[0] == "verify":  # arguments behind it are Snakemake's
         place = own.index("--")
         own, behind = own[:place], own[place + 1 :]
     app = command_line(own)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # all is imported
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # until here, everything is imported
     try:
         app(spread(own), obj=behind)
     except KeyboardInterrupt:
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TraceproofError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(BAD_USE) from None
-    except OSError as error:  # of a file or folder that was named, or that a command needs
+    except OSError as error:  # about a file or folder that was named, or that a command needs
         if error.filename is None:
             raise
         where = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
@@ -91,11 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"{where}: {reason}\n{todo}\n")
         raise SystemExit(BAD_USE) from None
     finally:
-        gc.freeze()  # a program that ends need not look for cycles among its modules' objects: half a second
+        gc.freeze()  # else Python collects garbage among all modules' objects at exit, for half a second
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
-    """Give each of several values its own flag: `--test-sizes small medium` as the specification writes it."""
+    """Arguments with the flag repeated before each of several values, as in `--test-sizes small medium`."""
     result: list[str] = []
     flag = ""
     first = False  # whether the flag has no value yet

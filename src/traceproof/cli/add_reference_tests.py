@@ -1,4 +1,4 @@
-"""`traceproof add-reference-tests`: pytest tests of a dataset's references, written into the dataset."""
+"""`traceproof add-reference-tests`: writes pytest tests of a dataset's references into the dataset."""
 
 import contextlib
 import importlib.util
@@ -51,7 +51,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
 ) -> None:
     """Write one test file per definition, and the conftest that they share.
 
-    A dataset that was fetched stays as it is: its tests go to `generated` below the results, where `traceproof
+    A fetched dataset is not changed: its tests go to `generated` in the folder of results, where `traceproof
     publish` finds them.
 
     Exit codes: 0 written, 1 some definitions got no test, 2 bad use or input and nothing written.
@@ -79,7 +79,7 @@ def add_reference_tests(  # noqa: PLR0913 - the specification's options
 
 
 def _places(definitions: Path | None, output: Path | None) -> tuple[Path, Path]:
-    """The dataset's folder, and the folder that gets tests/references."""
+    """(the dataset's folder, the folder that is to contain tests/references)."""
     out = output.expanduser().resolve() if output is not None else None
     if out is not None and out.parts[-2:] == PLACE.parts:
         out = out.parents[1]
@@ -96,7 +96,7 @@ def _places(definitions: Path | None, output: Path | None) -> tuple[Path, Path]:
 
 
 def _paths(config: Path | None) -> dict[str, Path]:
-    """Folders of the repositories that clone-repos left. Raises TraceproofError: the file can not be used."""
+    """Folders by repository, from a file of clone-repos. Raises TraceproofError: the file can not be used."""
     if config is None:
         return {}
     try:
@@ -108,7 +108,7 @@ def _paths(config: Path | None) -> dict[str, Path]:
 
 
 def _checkout(path: Path, stack: str) -> str:
-    """The folder to put in front of installed packages. Raises TraceproofError: the package is not there."""
+    """The folder to import a package from, before installed ones. Raises TraceproofError: it lacks the package."""
     folder = path.expanduser().resolve()
     package, origin = PACKAGES[stack], STACKS[stack].origin
     inner = folder / (origin.place if origin else "")
@@ -117,7 +117,7 @@ def _checkout(path: Path, stack: str) -> str:
 
 
 def _with_checkouts(command: Callable[..., None]) -> None:
-    """Give a command an option `--<stack>-path` for every stack that has a checkout."""
+    """Give a command an option `--<stack>-path` for every stack that can use a checkout."""
     own = inspect.signature(command, eval_str=True)
     fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     for name in PACKAGES:
@@ -134,7 +134,7 @@ _with_checkouts(add_reference_tests)
 
 
 def _divergences() -> Divergences:
-    """What this repository knows; nothing where the package was installed without one."""
+    """Known divergences of references in this repository; none if the package was installed without one."""
     try:
         repository, config = run.configured()
     except TraceproofError:
@@ -145,7 +145,7 @@ def _divergences() -> Divergences:
 
 
 def _python() -> str:
-    """An interpreter with torch and pytest, by config.yaml; PYTHON, and what is meant, where none is built yet."""
+    """The interpreter with torch and pytest of config.yaml; if it is not built yet, text that stands for it."""
     with contextlib.suppress(TraceproofError):  # installed without a repository
         root, config = run.configured()
         stack = resolve(config, MAIN)

@@ -1,4 +1,4 @@
-"""`traceproof extract-kernel-definitions` and `add-new-model`: what a model needs, read off SGLang."""
+"""`traceproof extract-kernel-definitions` and `add-new-model`: read a model's kernels off SGLang."""
 
 import sys
 from collections import Counter
@@ -21,7 +21,7 @@ from traceproof.programs import telling
 from traceproof.stacks import MAIN, READER
 
 REPORTS = Path("results/extract")
-OUTPUT = Path("results/extracted")  # not the pipeline's own results/extract/dataset, which it writes anew
+OUTPUT = Path("results/extracted")  # not results/extract/dataset, which the pipeline replaces
 UNREAD = (
     "\nSGLang can read more: its environment lists them once it is built (minutes, about 2 GB), which the first "
     "extraction does. Or give an interpreter that has SGLang as --extract-python.\n"
@@ -124,11 +124,11 @@ def extract_kernel_definitions(  # noqa: PLR0913 - one parameter per option
     run.end(json_file, pipeline.as_json(extraction), text, bad="conflict" in counted or bool(extraction.clashes))
 
 
-# What can be extracted.
+# For `--list`.
 
 
 def listing(python: Path | None, sglang_path: Path | None) -> dict[str, Any]:
-    """The bundled models, and the architectures that SGLang can read; none before its environment is built."""
+    """Bundled models, and architectures that SGLang can read; none before SGLang's environment is built."""
     bundled = [
         {"name": entry.slug, "title": entry.title, "repository": entry.repository}
         | {"parallel": [one._asdict() for one in entry.parallel]}
@@ -146,7 +146,7 @@ def listing(python: Path | None, sglang_path: Path | None) -> dict[str, Any]:
 
 
 def told_listing(listed: Mapping[str, Any]) -> str:
-    """What `listing` gives, for people: first the architectures that have a second reading as language models."""
+    """The result of `listing` as text; architectures that transformers can read too come first."""
     text = ""
     for entry in listed["bundled"]:
         usual = ", ".join(f"tp {at['tp']} ep {at['ep']}" for at in entry["parallel"])
@@ -160,7 +160,7 @@ def told_listing(listed: Mapping[str, Any]) -> str:
     return f"{text}encoders and drafts among them; most need --single-reading:\n{', '.join(others)}\n"
 
 
-# The web interface's hierarchy of modules.
+# For the web interface: a model's hierarchy of modules.
 
 
 def add_new_model(  # noqa: PLR0913 - one parameter per option
@@ -176,10 +176,10 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
     sglang_path: options.Sglang = None,
     extract_python: options.SglangPython = None,
 ) -> None:
-    """Write the modules of a model (block or layer, parent, count, definitions) for the web interface.
+    """Write a model's modules (block or layer, parent, count, definitions) for the web interface.
 
-    A bundled model's facts are used where neither --config nor --revision asks for others, so that no network is
-    needed. Exit codes: 0 written, 2 bad use or input.
+    A bundled model's facts are used, without network access, unless --config or --revision asks for others. Exit
+    codes: 0 written, 2 bad use or input.
     """
     bundled = catalogue.entries().get(catalogue.slug_of(model_name))
     fetched = hf_repo_id if bundled is None or revision is not None else None
@@ -214,7 +214,7 @@ def add_new_model(  # noqa: PLR0913 - one parameter per option
 
 
 def _name_definitions(named: dict[str, list[str]], reading: Reading, made: list[tuple[KernelCall, Draft]]) -> None:
-    """Add each module's definitions by path; a router's top-k has those of the experts beside it."""
+    """Add names of definitions by module path; a router's top-k gets those of the experts with the same parent."""
     selectors = [(module.parent, module.path) for module in reading.modules if module.kind == "top_k"]
     for call, draft in made:
         holders = {path.rpartition(".")[0] for path in call.paths if call.kind == "experts"}

@@ -1,4 +1,4 @@
-"""`traceproof judge`: whether a kernel computes what a definition says, with a certificate."""
+"""`traceproof judge`: decides whether a kernel computes what a definition says, and writes a certificate."""
 
 import shlex
 import sys
@@ -27,10 +27,10 @@ from traceproof.solutions.render import as_json, page, table, trace_lines
 from traceproof.solutions.suites import ATEN
 from traceproof.stacks import MAIN, PACKAGES, STACKS
 
-TRACES = ".traces.jsonl"  # beside a certificate that has times
-PROBLEM = ".py"  # how the file of a problem of KernelBench's ends
-JUDGED = "judged"  # below the results folder
-SILENT_SECONDS = 3.0  # in which nothing is said, at most
+TRACES = ".traces.jsonl"  # suffix of the file beside a certificate with times
+PROBLEM = ".py"  # suffix of the file of one of KernelBench's problems
+JUDGED = "judged"  # folder below the results
+SILENT_SECONDS = 3.0  # time after which progress is reported again
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 Solution = Annotated[
@@ -113,16 +113,16 @@ def check_certificate(
     *,
     key: Key = None,
 ) -> None:
-    """Check that a certificate is as it was signed, by the key given or by the one that the signature names.
+    """Check that a certificate is unchanged since it was signed, by the given key or the one in the signature.
 
-    Exit codes: 0 it is, 2 it was changed, is signed by another key, or not at all.
+    Exit codes: 0 unchanged, 2 changed, signed by another key, or not signed.
     """
     fingerprint = _signatures().check(certificate, key)
     run.say(f"{certificate} is as it was signed, by the key sha256:{fingerprint}")
 
 
 def _signatures() -> ModuleType:
-    """What signs and checks. Raises TraceproofError: its package is not installed."""
+    """The module that signs and checks. Raises TraceproofError: its package is not installed."""
     try:
         from traceproof.solutions import signature
     except ImportError:
@@ -133,32 +133,34 @@ def _signatures() -> ModuleType:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Session:
-    """How solutions are judged."""
+    """Settings and state for judging solutions."""
 
     root: Path  # the repository
-    config: Config  # sizes, seed, limits, stacks, properties that are demanded
-    out: Path  # folder of the certificates
-    say: Callable[[str], None]  # tells how far it is
-    judge: Judge = field(default_factory=Judge)  # judges one after the other
-    hidden_seed: int = field(default_factory=new_hidden_seed)  # what the hidden cases follow from
-    definition: str | None = None  # name or file of the definition; None: as a solution says
-    # the folder that holds definitions; None: the configured one, fetched where it is absent
+    config: Config  # sizes, seed, limits, stacks, demanded properties
+    out: Path  # folder for certificates
+    say: Callable[[str], None]  # reports progress
+    judge: Judge = field(default_factory=Judge)  # judges one solution after the other
+    hidden_seed: int = field(default_factory=new_hidden_seed)  # seed of hidden cases
+    definition: str | None = None  # a definition's name or file; None: the one that a solution names
+    # folder with definitions; None: the configured one, fetched if absent
     dataset: Path | None = None
-    stack: str | None = None  # the environment that all run in; None: that of the package that one imports
-    timed: bool = False  # whether what passes is timed
-    whole: bool = False  # whether a wrong answer does not end it
+    # whose environment runs all solutions; None: the stack of the package that a solution imports
+    stack: str | None = None
+    timed: bool = False  # whether to measure the speed of accepted solutions
+    whole: bool = False  # whether to continue after a wrong answer
     sign: Callable[[Path], object] | None = None  # signs a certificate's file
 
     def judged(self, candidate: Candidate, repeat: str) -> Certificate:
-        """Judge one solution, and write its certificate. Raises TraceproofError: why it can not be judged here."""
+        """Judge one solution and write its certificate. Raises TraceproofError: it can not be judged here."""
         name = self.definition or candidate.definition
         if not name:
             todo = "Give --definition NAME, as it stands in the dataset, or --definition FILE.json."
             raise TraceproofError(f"{candidate.path} does not say which definition it implements", todo=todo)
         why = blocked(candidate, gpu=has_driver())
-        if why is not None:  # found out before an environment is built
+        if why is not None:  # refused before an environment is built
             raise TraceproofError(why)
-        # The stack whose package a solution imports, one that has a CUDA compiler if it needs that, or the main.
+        # The stack whose package a solution imports; else one with a CUDA compiler if it needs that; else the main
+        # one.
         own = [name for name, package in PACKAGES.items() if package in candidate.imported]
         compilers = [name for name, stack in STACKS.items() if stack.toolkit and candidate.is_compiled]
         settings = self._settings(self.stack or [*own, *compilers, MAIN][0])
@@ -177,7 +179,7 @@ class Session:
         return certificate
 
     def place(self, certificate: Certificate) -> Path:
-        """Where a certificate's files lie, less what they end with."""
+        """The path of a certificate, `<solution>-<definition>.json`; other files have the same stem."""
         name = f"{path_part(certificate.solution, PART)}-{path_part(certificate.definition, PART)}"
         return self.out / f"{name}.json"
 
@@ -208,12 +210,12 @@ class Session:
 
 
 class Doing:
-    """What is being done, as its text: a line of its own where lines stay."""
+    """Text on what is being done; printed line by line if stderr is no terminal."""
 
     text = ""
 
     def now(self, text: str) -> None:
-        """That is done from now on."""
+        """Set what is being done."""
         self.text = f"{self.text.partition(': ')[0]}: {text}"
         if not sys.stderr.isatty():
             run.say(self.text)
@@ -225,7 +227,7 @@ class Doing:
 def _judged(
     session: Session, path: str, given: Sequence[str], json_file: Path | None, doing: Doing
 ) -> list[Certificate]:
-    """Certificates of the solutions at a path, told one by one; `given` are the options that repeat one."""
+    """Judge the solutions at a path, and print each verdict; `given`: options for the command that repeats one."""
     repeats = [*given, *(["--time"] if session.timed else []), *(["--all"] if session.whole else [])]
     repeats += ["--hidden-seed", str(session.hidden_seed)]
     where, _, entry = path.partition("::")
@@ -241,7 +243,7 @@ def _judged(
         except TraceproofError as error:
             if len(candidates) == 1:
                 raise
-            run.say(f"not judged: {error}")  # the others are
+            run.say(f"not judged: {error}")  # others are still judged
             continue
         certificates.append(certificate)
         place = session.place(certificate).with_suffix(".html")

@@ -1,4 +1,4 @@
-"""Mistakes found without running anything: `traceproof lint`, `lint-kernels`, `audit-tests` and `coverage`."""
+"""Commands that find mistakes without running anything: `lint`, `lint-kernels`, `audit-tests` and `coverage`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ Sources = Annotated[Path, typer.Argument(help="A file or a folder of Triton sour
 
 
 def _known(baseline: Path | None, *, update: bool) -> Path | None:
-    """The baseline to compare with; None where it is to be written. Raises TraceproofError: it is not named."""
+    """The baseline to compare with; None if it is to be written. Raises TraceproofError: no file is given."""
     if update and baseline is None:
         raise TraceproofError("--update-baseline needs to know the file", todo="Give --baseline FILE as well.")
     return None if update else baseline

@@ -1,4 +1,4 @@
-"""Options that several commands have. Whether what they name can be written is found out before the work."""
+"""Options that several commands have. Whether they can be written to is checked before the work begins."""
 
 import tempfile
 from pathlib import Path
@@ -15,7 +15,7 @@ def _unwritable(parameter: typer.CallbackParam, value: Path, error: OSError, kin
 
 
 def _file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
-    """A file to write, `-` for stdout. Raises TraceproofError: it can not be written."""
+    """A file to write; `-` is stdout. Raises TraceproofError: it can not be written."""
     if value is None or str(value) == "-":
         return value
     path = value.expanduser()
@@ -30,7 +30,7 @@ def _file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
 
 
 def _folder(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
-    """A folder to write to, made later if it is absent. Raises TraceproofError: it can not be written."""
+    """A folder to write to, created later if absent. Raises TraceproofError: it can not be written."""
     if value is None:
         return None
     path = value.expanduser()
@@ -64,7 +64,7 @@ TargetDir = Annotated[
     Path | None, typer.Option(callback=_folder, help="Folder of them all; sources/ if left out.")
 ]
 
-# What is meant.
+# What to work on.
 OpTypes = Annotated[list[str] | None, typer.Option("--op-type", help="These op_types.")]
 DefinitionNames = Annotated[list[str] | None, typer.Option("--definition-name", help="These definitions.")]
 Everything = Annotated[bool, typer.Option("--all", help="Every definition.")]
@@ -85,7 +85,7 @@ FlashInfer = Annotated[
     ),
 ]
 
-# How cases are made and judged.
+# How to make and judge cases.
 Sizes = Annotated[list[str] | None, typer.Option("--test-sizes", help="Sizes: small medium large stress.")]
 Tolerance = Annotated[float | None, typer.Option(help="Accept floats within this atol and rtol; proves nothing.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of the inputs.")]
@@ -95,7 +95,7 @@ WeakIsolation = Annotated[
     bool, typer.Option("--allow-weak-isolation", help="Run untrusted code where it can not be isolated whole.")
 ]
 
-# A model.
+# Models.
 Config = Annotated[Path | None, typer.Option(help="A model's config.json.")]
 Hub = Annotated[
     str | None, typer.Option("--hf-repo-id", help="Fetch config.json from this HuggingFace repository.")

@@ -49,7 +49,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Publish what was verified; a dry run unless --push is given.
 
-    Exit codes: 0 written or pushed, 2 bad use or input, nothing verified, or a push that did not go through.
+    Exit codes: 0 written or pushed, 2 bad use or input, nothing verified, or a failed push.
     """
     source = _source(dataset, selection, traces or [])
     folder = out or source.run / "publish"
@@ -79,7 +79,7 @@ def publish(  # noqa: PLR0913 - one parameter per option
 
 @contextmanager
 def _writable() -> Iterator[None]:
-    """Tell of a folder that can not be written, before anything is sent."""
+    """Turn an OSError into a TraceproofError about the path, before anything is sent."""
     try:
         yield
     except OSError as error:

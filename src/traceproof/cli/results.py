@@ -1,4 +1,4 @@
-"""What a finished run left: `traceproof show`, `diff`, `site` and `clean`."""
+"""Commands on finished runs: `traceproof show`, `diff`, `site` and `clean`."""
 
 import json
 import time
@@ -23,19 +23,19 @@ from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.schema import VerdictRow, each_row, figures, place, read_rows
 from traceproof.text import block, printable
 
-SHOWN = 20  # rows of one kind of difference on the terminal; --json and --markdown have all
+SHOWN = 20  # rows per kind of difference in the terminal; --json and --markdown have all
 DAY = 86400.0
-FRESH_SECONDS = 3600.0  # what was written so lately may be a job's that has no verdict file yet
+FRESH_SECONDS = 3600.0  # a row written later than that may be a job's without a file of verdicts yet
 
-# A definition's verdicts.
+# Verdicts of a definition.
 
 
 class RunOfDefinition(NamedTuple):
-    """What a run left of a definition."""
+    """The rows of one run for one definition."""
 
     folder: Path
-    dataset: str  # the folder of the dataset that it verified
-    ended: float  # when it ended last, whether it had anything to do or not
+    dataset: str  # folder of the verified dataset
+    ended: float  # when the run last ended, in seconds since 1970, even if it had nothing to do
     rows: list[VerdictRow]
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ def _runs(folders: Sequence[Path], name: str) -> Iterator[RunOfDefinition]:
         rows = [row for row in read_rows(file) if row.definition == name] if named else []
         if not rows:
             continue
-        # A run that found all of it finished writes this log alone.
+        # A run that found everything finished writes only this log.
         ended = [one.stat().st_mtime for one in (file, folder / "logs" / "verify_all.log") if one.exists()]
         try:
             plan = json.loads((folder / "cases" / f"{rows[0].op_type}.json").read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ def _runs(folders: Sequence[Path], name: str) -> Iterator[RunOfDefinition]:
 
 
 def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
-    """Lines for people: a heading per case, a line per output; with `full`, its metrics and worst places too."""
+    """Lines for the terminal: a heading per case, a line per output; if `full`, also metrics and worst places."""
     for (case, implementation), group in groupby(rows, key=lambda row: (row.case, row.implementation)):
         members = list(group)
         first = members[0]
@@ -125,7 +125,7 @@ def describe(rows: Sequence[VerdictRow], *, full: bool) -> Iterator[str]:
             yield f"  repeat  {first.repeat}"
 
 
-# Two states.
+# Differences between two states.
 
 
 def diff_command(
@@ -157,7 +157,7 @@ def diff_command(
 
 
 def difference(found: Diff, *, limit: int = SHOWN) -> list[str]:
-    """A difference as lines for a terminal."""
+    """Lines on a difference, for a terminal."""
     lines = [f"{found.before.digest[:12]} -> {found.after.digest[:12]}", *(f"  {line}" for line in found.versions)]
     for kind, title in TITLES.items():
         pairs: Sequence[tuple[Any, Any]] = getattr(found, kind)
@@ -167,7 +167,7 @@ def difference(found: Diff, *, limit: int = SHOWN) -> list[str]:
 
 
 def difference_page(found: Diff) -> list[str]:
-    """A difference as lines of Markdown, with a section per kind of which there is one."""
+    """Lines of Markdown on a difference, with a section per kind of change that occurs."""
     lines = [f"# {found.before.digest[:12]} to {found.after.digest[:12]}", ""]
     lines += [f"- {line}" for line in found.versions]
     listed = {title: [_pair(found, a, b) for a, b in getattr(found, kind)] for kind, title in TITLES.items()}
@@ -190,7 +190,7 @@ def _pair(found: Diff, was: Mapping[str, Any] | None, row: Mapping[str, Any] | N
     return f"{text}; {between}" if between else text
 
 
-# Pages and room.
+# The site, and disk space.
 
 
 def site(
@@ -203,7 +203,8 @@ def site(
 
     Exit codes: 0 written, 2 there is no finished run, or the folder can not be replaced.
     """
-    from traceproof.site.build import Finished, build  # templates and highlighting, which the others do without
+    # imports templates and highlighting, which other commands do not need
+    from traceproof.site.build import Finished, build
 
     root, config = run.configured()
     results = root / config.results
@@ -226,7 +227,7 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how much, remove nothing.")] = False,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Remove finished rows; what a later run needs of them, it computes again.
+    """Remove finished rows; a later run computes those that it needs again.
 
     Exit codes: 0 removed, or nothing to remove, 2 bad use.
     """
@@ -238,7 +239,7 @@ def clean(
     if path.is_file():
         verdicts = sorted((root / config.results).rglob("verdicts/*.jsonl"))
         shown = {row.digests.outputs for file in verdicts if unreachable for row in each_row(file)}
-        stay = {key_of_file(file, path) for file in verdicts}  # by which damage of one shows
+        stay = {key_of_file(file, path) for file in verdicts}  # entries that show damage of a verdicts file
         with Cache(path) as cache:
             for key, size, written in cache.entries():
                 old = older_than is not None and written < now - older_than * DAY

@@ -1,4 +1,4 @@
-"""What commands share: the repository, its configuration, Snakemake, other interpreters, results as JSON."""
+"""Shared by commands: the repository, its configuration, Snakemake, other interpreters, results as JSON."""
 
 import contextlib
 import json
@@ -23,12 +23,13 @@ from traceproof.errors import TraceproofError
 from traceproof.files import own_folder, sweep
 from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED, end_with_parent
 
-__all__ = ["FINDINGS", "UNFINISHED", "config_of"]  # for commands, which take all that they need of a run from here
+__all__ = ["FINDINGS", "UNFINISHED", "config_of"]  # names that commands import from here
 FINE = 0
-FOUND = 3  # what Snakemake ends with on findings, so that its own 1 is none; the variable CODE tells its plugin
+# Snakemake's exit code for findings, as 1 is its own for errors; its plugin reads it from the variable CODE
+FOUND = 3
 CODE = "TRACEPROOF_FINDINGS"
-STDERR = 2  # the descriptor
-STDOUT = "-"  # in the place of a file
+STDERR = 2  # file descriptor
+STDOUT = "-"  # instead of a file
 FIND = (
     "import importlib.util, json, sys; "
     "print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"
@@ -36,7 +37,7 @@ FIND = (
 
 
 def repository() -> Path:
-    """The folder with the Snakefile of this package. Raises TraceproofError: it was installed without it."""
+    """The folder with this package's Snakefile. Raises TraceproofError: the package was installed without it."""
     for folder in (Path.cwd(), Path(__file__).resolve().parents[3]):
         if (folder / "Snakefile").is_file() and (folder / "src" / "traceproof").is_dir():
             return folder
@@ -45,48 +46,48 @@ def repository() -> Path:
 
 
 def configured(**changes: Any) -> tuple[Path, Config]:  # noqa: ANN401 - as config.yaml has them
-    """That folder, and the configuration there, with what options give (None: nothing) in place of some keys."""
+    """(the repository's folder, its configuration); `changes`, unless None, replace keys of the latter."""
     root = repository()
     return root, config_of(root, given(**changes))
 
 
 def configured_dataset() -> Path:
-    """The folder of the dataset that config.yaml names, fetched where it is not there yet."""
+    """The folder of the dataset in config.yaml, fetched if absent."""
     root, config = configured()
     return root / fetch(config.dataset, root=root / config.results / "dataset")
 
 
 def given(**options: Any) -> dict[str, Any]:  # noqa: ANN401 - as config.yaml has them
-    """The options that have a value."""
+    """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def dataset_in(folder: Path | None) -> dict[str, str | None] | None:
-    """A dataset's folder as config.yaml has it; None: none is given."""
+    """The key `dataset` of a configuration for a folder; None: no folder."""
     return None if folder is None else {"path": str(folder.expanduser().resolve()), "pypi": None, "git": None}
 
 
 def all_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-# What a command says.
+# Output of commands.
 
 
 def say(text: str) -> None:
-    """Tell on stderr how far a command is."""
+    """Print a line of progress on stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def told(*results: Path | None) -> TextIO:
-    """Where what is for people goes: stderr where stdout has a result."""
+    """The stream for text: stderr if one of the results goes to stdout, else stdout."""
     return sys.stderr if STDOUT in map(str, results) else sys.stdout
 
 
 def end(target: Path | None, value: Mapping[str, Any], text: str = "", *, bad: bool = False) -> None:
-    """Say what came of a command, as JSON where `target` asks for it and as text for people.
+    """Write a command's result, as JSON to `target` unless it is None, and as text.
 
     Raises typer.Exit: with FINDINGS, if it is `bad`.
     """
@@ -97,7 +98,7 @@ def end(target: Path | None, value: Mapping[str, Any], text: str = "", *, bad: b
 
 
 def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
-    """Write what `--json FILE`, say, asks for; `-` is stdout, None writes nothing."""
+    """Write a result as JSON to a file, or to stdout if that is `-`; None writes nothing."""
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     if target is not None and str(target) == STDOUT:
         sys.stdout.write(text)
@@ -105,21 +106,22 @@ def write_result(target: Path | None, value: Mapping[str, Any]) -> None:
         target.write_text(text, encoding="utf-8")
 
 
-# Interpreters that a command runs the tests of others, or SGLang, with.
+# Interpreters for others' tests and for SGLang.
 
 
 def stack_interpreter(name: str, given: Path | None = None) -> Path:
-    """The interpreter that was given, else that of a stack by config.yaml, built first where it is absent."""
+    """The given interpreter, else that of a stack in config.yaml, built if absent."""
     if given is not None:
-        return given.expanduser().absolute()  # a link stays: it tells a virtual environment
+        # not resolved, since the path of the link shows a virtual environment
+        return given.expanduser().absolute()
     root, config = configured()
     return ready(resolve(config, name), root=root, say=say)
 
 
 def interpreter(given: Path | None, *, stack: str, needs: Sequence[str], option: str) -> str:
-    """An interpreter that has the packages `needs`: the given one, else that of `stack`, built where it is absent.
+    """An interpreter with the packages `needs`: the given one, else that of `stack`, built if absent.
 
-    Raises TraceproofError: there is none, or it lacks one of `needs`; `option` gives another one.
+    Raises TraceproofError: there is none, or it lacks a package; `option` is named as the way to give another.
     """
     if given is None:
         python = str(stack_interpreter(stack))
@@ -151,17 +153,17 @@ def snakemake(
     *,
     cores: int,
     extra: Sequence[str] = (),
-    out: TextIO = sys.stdout,  # where the table goes: stdout or stderr
+    out: TextIO = sys.stdout,  # stdout or stderr, for the table
 ) -> int:
     """Run the default target.
 
-    Gives the exit code: FINE, FINDINGS, UNFINISHED if the run did not get to its table, or INTERRUPTED.
+    Returns the exit code: FINE, FINDINGS, UNFINISHED if the run did not print its table, or INTERRUPTED.
     """
     program = str(Path(sys.executable).parent / "snakemake")  # its errors begin with this name
     command = [sys.executable, program, "--cores", str(cores), *extra]
     sweep(Path(tempfile.gettempdir()))
     with own_folder() as scratch:
-        if changes:  # as a file, since --config would turn every value inside a mapping into text
+        if changes:  # as a file, since --config turns every value in a mapping into text
             overrides = scratch / "overrides.json"
             overrides.write_text(json.dumps(changes), encoding="utf-8")
             command += ["--configfile", str(overrides)]
@@ -173,10 +175,10 @@ def snakemake(
 
 
 def _run(command: Sequence[str], *, cwd: Path, stdout: int | None) -> int:
-    """Run Snakemake in a process group of its own and give its exit code, INTERRUPTED if it was stopped.
+    """Run Snakemake in a separate process group; returns its exit code, INTERRUPTED if it was stopped.
 
-    So a terminal's Ctrl-C comes here alone, as SIGTERM does; both are passed on to the group. The second one kills
-    it. Where this process is killed, the kernel kills Snakemake.
+    So a terminal's Ctrl-C reaches only this process, like SIGTERM; the first is passed on to the group as SIGINT,
+    the second kills it. If this process is killed, the kernel kills Snakemake.
     """
     caught: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
@@ -189,10 +191,11 @@ def _run(command: Sequence[str], *, cwd: Path, stdout: int | None) -> int:
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     own: dict[str, Any] = {"cwd": cwd, "env": {**os.environ, CODE: str(FOUND)}, "stdin": subprocess.DEVNULL}
-    own |= {"stdout": stdout, "process_group": 0, "preexec_fn": end_with_parent}  # no thread runs here
+    # safe, since this process has no other threads
+    own |= {"stdout": stdout, "process_group": 0, "preexec_fn": end_with_parent}
     try:
         started.append(subprocess.Popen(command, **own))
-        if caught:  # before it was there
+        if caught:  # before the process started
             forward(caught[0], None)
         code = started[0].wait()
         return INTERRUPTED if caught else code

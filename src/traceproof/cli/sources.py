@@ -1,4 +1,4 @@
-"""Repositories of kernel libraries: `traceproof clone-repos`, `dependents` and `bisect`."""
+"""Commands on repositories of kernel libraries: `traceproof clone-repos`, `dependents` and `bisect`."""
 
 import contextlib
 import tempfile
@@ -26,9 +26,9 @@ from traceproof.run.flow import Pipeline
 from traceproof.stacks import PACKAGES
 from traceproof.text import has_credentials, redacted
 
-SHOWN = 40  # lines of one list on the terminal; --json has all
-PARTS_SHOWN = 3  # changed parts named beside an op_type
-FILES_SHOWN = 10  # of a commit that changed a verdict
+SHOWN = 40  # lines per list in the terminal; --json has all
+PARTS_SHOWN = 3  # changed parts shown per op_type
+FILES_SHOWN = 10  # of a commit that changed a verdict, at most
 
 # clone-repos.
 
@@ -51,18 +51,18 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     ] = False,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Clone or update the sources. What sources.lock names is what is taken; options change it, branches never do.
+    """Clone or update the sources at the pins of sources.lock, which only options change, not moved branches.
 
-    A release that is not there yet comes from git, at the commit of its tag, which is pinned beside it. Where git
-    does not reach the repository, it comes from the package index, and a line says so. One that can not be had
-    keeps no other from being brought. Without --target-dir and --lock, sources/ and sources.lock of the repository
-    are meant, wherever the command runs. --json writes repos_config.json's content.
+    A release that is not there yet comes from git, at the commit of its tag, which is pinned too. If git can not
+    reach the repository, it comes from the package index, and a line says so. A source that can not be fetched
+    does not stop the others. Without --target-dir and --lock, they go to sources/ and sources.lock of the
+    repository, wherever the command runs. --json writes repos_config.json's content.
 
-    Exit codes: 0 all are there, 2 bad use, or a source that could not be had.
+    Exit codes: 0 all are there, 2 bad use, or a source that could not be fetched.
     """
     available()
     home = Path.cwd()
-    with contextlib.suppress(TraceproofError):  # there is no repository: the working directory is meant
+    with contextlib.suppress(TraceproofError):  # without a repository, the working directory is used
         home = run.repository()
     place = lock or home / NAME
     folder = (target_dir or home / "sources").expanduser().resolve()
@@ -89,13 +89,13 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
     value = write_records(folder, unpinned)
     brought = {name: value["repositories"][name] for name in pins}
     failed |= {name: record["error"] for name, record in brought.items() if "error" in record}
-    now = read_lock(place)  # it only names what was there once
+    now = read_lock(place)  # another process may have changed it
     after = now | {name: pin for name, pin in found.items() if name not in failed}
     if after != now:
         write_lock(place, after)
     run.write_result(json_file, value)
     if lock is None:
-        with contextlib.suppress(TraceproofError):  # there is no repository, or its config.yaml can not be used
+        with contextlib.suppress(TraceproofError):  # without a repository, or with a bad config.yaml
             root, config = run.configured()
             for name, line in unlike_the_lock(config, root=root).items():
                 if name in wanted:
@@ -106,7 +106,7 @@ def clone_repos(  # noqa: PLR0913 - one parameter per option
 
 
 def _one_line(text: str) -> str:
-    """A message of several lines as one: it stands in a list."""
+    """A message of several lines as one, for a list."""
     return "; ".join(line.strip().removeprefix("- ").rstrip(":;") for line in text.splitlines())
 
 
@@ -121,7 +121,7 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _chosen(given: Mapping[str, Mapping[str, str]], urls: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """By source, the option that chooses its version, and its value. Raises TraceproofError: they contradict."""
+    """Source -> (option that chooses its version, value). Raises TraceproofError: options contradict."""
     for name, address in urls.items():
         if has_credentials(address):
             what = f"--url {name}: the address holds credentials, and sources.lock is a tracked file"
@@ -141,7 +141,7 @@ def _chosen(given: Mapping[str, Mapping[str, str]], urls: Mapping[str, str]) -> 
 
 
 def _pin(name: str, old: Pin | None, chosen: tuple[str, str] | None, url: str | None) -> Pin:
-    """What a source is pinned at: by an option, else as before, else where its repository stands now."""
+    """A source's new pin: by an option, else as before, else at the newest commit of its repository."""
     option, value = chosen or ("", "")
     if option == "release":
         origin = ORIGINS[name]
@@ -175,10 +175,10 @@ def dependents(
     dataset: Annotated[Path | None, typer.Option(help="A dataset, to name the definitions too.")] = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """List what depends on changed files, with the chain of why.
+    """List what depends on changed files, with the chains of reasons.
 
-    Works on any Python repository; op_types are known for FlashInfer, SGLang and Flash Linear Attention.
-    Exit codes: 0 answered, 2 bad use or input.
+    Works on any Python repository; op_types are known for FlashInfer, SGLang and Flash Linear Attention. Exit
+    codes: 0 answered, 2 bad use or input.
     """
     if bool(changed) == bool(between):
         raise TraceproofError("give the changed files with --changed FILE..., or two commits with --between A B")
@@ -195,7 +195,7 @@ def dependents(
 
 
 def _changed(root: Path, given: Sequence[str]) -> dict[str, Any]:
-    """What files of a folder reach."""
+    """Op_types and tests that depend on files of a folder."""
     for path in map(Path, given):
         if path.is_absolute() and not path.is_relative_to(root):
             todo = "Give the repository with --root."
@@ -209,7 +209,7 @@ def _changed(root: Path, given: Sequence[str]) -> dict[str, Any]:
 
 
 def _between(root: Path, before: str, after: str) -> dict[str, Any]:
-    """What the files that differ between two commits reach, in either of them."""
+    """Op_types and tests that depend, in either commit, on the files that differ between two."""
     commits = [Git(root).commit(name) for name in (before, after)]
     names = changed_between(root, *commits)
     trees = [CommitTree(root, commit) for commit in commits]
@@ -219,7 +219,7 @@ def _between(root: Path, before: str, after: str) -> dict[str, Any]:
 
 
 def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
-    """What changed files of a tree reach."""
+    """Op_types and tests that depend on changed files of a tree."""
     stack = stack_of(tree)
     if not names:
         return {"stack": stack, "op_types": {}, "tests": {}, "everything": None}
@@ -227,7 +227,7 @@ def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
     reached = graph.reach(names)
     affected = [path for path in graph.tests if reached.everything or path in reached.chains]
     tests = {path: [str(step) for step in reached.chains.get(path, ())] for path in affected}
-    # A row stands on all that the package of its environment holds.
+    # A verdict depends on all files of the package in its environment.
     parts = [name for name in names if stack is not None and of_package(stack, name)]
     why = [f"{name}: lies in the package of {stack}" for name in parts[:1]]
     found = {op_type: {"parts": parts, "why": why} for op_type in op_types(stack)} if stack and parts else {}
@@ -235,7 +235,7 @@ def _reached(names: list[str], tree: FileTree) -> dict[str, Any]:
 
 
 def _dependents_text(answer: Mapping[str, Any]) -> str:
-    """What changed files reach, as lines: op_types, definitions, then tests with the chain that leads to each."""
+    """The result of `dependents` as text: op_types, definitions, then tests with the chain that leads to each."""
     lines = [f"{len(answer['changed'])} changed files"]
     if answer["stack"]:
         lines.append(f"op_types of {answer['stack']}: {', '.join(answer['op_types']) or 'none'}")
@@ -266,9 +266,9 @@ def bisect(  # noqa: PLR0913 - one parameter per option
     dataset: options.Dataset = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Find the first commit whose ground truth has another verdict; commits that touch nothing relevant never run.
+    """Find the first commit whose ground truth has another verdict; irrelevant commits are not run.
 
-    Exit codes: 0 found, 2 bad use, or the ends do not differ.
+    Exit codes: 0 found, 2 bad use, or both ends have the same verdict.
     """
     root, config = run.configured(dataset=run.dataset_in(dataset))
     flow = Pipeline(config, root)
@@ -309,7 +309,7 @@ def bisect(  # noqa: PLR0913 - one parameter per option
 
 
 def _clone(folder: Path) -> Path:
-    """A repository's top folder. Raises TraceproofError: it is none, whatever repository it lies in."""
+    """The folder, if it is the top of a repository. Raises TraceproofError: it is not, even if inside of one."""
     todo = f"Give a clone with its history: git clone URL FOLDER, of one of {', '.join(PACKAGES)}."
     if not folder.is_dir():
         raise TraceproofError(f"--repository {folder}: there is no such folder", todo=todo)
@@ -323,7 +323,7 @@ def _clone(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _worktree(repository: Path, folder: Path) -> Iterator[Git]:
-    """Git in a checkout beside the repository's own, which is left as it is."""
+    """Git in a temporary worktree, which leaves the repository's checkout unchanged."""
     Git(repository).local("worktree", "add", "--detach", "--no-checkout", str(folder), "HEAD")
     try:
         yield Git(folder)

@@ -1,4 +1,4 @@
-"""`traceproof tactics`: each backend and each tactic of a ground truth's call, judged by itself."""
+"""`traceproof tactics`: judges each backend and each tactic of a ground truth's call separately."""
 
 import io
 import os
@@ -28,29 +28,29 @@ from traceproof.sandbox import Reply, Status
 from traceproof.stacks import TRUTHS
 from traceproof.text import printable
 
-WIDTH = 200  # of the table
+WIDTH = 200  # characters per line of the table
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CORES = 4  # per worker: one draws, solves, compares and waits for the GPU, and packages compile on several
+CORES = 4  # per worker: one draws, solves, compares and waits for the GPU, but packages compile on several
 SETUP = "traceproof.tactics:setup"
 FIRST = next(iter(TRUTHS))
-WRONG_VALUE = f"{ValueError.__name__}: "  # how the message of such a refusal begins
+WRONG_VALUE = f"{ValueError.__name__}: "  # start of the message if a backend refuses a value
 Truth = Annotated[str, typer.Option("--truth", help="The ground truth whose kernels are called.")]
 
 
 class TacticRow(ClosedModel):
-    """What came of one output of one way of calling a ground truth in one case."""
+    """The verdict on one output of one way of calling a ground truth in one case."""
 
     definition: str
     implementation: str
-    case: str | None  # None: nothing can be called here
-    backend: str  # empty: the one that is called by default
-    tactic: str  # its operation and name, and its numbers; empty: what the tuner takes by default
+    case: str | None  # None: it can not be called here
+    backend: str  # empty: the default one
+    tactic: str  # operation, name and numbers; empty: the tuner's default
     output: str
-    # verdict, reason, message: as in a verdict's row
+    # verdict, reason, message: as in a VerdictRow
     verdict: Verdict
     reason: str | None = None
     message: str = ""
-    margin: float | None = None  # the share of the gate's limit that was used
+    margin: float | None = None  # used share of the gate's limit
 
     @property
     def bad(self) -> bool:
@@ -70,7 +70,7 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     dataset: options.Dataset = None,
     json_file: options.JsonFile = None,
 ) -> None:
-    """Judge every backend and tactic of a ground truth for definitions, each by itself, case by case.
+    """Judge every backend and tactic of a ground truth for definitions, each separately, case by case.
 
     Exit codes: 0 all that run are right, 1 one is wrong or fails, 2 bad use.
     """
@@ -92,7 +92,7 @@ def tactics(  # noqa: PLR0913 - one parameter per option
     }
     caches, side_by_side = root / config.results / "compiled", max(1, len(os.sched_getaffinity(0)) // CORES)
     workers: SimpleQueue[Worker] = SimpleQueue()
-    gpus = [uuid for (uuid,) in nvidia_smi("uuid")]  # each worker has one
+    gpus = [uuid for (uuid,) in nvidia_smi("uuid")]  # one per worker
     with ExitStack() as stack, ThreadPoolExecutor(side_by_side) as threads:
         for number in range(side_by_side):
             own = {VISIBLE: gpus[number % len(gpus)]} if gpus and VISIBLE not in os.environ else {}
@@ -103,7 +103,7 @@ def tactics(  # noqa: PLR0913 - one parameter per option
 
         def rows_of(definition: Definition) -> list[TacticRow]:
             worker, said = workers.get(), definition.as_json()
-            try:  # a call may compile
+            try:  # the limit is that of building, since a call may compile
                 asked = lambda item: worker.ask({"definition": said, **item}, config.limits.build_s)  # noqa: E731
                 own: dict[str, Any] = {"definition": definition.name, "implementation": truth}
                 return [TacticRow(**own, **row) for row in ways(asked, case or ())]
@@ -124,7 +124,7 @@ def tactics(  # noqa: PLR0913 - one parameter per option
 
 
 def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Rows of all ways of calling: by default, by each backend, by each tactic of each, in the cases of `only`."""
+    """Rows of all ways to call: by default, by each backend, by each tactic of each; `only` limits the cases."""
 
     def ask(item: dict[str, Any]) -> Mapping[str, Any]:
         reply = asked(item)
@@ -150,9 +150,9 @@ def ways(asked: Callable[[dict[str, Any]], Reply], only: Sequence[str] = ()) -> 
 
 
 def table(rows: Sequence[TacticRow]) -> str:
-    """By definition, backend and tactic in how many cases each passes, and what the first other one says.
+    """A table by definition, backend and tactic: how many cases pass, and the message of the first that does not.
 
-    Below it stands what backends refuse as a wrong value, since an adapter may hand them one.
+    Below it are values that backends refuse as wrong, since the adapter may have caused that.
     """
     out = io.StringIO()
     kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)

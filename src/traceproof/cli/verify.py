@@ -1,4 +1,4 @@
-"""`traceproof verify` and `traceproof doctor`: prove definitions right, and say what this machine can prove."""
+"""`traceproof verify` and `traceproof doctor`: prove definitions right, and report what this machine can prove."""
 
 import json
 import re
@@ -16,10 +16,10 @@ from traceproof.environments.building import unlike_the_lock
 from traceproof.errors import TraceproofError
 from traceproof.programs import telling
 
-SLUG_LENGTH = 60  # of the readable part of a folder's name
+SLUG_LENGTH = 60  # characters of the readable part of a folder's name
 DOCTOR_SECONDS = 60.0
 ALL_AND_SOME = "--all selects everything: give it, or --op-type and --definition-name, not both"
-# What is the same verification, as far as the folder of its results goes.
+# Options that do not change the folder of a run's results, with neutral values.
 SAME_RUN = {"force": False, "allow_weak_isolation": False}
 
 What = Annotated[
@@ -71,7 +71,7 @@ def verify(  # noqa: PLR0913 - the specification's options
             raise TraceproofError(ALL_AND_SOME)  # noqa: TRY301 - it is written as JSON, too
         given = {"op_type": op_type, "definition_name": definition_name, "case": case, "all": everything}
         selection: dict[str, Any] = {key: value for key, value in given.items() if value}
-        if op_type or definition_name:  # what is chosen by name is not added to what stands in config.yaml
+        if op_type or definition_name:  # a selection by name replaces that of config.yaml
             selection = {"op_type": [], "definition_name": [], "all": False, **selection}
         changes = run.given(
             selection=selection or None,
@@ -87,7 +87,7 @@ def verify(  # noqa: PLR0913 - the specification's options
     except TraceproofError as error:
         run.write_result(json_file, {"exit_code": run.UNFINISHED, "error": str(error)})
         raise
-    # A selection that is not config.yaml's has its results in a folder of its own, so that it replaces no other's.
+    # A selection other than config.yaml's has a separate folder of results, so that it overwrites no other's.
     separate = folder_of(run.config_of(root, {}), config, changes)
     if separate:
         changes["run"] = separate
@@ -106,7 +106,7 @@ def verify(  # noqa: PLR0913 - the specification's options
 def _named(
     what: list[str], op_types: list[str] | None, names: list[str] | None, dataset: Path | None, *, everything: bool
 ) -> tuple[list[str], list[str], Path | None]:
-    """The op_types, definitions and dataset that words mean. Raises TraceproofError: they mean none."""
+    """The op_types, definitions and dataset that arguments name. Raises TraceproofError: one names nothing."""
     if everything or op_types or names:
         twice = f"{' '.join(what)} says what to verify, and so do --op-type, --definition-name and --all"
         raise TraceproofError(twice, todo="Give names, files and folders, or these options, not both.")
@@ -115,7 +115,7 @@ def _named(
 
 
 def folder_of(configured: Config, config: Config, changes: Mapping[str, Any]) -> str:
-    """The folder below results for a selection other than the configured one; empty: it is the same."""
+    """The folder below results for a selection other than the configured one; empty if they are the same."""
 
     def compared(one: Config) -> Config:
         chosen = one.selection
@@ -132,7 +132,7 @@ def folder_of(configured: Config, config: Config, changes: Mapping[str, Any]) ->
 
 
 def doctor(*, seconds: Seconds = DOCTOR_SECONDS, json_file: options.JsonFile = None) -> None:
-    """Say what this machine can prove, and what is missing for what config.yaml asks. Builds and changes nothing.
+    """Report what this machine can prove, and what config.yaml needs that is missing. Builds and changes nothing.
 
     Exit codes: 0 all that is configured can run, 1 something of it is missing or broken, 2 bad use or input.
     """
