@@ -1,13 +1,15 @@
 """traceproof: proves LLM kernels and their references right, against independent float64 oracles.
 
-`check` judges a function, `assert_right` outputs that somebody else computed; `cases` gives adversarial inputs and
-what is expected of them; `judge_file` runs a file isolated; `verify` judges a definition's own reference;
-`definition` says what is judged. Nothing is imported before one of them is used: PyTorch takes seconds.
+`check` judges a function, `assert_right` outputs computed elsewhere; `cases` yields adversarial inputs with
+expected values; `judge_file` judges a file, isolated; `verify` judges a definition's own reference; `definition`
+makes or reads a definition. They are imported when first used, since PyTorch takes seconds.
 """
 
 __version__ = "0.1.0"
 __all__ = ["Report", "TraceproofError", "assert_right", "cases", "check", "definition", "judge_file", "verify"]
-TYPE_CHECKING = False  # type checkers know the name; the module `typing` takes milliseconds
+# type checkers know the name; the module `typing` takes milliseconds - as in `typing`, whose import takes
+# milliseconds; type checkers know the name
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from traceproof.api import Report, assert_right, cases, check, definition, judge_file, verify
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import what is public when it is first asked for."""
+        """Import a public name when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

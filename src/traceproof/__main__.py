@@ -6,13 +6,13 @@ import sys
 
 
 def _leave(*_: object) -> None:
-    """End at once: nothing has begun, and what is imported may catch a KeyboardInterrupt, and lose it."""
+    """End at once, as nothing has begun: modules that are being imported might catch a KeyboardInterrupt."""
     os.write(2, b"Stopped.\n")
     os._exit(130)
 
 
 def main() -> None:
-    """Run a command; an interrupt is met from the first import on."""
+    """Run a command; interrupts are handled from the first import on."""
     signal.signal(signal.SIGINT, _leave)
     try:
         from traceproof.cli import main as run

@@ -1,7 +1,7 @@
-"""The judge as a library: one's own functions, tensors and files, held against an op's float64 oracle.
+"""The judge as a library: judges a user's functions, tensors and files by an op's float64 oracle.
 
-`traceproof` names what of this module is public, and imports it when it is first asked for. Definitions come
-first, then reports, then what is judged: functions, cases, outputs, files.
+`traceproof` exports the public names, and imports this module when one is first used. Definitions come first, then
+reports, then the functions that judge: functions, cases, outputs, files.
 """
 
 import atexit
@@ -56,37 +56,37 @@ from traceproof.solutions.records import Certificate, JudgeSettings
 from traceproof.solutions.suites import ATEN, operator_definition, problem_definition, tensors
 from traceproof.stacks import MAIN, STACKS
 
-OUTPUTS = "outputs"  # what implementations are called that gave tensors, and no function
+OUTPUTS = "outputs"  # name of the implementation in reports if tensors are given, not a function
 SIZES = ("small", "medium")
-# A definition that is made of a form is known by its oracle alone.
+# The reference of a definition made from a form, which has only an oracle.
 NO_REFERENCE = (
     "def run({}):\n    raise NotImplementedError('this definition was made of its form, and has no reference')\n"
 )
 Function = Callable[..., Any]
-Given = Mapping[str, Any] | Sequence[Any]  # tensors and numbers by name, or in the definition's order
+Given = Mapping[str, Any] | Sequence[Any]  # tensors and numbers, by name or in the definition's order
 Axis = int | float  # a size, or a constant such as an epsilon
 
 
 @dataclass(frozen=True, slots=True)
 class NamedForm:
-    """A form of an op_type that definitions are made of, as forms.toml has it."""
+    """A form of an op_type, from which definitions are made; an entry of forms.toml."""
 
     key: str
     said: Mapping[str, Any]
 
     @property
     def op_type(self) -> str:
-        """Its op_type."""
+        """The op_type that this is a form of."""
         return str(self.said.get("op_type", self.key))
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Axes and constants that decide a definition of this form."""
+        """Names of the axes and constants that the user chooses."""
         texts = (self.said["name"], self.said["description"])
         return tuple(dict.fromkeys(name for text in texts for _, name, _, _ in Formatter().parse(text) if name))
 
     def definition(self, dtype: str, axes: Mapping[str, Axis]) -> Definition:
-        """The definition with these sizes and constants. Raises TraceproofError: one lacks, or is none of it."""
+        """The definition with these sizes and constants. Raises TraceproofError: one is missing or unknown."""
         known = {**self.said.get("defaults", {}), **axes}
         lacking = [name for name in self.named if name not in known]
         strange = [name for name in axes if name not in self.named]
@@ -101,7 +101,7 @@ class NamedForm:
         used = dict.fromkeys(
             axis for spec in (*inputs.values(), *outputs.values()) for axis in spec["shape"] or ()
         )
-        # The expressions are those of forms.toml, over the names of axes.
+        # The expressions are those of forms.toml, with axes as variables.
         sizes = {name: eval(text, {}, dict(known)) for name, text in self.said.get("derived", {}).items()}  # noqa: S307
         sizes |= {name: value for name, value in known.items() if isinstance(value, int)}
         content = {
@@ -136,7 +136,7 @@ def forms() -> Mapping[str, NamedForm]:
 
 
 def form_of(name: str) -> NamedForm:
-    """The form of a name, or the only one of an op_type. Raises TraceproofError: there is none, or are several."""
+    """The form with a name, or the only one of an op_type. Raises TraceproofError: there is none, or several."""
     if name in forms():
         return forms()[name]
     several = [key for key, form in forms().items() if form.op_type == name]
@@ -150,12 +150,12 @@ def form_of(name: str) -> NamedForm:
 
 
 def of_suite(of: object) -> bool:
-    """Whether it names an operator of PyTorch or a problem of KernelBench's, whose reference its user trusts."""
+    """Whether `of` is an operator of PyTorch or one of KernelBench's problems, whose reference users trust."""
     return isinstance(of, str | Path) and (str(of).startswith(ATEN) or str(of).endswith(".py"))
 
 
 def of_form(of: object, dataset: object) -> bool:
-    """Whether it is the name of a form, and not of a file or of a definition in a dataset."""
+    """Whether `of` is the name of a form, not a file or a definition in a dataset."""
     return isinstance(of, str) and dataset is None and not of.endswith(".json") and not of_suite(of)
 
 
@@ -171,8 +171,8 @@ def definition(
     Args:
         of: the name of a form (`"rmsnorm"`, `"gqa_paged_decode"`: docs/library.md lists them), a definition's JSON
             file, with `dataset` the name of a definition, an operator of PyTorch (`"aten::relu"`), or a problem of
-            KernelBench's (a `.py` file); of the last two PyTorch itself says what is right, in float64.
-        dtype: of the form's tensors that have no dtype of their own.
+            KernelBench's (a `.py` file); for the last two, PyTorch in float64 decides what is right.
+        dtype: of the form's tensors without a fixed dtype.
         dataset: a folder in the layout of flashinfer-trace.
         axes: the form's sizes and constants, e.g. `hidden_size=4096, eps=1e-5`.
 
@@ -196,26 +196,26 @@ def definition(
 
 @dataclass(frozen=True)
 class Report:
-    """What came of all cases. `bool(report)`: nothing was wrong and every output was judged; `print(report)`."""
+    """Results in all cases. `bool(report)`: nothing was wrong and every output was judged; `print(report)`."""
 
-    name: str  # of what was judged
+    name: str  # of the function, file or outputs
     definition: Definition
     rows: tuple[VerdictRow, ...]  # one per case and output, `*` for a call as a whole
-    repeat: str = ""  # the line that repeats a case, with `{case}` in the place of its id
-    # one per case and input that has a gradient, where the function takes part in autograd
+    repeat: str = ""  # code that repeats a case; `{case}` stands for its id
+    # one per case and differentiable input, if the function supports autograd
     gradients: tuple[VerdictRow, ...] = ()
-    demands_gradients: bool = False  # whether they count
-    certificate: Certificate | None = None  # of what was isolated
+    demands_gradients: bool = False  # whether wrong gradients count
+    certificate: Certificate | None = None  # of isolated code
 
     @property
     def failures(self) -> tuple[VerdictRow, ...]:
-        """Failures and errors. Bits that differ from call to call are told, and are none."""
+        """Failures and errors. Bits that differ from call to call are reported, but do not count."""
         counted = (*self.rows, *(self.gradients if self.demands_gradients else ()))
         return tuple(row for row in counted if row.bad and row.reason != Failure.DETERMINISM)
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """Outputs that nothing was found out about."""
+        """Outputs that were not judged."""
         passed = {row.output for row in self.rows if row.verdict is Verdict.PASS}
         wanted = (name for name, spec in self.definition.outputs.items() if not spec.optional)
         lacking = tuple(name for name in wanted if name not in passed)
@@ -250,7 +250,7 @@ class Report:
         return "\n".join([head, *(line.rstrip() for line in lines), *(self._told(row) for row in failed)])
 
     def _told(self, row: VerdictRow) -> str:
-        """All that is known of a failure."""
+        """A failure in detail."""
         sizes = ", ".join(f"{name}={size}" for name, size in row.axes.items())
         lines = [f"\n{row.case} ({sizes}), {row.output}: {row.reason}"]
         known = row.arbitration.recognised if row.arbitration is not None else ()
@@ -263,14 +263,15 @@ class Report:
 
 
 def _last(message: str) -> str:
-    """The last line of a message, of an exception its text."""
+    """The last line of a message; an exception's text is there."""
     return (message.strip().splitlines() or [""])[-1]
 
 
 class CalledHere(Implementation):
-    """A function of the caller's, which gets the inputs in the definition's order.
+    """A user's function, called with the inputs in the definition's order.
 
-    Memory that it allocates by `torch.empty` and the like holds NaN, so that what it never writes shows.
+    Memory that it allocates with `torch.empty` and the like is filled with NaN, so that elements it never writes
+    show.
     """
 
     doubted = True
@@ -283,7 +284,7 @@ class CalledHere(Implementation):
         inputs, outputs = len(definition.inputs), len(definition.outputs)
         try:
             signature = inspect.signature(function)
-        except (TypeError, ValueError):  # nothing says what it takes
+        except (TypeError, ValueError):  # it has no signature, as with some builtins
             return
         if not _takes(signature, inputs):
             self.takes_outputs = _takes(signature, inputs + outputs)
@@ -295,7 +296,7 @@ class CalledHere(Implementation):
                 )
 
     def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what it returns
-        """One call."""
+        """One call; returns outputs as the function does, or by name if it writes to them."""
         with poisoned():
             if not self.takes_outputs:
                 return self.function(*inputs.values())
@@ -313,12 +314,12 @@ class CalledHere(Implementation):
 
 
 def name_of(function: Function) -> str:
-    """What a function is called in reports."""
+    """A function's name in reports."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:
-    """Whether a function can be called with so many arguments by place."""
+    """Whether a function can be called with `count` positional arguments."""
     try:
         signature.bind(*[None] * count)
     except TypeError:
@@ -341,23 +342,23 @@ def check(  # noqa: PLR0913 - all but one have defaults
     dataset: str | Path | None = None,
     **axes: Axis,
 ) -> Report:
-    """Call a function on an op's adversarial cases and judge what it gives; in this process, on one CPU thread.
+    """Call a function on an op's adversarial cases and judge its outputs; in this process, on one CPU thread.
 
     Args:
-        function: takes the definition's inputs by place, in its order, and returns its outputs: one tensor, a
-            sequence, or a mapping by name. One that takes the outputs too, after the inputs, writes to them. Or
-            the file of one, as `traceproof judge` reads them: `kernel.py`, `kernel.py::function`, a module with
+        function: takes the definition's inputs by position, in its order, and returns its outputs: one tensor, a
+            sequence, or a mapping by name. One that also takes the outputs, after the inputs, writes to them. Or
+            a file with one, as `traceproof judge` reads it: `kernel.py`, `kernel.py::function`, a module with
             `ModelNew`, a file in BackendBench's folders.
         of: as in `definition`; None: what the file names.
         sizes: out of small, medium, large, stress; edge and adversarial cases are always there.
-        cases: ids of cases, as a report names them; empty: all.
+        cases: ids of cases, as in a report; empty: all.
         seed: of the inputs.
-        tolerance: atol and rtol in place of the calibrated limits.
-        gradients: whether wrong gradients count, or of which inputs. Of a function that takes part in autograd one
-            case's are told in any case; demanded, all cases' are compared.
-        isolated: whether you do not trust it: its file runs in processes of its own, on hidden cases too, and what
-            it does beside is judged, as by `judge_file`.
-        device: `cpu` or `cuda`, where inputs lie; None: CUDA where it is.
+        tolerance: atol and rtol instead of the calibrated limits.
+        gradients: whether wrong gradients count, or for which inputs. If the function supports autograd, those of
+            one case are reported anyway; if they count, all cases' are compared.
+        isolated: whether not to trust it: its file runs in separate processes, also on hidden cases, and its side
+            effects are judged, as by `judge_file`.
+        device: `cpu` or `cuda`, for the inputs; None: CUDA if there is a GPU.
         dtype: as in `definition`.
         dataset: likewise.
         axes: likewise.
@@ -401,7 +402,7 @@ def check(  # noqa: PLR0913 - all but one have defaults
     return _checked(called, entry, repeat, device=device, tolerance=tolerance, gradients=gradients, weak=weak)
 
 
-# What need not be said.
+# Defaults, which a repeating line leaves out.
 USUAL: Mapping[str, object] = {
     "sizes": SIZES, "seed": 0, "dtype": "bfloat16", "dataset": None, "tolerance": None, "gradients": False,
     "demand": (),
@@ -409,7 +410,7 @@ USUAL: Mapping[str, object] = {
 
 
 def _line(call: str, named: str, of: object, axes: Mapping[str, Axis], **options: Any) -> str:  # noqa: ANN401
-    """The line that calls a public function so: axes, and what of the options is not usual."""
+    """Code that calls a public function with these axes and options, without defaults."""
     words = [named, "definition" if isinstance(of, Definition) else repr(of if isinstance(of, str) else str(of))]
     said = {
         name: value.removeprefix("torch.") if isinstance(value, str) else value for name, value in options.items()
@@ -419,7 +420,7 @@ def _line(call: str, named: str, of: object, axes: Mapping[str, Axis], **options
 
 
 def _sizes_of(sizes: Sequence[str]) -> tuple[str, ...]:
-    """The classes of sizes. Raises TraceproofError: one is none of them."""
+    """The classes of sizes as a tuple. Raises TraceproofError: one is unknown."""
     strange = [one for one in ([sizes] if isinstance(sizes, str) else sizes) if one not in ALL_SIZES]
     if strange or isinstance(sizes, str):
         raise TraceproofError(f"sizes are out of {', '.join(ALL_SIZES)}, in a sequence", problems=strange)
@@ -427,7 +428,7 @@ def _sizes_of(sizes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _on_gpu(device: str | None) -> bool:
-    """Whether inputs lie on a GPU. Raises TraceproofError: there is none, or no such device."""
+    """Whether to put inputs on a GPU. Raises TraceproofError: there is none, or no such device."""
     there = torch.cuda.is_available()
     if device is None:
         return there
@@ -445,7 +446,7 @@ def _no_gpu(device: str) -> Unavailable | None:
 
 
 def _candidate_of(function: Function | str | Path) -> Candidate:
-    """What a file holds, or a function's own file. Raises TraceproofError: it has none, or lies in another one."""
+    """The solution in a file, or that a function is. Raises TraceproofError: several, or none in a file."""
     if not callable(function):
         path, _, entry = str(function).partition("::")
         candidates = read(Path(path).expanduser(), entry or None)
@@ -466,14 +467,14 @@ def _candidate_of(function: Function | str | Path) -> Candidate:
 
 
 def _imported(candidate: Candidate) -> Function:
-    """A file's function, in this process. Raises TraceproofError: it is compiled, or there is no such function."""
+    """A file's function, imported into this process. Raises TraceproofError: it is compiled."""
     file, _, name = candidate.entry.partition("::")
     if not file.endswith(".py"):
         todo = "Give isolated=True, or load it yourself and give its function."
         raise TraceproofError(f"{candidate.path} is compiled: {candidate.language}", todo=todo)
     module = ModuleType(Path(file).stem)
     module.__file__ = candidate.path
-    sys.modules[module.__name__] = module  # where Triton and dataclasses look for it
+    sys.modules[module.__name__] = module  # Triton and dataclasses look for it there
     exec(compile(candidate.files[file], candidate.path, "exec"), vars(module))  # noqa: S102 - its user's own code
     function: Function = getattr(module, name)
     function.__name__ = candidate.name
@@ -481,7 +482,7 @@ def _imported(candidate: Candidate) -> Function:
 
 
 def _reported(certificate: Certificate, one: Definition) -> Report:
-    """A certificate as a report, with a row for each property that is broken and demanded."""
+    """A certificate as a report, with a row for each demanded property that is broken."""
 
     def row(**told: Any) -> VerdictRow:  # noqa: ANN401 - fields
         return VerdictRow(
@@ -526,7 +527,8 @@ def _checked(  # noqa: PLR0913 - of two callers
     found: list[VerdictRow] = []
     with _engine(device, functions={called.name: called}, tolerance=tolerance, weak=weak) as engine:
         rows = engine.rows(entry, [called.name])
-        told = demanded or not any(row.bad for row in rows)  # of wrong answers nobody asks for gradients
+        # with wrong answers, gradients are reported only if demanded
+        told = demanded or not any(row.bad for row in rows)
         if told and entry.no_oracle is None and not called.takes_outputs:
             rows_of = partial(gradient_rows, partial(called.run, one), entry, name=called.name, demanded=gradients)
             found += [
@@ -538,8 +540,8 @@ def _checked(  # noqa: PLR0913 - of two callers
 
 
 @contextmanager
-def _engine(device: str | None, **settings: Any) -> Iterator[Engine]:  # noqa: ANN401 - of the engine
-    """An engine in this process, which is left with as many threads as it had."""
+def _engine(device: str | None, **settings: Any) -> Iterator[Engine]:  # noqa: ANN401 - fields of EngineSettings
+    """An engine in this process; at exit, torch's number of threads is restored."""
     threads = torch.get_num_threads()
     main = this_interpreter(on_gpu=_on_gpu(device))
     others = {
@@ -566,7 +568,7 @@ def verify(  # noqa: PLR0913 - all but one have defaults
 ) -> Report:
     """Judge a definition's reference, isolated, and the ground truths whose packages are installed here.
 
-    The arguments are those of `check`. What a form makes has no reference.
+    The arguments are those of `check`. A definition made from a form has no reference.
     """
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
     with _engine(device) as engine:
@@ -579,14 +581,14 @@ def verify(  # noqa: PLR0913 - all but one have defaults
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DrawnCase:
-    """One case of a definition: inputs, what is expected of outputs, and a judge of them."""
+    """One case of a definition: inputs, expected outputs, and a judge of outputs."""
 
     definition: Definition
     planned: PlannedCase
-    no_oracle: str | None  # why nothing is expected; None: the oracle says what is
+    no_oracle: str | None  # why there are no expected values; None: there are
     device: str
     tolerance: float | None = None
-    given: Values | None = None  # inputs that somebody else made
+    given: Values | None = None  # inputs, if they are not to be drawn
     repeat: str = ""
 
     def __repr__(self) -> str:
@@ -614,12 +616,12 @@ class DrawnCase:
 
     @property
     def draws(self) -> int:
-        """How often a sampler draws, its outputs stacked along a new first axis; 0: it is no sampler."""
+        """How often a sampler draws, with outputs stacked along a new first axis; 0: it is no sampler."""
         return self.planned.trials
 
     @cached_property
     def inputs(self) -> Mapping[str, Any]:
-        """Tensors on the device, numbers, None for what is left out, by name in the order of arguments."""
+        """Inputs by name, in the order of arguments: tensors on the device, numbers, None for omitted ones."""
         if self.given is not None:
             return self.given
         case, device = self.planned.case, torch.device(self.device)
@@ -636,12 +638,12 @@ class DrawnCase:
 
     @cached_property
     def expected(self) -> Mapping[str, torch.Tensor]:
-        """What the oracle says, on the CPU: each output, in its shape, in float64 (whole numbers stay so).
+        """The oracle's outputs on the CPU: float64 in each output's shape; integers keep their dtype.
 
-        Further entries are named `output@what`: the error of a naive computation, a sampler's probabilities.
-        Empty where there is no oracle.
+        Further entries are named `output@what`: the error of a naive computation, a sampler's probabilities. Empty
+        if there is no oracle.
         """
-        _ = self._before  # of inputs that nobody has had
+        _ = self._before  # fingerprints, taken before the caller can change the inputs
         return {} if self.no_oracle is not None else self._op.expected(self.definition, on_host(dict(self.inputs)))
 
     def judged(
@@ -650,9 +652,9 @@ class DrawnCase:
         *,
         gradients: bool | Sequence[str] = False,
     ) -> Report:
-        """Judge outputs: a tensor, a sequence, or a mapping by name; or the function that gives them.
+        """Judge outputs: a tensor, a sequence, or a mapping by name; or the function that computes them.
 
-        `gradients`, of a function, as in `traceproof.check`.
+        `gradients`, for a function, as in `traceproof.check`.
         """
         entry = PlannedDefinition.alone(self.definition, [self.planned], self.no_oracle)
         if callable(outputs):
@@ -687,7 +689,7 @@ class DrawnCase:
         return Report(OUTPUTS, self.definition, rows, self.repeat)
 
     def check(self, outputs: Any, *, gradients: bool | Sequence[str] = False) -> None:  # noqa: ANN401 - as `judged`
-        """Judge outputs as `judged` does. Raises AssertionError: they are wrong, or nothing judged them."""
+        """Judge outputs as `judged` does. Raises AssertionError: they are wrong, or could not be judged."""
         __tracebackhide__ = True
         report = self.judged(outputs, gradients=gradients)
         if not report:
@@ -696,16 +698,16 @@ class DrawnCase:
 
 @dataclass(frozen=True, repr=False)
 class IsolatedCases:
-    """All cases of a definition at once, hidden ones too: a file is judged in them, isolated."""
+    """All cases of a definition at once, also hidden ones, in which a file is judged, isolated."""
 
     of: str | Path | Definition
-    options: Mapping[str, Any]  # of `check`
+    options: Mapping[str, Any]  # for `check`
     repeat: str = ""
     id = "isolated"
 
     @cached_property
     def definition(self) -> Definition:
-        """What it is judged by."""
+        """The definition to judge by."""
         others = ("sizes", "seed", "tolerance", "device", "cases", "gradients")
         return definition(self.of, **{name: one for name, one in self.options.items() if name not in others})
 
@@ -742,9 +744,9 @@ def cases(  # noqa: PLR0913 - all but one have defaults
     dataset: str | Path | None = None,
     **axes: Axis,
 ) -> Iterator[DrawnCase]:
-    """The cases of a definition one by one; inputs and expected outputs are computed when they are asked for.
+    """The cases of a definition, one by one; inputs and expected outputs are computed when they are first used.
 
-    The arguments are those of `check`; `unavailable`: whether cases that can not be judged here are among them.
+    The arguments are those of `check`; `unavailable`: whether to include cases that can not be judged here.
     """
     one = definition(of, dtype=dtype, dataset=dataset, **axes)
     chosen = PlanSelection(sizes=_sizes_of(sizes), seed=seed, cases=tuple(cases), boundaries=True)
@@ -766,13 +768,13 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     dataset: str | Path | None = None,
     **axes: Axis,
 ) -> None:
-    """Judge outputs that somebody else computed.
+    """Judge outputs that were computed elsewhere.
 
     Args:
-        of: as in `definition`; what the inputs' shapes and dtypes say need not be given.
+        of: as in `definition`; sizes and dtypes that the inputs show can be left out.
         inputs: by name, or in the definition's order; with the shapes that it states.
-        outputs: likewise; a single tensor of an op with one output.
-        tolerance: atol and rtol in place of the calibrated limits.
+        outputs: likewise; or the tensor, for an op with one output.
+        tolerance: atol and rtol instead of the calibrated limits.
         dtype: as in `definition`.
         dataset: likewise.
         axes: likewise.
@@ -811,7 +813,8 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
     problems += [] if unknown is None else [f"there is no oracle: {unknown}"]
     if problems:
         raise TraceproofError(f"these are no inputs of {one.name}", problems=problems)
-    known = {axis: sizes.get(axis, 0) for axis in one.var_axes}  # of outputs alone: they follow, or are open
+    # an axis of outputs alone is 0: it follows from others, or is not checked
+    known = {axis: sizes.get(axis, 0) for axis in one.var_axes}
     case = op.settled(one, Case("given", "given", known, 0))
     planned = PlannedCase(
         case=case,
@@ -828,7 +831,7 @@ def assert_right(  # noqa: PLR0913 - all but three have defaults
 
 
 def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
-    """Inputs by name. Raises TraceproofError: one has no name there."""
+    """Inputs by name, without those that are None. Raises TraceproofError: unknown names, or too many inputs."""
     if not isinstance(values, Mapping):
         values = dict(zip([*names, *map(str, range(len(names), len(values)))], values, strict=False))
     strange = [str(name) for name in values if name not in names]
@@ -840,7 +843,7 @@ def _named(of: str, names: Sequence[str], values: Given) -> dict[str, Any]:
 
 
 def _sizes(shapes: Mapping[str, Sequence[str] | None], values: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of axes by the shapes of tensors. Raises TraceproofError: two of them disagree."""
+    """The sizes of axes, from the shapes of tensors. Raises TraceproofError: two of them disagree."""
     found: dict[str, tuple[int, str]] = {}
     problems = []
     for name, axes in shapes.items():
@@ -874,19 +877,19 @@ def judge_file(  # noqa: PLR0913 - all but one have defaults
     dataset: str | Path | None = None,
     **axes: Axis,
 ) -> Certificate:
-    """Judge a kernel that nobody trusts, isolated, with this interpreter's packages; see `traceproof judge`.
+    """Judge an untrusted kernel, isolated, with this interpreter's packages; see `traceproof judge`.
 
     Args:
         file: a solution (`.json`, `.py`, `.cu`), or `FILE::FUNCTION`.
         of: as in `definition`.
         sizes: as in `check`.
         seed: of the public cases.
-        hidden_seed: of those that it can not know; None: drawn.
+        hidden_seed: of cases that it can not know; None: random.
         tolerance: as in `check`.
-        demand: properties without which it is refused, beside those that always are: `errors`, `batch`, ...
-        timed: whether it is timed if it is accepted.
-        whole: whether all cases are called; if not, the first wrong answer ends it.
-        weak: whether it may run where isolation is not whole.
+        demand: more properties without which it is refused: `errors`, `batch`, ...
+        timed: whether to measure its speed if it is accepted.
+        whole: whether to call all cases; if not, the first wrong answer ends it.
+        weak: whether to run it if isolation is incomplete.
         dtype: as in `definition`.
         dataset: likewise.
         axes: likewise.
@@ -932,7 +935,7 @@ def _certificate(  # noqa: PLR0913 - of two callers
 
 @cache
 def _judge() -> Judge:
-    """What judges isolated code, one after the other, until this process ends or is long done with that."""
+    """Judge of isolated code, one after the other, until this process ends or has not used it for long."""
     found = Judge(lasting=False)
     atexit.register(found.close)
     return found

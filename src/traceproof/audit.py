@@ -1,4 +1,4 @@
-"""The audit of a folder of tests, read without running them: which can not fail, or test something else."""
+"""Audits a folder of tests without running them: finds those that can not fail, or test something else."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from traceproof.files import MIB, parse_quietly, read_bytes
 from traceproof.lint.model import Finding, LintReport, Reference
 from traceproof.text import names
 
-LARGEST = 16 * MIB  # of a test file
+LARGEST = 16 * MIB  # bytes per test file
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ASSERTING = re.compile(r"^(assert_\w+|assertEqual|assertTrue|fail|raises)$")
 COMPARING = names(
@@ -30,7 +30,7 @@ SHUFFLES = names("randperm shuffle permutation randint sample flip")
 INDEX_NAME = re.compile(r"(^|_)(indices|page_table|block_tables?|page_ids)$")
 BROAD = frozenset({"Exception", "BaseException"})
 COPIES = ("run", "reference", "ref_run")
-LOADING = "definition"  # in the name of a function that is given a definition's name
+LOADING = "definition"  # part of the name of a function that takes a definition's name
 
 
 def at(path: Path, node: ast.AST, code: str, evidence: str, lines: Sequence[str] = ()) -> Finding:
@@ -41,9 +41,9 @@ def at(path: Path, node: ast.AST, code: str, evidence: str, lines: Sequence[str]
 
 
 class TestFile:
-    """One file, at a path relative to the folder that is audited. Raises SyntaxError: it is not Python."""
+    """A test file; `path` is relative to the audited folder. Raises SyntaxError: it is not Python."""
 
-    __test__ = False  # its name begins as a test's does
+    __test__ = False  # else pytest collects it, because of its name
 
     def __init__(self, path: Path, text: str, conftest: "TestFile | None" = None) -> None:
         self.path, self.conftest = path, conftest
@@ -51,12 +51,12 @@ class TestFile:
         self.tree = parse_quietly(text)
 
     def finding(self, node: ast.AST, code: str, evidence: str) -> Finding:
-        """A finding at a node's span."""
+        """A finding at the beginning of a node of this file."""
         return at(self.path, node, code, evidence, self.lines)
 
     @cached_property
     def functions(self) -> dict[str, Function]:
-        """Functions of the file and of its classes, by name."""
+        """Functions of the file and methods of its classes, by name."""
         found: dict[str, Function] = {}
         for node in self.tree.body:
             inside = node.body if isinstance(node, ast.ClassDef) else [node]
@@ -65,12 +65,12 @@ class TestFile:
 
     @cached_property
     def tests(self) -> tuple[Function, ...]:
-        """What pytest collects by name."""
+        """Functions that pytest collects by name."""
         return tuple(node for name, node in self.functions.items() if name.startswith("test"))
 
     @cached_property
     def loaded(self) -> list[tuple[str, ast.Call]]:
-        """Names of definitions that the file loads, with the calls."""
+        """(name, call) for each definition that the file loads."""
         return [
             (argument.value, node)
             for node in ast.walk(self.tree)
@@ -80,7 +80,7 @@ class TestFile:
         ]
 
     def reached(self, function: Function) -> tuple[Function, ...]:
-        """The function and those of the file that it calls, and so on."""
+        """The function and those of the file that it calls, directly or not."""
         found: dict[str, Function] = {}
         waiting = [function]
         while waiting:
@@ -92,11 +92,12 @@ class TestFile:
         return tuple(found.values())
 
     def subject(self, definitions: Iterable[str]) -> str | None:
-        """The definition that the file's name says, exactly or with some of that name's words left out."""
+        """The definition in the file's name, where words of it may be left out; None: there is none."""
 
         def holds_in_order(name: str) -> bool:
             rest = iter(name.split("_"))
-            return all(word in rest for word in stem.split("_"))  # each is looked for behind the one before
+            # `in` consumes the iterator, so words must be in order
+            return all(word in rest for word in stem.split("_"))
 
         stem = self.path.stem.removeprefix("test_")
         if stem in definitions:
@@ -105,19 +106,19 @@ class TestFile:
 
 
 def called(node: ast.AST) -> Iterator[str]:
-    """Last names of what is called below a node."""
+    """Last names of functions called below a node."""
     for call in ast.walk(node):
         if isinstance(call, ast.Call):
             yield last_name(call.func)
 
 
 def last_name(node: ast.expr) -> str:
-    """`allclose` of `torch.allclose`; empty for what has no name."""
+    """The last part of a name, `allclose` of `torch.allclose`; "" for other expressions."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def dotted(node: ast.expr) -> str:
-    """`torch.cuda.is_available` of that attribute chain; empty for anything else."""
+    """An attribute chain as text, such as `torch.cuda.is_available`; "" for other expressions."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -125,11 +126,11 @@ def dotted(node: ast.expr) -> str:
     return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else ""
 
 
-# What can not fail.
+# Tests that can not fail.
 
 
 def check(file: TestFile) -> Iterator[Finding]:
-    """Tests and scripts that can not fail, draw without a seed, or try the simplest page table only."""
+    """Tests and scripts that can not fail, draw without a seed, or use only the simplest page table."""
     for test in file.tests:
         for rule in (_no_assertion, _returned, _swallowed, _silent_return, _shape_only, _unseeded):
             yield from rule(file, test)
@@ -140,7 +141,7 @@ def check(file: TestFile) -> Iterator[Finding]:
 
 
 def _asserts(function: Function) -> list[ast.AST]:
-    """Assertions, and calls of what asserts; raising is another matter, a helper does it for bad arguments."""
+    """Assertions, and calls of functions that assert; not `raise`, which helpers use for bad arguments."""
     return [
         node
         for node in ast.walk(function)
@@ -149,7 +150,7 @@ def _asserts(function: Function) -> list[ast.AST]:
 
 
 def _only_shape(test: ast.expr) -> bool:
-    """Whether an assertion is about shapes, or about finite numbers; `all` counts for what is in it."""
+    """Whether an assertion is only about shapes or finite numbers; `all` and `any` count for their arguments."""
     attributes = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
     calls = set(called(test)) - {"all", "any"}
     bare = not calls and not {"all", "any"}.isdisjoint(called(test))
@@ -157,10 +158,10 @@ def _only_shape(test: ast.expr) -> bool:
 
 
 def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
-    """What a helper asserts of its arguments, shapes or divisibility, says nothing about outputs."""
+    """A test without assertions; a helper's assertions on shapes or divisibility are not about outputs."""
     own = [*_asserts(test), *(node for node in _own_nodes(test) if isinstance(node, ast.Raise))]
     reached = file.reached(test)
-    if file.conftest is not None:  # whose fixtures may assert: `case.check()`
+    if file.conftest is not None:  # its fixtures may assert: `case.check()`
         names = {name for function in reached for name in called(function)} & file.conftest.functions.keys()
         reached = (
             *reached,
@@ -179,7 +180,7 @@ def _returned(file: TestFile, test: Function) -> Iterator[Finding]:
     own = [node for node in _own_nodes(test) if isinstance(node, ast.Return) and node.value is not None]
     values = [node for node in own if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
     always = all(isinstance(node.value, ast.Constant) and node.value.value is True for node in values)
-    if values and not (always and _asserts(test)):  # `return True` behind assertions hides nothing
+    if values and not (always and _asserts(test)):  # `return True` after assertions hides nothing
         text = ", ".join(sorted({ast.unparse(node) for node in values}))
         yield file.finding(values[0], "TA102", f"{test.name}: {text}")
 
@@ -207,7 +208,7 @@ def _script_status(file: TestFile) -> Iterator[Finding]:
 
 
 def _broad_handlers(function: Function) -> list[ast.ExceptHandler]:
-    """Handlers of everything."""
+    """Exception handlers that catch everything."""
 
     def is_broad(kind: ast.expr | None) -> bool:
         kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
@@ -218,14 +219,14 @@ def _broad_handlers(function: Function) -> list[ast.ExceptHandler]:
 
 
 def _tells(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler tells anybody: raises, fails, skips, exits, or asserts."""
+    """Whether a handler reports: it raises, fails, skips, exits or asserts."""
     inside = ast.Module(body=handler.body, type_ignores=[])
     raises = any(isinstance(node, ast.Raise | ast.Assert) for node in ast.walk(inside))
     return raises or not {"fail", "skip", "exit", "xfail"}.isdisjoint(called(inside))
 
 
 def _silent_return(file: TestFile, test: Function) -> Iterator[Finding]:
-    """A test that returns where there is no GPU, or by a name set from its capability: `if major < 9`."""
+    """A test that returns if there is no GPU, or by a name set from its capability: `if major < 9`."""
     capability = {
         one.id
         for node in _own_nodes(test)
@@ -245,7 +246,7 @@ def _silent_return(file: TestFile, test: Function) -> Iterator[Finding]:
 
 
 def _shape_only(file: TestFile, test: Function) -> Iterator[Finding]:
-    """Assertions there are, but no output is ever held against another value."""
+    """A test whose assertions never compare an output with another value."""
     reached = [function for function in file.reached(test) if function.name != "run"]
     asserts = [node for function in reached for node in _asserts(function)]
     tests = [node.test for node in asserts if isinstance(node, ast.Assert)]
@@ -271,7 +272,7 @@ def _unseeded(file: TestFile, test: Function) -> Iterator[Finding]:
 
 
 def _draws(call: ast.AST) -> TypeGuard[ast.Call]:
-    """Whether a node draws random values, and not from a generator of its own."""
+    """Whether a node draws random values other than from a passed generator."""
     if not isinstance(call, ast.Call) or any(keyword.arg == "generator" for keyword in call.keywords):
         return False
     name = last_name(call.func)
@@ -280,7 +281,7 @@ def _draws(call: ast.AST) -> TypeGuard[ast.Call]:
 
 
 def _identity_table(file: TestFile) -> Iterator[Finding]:
-    """Page indices that are 0, 1, 2, ... wherever they are made, and shuffled nowhere."""
+    """Page indices that are always 0, 1, 2, ..., and never shuffled."""
     made: list[tuple[str, ast.Assign]] = []
     for function in file.functions.values():
         assigns = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
@@ -294,7 +295,7 @@ def _identity_table(file: TestFile) -> Iterator[Finding]:
 
 
 def _origin(value: ast.expr, assigns: list[ast.Assign]) -> str:
-    """`identity` for arange and slices of it, `random` for anything that draws, else empty."""
+    """How indices are made: `identity` by arange and slices of it, `random` if anything draws, else ""."""
     calls = set(called(value))
     if calls & (SHUFFLES | RANDOM):
         return "random"
@@ -310,7 +311,7 @@ def _origin(value: ast.expr, assigns: list[ast.Assign]) -> str:
 
 
 def _own_nodes(function: Function) -> Iterator[ast.AST]:
-    """Nodes of a function without those of functions inside it."""
+    """Nodes of a function, without those of nested functions."""
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop(0)
@@ -319,11 +320,11 @@ def _own_nodes(function: Function) -> Iterator[ast.AST]:
             waiting += list(ast.iter_child_nodes(node))
 
 
-# What is tested.
+# Tests of something else.
 
 
 def check_subject(file: TestFile, definitions: Mapping[str, Definition]) -> Iterator[Finding]:
-    """Definitions that the dataset has not, and pasted copies of a reference."""
+    """Definitions that are not in the dataset, and pasted copies of a reference."""
     for name, call in file.loaded:
         if name not in definitions:
             close = get_close_matches(name, definitions, n=2)
@@ -346,7 +347,7 @@ def check_subject(file: TestFile, definitions: Mapping[str, Definition]) -> Iter
 
 
 def _difference(one: Function, other: Function) -> str:
-    """The first thing in which two functions differ, docstrings, annotations and assertions aside."""
+    """The first difference between two functions, except docstrings, annotations and assertions; "": none."""
 
     def short(text: str) -> str:
         line = text.splitlines()[0]
@@ -364,7 +365,7 @@ def _difference(one: Function, other: Function) -> str:
 
 
 def _statements(function: Function) -> Iterator[str]:
-    """What a function does, a text per statement: asserting, a docstring and `pass` compute nothing."""
+    """A text per statement that computes something: no assertions, docstrings or `pass`."""
     for node in ast.walk(function):
         match node:
             case ast.Assert() | ast.Pass() | ast.Expr(value=ast.Constant()):
@@ -377,7 +378,7 @@ def _statements(function: Function) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
-# All of it.
+# The whole audit.
 
 
 def audit(folder: Path, dataset: Path) -> LintReport:
@@ -387,7 +388,7 @@ def audit(folder: Path, dataset: Path) -> LintReport:
         raise TraceproofError(f"{folder} holds no test_*.py", todo="Give the folder of the tests.")
     definitions = {name: entry.definition for name, entry in read_tree(dataset).definitions.items()}
     found: set[Finding] = set()
-    tests = 0  # that stand in the files
+    tests = 0  # number of tests in all files
 
     @cache
     def conftest_of(place: Path) -> TestFile | None:

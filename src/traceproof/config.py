@@ -1,6 +1,6 @@
-"""config.yaml: a closed schema, read once into a frozen object; nobody reads the raw mapping after that.
+"""config.yaml: a closed schema, read once into a frozen object, which all other code uses.
 
-Every problem is told at once, each with where it stands and what was expected.
+All problems are reported at once, each with its place and what was expected.
 """
 
 import json
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 Names = tuple[Text, ...]
 Model = TypeVar("Model", bound=BaseModel)
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# Ranks of a parallelism: a number alone is short for a list of one.
+# Ranks of a parallelism; a number is short for a list with it alone.
 Ranks = Annotated[
     tuple[Annotated[int, Field(ge=1)], ...],
     BeforeValidator(lambda value: value if isinstance(value, list | tuple) else (value,)),
 ]
 
-# Whether jobs find a GPU, or its model; `--config gpu=true` gives a text.
+# Whether jobs use a GPU, or its model; `--config gpu=true` passes a text.
 Gpu = Annotated[
     Literal["auto"] | bool | Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]+$")],
     BeforeValidator(
@@ -56,7 +56,7 @@ Gpu = Annotated[
 
 
 class ConfigSelection(BaseModel):
-    """Which definitions are verified, and which of their cases; an empty list selects all."""
+    """Selects the definitions to verify, and their cases; an empty list selects all."""
 
     model_config = CLOSED
     op_type: Names = ()
@@ -76,31 +76,31 @@ class ConfigSelection(BaseModel):
 
 
 class StackSettings(BaseModel):
-    """An environment; of the keys, a stack has those that its record has a use for.
+    """Settings of a stack's environment; each stack has only the keys that apply to it.
 
     Attributes:
-        python: an interpreter that has the packages already; None: it is built here from envs/.
-        env: `auto` takes CUDA where the machine has it.
+        python: an interpreter with the packages; None: it is built here from envs/.
+        env: `auto` takes CUDA if the machine has it.
         source: takes the stack's package from a checkout: `locked`, or a folder.
-        cuda_home: the machine's CUDA toolkit to compile kernels with; None: the pins' wheels.
+        cuda_home: the machine's CUDA toolkit to compile kernels with; None: that of the pinned wheels.
     """
 
     model_config = CLOSED
     python: Text | None = None
 
     def get(self, key: Literal["env", "source", "cuda_home"]) -> str | None:
-        """What a key that not every stack has is set to; None: nothing, or the stack has no such key."""
+        """The value of a key that not every stack has; None: unset, or no such key."""
         found: str | None = getattr(self, key, None)
         return found
 
 
 class StackTable(BaseModel):
-    """The stacks by name; `Stacks` has a field for each that there is."""
+    """The stacks by name; `Stacks` has a field for each stack."""
 
     model_config = CLOSED
 
     def __getitem__(self, name: str) -> StackSettings:
-        """The settings of a stack that a variable names."""
+        """The settings of the stack with this name."""
         found: StackSettings = getattr(self, name)
         return found
 
@@ -124,7 +124,7 @@ else:
 
 
 class CaseLimits(BaseModel):
-    """What one case, or one build, may use; past it the case gets an `error` (or, by estimate, a skip)."""
+    """Limits of one case, or one build; a case beyond them gets an `error` (or, by estimate, a skip)."""
 
     model_config = CLOSED
     wall_s: Positive = 120.0
@@ -133,8 +133,8 @@ class CaseLimits(BaseModel):
     build_s: Positive = 900.0
 
     def of_call(self, *, cases: int = 1) -> "sandbox.Limits":
-        """As the sandbox takes them; a call that runs several cases may take longer."""
-        from traceproof import sandbox  # all of it, which few who read a configuration need
+        """Limits for the sandbox; a call that runs several cases gets the time of all."""
+        from traceproof import sandbox  # slow to import, and few users of a configuration need it
 
         return sandbox.Limits(
             seconds=cases * self.wall_s,
@@ -151,7 +151,7 @@ def _among(value: tuple[str, ...], known: Iterable[str], what: str) -> tuple[str
 
 
 class Solutions(BaseModel):
-    """How solutions are judged beyond right answers."""
+    """Demands on solutions beyond correct answers."""
 
     model_config = CLOSED
     demanded: Names = DEMANDED
@@ -163,7 +163,7 @@ class Solutions(BaseModel):
 
 
 class ModelChoice(Short):
-    """A model whose definitions are extracted first; a name alone is short for `name`."""
+    """A model whose definitions are extracted first; a text is short for its `name`."""
 
     SHORT = "name"
     name: Text | None = None
@@ -179,7 +179,7 @@ class ModelChoice(Short):
 
 
 class Config(BaseModel):
-    """The whole file; see config.yaml for what each key means."""
+    """The content of config.yaml, which explains each key."""
 
     model_config = CLOSED
     dataset: Dataset
@@ -219,17 +219,18 @@ class Config(BaseModel):
     @field_validator("test_sizes")
     @classmethod
     def _in_order(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(size for size in ALL_SIZES if size in value)  # the order and repeats mean nothing
+        return tuple(size for size in ALL_SIZES if size in value)  # in the usual order, without repeats
 
 
-# Reading and checking it.
+# Reading and checking the file.
 
-LOCKED = "locked"  # in the place of a dataset: the one that sources.lock pins
-OWN = frozenset({"selection", "seed", "hidden_seed", "force", "run", "gpu"})  # a row says these itself
+LOCKED = "locked"  # instead of a dataset: the one pinned in sources.lock
+# a command that repeats a row has these from the row
+OWN = frozenset({"selection", "seed", "hidden_seed", "force", "run", "gpu"})
 
 
 def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yaml") -> Config:
-    """Check config.yaml's mapping, overrides merged in, and freeze it. Raises TraceproofError: all problems."""
+    """Check config.yaml's mapping, overrides merged in. Raises TraceproofError: with all problems."""
     problems: list[str] = []
     config: Config | None = None
     raw = _with_locked_dataset(_without_null_text(raw), root, problems)
@@ -237,7 +238,7 @@ def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yam
         config = Config.model_validate(raw)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        # A list of one wrong name counts as empty too: the name is what to report.
+        # A list with one wrong name also counts as too short: only the name is reported.
         inner = {one["loc"][:-1] for one in details}
         problems += [
             _explain(dict(one)) for one in details if one["type"] != "too_short" or one["loc"] not in inner
@@ -249,14 +250,14 @@ def read_config(raw: Mapping[str, Any], *, root: Path, source: str = "config.yam
 
 
 def _without_null_text(value: Any) -> Any:  # noqa: ANN401 - any value of YAML
-    """`snakemake --config` gives every value inside a mapping as text; pydantic reads all of it but `null`."""
+    """The value with "null" as None: `snakemake --config` passes texts, of which pydantic reads all but that."""
     if isinstance(value, Mapping):
         return {key: _without_null_text(inner) for key, inner in value.items()}
     return None if value == "null" else value
 
 
 def _with_locked_dataset(raw: Mapping[str, Any], root: Path, problems: list[str]) -> Mapping[str, Any]:
-    """The mapping, with what sources.lock pins in the place of `dataset: locked`."""
+    """The mapping with `dataset: locked` replaced by what sources.lock pins; adds to `problems`."""
     if raw.get("dataset") != LOCKED:
         return raw
     try:
@@ -271,7 +272,8 @@ def _with_locked_dataset(raw: Mapping[str, Any], root: Path, problems: list[str]
             problems.append(f"dataset: {LOCKED}: {root / NAME} has {lacking}; {todo}")
             pin = None
     if pin is None:
-        return {**raw, "dataset": {"git": {"url": "unknown", "commit": "0" * 40}}}  # so that no problem follows
+        # a placeholder, so that no further problem is reported
+        return {**raw, "dataset": {"git": {"url": "unknown", "commit": "0" * 40}}}
     if pin.package is None:
         return {**raw, "dataset": {"git": {"url": pin.url, "commit": pin.commit}}}
     (sha256,) = pin.digests
@@ -280,7 +282,7 @@ def _with_locked_dataset(raw: Mapping[str, Any], root: Path, problems: list[str]
 
 
 def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
-    """What the schema can not know, of those parts that fit it, whatever is wrong with the others."""
+    """Problems beyond the schema: missing files, unknown op_types. Parts that break the schema are skipped."""
     dataset = _valid(Dataset, raw.get("dataset"))
     selection = _valid(ConfigSelection, raw.get("selection", {}))
     known = raw.get("known")
@@ -322,7 +324,7 @@ def _valid(model: type[Model], value: object) -> Model | None:
 
 
 def _unknown_op_types(selection: ConfigSelection, path: Path | None) -> list[str]:
-    """An op_type of one's own is fine where a dataset on disk has it; of one not here yet, planning will tell."""
+    """Problems with unknown op_types in the selection; without a dataset's folder, planning checks them."""
     folders = set() if path is None else op_type_names(path)
     known = sorted({*registry.known(), *folders})
     problems = []
@@ -336,11 +338,11 @@ def _unknown_op_types(selection: ConfigSelection, path: Path | None) -> list[str
 
 
 def _explain(found: Mapping[str, Any]) -> str:
-    """One line for one pydantic error: where, what stands there, what was expected."""
+    """A pydantic error as one line: place, value and what was expected."""
     location = [str(part) for part in found["loc"]]
     where = ".".join(location) or "the file"
     given = repr(found["input"])
-    shown = given if len(given) <= 60 else given[:57] + "..."  # a whole mapping would bury the message
+    shown = given if len(given) <= 60 else given[:57] + "..."  # a long mapping would hide the message
     match found["type"]:
         case "extra_forbidden":
             return f"{where}: unknown key; {_known_keys(location)}"
@@ -368,7 +370,7 @@ def _known_keys(location: list[str]) -> str:
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`, mappings merged key by key as Snakemake does it."""
+    """`base` with `changes`; mappings are merged key by key, as by Snakemake."""
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
@@ -389,10 +391,10 @@ def config_of(root: Path, changes: Mapping[str, Any]) -> Config:
 
 
 def repeat_options(config: Config, root: Path) -> str:
-    """Options of a command that repeats a case: what a run's configuration has otherwise than config.yaml."""
+    """Command-line options for repeating a case: settings of a run that differ from config.yaml."""
     try:
         written = config_of(root, {})
-    except TraceproofError:  # the run was given another file
+    except TraceproofError:  # the run used another file
         return ""
     changed = [key for key in Config.model_fields if getattr(config, key) != getattr(written, key)]
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""Which combinations of what matters a library's tests exercise, and the smallest cases that would close the gaps.
+"""Measures which combinations of values a library's tests cover, and finds the smallest cases for the gaps.
 
 `python -m traceproof.coverage PATH` prints a line of JSON per collected test. It runs in an environment with the
 packages that the tests import; collecting imports their modules and runs no test.
@@ -20,12 +20,12 @@ from traceproof.errors import TraceproofError
 from traceproof.programs import for_untrusted, telling
 from traceproof.stacks import STACKS
 
-Chosen = Mapping[str, str]  # axis -> one value: all of a test, or those that are looked for
+Chosen = Mapping[str, str]  # axis -> a value: for all axes, or for some
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Something that matters, with its values from the smallest case's on, and why it matters."""
+    """A dimension of tests, with its values, those of the smallest case first, and why it matters."""
 
     name: str
     values: tuple[str, ...]
@@ -34,16 +34,16 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The axes of what is tested."""
+    """The axes that tests should cover."""
 
     axes: tuple[Axis, ...]
-    # whether values of two or more axes can go together; what is missing in its argument is open
+    # whether values of some axes can go together; axes missing in the argument are free
     reachable: Callable[[Chosen], bool]
     op_type: str
 
 
 class Gap(NamedTuple):
-    """A value, or a pair of values, that no case exercises, and the smallest case that would."""
+    """A value, or a pair of values, that no case covers, and the smallest case that would."""
 
     missing: Chosen
     smallest: Chosen
@@ -62,7 +62,7 @@ class Coverage:
     unknown: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as a JSON object."""
+        """The coverage as a JSON object."""
         names = ("covered", "reachable")
         counts = {"one_way": self.one_way, "pairs": self.pairs}
         shares = {name: dict(zip(names, pair, strict=True)) for name, pair in counts.items()}
@@ -72,14 +72,15 @@ class Coverage:
 
 
 def cover(space: Space, records: Sequence[Chosen]) -> Coverage:
-    """Measure records against a space; a value that the space does not declare is listed as unknown."""
+    """Measure the coverage of a space by tests; values that the space does not declare are listed as unknown."""
     known = [(axis.name, value) for axis in space.axes for value in axis.values]
     counts: list[tuple[int, int]] = []
     gaps: list[tuple[Gap, ...]] = []
     for size in (1, 2):
         met = {frozenset(items) for record in records for items in combinations(record.items(), size)}
         every = (dict(items) for items in combinations(known, size))
-        cases = [(chosen, smallest(space, chosen)) for chosen in every if len(chosen) == size]  # of two axes
+        # drops pairs of one axis
+        cases = [(chosen, smallest(space, chosen)) for chosen in every if len(chosen) == size]
         reached = [Gap(chosen, case) for chosen, case in cases if case is not None]
         gaps.append(tuple(one for one in reached if frozenset(one.missing.items()) not in met))
         counts.append((len(reached) - len(gaps[-1]), len(reached)))
@@ -99,7 +100,7 @@ def smallest(space: Space, chosen: Chosen) -> Chosen | None:
 
 
 def as_text(found: Coverage, *, gaps: int) -> str:
-    """A table, then each gap with its smallest case: all single ones, the first `gaps` pairs."""
+    """A table, then each gap with its smallest case: all single values, the first `gaps` pairs."""
 
     def share(covered: int, reachable: int) -> str:
         return f"{covered}/{reachable} {covered / reachable:4.0%}" if reachable else "-"
@@ -116,16 +117,17 @@ def as_text(found: Coverage, *, gaps: int) -> str:
     return head + "".join(f"{found.op_type}: {line}\n" for line in (told if found.cases else ["no case was run"]))
 
 
-# A library's tests of linear attention: axes, and how parameters say them.
+# Linear attention: axes, and how parameters of tests express them.
 
-LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)  # in whose environment tests are read
-SECONDS = 600.0  # to collect a library's whole suite
+# in its environment, tests are collected
+LIBRARY = next(stack for stack in STACKS.values() if stack.linear_attention)
+SECONDS = 600.0  # limit on collecting a library's whole suite
 Parameters = Mapping[str, Any]
 VERIFIERS = ("reference", "gradcheck", "sanity")
 
 
 def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Chosen:
-    """Values of one parametrised test: its name, its parameters, and the names that its code uses."""
+    """A parametrised test's values, from its name, its parameters, and names that its code uses."""
 
     def yes(*named: str) -> str:
         return "yes" if any(bool(parameters.get(name)) for name in named) else "no"
@@ -159,7 +161,7 @@ def read(test: str, parameters: Parameters, names: Collection[str] = ()) -> Chos
 
 
 def _verifier(parameters: Parameters, names: Collection[str]) -> str:
-    """How a test knows a right answer: by a gradient check, by a reference, or by no more than sanity."""
+    """How a test decides that an answer is right: by a gradient check, a reference, or only plausibility."""
     named = str(parameters.get("verifier", ""))
     if named in VERIFIERS:
         return named
@@ -171,7 +173,7 @@ def _verifier(parameters: Parameters, names: Collection[str]) -> str:
 
 
 def _reachable(chosen: Chosen) -> bool:
-    """A gradient check is of gradients, and finite differences need float32 at least; a safe gate is a gate."""
+    """Whether values can go together: gradient checks need a backward and float32; a safe gate needs a gate."""
     checked = chosen.get("verifier") == "gradcheck"
     return not (
         (checked and chosen.get("direction") == "forward")
@@ -203,9 +205,9 @@ SPACE = Space(
 
 
 def of_suite(path: Path, *, python: str) -> Coverage:
-    """Coverage of a kernel library's tests of linear attention, by their parameters.
+    """Coverage of a kernel library's tests of linear attention, from their parameters.
 
-    Raises TraceproofError: no test could be collected, or that takes longer than SECONDS.
+    Raises TraceproofError: no test could be collected, or it takes longer than SECONDS.
     """
     source = str(Path(__file__).resolve().parents[1])
     known = [part for part in (source, os.environ.get("PYTHONPATH")) if part]
@@ -220,22 +222,22 @@ def of_suite(path: Path, *, python: str) -> Coverage:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     if not rows:
         said = done.stderr.strip().splitlines()
-        problems = [line for line in said if line.startswith("E  ")] or said  # pytest's own reasons first
+        problems = [line for line in said if line.startswith("E  ")] or said  # prefer pytest's reasons
         raise TraceproofError(f"{path}: no test was collected", problems=problems[-5:])
     return cover(SPACE, [read(row["test"], row["parameters"], row["names"]) for row in rows])
 
 
-# In the library's environment.
+# Run as a program, in the library's environment.
 
 
 class Collector:
-    """A pytest plugin that notes name and parameters of every collected test, and the names that its code uses."""
+    """A pytest plugin that records each collected test's name, parameters, and names that its code uses."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def pytest_collection_finish(self, session: Any) -> None:  # noqa: ANN401 - pytest's session
-        """Every collected test, with its fixtures' parameters."""
+        """Record every collected test, with its fixtures' parameters."""
         for item in session.items:
             name, callspec = getattr(item, "originalname", None) or item.name, getattr(item, "callspec", None)
             parameters = dict(callspec.params) if callspec is not None else {}
@@ -244,7 +246,7 @@ class Collector:
 
 
 def _names(function: object) -> list[str]:
-    """Names that a test's code uses, those of the functions of its own module that it calls among them."""
+    """Names that a test's code uses, also in functions of its module that it calls."""
     found: set[str] = set()
     waiting, scope, home = [function], getattr(function, "__globals__", {}), getattr(function, "__module__", None)
     while waiting:

@@ -1,4 +1,4 @@
-"""Who depends on a file of a Python repository: an import graph, read without running anything."""
+"""Finds the files of a Python repository that depend on a file: an import graph, made without running anything."""
 
 import ast
 import re
@@ -13,9 +13,9 @@ from traceproof.files import parse_quietly
 from traceproof.text import names
 
 IMPORTERS = names("import_module __import__ importorskip find_spec run_module run_path")
-# Without one of these words in it, a file's imports are all statements.
+# A file without one of these words has only import statements.
 DYNAMIC = re.compile("|".join((*IMPORTERS, "pytest_plugins", "__getattr__")).encode())
-# What pytest or a build reads for the whole repository.
+# Settings of pytest or builds, for the whole repository.
 SETTINGS = names("pyproject.toml setup.cfg setup.py pytest.ini .pytest.ini tox.ini noxfile.py .coveragerc")
 PROSE = re.compile(
     r"(^|/)(docs?|\.github)/|\.(md|rst|txt)$|(^|/)(LICENSE|NOTICE|AUTHORS|CITATION)[^/]*$", re.IGNORECASE
@@ -26,18 +26,18 @@ INIT = "__init__.py"
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import."""
+    """An import in a file."""
 
-    module: str  # dotted name, without the leading dots; empty: unknown until it runs, or the folder itself
-    names: tuple[str, ...] = ()  # what is taken out of it; each may be a module too
-    level: int = 0  # leading dots
+    module: str  # dotted name without leading dots; empty: known only at run time, or (with `level`) the folder
+    names: tuple[str, ...] = ()  # imported from it; each may also be a module
+    level: int = 0  # number of leading dots
     line: int = 1
-    how: str = "imports"  # how a chain says it
+    how: str = "imports"  # verb in a chain
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a chain: `file` needs `target`."""
+    """A step of a chain: `file` needs `target`."""
 
     file: str
     line: int
@@ -51,9 +51,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a change reaches."""
+    """Files that depend on a change."""
 
-    # file -> steps from it down to a changed file; empty for a changed file itself
+    # file -> steps from it down to a changed file; () for a changed file
     chains: Mapping[str, tuple[Step, ...]]
     everything: str | None = None  # why all files count as reached; None: they do not
 
@@ -75,12 +75,12 @@ def imports_of(content: bytes) -> Iterator[Import]:
                 texts = [one.value for one in ast.walk(value) if isinstance(one, ast.Constant)]
                 yield from (Import(str(text), line=node.lineno, how="loads as a plugin") for text in texts)
     if dynamic and any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in module.body):
-        # Attributes that appear on demand: most often submodules, by a table of any form.
+        # Attributes created on demand are most often submodules, by a table in any form.
         yield Import("", level=1, how="may import on demand")
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[Import]:
-    """Import statements at any depth. Expressions hold none, so they are not walked."""
+    """Import statements at any depth; expressions contain none, so they are not walked."""
     for node in body:
         match node:
             case ast.Import(names=aliases):
@@ -98,14 +98,14 @@ def _statements(body: list[ast.stmt]) -> Iterator[Import]:
 
 
 class Graph:
-    """A repository's files and who needs whom."""
+    """A repository's files, with which of them need which."""
 
     def __init__(self, tree: FileTree) -> None:
         self._files = tree.files
         self._packages = {name.rpartition("/")[0] for name in tree.files if name.rpartition("/")[2] == INIT}
         sources = sorted(name for name in tree.files if name.endswith(".py"))
-        # A module has one name for every folder above it that can stand on the search path: the root, and any
-        # folder that is no package itself.
+        # A module has a name for each folder above it that may be on the search path: the root, and folders that
+        # are no packages.
         self._by_name: dict[str, list[str]] = defaultdict(list)
         for path in sources:
             whole = path.removesuffix(".py").removesuffix("/__init__")
@@ -115,14 +115,14 @@ class Graph:
         self._contents = tree.read(sources)
         self._needed_by: dict[str, dict[str, Step]] = defaultdict(dict)
         self._unknown: dict[str, Step] = {}  # files that may import any other
-        self._broken: dict[str, str] = {}  # why a file can not be parsed
+        self._broken: dict[str, str] = {}  # path -> why it can not be parsed
         with paused_collection(kept=True):
             for path in sources:
                 self._add(path)
 
     @property
     def tests(self) -> list[str]:
-        """Files that pytest collects by its own patterns."""
+        """Files that pytest collects by its default patterns."""
         return [path for path in self._contents if is_test(path)]
 
     def _add(self, path: str) -> None:
@@ -150,34 +150,34 @@ class Graph:
             self._needed_by[target].setdefault(path, Step(path, line, how, target))
 
     def _link_packages(self, path: str, target: str, line: int, how: str) -> None:
-        """The `__init__.py` files that run before a file is imported."""
+        """Link the `__init__.py` files that run before a file is imported."""
         for folder in parents(target):
             if folder not in self._packages:
                 return
             self._link(path, f"{folder}/{INIT}" if folder else INIT, line, how)
 
     def _resolve(self, one: Import, importer: str) -> set[str]:
-        """Files of this tree that an import brings in, the packages on the way apart."""
+        """Files of this tree that an import loads, without those of packages above them."""
         if one.level:
             folder = importer.rpartition("/")[0]
             for _ in range(one.level - 1):
                 folder = folder.rpartition("/")[0]
             base = "/".join(part for part in (folder, one.module.replace(".", "/")) if part)
-            if not one.module and not one.names:  # on demand: whatever lies below the folder
+            if not one.module and not one.names:  # on demand: anything below the folder
                 return {path for path in self._contents if path.startswith(f"{base}/")}
             places = [base, *(f"{base}/{name}" if base else name for name in one.names)]
             return {path for at in places for path in (f"{at}.py", f"{at}/{INIT}") if path in self._files}
         targets = {path for name in one.names for path in self._by_name.get(f"{one.module}.{name}", ())}
         module = one.module
         while module and not (targets or module in self._by_name):
-            module = module.rpartition(".")[0]  # an attribute of a module may be written as if it were one
+            module = module.rpartition(".")[0]  # the name may be of a module's attribute
         return targets.union(self._by_name.get(module, ()))
 
     def reach(self, changed: Iterable[str]) -> Reached:
-        """The files that need a changed one, directly or not, each with the shortest chain.
+        """The files that need a changed one, directly or not, each with its shortest chain.
 
-        A changed file that can not be parsed, settings of the whole repository, and files that nobody is seen to
-        read reach everything.
+        Everything is reached by a changed file that can not be parsed, by settings of the whole repository, and by
+        a file without known readers.
         """
         chains: dict[str, tuple[Step, ...]] = {}
         everything: str | None = None
@@ -188,7 +188,7 @@ class Graph:
                 chains.setdefault(reader, (Step(reader, line, "mentions", name),))
             everything = everything or self._why_everything(name, readers)
         self._follow(chains, deque(chains))
-        # What is certain comes first, since it makes the better chain. Nobody imports tests by unknown names.
+        # After certain chains, which are better. Tests are not imported by unknown names.
         importable = (name for name in chains if name.endswith(".py") and not is_test(name))
         target = next((name for name in importable if not name.endswith("conftest.py")), None)
         if target is not None:
@@ -198,7 +198,7 @@ class Graph:
         return Reached(chains, everything)
 
     def _follow(self, chains: dict[str, tuple[Step, ...]], waiting: deque[str]) -> None:
-        """Add what needs the waiting files, directly or not."""
+        """Add to `chains` the files that need the waiting ones, directly or not."""
         while waiting:
             target = waiting.popleft()
             for path, step in self._needed_by.get(target, {}).items():
@@ -215,7 +215,7 @@ class Graph:
         return None if read else f"nothing says who reads {name}"
 
     def _readers(self, name: str) -> dict[str, int]:
-        """Source files that mention a file's name, or the name without its suffix in quotes; with the line."""
+        """Source file -> line that mentions a file's name, or its name without suffix in quotes."""
         base = name.rpartition("/")[2].encode()
         stem = re.escape(base.partition(b".")[0])
         wanted = re.compile(rb"\b" + re.escape(base) + rb"\b|[\"'/]" + stem + rb"[\"']")
@@ -224,5 +224,5 @@ class Graph:
 
 
 def is_test(path: str) -> bool:
-    """Whether pytest collects a file by its own patterns."""
+    """Whether pytest collects a file by its default patterns."""
     return any(fnmatch(path.rpartition("/")[2], pattern) for pattern in TEST_FILES)

@@ -1,7 +1,7 @@
-"""Digests: what an output, a verdict or a job depends on, this package's code among it, as a short string.
+"""Digests: short strings for outputs, verdicts and jobs, and for all that these depend on, such as our code.
 
-Standard library only: every environment imports it. Code is digested by file, without comments and docstrings:
-rows and files that rules write are made again where it changed.
+Standard library only, since every environment imports it. Code is digested by file, without comments and
+docstrings: rows and files that rules write are made again if it changed.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ PACKAGE = "traceproof"
 SOURCE = Path(__file__).resolve().parent
 OPS = SOURCE / "ops"
 CATALOGUE = ("models/catalogue.json", "models/catalogue.py")
-# What decides the rows of a case: what draws, runs and judges it, down to the form that rows have. Not what plans
-# cases (a row's key has each of them), keeps rows, or reports them.
+# The code that decides a case's rows: it draws, runs and judges the case, and defines rows. Not code that plans
+# cases (which a row's key contains), stores rows, or reports.
 ENGINE = (
     *(
         f"dataset/{name}.py"
@@ -33,7 +33,7 @@ ENGINE = (
     ),
     *("run/tensors.py", "run/trusted.py", "run/untrusted.py", "run/workers.py", "sandbox", "stacks", *CATALOGUE),
 )
-# Comments and docstrings, but in modules with strings in three single quotes, which may hold the like.
+# Comments and docstrings; not used in modules with strings in ''', which may contain such lines.
 PROSE = re.compile(rb'^[ \t]*(?:#.*|"""(?=[^\s.,)])(?:(?!""")[\s\S])*""")[ \t]*\n', re.MULTILINE)
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+)?import[ \t]+(\([^)]*\)|.*)", re.MULTILINE)
 COMMENT = re.compile(r"#.*")
@@ -45,35 +45,35 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """`digest_bytes` of a file, which is never whole in memory. Raises OSError: it can not be read."""
+    """`digest_bytes` of a file, read in pieces. Raises OSError: it can not be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=DIGEST_BYTES)).hexdigest()
 
 
 def digest_json(value: Any) -> str:  # noqa: ANN401 - any JSON value
-    """Digest of a JSON value: independent of key order and white space, not of list order.
+    """Digest of a JSON value, independent of key order and white space, not of list order.
 
-    Raises ValueError: the value holds a NaN or an infinity, which JSON can not say. TypeError: it is not JSON.
+    Raises ValueError: it contains NaN or an infinity, which JSON lacks. TypeError: it is not JSON.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return digest_bytes(text.encode())
 
 
 def digest_files(files: Iterable[Path], *, root: Path) -> str:
-    """Digest of the files' paths below `root` and their contents, independent of the order given."""
+    """Digest of files' paths below `root` and contents, independent of their order."""
     entries = sorted((path.relative_to(root).as_posix(), digest_bytes(path.read_bytes())) for path in files)
     return digest_json(entries)
 
 
 def code_digest(*parts: str) -> str:
-    """Digest of some files and folders of this package, e.g. `site`."""
+    """Digest of files and folders of this package, e.g. `site`."""
     return digest_json([_content(path) for part in parts for path in _files(SOURCE / part)])
 
 
 def verdict_code(own: Path | None) -> str:
-    """Digest of what an op_type's rows depend on: the engine, what ops share, `own`, the file that declares it.
+    """Digest of the code that an op_type's rows depend on: the engine, code that ops share, and `own`.
 
-    And the families that it imports.
+    `own` is the file that declares the op_type; families that it imports, directly or not, are included.
     """
     others = set(OPS.glob("families/[a-z]*.py"))
     waiting = {own}
@@ -90,7 +90,7 @@ def verdict_code(own: Path | None) -> str:
 
 
 def forget() -> None:
-    """Drop what was read: for long-lived processes (tests) in which files change."""
+    """Clear caches, in long-lived processes (tests) in which files change."""
     for cached in (_files, _content, file_of):
         cached.cache_clear()
 
@@ -111,14 +111,14 @@ def _content(path: Path) -> tuple[str, str]:
 
 @cache
 def file_of(module: str) -> Path:
-    """Where a module of this package lies, whether there is one or not."""
+    """Path of a module of this package, even if it does not exist."""
     path = SOURCE.parent.joinpath(*module.split("."))
-    package = path / "__init__.py"  # a folder alone may be what an earlier version left: its compiled files
+    package = path / "__init__.py"  # a folder without it may only have compiled files of an earlier version
     return package if package.is_file() else path.with_suffix(".py")
 
 
 def imported(module: str) -> Iterator[str]:
-    """What a module of this package imports, wherever the import stands: modules, and what may be one."""
+    """Names that a module of this package imports, anywhere in it: modules, and names that may be modules."""
     path = file_of(module)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for dots, base, listed in IMPORT.findall(path.read_text(encoding="utf-8")):

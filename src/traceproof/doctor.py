@@ -1,6 +1,6 @@
-"""What a machine has and can prove: a table of checks, each with what was found and what mends it.
+"""Reports what a machine has and can prove: a table of checks, each with its finding and advice.
 
-Found by looking and asking, all side by side; nothing is built or changed.
+All checks run at once; they only look and query, nothing is built or changed.
 """
 
 import json
@@ -39,13 +39,13 @@ from traceproof.run.schema import ClosedModel
 from traceproof.sandbox.isolation import ABSENT, CUDA_REFUSES, HOLDS, LAYERS
 from traceproof.stacks import MAIN, PACKAGES, READER, STACK_OF, STACKS, TRUTHS, distribution
 
-FORM = 2  # of the JSON; changes when a key goes or means something else
+FORM = 2  # version of the JSON; changes if a key is removed or changes its meaning
 GIB, GB = 1 << 30, 10**9
-GPU_GB = 6.5  # of CUDA, torch and a ground truth when installed; measured over all of them
-LEAST_GB = 2.0  # free space, beside what is to be installed, that a first run needs for datasets and outputs
-VERSION_SECONDS, LAYER_SECONDS = 10.0, 30.0  # of a program that tells its version, and of trying all layers
+GPU_GB = 6.5  # of CUDA, torch and a ground truth, installed; measured over all of them
+LEAST_GB = 2.0  # free space that a first run needs for datasets and outputs, in addition to installations
+VERSION_SECONDS, LAYER_SECONDS = 10.0, 30.0  # limits on querying a program's version, and on trying all layers
 QUERY = "index,name,compute_cap,memory.total,driver_version"
-CGROUP = Path("/sys/fs/cgroup/memory.max")  # a container's limit
+CGROUP = Path("/sys/fs/cgroup/memory.max")  # limit of a container, in bytes
 SYSCTL = Path("/proc/sys")
 SOURCE = str(Path(__file__).resolve().parents[1])
 TRY_LAYERS = (
@@ -58,12 +58,12 @@ INSTALLERS = {
     "zypper": "sudo zypper --non-interactive install gcc-c++",
     "pacman": "sudo pacman --sync --noconfirm gcc",
 }
-# Of each pair of layers, either one keeps untrusted code from it.
+# Untrusted code can do the key only if both of its layers are missing.
 REACHED = {
     "reach the network": {"network", "system_calls"},
     "read and write this user's files": {"files", "landlock"},
 }
-# Settings that forbid namespaces to ordinary users: the file, what it holds then, what allows them.
+# Settings that forbid namespaces to ordinary users: (file, forbidding content, setting that allows them).
 SETTINGS = (
     ("user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
     ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
@@ -79,16 +79,16 @@ NO_GPU = (
 class CheckRow(ClosedModel):
     """A row of the table."""
 
-    name: str  # what was looked at
-    found: str  # what is there, in words
-    problem: str = ""  # what keeps the machine from proving what is configured; empty: nothing
-    advice: str = ""  # what mends it; after `$ `, a command to be run as it stands
-    fatal: bool = True  # whether it is missing or broken; what merely weakens a run is not
-    version: str = ""  # of a stack that can be used: of its package
+    name: str  # what was checked
+    found: str  # finding, in words
+    problem: str = ""  # why the machine can not prove what is configured; empty: it can
+    advice: str = ""  # how to solve the problem; after `$ `, a command to run unchanged
+    fatal: bool = True  # whether something is missing or broken; False: a run is only weaker
+    version: str = ""  # of a usable stack's package
 
 
 class Diagnosis(ClosedModel):
-    """What is there, and what it is good for."""
+    """What a machine has, and what it can prove."""
 
     form: int = FORM
     traceproof: str = traceproof.__version__
@@ -96,22 +96,22 @@ class Diagnosis(ClosedModel):
     python: str = platform.python_version()
     cores: int = len(os.sched_getaffinity(0))
     checks: tuple[CheckRow, ...]
-    proves: str  # what references are held against here, in one sentence
+    proves: str  # what references are compared with here, in one sentence
     able: bool  # whether nothing that is configured is missing or broken
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is looked at."""
+    """What to check."""
 
     config: Config
     root: Path  # the repository
-    seconds: float  # that a stack's interpreter may take to import its packages
-    stacks: tuple[Installation, ...]  # those that are configured, torch first
+    seconds: float  # limit on importing a stack's packages
+    stacks: tuple[Installation, ...]  # configured ones, torch first
 
 
 def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
-    """Look and ask. Imports of a stack have `seconds`."""
+    """Run all checks at once; importing a stack's packages may take `seconds`."""
     names = [MAIN, *(STACK_OF[truth] for truth in config.truths), *([READER] if config.models else [])]
     look = Look(config, root, seconds, tuple(resolve(config, name) for name in dict.fromkeys(names)))
     checks = [*CHECKS, *(partial(check_stack, one) for one in look.stacks)]
@@ -125,7 +125,7 @@ def diagnose(config: Config, *, root: Path, seconds: float) -> Diagnosis:
 
 
 def proves(config: Config, rows: Mapping[str, CheckRow]) -> str:
-    """What references are held against here, in one sentence."""
+    """What references are compared with here, in one sentence."""
     if rows[MAIN].problem:
         return "nothing before the torch stack can be used"
     chosen = list(dict.fromkeys(STACK_OF[truth] for truth in TRUTHS if truth in config.truths))
@@ -137,7 +137,7 @@ def proves(config: Config, rows: Mapping[str, CheckRow]) -> str:
 
 
 def ask(command: Sequence[str], *, seconds: float, cwd: Path | None = None, **own: str) -> tuple[str, str]:
-    """What a program says, with variables of its `own`; and why it is no answer (empty if it is one)."""
+    """(output, problem) of a program, called with more variables `own`; problem is "" if it succeeded."""
     try:
         done = subprocess.run(
             command,
@@ -162,14 +162,14 @@ def ask(command: Sequence[str], *, seconds: float, cwd: Path | None = None, **ow
 
 
 def check_driver(_: Look) -> CheckRow:
-    """The NVIDIA driver and its GPUs; where its device files are absent it is not asked."""
+    """Check the NVIDIA driver and its GPUs; without device files, nvidia-smi is not called."""
     if not has_driver():
         return CheckRow(name="NVIDIA", found="no driver")
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
     said, problem = ask(command, seconds=VERSION_SECONDS)
     rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
     rows = [row for row in rows if len(row) == len(QUERY.split(","))]
-    if problem or not rows:  # a run goes by what PyTorch finds, which the stacks are asked
+    if problem or not rows:  # not fatal, since PyTorch decides, which the stacks' checks query
         problem = f"nvidia-smi: {problem or 'it lists no GPU'}"
         return CheckRow(name="NVIDIA", found="a driver", problem=problem, advice=NO_GPU, fatal=False)
     gpus = "; ".join(f"{index}: {name}, SM {sm}, {memory}" for index, name, sm, memory, _ in rows)
@@ -177,7 +177,7 @@ def check_driver(_: Look) -> CheckRow:
 
 
 def check_compiler(_: Look) -> CheckRow:
-    """The C++ compiler that kernels are compiled with: CXX, else what is on PATH; missed where there is a GPU."""
+    """Check the C++ compiler for kernels: CXX, else one on PATH; only with a GPU is it required."""
     named = shlex.split(os.environ.get("CXX", ""))[:1]
     path = next(filter(None, map(shutil.which, named or ("g++", "c++", "clang++"))), None)
     said, problem = "", f"there is no {named[0] if named else 'g++, c++ or clang++ on PATH'}"
@@ -196,9 +196,9 @@ def check_compiler(_: Look) -> CheckRow:
 
 
 def check_memory(look: Look) -> CheckRow:
-    """Memory of the machine, or of the container if that has less."""
+    """Check the memory of the machine, or of the container if that has less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # there is no limit, or it is "max"
+    with suppress(OSError, ValueError):  # no limit, or "max"
         total = min(total, int(CGROUP.read_text(encoding="ascii")))
     limit, free = look.config.limits.memory_gb, min(total, available_memory())
     found = f"{total / GIB:.1f} GiB, {free / GIB:.1f} free; one case may use {limit:g}"
@@ -210,7 +210,7 @@ def check_memory(look: Look) -> CheckRow:
 
 
 def check_disk(look: Look) -> CheckRow:
-    """Free space where results are written, against what is still to be installed."""
+    """Check free space at the results, compared with what is still to be installed."""
     sizes = {name: size for stack in STACKS.values() for name, size in stack.gb.items()}
     absent = {one.environment for one in look.stacks if one.environment and _unbuilt(one, look.root)}
     missing = sum(sizes.get(name, GPU_GB) for name in absent)
@@ -229,7 +229,7 @@ def check_disk(look: Look) -> CheckRow:
 
 
 def check_isolation(_: Look) -> CheckRow:
-    """Every layer of isolation, tried in earnest, and what untrusted code could reach without those that fail."""
+    """Check each layer of isolation by using it, and what untrusted code could reach without those that fail."""
     without = CUDA_REFUSES if has_driver() else ()
     with TemporaryDirectory(prefix="traceproof-doctor-") as folder:
         command = [sys.executable, "-P", "-c", TRY_LAYERS, f"{folder}/root", *without]
@@ -302,7 +302,7 @@ def check_stack(stack: Installation, look: Look) -> CheckRow:
 
 
 def _unbuilt(stack: Installation, root: Path) -> str:
-    """What is wrong with a built environment by its files; empty: it is whole and of the present pins."""
+    """What is wrong with a built environment, judged by its files; "": it is complete and of the current pins."""
     folder = root / FOLDER / str(stack.environment)
     if not folder.is_dir():
         return "is not built"
@@ -312,11 +312,11 @@ def _unbuilt(stack: Installation, root: Path) -> str:
 
 
 def _facts(stack: Installation, look: Look) -> tuple[InterpreterFacts | None, str]:
-    """What a stack's interpreter says of itself, and why it says nothing."""
+    """(facts, problem) reported by a stack's interpreter; facts are None if it fails."""
     modules = dict.fromkeys([STACKS[MAIN].package, PACKAGES.get(stack.name, STACKS[MAIN].package)])
     python = str(look.root / stack.python) if stack.environment else stack.python
     command = [python, "-P", "-m", "traceproof.environments.inside", "facts", stack.cuda_home, *modules]
-    # What packages write when they are imported goes to a folder that is removed.
+    # Packages write caches on import; this folder is removed.
     with TemporaryDirectory(prefix="traceproof-doctor-") as scratch:
         own = jit.environment(Path(scratch), {"digest": "doctor"}) | {"PYTHONDONTWRITEBYTECODE": "1"}
         own |= {"PYTHONPATH": str(look.root / "src"), "XDG_CACHE_HOME": scratch}
@@ -325,8 +325,8 @@ def _facts(stack: Installation, look: Look) -> tuple[InterpreterFacts | None, st
 
 
 def _broken(stack: Installation, problem: str, root: Path) -> CheckRow:
-    """A stack whose interpreter can not be used."""
-    if stack.environment:  # by its pins it is whole, so nothing would be done
+    """The row of a stack whose interpreter can not be used."""
+    if stack.environment:  # its marker says complete, so it must be removed first
         advice = _build(stack.environment, root, anew=True)
     else:
         names = dict.fromkeys([distribution(MAIN), distribution(stack.name)])
@@ -344,20 +344,20 @@ def _broken(stack: Installation, problem: str, root: Path) -> CheckRow:
 
 
 def _build(environment: str, root: Path, *, anew: bool = False) -> str:
-    """The command that builds an environment."""
+    """The command that builds an environment; if `anew`, after removing it."""
     command = shlex.join([sys.executable, "-m", "snakemake", "--cores", "1", "--force"])
     text = f"{command} {FOLDER / environment / INSTALLED}"
     text = f"rm -r {FOLDER / environment} && {text}" if anew else text
     return f"$ {text}" if Path.cwd() == root else f"$ cd {shlex.quote(str(root))} && {text}"
 
 
-# The screen.
+# Output on the terminal.
 
-WIDTH, LABEL = 100, 13  # columns of the screen, and of what stands before a line's text
+WIDTH, LABEL = 100, 13  # columns per line, and of the label before a line's text
 
 
 def screen(found: Diagnosis) -> str:
-    """All of it, the problems last."""
+    """The diagnosis as text, problems last."""
     lines = [f"traceproof {found.traceproof}, Python {found.python}, {found.system}, {found.cores} cores", ""]
     lines += [line for row in found.checks for line in _wrapped(row.name, row.found)]
     lines += ["", *_wrapped("can prove", found.proves), ""]

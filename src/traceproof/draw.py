@@ -1,9 +1,9 @@
-"""Inputs that are a pure function of their names: the same bits on every device and version.
+"""Draws inputs as a pure function of their names: with the same bits on every device and version.
 
-Word i of a stream is a hash of (key, i), in 64-bit integer arithmetic: the finaliser of SplitMix64 (Steele,
-Lea, Flood, "Fast splittable pseudorandom number generators", 2014) applied to key + (i + 1) * golden. Torch
-wraps 64-bit products modulo 2**64 on every device, so the words are the same everywhere; only the shift needs a
-mask, since torch shifts int64 arithmetically.
+Word i of a stream is a hash of (key, i), in 64-bit integer arithmetic: the finaliser of SplitMix64 (Steele, Lea,
+Flood, "Fast splittable pseudorandom number generators", 2014) applied to key + (i + 1) * golden. Torch wraps
+64-bit products modulo 2**64 on every device, so the words are the same everywhere; only the shift needs a mask,
+since torch shifts int64 arithmetically.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 MASK = (1 << 64) - 1
 CPU_CHUNK = 1 << 15  # words; a chunk and its scratch stay in the L2 cache
-NUMPY = find_spec("numpy") is not None  # generated tests may run without; torch gives the same words
-CUDA_CHUNK = 1 << 25  # words; a chunk is far larger than a launch costs
+NUMPY = find_spec("numpy") is not None  # generated tests may run without it; torch computes the same words
+CUDA_CHUNK = 1 << 25  # words; a launch costs little compared with a chunk
 
 
 def signed(word: int) -> int:
@@ -62,7 +62,7 @@ def mix_(words: torch.Tensor, scratch: torch.Tensor) -> None:
 
 
 def _mix_on_host(words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """The same by NumPy, in the memory of both tensors."""
+    """`mix_` by NumPy, in the memory of both tensors."""
     import numpy as np
 
     mixed, spare = words.numpy().view(np.uint64), scratch.numpy().view(np.uint64)
@@ -76,12 +76,12 @@ def _mix_on_host(words: torch.Tensor, scratch: torch.Tensor) -> None:
 
 @cache
 def _multiples(factor: int, count: int) -> torch.Tensor:
-    """The first `count` multiples of a factor: int64 on the CPU."""
+    """The first `count` multiples of a factor modulo 2**64: int64 [count] on the CPU."""
     return torch.arange(1, count + 1).mul_(signed(factor))
 
 
 def fill_multiples(words: torch.Tensor, factor: int, start: int, addend: int = 0) -> None:
-    """Overwrite int64 `words`, at most a chunk, with (start + 1 + i) * factor + addend for each place i."""
+    """Overwrite int64 `words`, at most a chunk, with (start + 1 + i) * factor + addend at index i."""
     if words.device.type == "cpu":
         known = _multiples(factor, chunk_words(words.device))[: len(words)]
         torch.add(known, signed(start * factor + addend), out=words)
@@ -98,9 +98,9 @@ def chunk_words(device: torch.device) -> int:
 
 
 def word_chunks(key: int, count: int, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
-    """The first `count` words of a stream, a chunk at a time: where it starts, and int64 words on `device`.
+    """(start, words) of each chunk of the first `count` words of a stream; words are int64 on `device`.
 
-    All chunks share one buffer, which the caller may overwrite until it asks for the next.
+    All chunks share one buffer, which the caller may overwrite until the next chunk.
     """
     step = min(count, chunk_words(device))
     buffer, scratch = torch.empty((2, step), dtype=torch.int64, device=device)
@@ -122,7 +122,7 @@ def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def _fill(key: int, start: int, words: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Overwrite `words` with those of the stream from `start` on."""
+    """Overwrite `words` with those of the stream from index `start` on."""
     fill_multiples(words, GOLDEN, start, key)
     mix_(words, scratch)
 
@@ -143,9 +143,8 @@ QUANTUM = 2.0**-12  # far coarser than the last bit of any libm, far finer than 
 def normal_table(device: torch.device) -> torch.Tensor:
     """float32 [65536] on `device`: entry i is the normal quantile (i + 1/2) / 65536, a multiple of 2**-12.
 
-    A table, so that no device evaluates a logarithm.
-
-    Symmetric, mean exactly 0, standard deviation 1 to four digits, |x| <= 4.33.
+    A table, so that no device evaluates a logarithm. Symmetric, mean exactly 0, standard deviation 1 to four
+    digits, |x| <= 4.33.
     """
     if device.type != "cpu":
         return normal_table(torch.device("cpu")).to(device)
@@ -159,7 +158,7 @@ EACH_BYTE = 0x0101010101010101
 
 
 class HostDraw:
-    """Plan-time integers (lengths, counts, orders), from a stream named by (definition, case, seed)."""
+    """Draws integers for plans (lengths, counts, orders); (definition, case, seed, name) names the stream."""
 
     def __init__(self, *, definition: str, case: str, seed: int) -> None:
         self._parts = (definition, case, seed)
@@ -198,7 +197,7 @@ class Draw:
     def normal(
         self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, *, scale: float = 1.0
     ) -> torch.Tensor:
-        """Standard normal times `scale` (65,536 quantiles, |x| <= 4.33), rounded once to `dtype` (float32)."""
+        """Standard normal times `scale` (65,536 quantiles, |x| <= 4.33), rounded once to `dtype` (or float32)."""
         dtype = dtype or torch.float32
         count = math.prod(shape)
         table = normal_table(self.device)
@@ -222,9 +221,9 @@ class Draw:
         low: float = 0.0,
         high: float = 1.0,
     ) -> torch.Tensor:
-        """Uniform on a grid of 2**24 steps over [low, high), computed in float32, rounded to `dtype` (float32).
+        """Uniform on a grid of 2**24 steps over [low, high), computed in float32, rounded to `dtype` (or float32).
 
-        Where a step is finer than the dtype, rounding may reach `high` itself.
+        If a step is finer than the dtype, rounding may reach `high`.
         """
         count = math.prod(shape)
         out = torch.empty(count, dtype=dtype or torch.float32, device=self.device)
@@ -239,7 +238,7 @@ class Draw:
     def integers(
         self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, *, low: int, high: int
     ) -> torch.Tensor:
-        """Integers in [low, high), nearly uniform, int32 unless said; high - low <= 2**31."""
+        """Nearly uniform integers in [low, high), in `dtype` (default int32); high - low <= 2**31."""
         count = math.prod(shape)
         out = torch.empty(count, dtype=dtype or torch.int32, device=self.device)
         for start, words in self._chunks(name, count):
@@ -281,16 +280,16 @@ def _lower_nan_codes(words: torch.Tensor) -> None:
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """128-bit fingerprint of a tensor's shape, dtype and bits, computed where the tensor lies.
+    """128-bit fingerprint of a tensor's shape, dtype and bits in hexadecimal, computed on the tensor's device.
 
-    Not cryptographic: it tells whether two processes saw the same inputs. A position-keyed hash and its square are
-    summed modulo 2**64, so any order of summation gives the same result.
+    Not cryptographic: it shows whether two processes had the same inputs. A position-keyed hash and its square are
+    summed modulo 2**64, so any order of summation has the same result.
     """
     return fingerprint_each([tensor])[0]
 
 
 def fingerprint_each(tensors: Sequence[torch.Tensor]) -> list[str]:
-    """The fingerprint of each; a device that holds some of them is waited for once."""
+    """Fingerprints of tensors, with one synchronisation per device."""
     sums: list[list[int]] = [[] for _ in tensors]
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
@@ -308,7 +307,7 @@ def _text(tensor: torch.Tensor, first: int, second: int) -> str:
 
 
 def _hash_sums(tensor: torch.Tensor) -> torch.Tensor:
-    """int64 [2] on the tensor's device."""
+    """Sums of hashes and of their squares: int64 [2] on the tensor's device."""
     flat = tensor.detach().contiguous().view(-1)
     flat = flat.as_strided(flat.shape, (1,))  # with one element or none, any stride counts as contiguous
     raw = flat.view(torch.uint8) if flat.dtype != torch.bool else flat.to(torch.uint8)
@@ -328,6 +327,6 @@ def _hash_sums(tensor: torch.Tensor) -> torch.Tensor:
         hashed ^= part
         mix_(hashed, spare)
         sums[0] += hashed.sum()
-        hashed *= hashed  # of words that are mixed already, a sum that says what theirs does not
+        hashed *= hashed  # a second sum, independent of the first since hashes are well mixed
         sums[1] += hashed.sum()
     return sums

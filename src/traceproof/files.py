@@ -1,9 +1,9 @@
-"""Files: written in one rename, sealed, in folders that live as long as their process, and left by others.
+"""Files: written by rename, sealed, in folders that live as long as their process, or left by untrusted code.
 
-What others left, untrusted code among them, is opened here alone. Whoever wrote it may have put anything in its
-place: a folder, a link, a FIFO, a file that grows as it is read. So only regular files are read, none is waited
-for, every size has a bound. What a dataset holds may be a link, and what does not fit is a `NotPlainError`; what a
-worker left may not, and it is a `BorderError`, which belongs to the case that it was left by.
+Files that others left, also untrusted code, are only opened here. Their author may have put anything in their
+place: a folder, a link, a FIFO, a file that grows while it is read. So only regular files are read, none is waited
+for, and every size has a bound. Files of a dataset may be links, and what is not acceptable raises
+`NotPlainError`; a worker's files may not, and raise `BorderError`, which belongs to the worker's case.
 """
 
 import ast
@@ -26,18 +26,18 @@ from typing import Any
 from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 
-SEAL = '{"seal": "'  # what a sealed file begins with
-OWNED = re.compile(r"(?:traceproof|scratch)-[0-9]+-\w+", re.ASCII)  # names of processes' own folders
+SEAL = '{"seal": "'  # start of a sealed file
+OWNED = re.compile(r"(?:traceproof|scratch)-[0-9]+-\w+", re.ASCII)  # names of `own_folder`
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 MIB = 1 << 20
-# CPython 3.11 counts the depth of all syntax trees that are being made in one place: where a thread takes over
-# while another's is half made, either ends in "SystemError: AST constructor recursion depth mismatch".
+# CPython 3.11 counts the depth of syntax trees under construction in one place for all threads: if another thread
+# takes over in between, either fails with "SystemError: AST constructor recursion depth mismatch".
 _PARSING = threading.RLock()
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk below `path` into an error that says so. Raises TraceproofError: it is full."""
+    """Turn errors of a full disk at `path` into a TraceproofError that says so."""
     try:
         yield
     except OSError as error:
@@ -50,7 +50,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one rename: readers see old or new, no part. Raises TraceproofError: the disk is full."""
+    """Write a file by rename: readers see the old or the new one. Raises TraceproofError: the disk is full."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,12 +62,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:  # noqa: ANN401 - any JSON value
-    """`write_text` of a JSON value, one line per top-level entry being left to the reader's tools."""
+    """`write_text` of a JSON value, indented by 1."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_if_changed(path: Path, text: str) -> bool:
-    """Write only when the content differs, so that an unchanged file keeps its time. True: written."""
+    """Write only if the content differs, so that an unchanged file keeps its time. True: written."""
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return False
     write_text(path, text)
@@ -75,12 +75,12 @@ def write_if_changed(path: Path, text: str) -> bool:
 
 
 def sealed(body: str) -> str:
-    """A JSON object's text with its digest as a first entry, by which `unsealed` finds it unchanged."""
+    """The text of a JSON object with its digest as first entry, which `unsealed` checks."""
     return f'{SEAL}{digest_bytes(body.encode())}",{body[1:]}\n'
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """The object in a sealed file. Raises TraceproofError: it is damaged; it is removed, to be made again."""
+    """The object in a sealed file. Raises TraceproofError: it is damaged; it is then removed, to be made again."""
     try:
         found: dict[str, Any] = json.loads(unsealed(path.read_bytes()))
     except (OSError, ValueError) as error:
@@ -91,7 +91,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def unsealed(data: bytes) -> bytes:
-    """What `sealed` got. Raises ValueError: it was changed after it was written."""
+    """The text passed to `sealed`, as bytes. Raises ValueError: it was changed since."""
     start, _, rest = data.partition(b",")
     body = b"{" + rest.removesuffix(b"\n")
     if start != f'{SEAL}{digest_bytes(body)}"'.encode():
@@ -101,9 +101,9 @@ def unsealed(data: bytes) -> bytes:
 
 @contextmanager
 def own_folder(kind: str = "traceproof", root: Path | None = None) -> Iterator[Path]:
-    """A new folder of this process's alone (`kind`: `scratch` or `traceproof`), removed whatever is in it.
+    """A new folder for this process alone (`kind`: `scratch` or `traceproof`), removed at exit with all content.
 
-    It is locked as long as the process lives, so that `sweep` tells those of killed ones.
+    It is locked as long as the process lives, so that `sweep` recognises those of killed ones.
     """
     folder, lock = _locked(kind, root)
     try:
@@ -114,12 +114,12 @@ def own_folder(kind: str = "traceproof", root: Path | None = None) -> Iterator[P
 
 
 def _locked(kind: str, root: Path | None) -> tuple[Path, int]:
-    """A new folder, and the descriptor that holds its lock."""
+    """(a new folder, descriptor that holds its lock)."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{os.getpid()}-", dir=root)).resolve()
         with suppress(FileNotFoundError):  # swept before it was locked
             lock = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):  # a file system that locks no folders: nobody sweeps it either
+            with suppress(OSError):  # on a file system without locks for folders, sweep removes none either
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if folder.exists():
                 return folder, lock
@@ -127,9 +127,9 @@ def _locked(kind: str, root: Path | None) -> tuple[Path, int]:
 
 
 def sweep(root: Path) -> None:
-    """Remove folders whose process has ended."""
+    """Remove folders in `root` whose process has ended."""
     for path in root.glob("*-*"):
-        with suppress(OSError):  # its process lives, or another run removes it, too
+        with suppress(OSError):  # its process lives, or another run removes it too
             own = OWNED.fullmatch(path.name) is not None and path.lstat().st_uid == os.getuid()
             if not own or path.is_symlink():
                 continue
@@ -142,29 +142,30 @@ def sweep(root: Path) -> None:
                 os.close(lock)
 
 
-# What others left.
+# Files that others left.
 
 
 class BorderError(Exception):
-    """What was left can not be taken; the text says why."""
+    """A worker's file can not be accepted; the text says why."""
 
 
 class NotPlainError(ValueError):
-    """What is there is no file to read: a folder, a pipe, a device, too large, or it lies elsewhere."""
+    """A path is no file to read: a folder, a pipe, a device, or too large."""
 
 
 def read_bytes(path: Path, *, most: int) -> bytes:
-    """The content of a regular file; a symbolic link is followed.
+    """The content of a regular file; symbolic links are followed.
 
-    Raises OSError: it can not be read; a link that leads in a circle, for one. NotPlainError: it is no regular
-    file, or larger than `most` bytes, and then not read.
+    Raises OSError: it can not be read, as with a circle of links. NotPlainError: it is no regular file, or larger
+    than `most` bytes, and then not read.
     """
     return read_resolved(path.resolve(), most=most)
 
 
 def read_resolved(target: Path, *, most: int) -> bytes:
-    """The content of a regular file at a resolved path; raises as `read_bytes` does."""
-    # Looked at before it is opened, since opening a device may do something, and after, since it may be another.
+    """The content of a regular file at a resolved path; raises like `read_bytes`."""
+    # Checked before opening, since opening a device may have effects, and after, since it may be another file by
+    # then.
     _expect_plain(target.stat(), most)
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
@@ -176,13 +177,13 @@ def read_resolved(target: Path, *, most: int) -> bytes:
 
 
 def parsed(source: str | bytes) -> ast.Module:
-    """`ast.parse`, also for threads side by side; raises as that does."""
+    """`ast.parse`, made safe for several threads; raises the same."""
     with _PARSING:
         return ast.parse(source)
 
 
 def parse_quietly(source: str | bytes) -> ast.Module:
-    """Parse a Python file; its odd escapes are its author's business, and make no warning.
+    """Parse a Python file, without warnings about invalid escapes in it.
 
     Raises SyntaxError, ValueError: it is not Python. RecursionError, MemoryError: it is nested too deeply.
     """
@@ -201,7 +202,7 @@ def _expect_plain(found: os.stat_result, most: int) -> None:
 
 
 def read_regular(path: Path, *, most: int) -> bytes:
-    """The content of a regular file of at most so many bytes; never waits, nor follows a link at its end.
+    """The content of a regular file of at most `most` bytes; never waits, nor follows a link at the end of `path`.
 
     Raises BorderError: it is absent, something else, larger, or can not be read.
     """
@@ -214,12 +215,12 @@ def read_regular(path: Path, *, most: int) -> bytes:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder in which untrusted code wrote, however deep and whatever its modes; follows no link."""
+    """Remove a folder of untrusted code, of any depth and modes; follows no link. A failure is not reported."""
     if folder.is_symlink():
         folder.unlink()
         return
     with suppress(OSError, RecursionError):
         shutil.rmtree(folder)
         return
-    for command in (["chmod", "-R", "u+rwX", "--"], ["rm", "-rf", "--"]):  # they walk any depth, by descriptors
+    for command in (["chmod", "-R", "u+rwX", "--"], ["rm", "-rf", "--"]):  # these walk any depth, by descriptors
         subprocess.run([*command, str(folder)], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

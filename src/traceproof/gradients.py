@@ -1,8 +1,8 @@
-"""Gradients of functions that take part in autograd, held against the gradient of the oracle's float64 formula.
+"""Gradients of functions that support autograd, compared with the gradient of the oracle's float64 formula.
 
-A random weight for every element of the outputs makes a scalar of them, and its gradient is wanted by every input
-of floating point. The oracle is differentiated as it stands, with inputs in float64; so are naive computations at
-a kernel's precision, whose gradients' errors are the baseline error. There is no list of ops: what PyTorch can not
+A random weight per output element makes a scalar of the outputs, which is differentiated by every floating-point
+input. The oracle itself is differentiated, with inputs in float64; so are naive computations at a kernel's
+precision, the errors of whose gradients are the baseline error. No op is listed: what PyTorch can not
 differentiate (a choice, a quantised output) has no gradient here, and the row says so.
 """
 
@@ -29,11 +29,11 @@ from traceproof.run.schema import PlannedCase, PlannedDefinition, VerdictRow
 from traceproof.run.tensors import plain_tensor
 from traceproof.run.trusted import named_outputs
 
-GRADIENT = "gradient of {}"  # a row's output, by the input
-LARGEST = 32 << 20  # bytes that the one case may need where gradients are only reported
-MOST = 2 << 30  # ... and each where they are demanded: autograd keeps what the formula made on the way
+GRADIENT = "gradient of {}"  # name of a row's output, by the input
+LARGEST = 32 << 20  # bytes that the one case may need if gradients are only reported
+MOST = 2 << 30  # ... and each case if they are demanded: autograd keeps intermediate values of the formula
 WIDE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-# PyTorch's unfused attention in 16 bits reaches 4.5 times, but for rows of which one key has all the weight.
+# PyTorch's unfused attention in 16 bits reaches 4.5, except in rows where one key has all the weight.
 NARROW_GRADIENT = Close(factor=5.0, reason="what is saved for a backward is rounded, and so is what comes back")
 WIDE_GRADIENT = Close(factor=16.0, reason="a float32 gradient is rounded no more than the sums before it")
 PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.mv.default})
@@ -41,7 +41,7 @@ Call = Callable[[Values], Any]
 
 
 class NarrowProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, operands and results of products are rounded to a dtype, as by unfused kernels."""
+    """While active, rounds operands and results of matrix products to a dtype, like unfused kernels."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,8 +53,8 @@ class NarrowProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what the operation gives
-        """One operation."""
+    ) -> Any:  # noqa: ANN401 - what the operation returns
+        """Run one operation."""
         del types
         if func not in PRODUCTS:
             return func(*args, **(kwargs or {}))
@@ -64,7 +64,7 @@ class NarrowProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True)
 class _Differentiated:
-    """A computation's outputs that have a gradient, and what they depend on."""
+    """A computation's differentiable outputs, and the inputs (leaves) that they depend on."""
 
     leaves: Tensors
     outputs: Tensors
@@ -87,7 +87,7 @@ class _Differentiated:
         return cls(leaves, {name: value for name, value in tensors.items() if value.requires_grad})
 
     def gradients(self, weights: Tensors) -> dict[str, torch.Tensor | None]:
-        """By input; None: nothing that is weighed depends on it."""
+        """Gradients by input of the sum of outputs times `weights`; None: no weighted output depends on it."""
         chosen = {name: value for name, value in self.outputs.items() if name in weights}
         given = [weights[name].to(value.dtype).to(value.device) for name, value in chosen.items()]
         found = torch.autograd.grad([*chosen.values()], [*self.leaves.values()], given, allow_unused=True)
@@ -95,7 +95,7 @@ class _Differentiated:
 
 
 def chosen(cases: Collection[PlannedCase], *, demanded: bool) -> list[PlannedCase]:
-    """The cases whose gradients are taken: all that fit, or if they are only reported the largest ordinary one."""
+    """Cases to take gradients of: if demanded all that fit, else the largest ordinary one."""
     fitting = [
         one
         for one in cases
@@ -120,15 +120,15 @@ def rows(  # noqa: PLR0913 - one call, spelled out
     device: torch.device,
     demanded: bool | Collection[str],
 ) -> Iterator[VerdictRow]:
-    """A row for each input of a case that has a gradient; none where the function takes no part in autograd.
+    """A row for each differentiable input of a case; none if the function does not support autograd.
 
     Args:
         call: the function, of the inputs by name.
         entry: what it computes; it has an oracle.
         planned: the case.
-        name: what the function is called in rows.
-        device: where its inputs lie.
-        demanded: whether a function that takes no part in autograd gets a row that says so; of some inputs alone.
+        name: the function's name in rows.
+        device: of the function's inputs.
+        demanded: whether missing autograd support is a failure; or the only inputs to take.
     """
     for of, ruling in _rulings(call, entry.parsed, planned, device=device, demanded=demanded):
         yield entry.row(planned, name, {"device": str(device)}, "", output=GRADIENT.format(of), **ruling.fields)
@@ -142,7 +142,7 @@ def _rulings(
     device: torch.device,
     demanded: bool | Collection[str],
 ) -> Iterator[tuple[str, Ruling]]:
-    """Rulings by input; of all of them together where there is no gradient to hold against another."""
+    """(input, ruling); ("inputs", ruling) for all together if there are no gradients to compare."""
     op, _ = registry.for_definition(definition)
     drawn = make_inputs(op, definition, planned.case, device=CPU)
     wanted = drawn.keys() if isinstance(demanded, bool) else demanded
@@ -153,7 +153,7 @@ def _rulings(
             ours = _Differentiated.from_call(
                 names, given, None, lambda values: named_outputs(definition, call(values))
             )
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which is its row
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything, which the row reports
         if demanded:
             message = f"with inputs that require a gradient: {type(error).__name__}: {error}"
             yield "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
@@ -171,7 +171,7 @@ def _rulings(
     weights, right = expected
     try:
         found = {one: None if x is None else plain_tensor(x) for one, x in ours.gradients(weights).items()}
-    except Exception as error:  # noqa: BLE001 - likewise, of its backward
+    except Exception as error:  # noqa: BLE001 - likewise, in its backward
         message = f"in its backward: {type(error).__name__}: {error}"
         yield "inputs", Ruling(Verdict.ERROR, Error.EXCEPTION, message, {})
         return
@@ -183,7 +183,7 @@ def _rulings(
 def _expected(
     subject: SolvedCase, names: Collection[str], outputs: Collection[str]
 ) -> tuple[Tensors, dict[str, Expected]] | str:
-    """Weights of the outputs, and what is expected of the gradient of each input; or why nothing is."""
+    """(weights of the outputs, expected gradient of each input); or a text on why there is none."""
     definition, op, case, inputs = subject.definition, subject.op, subject.case, subject.inputs
     kinds, dtypes = (
         op.comparisons(definition),
@@ -199,7 +199,7 @@ def _expected(
     narrowest = min((x.dtype for x in held if isinstance(x, torch.Tensor)), key=lambda dtype: dtype.itemsize)
     try:
         with torch.enable_grad(), allow_mutation_on_saved_tensors(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # formulas make Python numbers of what requires a gradient
+            warnings.simplefilter("ignore")  # formulas convert tensors that require a gradient to Python numbers
             exact = _Differentiated.from_call(names, inputs, torch.float64, partial(op.oracle, definition))
             weights = {
                 name: draw.normal(f"weights of {name}", value.shape, dtypes[name])
@@ -211,7 +211,7 @@ def _expected(
             right = exact.gradients(weights)
             told = [(weights[one] * exact.outputs[one].detach().nan_to_num()).norm() for one in weights]
             near = []
-            for way in ways:  # the one that errs most in an element is the baseline there
+            for way in ways:  # per element, the baseline is the one with the largest error
                 low = _Differentiated.from_call(names, inputs, None, way)
                 with NarrowProducts(narrowest):
                     near += [low.gradients(weights)] if weights.keys() <= low.outputs.keys() else []
@@ -225,8 +225,8 @@ def _expected(
             continue
         spec = definition.inputs[name]
         dtype = TORCH_DTYPES[spec.dtype]
-        # One rounding in float32 of all that an element adds to the scalar: of the slope of a sigmoid that is
-        # nearly 1 a kernel's formula leaves as much.
+        # One float32 rounding of an element's contribution to the scalar: a kernel may lose as much in the slope
+        # of a sigmoid that is nearly 1.
         least = 2.0**-24 * sum(map(float, told)) / max(value.numel(), 1) ** 0.5
         baseline = value.to(dtype).double()
         baseline = torch.where((baseline - value).abs() < least, value + least, baseline)

@@ -1,4 +1,4 @@
-"""What is wrong with Triton kernels and their tests, said without running anything."""
+"""Finds mistakes in Triton kernels and their tests without running anything."""
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
@@ -15,7 +15,7 @@ from traceproof.text import names
 
 GRID = frozenset({"program_id", "num_programs"})
 PASSES_ON = names("cdiv minimum maximum min max abs where multiple_of max_contiguous")
-SMALL = 64  # a product with a literal up to this leaves a program id far below 2**31
+SMALL = 64  # up to this literal factor, a program id stays far below 2**31
 BARE, INDEX, PRODUCT = 0, 1, 2
 
 
@@ -23,35 +23,35 @@ BARE, INDEX, PRODUCT = 0, 1, 2
 class Value:
     """Facts of an expression."""
 
-    grid: bool = False  # it is computed from a program id or the grid's size
+    grid: bool = False  # depends on a program id or the grid's size
     # BARE (a program id, divided or times a small literal), INDEX (multiplied once, so a position along an axis),
     # PRODUCT (multiplied further: an offset)
     level: int = BARE
-    wide: bool = False  # it is 64 bits wide
-    wrapped: bool = False  # it was a PRODUCT in 32 bits before it was widened
-    blocks: frozenset[str] = frozenset()  # names X for which `<program id or loop variable> * X` is a term of it
-    ranges: frozenset[str] = frozenset()  # names X for which `tl.arange(0, X)` is a term of it
-    tail: frozenset[str] = frozenset()  # names X for which both are: its last block of X may reach beyond the end
-    # of a value with a range in it, texts of what is added up: by these a mask elsewhere means it too
+    wide: bool = False  # 64 bits wide
+    wrapped: bool = False  # was a PRODUCT in 32 bits before it was widened
+    blocks: frozenset[str] = frozenset()  # names X for which `<program id or loop variable> * X` is a term
+    ranges: frozenset[str] = frozenset()  # names X for which `tl.arange(0, X)` is a term
+    tail: frozenset[str] = frozenset()  # names X in both: the last block of X may reach beyond the end
+    # if a range is in it, texts of the terms: a mask with the same terms guards it too
     spans: frozenset[str] = frozenset()
-    origin: str = ""  # where its program id was read, for messages
+    origin: str = ""  # for messages: where its program id was read
     counts: bool = False  # a bare program id or loop variable
-    looped: bool = False  # computed from the variable of a loop that run-time numbers bound
-    runtime: bool = False  # a number that the kernel is given when it is launched, such as a stride
+    looped: bool = False  # depends on the variable of a loop with run-time bounds
+    runtime: bool = False  # a number passed at launch, such as a stride
 
     @property
     def late(self) -> bool:
-        """Whether it is a product in 32 bits, which a cast comes too late for."""
+        """Whether it is a 32-bit product, for which a cast comes too late."""
         return self.narrow and self.level == PRODUCT
 
     @property
     def narrow(self) -> bool:
-        """From the grid, or an offset from a loop, and nowhere widened in time."""
+        """Whether it depends on the grid, or is an offset in a loop, and was not widened in time."""
         offset = self.looped and self.level == PRODUCT
         return self.wrapped or ((self.grid or offset) and not self.wide)
 
     def merged(self, other: "Value") -> "Value":
-        """Of two branches: whatever may be wrong in one of them."""
+        """The facts after two branches: whatever may be wrong in one of them."""
         worse = max(self, other, key=lambda value: (value.narrow, value.wrapped, value.level, value.grid))
         return replace(
             worse,
@@ -68,7 +68,7 @@ Known = Mapping[str, Value]
 
 
 def evaluate(node: ast.expr, known: Known) -> Value:
-    """Facts of an expression, by those of the names in it."""
+    """Facts of an expression, from those of the names in it."""
     match node:
         case ast.Name(id=name):
             found = known.get(name, NOTHING)
@@ -106,7 +106,7 @@ def _binary(node: ast.BinOp, known: Known) -> Value:
             small = any(isinstance(one, int) and abs(one) <= SMALL for one in literals)
             level = both.level
             if (both.grid or both.looped) and not both.wide and not small:
-                # A loop runs over blocks: times their constant size it is a position, times a stride an offset.
+                # A loop counts blocks: times a constant block size it is a position, times a stride an offset.
                 strided = both.looped and (left.runtime or right.runtime)
                 level = PRODUCT if strided else min(level + 1, PRODUCT)
             sides = ((node.left, right), (node.right, left))
@@ -118,7 +118,7 @@ def _binary(node: ast.BinOp, known: Known) -> Value:
                 spans |= {text_of(one) for one in addends(node) if not evaluate(one, known).spans}
             return replace(both, blocks=blocks, tail=both.tail | (blocks & both.ranges), spans=spans)
         case ast.FloorDiv() | ast.Mod() | ast.Div():
-            spans = none if isinstance(node.op, ast.Mod) else both.spans  # a remainder has its bound in it
+            spans = none if isinstance(node.op, ast.Mod) else both.spans  # a remainder is bounded
             level = min(both.level, INDEX)
             return replace(both, ranges=none, tail=none, spans=spans, level=level, counts=both.grid)
         case _:
@@ -126,7 +126,7 @@ def _binary(node: ast.BinOp, known: Known) -> Value:
 
 
 def addends(node: ast.expr) -> Iterator[ast.expr]:
-    """What a sum adds up; the expression itself where it is none."""
+    """The terms of a sum; the expression itself if it is none."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         yield from addends(node.left)
         yield from addends(node.right)
@@ -135,13 +135,13 @@ def addends(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def text_of(node: ast.expr) -> str:
-    """An expression without the `[:, None]` that only say along which axis it lies."""
+    """The text of an expression without subscripts like `[:, None]`, which only say along which axis it varies."""
     return ast.unparse(_Flat().visit(ast.parse(ast.unparse(node), mode="eval")))
 
 
 class _Flat(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """What is indexed."""
+        """Replace a subscript by its value."""
         return self.visit(node.value)  # type: ignore[no-any-return]
 
 
@@ -161,7 +161,7 @@ def _call(node: ast.Call, known: Known) -> Value:
 
 
 def _cast(value: Value, inner: ast.expr, node: ast.Call, known: Known) -> Value:
-    """A cast to 64 bits widens, too late for a product; what the grid loads and cuts to 32 bits is the grid's."""
+    """A cast to 64 bits widens, too late for a product; a load by the grid, cast to 32 bits, counts as grid."""
     kinds = {dotted(one).rpartition(".")[2] for one in [*node.args, *(keyword.value for keyword in node.keywords)]}
     if kinds & {"int64", "uint64"}:
         late = value.narrow and value.level == PRODUCT
@@ -177,7 +177,7 @@ MEMORY = names("load store atomic_add atomic_max atomic_min atomic_cas atomic_xc
 
 
 def pointers(function: ast.FunctionDef) -> frozenset[str]:
-    """Names that hold addresses: what memory is accessed through, and what those were computed from."""
+    """Names of addresses: used to access memory, or terms of such addresses."""
     assigned: dict[str, list[ast.expr]] = {}
     waiting: list[ast.expr] = []
     for node in ast.walk(function):
@@ -205,7 +205,7 @@ def _bind(target: ast.expr, value: ast.expr, assigned: dict[str, list[ast.expr]]
 
 
 def _is_address(name: str, function: ast.FunctionDef, assigned: dict[str, list[ast.expr]], depth: int = 8) -> bool:
-    """Whether a name in an address is the base, not an offset: a parameter, or computed from one by adding.
+    """Whether a name in an address is the base, not an offset: a parameter, or a sum with one.
 
     A parameter that is multiplied, compared or constexpr is a size.
     """
@@ -234,7 +234,7 @@ def _is_size(name: str, function: ast.FunctionDef) -> bool:
     return False
 
 
-CALLS = 3  # helpers of helpers; nothing here goes deeper
+CALLS = 3  # depth of calls between kernels that is followed
 NO_FACTS: Known = MappingProxyType({})
 MASKED = frozenset({"mask", "boundary_check"})
 
@@ -252,7 +252,7 @@ def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 
 
 def _is_constexpr(argument: ast.arg) -> bool:
-    """Whether a parameter is known when a kernel is compiled, not only when it is launched."""
+    """Whether a parameter is known at compile time, not only at launch."""
     return argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
 
 
@@ -263,11 +263,11 @@ class Kernel:
         self,
         path: Path,  # for findings
         function: ast.FunctionDef,  # the kernel
-        lines: list[str],  # of its file
-        # names of block sizes by which the file divides a length, rounding up: their last block may be partial.
+        lines: list[str],  # lines of its file
+        # names of block sizes by which the file divides a length, rounding up, so the last block may be partial.
         # None: the file launches nothing, so any block may.
         partial: frozenset[str] | None,
-        given: Known = NO_FACTS,  # facts of parameters, where another kernel calls this one
+        given: Known = NO_FACTS,  # facts of parameters, if another kernel calls this one
     ) -> None:
         self._path = path
         self._function = function
@@ -279,11 +279,12 @@ class Kernel:
         self._constants = {argument.arg for argument in sizes if _is_constexpr(argument)}
         numbers = (argument.arg for argument in sizes if not _is_constexpr(argument))
         self._known: dict[str, Value] = {name: Value(runtime=True) for name in numbers} | dict(given)
-        # calls of plain names, with the facts of their arguments in order and by name
+        # calls of plain names: (name, facts of positional arguments, facts of keyword arguments)
         self.calls: list[tuple[str, list[Value], dict[str, Value]]] = []
         self._found: dict[tuple[int, int, str], Finding] = {}
         self._unmasked: list[tuple[ast.Call, Value]] = []
-        self._guards: set[frozenset[str]] = set()  # sums that the kernel compares with a length somewhere
+        # terms of blocks that the kernel compares with a length somewhere
+        self._guards: set[frozenset[str]] = set()
         self._counting = _counting(function) | (partial or frozenset())
 
     def findings(self) -> list[Finding]:
@@ -314,7 +315,7 @@ class Kernel:
                 self._look(iterable)
                 if isinstance(target, ast.Name):
                     self._known[target.id] = self._counter(iterable)
-                self._block([*body, *body])  # twice: what the first turn assigns is known in the second
+                self._block([*body, *body])  # twice, since what the first iteration assigns is known in the second
             case ast.While(body=body) | ast.With(body=body):
                 self._block([*body, *body])
             case ast.Expr(value=value) | ast.Return(value=ast.expr() as value):
@@ -323,7 +324,7 @@ class Kernel:
                 pass
 
     def _branches(self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
-        """Both ways; where the same test was met before, each way knows what it left there."""
+        """Follow both branches; if the same test was met before, each starts with what its branch then left."""
         before, key = dict(self._known), ast.unparse(test)
         taken, other, joined = self._branched.get(key, ({}, {}, {}))
         same = {name for name, value in joined.items() if before.get(name) is value}
@@ -334,7 +335,7 @@ class Kernel:
         self._block(orelse)
         second = self._known
         self._known = {
-            # The value itself where both ways have it, since it is known again by its identity.
+            # Values that are the same object in both stay, since `is` recognises them later.
             name: one if one is other else one.merged(other)
             for name in first.keys() | second.keys()
             for one, other in [(first.get(name, NOTHING), second.get(name, NOTHING))]
@@ -344,26 +345,26 @@ class Kernel:
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             found = [(one, self._facts(one, other)) for one, other in zip(target.elts, value.elts, strict=False)]
-            for one, facts in found:  # all are evaluated before any is bound
+            for one, facts in found:  # evaluate all before binding any
                 if isinstance(one, ast.Name):
                     self._known[one.id] = facts
         elif isinstance(target, ast.Name):
             self._known[target.id] = self._facts(target, value)
 
     def _facts(self, target: ast.expr, value: ast.expr, known: Known | None = None) -> Value:
-        """Facts of an assigned value; of a pointer, which is 64 bits wide anyway, only the terms of its offset."""
+        """Facts of an assigned value; for a pointer, always 64 bits wide, only the terms of its offset."""
         facts = evaluate(value, self._known if known is None else known)
         if isinstance(target, ast.Name) and target.id in self._pointers:
             return Value(blocks=facts.blocks, ranges=facts.ranges, tail=facts.tail, spans=facts.spans)
         return facts
 
     def _counter(self, iterable: ast.expr) -> Value:
-        """The variable of a loop over `range(...)`: as wide as the widest of its bounds."""
+        """Facts of the variable of a loop over `range(...)`: as wide as the widest of its bounds."""
         arguments = iterable.args if isinstance(iterable, ast.Call) else []
         values = [evaluate(argument, self._known) for argument in arguments]
         merged, wide = reduce(Value.merged, values, NOTHING), any(value.wide for value in values)
         found = Value(grid=merged.grid, level=merged.level, wide=wide, origin=merged.origin, counts=True)
-        # Of literals and compile-time constants there are few turns, which are unrolled.
+        # Loops with literal or compile-time bounds are short and unrolled.
         bounds = (name.id for one in arguments for name in ast.walk(one) if isinstance(name, ast.Name))
         if found.grid or all(name in self._constants for name in bounds):
             return found
@@ -377,7 +378,7 @@ class Kernel:
         before = self._known.get(target.id)
         self._known[target.id] = after = self._facts(target, sum_)
         for taken, other, joined in self._branched.values():
-            if before is not None and joined.get(target.id) is before:  # each way's own value moves along
+            if before is not None and joined.get(target.id) is before:  # each branch's value is updated too
                 joined[target.id] = after
                 for way in (taken, other):
                     mine = way.get(target.id, NOTHING)
@@ -385,7 +386,7 @@ class Kernel:
                     way[target.id] = after if mine is before else self._facts(target, sum_, known)
 
     def _look(self, expression: ast.expr) -> None:
-        """Every address computed in an expression, and every access to memory."""
+        """Check every address computed in an expression, and every access to memory."""
         inner: set[int] = set()
         for node in ast.walk(expression):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and id(node) not in inner:
@@ -414,14 +415,14 @@ class Kernel:
             self.calls.append((name, [evaluate(one, self._known) for one in call.args], keywords))
         if name == "make_block_ptr":
             self._add(call, "KL102", ast.unparse(call)[:80])
-        needed = {"load": 1, "store": 2}.get(name, 0)  # arguments, before a mask
+        needed = {"load": 1, "store": 2}.get(name, 0)  # number of arguments before a mask
         ours = dotted(call.func).startswith(("tl.", "triton."))
         masked = any(keyword.arg in MASKED for keyword in call.keywords) or len(call.args) > needed
         if ours and call.args and not masked:
             self._unmasked.append((call, evaluate(call.args[0], self._known)))
 
     def _guard(self, node: ast.Compare) -> None:
-        """A block held against a length, as masks do; two blocks against each other say nothing of an end."""
+        """Record a comparison of a block with a length, as in masks; one of two blocks says nothing of an end."""
         if not isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
             return
         sides = [node.left, *node.comparators]
@@ -437,7 +438,7 @@ class Kernel:
 
 
 def _counting(function: ast.FunctionDef) -> frozenset[str]:
-    """Names that are no length: sizes of blocks, and what loops count."""
+    """Names that are no lengths: block sizes, and loop variables."""
     found: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and last_name(node.func) == "arange":
@@ -448,7 +449,7 @@ def _counting(function: ast.FunctionDef) -> frozenset[str]:
 
 
 def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
-    """Findings of every kernel of a file, and of its helpers with the arguments that kernels give them."""
+    """Findings in every kernel of a file, and in its helpers with the facts of kernels' arguments."""
     partial, found = partial_blocks(tree), list(kernels(tree))
     helpers = {function.name: function for function in found}
     seen: set[Finding] = set()
@@ -467,7 +468,7 @@ def findings_of(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Find
 
 
 def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
-    """Names by which a file divides lengths, rounding up; None if it does so nowhere. Blocks hold whole blocks."""
+    """Names by which a file divides lengths, rounding up; None: none. Multiples of other blocks do not count."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and last_name(node.func) == "cdiv")
     found = [(_named(call.args[0]), _named(call.args[1])) for call in calls if len(call.args) == 2]
     blocks = {name for _, by in found for name in by}
@@ -475,7 +476,7 @@ def partial_blocks(tree: ast.Module) -> frozenset[str] | None:
 
 
 def _named(expression: ast.expr) -> set[str]:
-    """Names, and keys as in `meta["BT"]`."""
+    """Names, and string keys as in `meta["BT"]`."""
     nodes = list(ast.walk(expression))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return texts | {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -488,7 +489,7 @@ CHECKS = names(
 
 
 def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | None = None) -> LintReport:
-    """Lint a file or every Python file of a folder, for codes that start so (none: for all).
+    """Lint a file, or every Python file of a folder, for codes that start with one of `select` (empty: all).
 
     Raises TraceproofError: no file, no such code, or no usable baseline.
     """
@@ -533,7 +534,7 @@ def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Findin
 
 
 def _names_cuda(call: ast.Call) -> bool:
-    """Whether a call is given the device `cuda`, or is `tensor.cuda()`."""
+    """Whether a call gets the device `cuda`, or is `tensor.cuda()`."""
     name, method = dotted(call.func), call.func.attr if isinstance(call.func, ast.Attribute) else ""
     given = [keyword.value for keyword in call.keywords if keyword.arg in {"device", "device_type"}]
     if method == "to" or name in {"torch.device", "torch.autocast", "torch.get_device_module"}:
@@ -542,7 +543,7 @@ def _names_cuda(call: ast.Call) -> bool:
 
 
 def _is_cuda(node: ast.expr | None) -> bool:
-    """`"cuda"`, `"cuda:1"`, `f"cuda:{i}"`."""
+    """Whether an expression is `"cuda"`, `"cuda:1"` or `f"cuda:{i}"`."""
     match node:
         case ast.Constant(value=str() as text):
             return text == "cuda" or text.startswith("cuda:")

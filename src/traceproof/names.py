@@ -1,8 +1,8 @@
-"""Names that a dataset, a server or a user gives: what they may be, and what a path or a terminal gets of them.
+"""Checks names from datasets, servers and users, and makes parts of paths and folders of them.
 
-A dataset is not trusted. Its schema takes only names that match the patterns below; whatever else stands in its
-place (a folder's or a file's name, an axis of a file that is no definition) reaches a path through `path_part`, a
-terminal or a log through `printable`, and the folders named after it go through `fresh_folder`.
+A dataset is not trusted. Its schema accepts only names that match the patterns below; any other text (a folder's
+or a file's name, an axis of a file that is no definition) gets into a path through `path_part`, to a terminal or a
+log through `printable`, and folders named after it are made by `fresh_folder`.
 """
 
 import hashlib
@@ -16,11 +16,12 @@ from pydantic import AfterValidator, StringConstraints
 
 from traceproof.errors import TraceproofError
 
-LONGEST = 128  # characters; a file name takes 255 bytes, and tests, blobs and solutions put their own beside it
-DIGITS = 12  # of a digest that tells apart what became equal
+# characters; file names may have 255 bytes, and tests, blobs and solutions add prefixes and suffixes
+LONGEST = 128
+DIGITS = 12  # hexadecimal digits of a digest that separates equal slugs
 NAME = rf"^[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}$"
-OP_TYPE = r"^[A-Za-z0-9_]{1,64}$"  # a Snakemake wildcard, a module and a file are named after it
-MARKER = ".traceproof"  # stands in each folder that this package may delete
+OP_TYPE = r"^[A-Za-z0-9_]{1,64}$"  # also names a Snakemake wildcard, a module and a file
+MARKER = ".traceproof"  # file in each folder that this package may delete
 DERIVED = re.compile(rf"_[0-9a-f]{{{DIGITS}}}\Z")
 
 
@@ -40,7 +41,7 @@ def _one_line(text: str) -> str:
 
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 OpType = Annotated[str, StringConstraints(pattern=OP_TYPE)]
-# As Python has them: references take inputs as parameters, constraints compute with axes.
+# Python's identifiers: references take inputs as parameters, constraints compute with axes.
 Identifier = Annotated[
     str, StringConstraints(pattern=rf"^[A-Za-z_][A-Za-z0-9_]{{0,{LONGEST - 1}}}$"), AfterValidator(_identifier)
 ]
@@ -48,9 +49,9 @@ Plain = Annotated[str, StringConstraints(min_length=1, max_length=512), AfterVal
 
 
 def path_part(text: str, pattern: str = NAME) -> str:
-    """The text as one part of a path: itself where it matches, else a slug with a digest of it.
+    """The text as one part of a path: unchanged if it matches, else a slug with a digest of it.
 
-    Different texts give different parts, so a text that looks like a derived part is derived from as well.
+    Different texts have different parts, so a text that looks like a slug with a digest gets one too.
     """
     if re.fullmatch(pattern, text) and not DERIVED.search(text):
         return text
@@ -60,9 +61,9 @@ def path_part(text: str, pattern: str = NAME) -> str:
 
 
 def fresh_folder(folder: Path, *, within: Path) -> Path:
-    """Make an empty folder that this package may delete again; an older one of ours is deleted first.
+    """Make an empty folder that this package may delete again; an older one that it made is deleted first.
 
-    Raises TraceproofError: it does not lie in `within`, or something that this package did not make is in the way.
+    Raises TraceproofError: it is not inside `within`, or the path is something that this package did not make.
     """
     remove_folder(folder, within=within)
     folder.mkdir(parents=True)
@@ -71,7 +72,7 @@ def fresh_folder(folder: Path, *, within: Path) -> Path:
 
 
 def confined(path: Path, *, within: Path) -> Path:
-    """The path, which lies below a folder, symbolic links followed. Raises TraceproofError: it does not."""
+    """The path, if it is below `within` with symbolic links followed. Raises TraceproofError: it is not."""
     inside, root = path.resolve(), within.resolve()
     if inside == root or not inside.is_relative_to(root):
         raise TraceproofError(f"{path} does not lie in {within}; nothing there is written or deleted")
@@ -79,9 +80,9 @@ def confined(path: Path, *, within: Path) -> Path:
 
 
 def remove_folder(folder: Path, *, within: Path) -> None:
-    """Delete a folder that `fresh_folder` made; one that is absent or empty is fine.
+    """Delete a folder that `fresh_folder` made; it may also be absent or empty.
 
-    Raises TraceproofError: it lies outside of `within`, or this package did not make it.
+    Raises TraceproofError: it is outside of `within`, or this package did not make it.
     """
     confined(folder, within=within)
     if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):

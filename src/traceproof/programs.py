@@ -1,7 +1,7 @@
-"""Programs that are started: with no secrets they have no use for, asking nothing; and what they said last.
+"""Starts programs without secrets and without input; shows progress; limits time and memory of our own code.
 
-Who may have the hub's token, a word on stderr while something takes long, and bounds on our own code where what a
-dataset says decides how long it takes.
+Also decides which programs may have the hub's token. Limits are for code whose time depends on a dataset's
+content.
 """
 
 import ctypes
@@ -24,22 +24,23 @@ from typing import Any
 from traceproof.text import says_secret
 
 QUERY_SECONDS = 60.0
-# Of what is free at the start. A GPU's share is larger: jobs ask for a quarter more than is estimated already, and
-# what lacks there costs a case, not the machine.
+# Share of the free memory at the start. A GPU's is larger: estimates of jobs include a quarter more, and a lack of
+# its memory fails a case, not the machine.
 MEMORY_SHARE, GPU_SHARE = 0.85, 0.95
-LAST = 8  # lines of a failed program's output that an error shows; the cause stands last
-# Where huggingface_hub looks for one in the environment.
+LAST = 8  # lines of a failed program's output in an error; the cause comes last
+# Environment variables that huggingface_hub reads.
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-# All that untrusted code gets to know of the user's environment: where programs are, the language, the devices.
+# Environment variables that untrusted code gets: where programs are, the language, devices.
 HARMLESS = re.compile(
     r"PATH|LANG|LANGUAGE|LC_[A-Z]+|TZ|TERM|TMPDIR|LD_LIBRARY_PATH|CUDA_[A-Z_]+|NVIDIA_[A-Z_]+|OMP_[A-Z_]+|MKL_[A-Z_]+"
     r"|TORCH_[A-Z_]+|TRITON_[A-Z_]+|PYTHONPATH|PYTHONHASHSEED|PYTHONUTF8|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
 )
 CLEAR = "\r\x1b[K"  # of a terminal's line
-LIVE_SECONDS, LINE_SECONDS = 0.1, 5.0  # between states of a line of progress: on a terminal, and elsewhere
-FIRST_SECONDS, LONGEST_SECONDS = 3.0, 30.0  # until a wait is told, then after twice as long, at most so long
+LIVE_SECONDS, LINE_SECONDS = 0.1, 5.0  # between updates of a line of progress: on a terminal, and elsewhere
+# until a wait is first reported, and the longest time between reports, which doubles each time
+FIRST_SECONDS, LONGEST_SECONDS = 3.0, 30.0
 PAGE = resource.getpagesize()
-_TOLD: list[threading.Event] = []  # what is being told, the innermost last
+_TOLD: list[threading.Event] = []  # active `telling` blocks, innermost last
 
 
 def run(
@@ -49,7 +50,7 @@ def run(
     cwd: Path | None = None,
     seconds: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, its output captured, by default without secrets.
+    """Run a program to its end and capture its output; by default without secrets.
 
     Raises OSError: it can not be started. subprocess.TimeoutExpired: it took longer than `seconds`.
     """
@@ -59,7 +60,7 @@ def run(
 
 
 def nvidia_smi(fields: str, *, units: bool = False) -> list[list[str]]:
-    """Fields of each GPU, as nvidia-smi lists them; none where there is no driver, or it does not answer."""
+    """Values of `fields` (comma-separated) for each GPU, from nvidia-smi; [] without a driver or an answer."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", f"--query-gpu={fields}", f"--format=csv,noheader{'' if units else ',nounits'}"]
@@ -72,7 +73,7 @@ def nvidia_smi(fields: str, *, units: bool = False) -> list[list[str]]:
 
 
 def choose_gpu() -> None:
-    """Have this process see the GPU with the most free memory alone, of equal ones another than others do."""
+    """Let this process see only the GPU with the most free memory; processes spread over equal ones."""
     rows = [(int(free), uuid) for uuid, free in nvidia_smi("uuid,memory.free") if free.isdigit()]
     if len(rows) > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         best = [uuid for free, uuid in rows if free == max(rows)[0]]
@@ -80,28 +81,29 @@ def choose_gpu() -> None:
 
 
 def available_memory() -> int:
-    """Bytes that programs can still have on this machine."""
+    """Bytes of memory that programs can still get on this machine."""
     with Path("/proc/meminfo").open(encoding="ascii") as lines:
         found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
         return int(next(found, "0")) * 1024
 
 
 def memory_for_jobs() -> dict[str, int]:
-    """MiB that all jobs together may take, by Snakemake's resource: most of what is free, on GPUs too."""
+    """Resource of Snakemake -> MiB that all jobs together may take: most of the free memory, also of GPUs."""
     free = sum(int(size) for (size,) in nvidia_smi("memory.free") if size.isdigit())
     limits = {"mem_mb": int((available_memory() >> 20) * MEMORY_SHARE), "gpu_mb": int(free * GPU_SHARE)}
     return {name: size for name, size in limits.items() if size}
 
 
 def last_lines(said: str) -> list[str]:
-    """The last lines of a program's output, empty ones left out."""
+    """The last non-empty lines of a program's output."""
     return [line for line in said.splitlines() if line.strip()][-LAST:]
 
 
 def forget() -> None:
-    """Take the token out of this process's environment, and so out of every program that it starts.
+    """Remove hub tokens from this process's environment, so that programs it starts do not get them.
 
-    Processes of the same user may read the environment that a process was started with: it is overwritten there.
+    Processes of the same user can read the environment that a process was started with: tokens are overwritten
+    there.
     """
     for name in HUB_TOKENS:
         os.environ.pop(name, None)
@@ -116,30 +118,30 @@ def forget() -> None:
 
 
 def without_secrets(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment (this process's) for a program that has no business with tokens: pip, git, our own code."""
+    """An environment (default: this process's) without secrets: for pip, git, our own code."""
     given = os.environ if environment is None else environment
     return {name: value for name, value in given.items() if not says_secret(name)}
 
 
 def for_untrusted(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment (of this process's) for a program that runs untrusted code: what is known to be harmless.
+    """An environment (default: this process's) for a program that runs untrusted code: only harmless variables.
 
-    HOME, where credentials lie, is not in it.
+    HOME, the folder of credentials, is not among them.
     """
     given = os.environ if environment is None else environment
     return {name: value for name, value in given.items() if HARMLESS.fullmatch(name) and not says_secret(name)}
 
 
 class ProgressLine:
-    """A line on stderr that says how far something is: rewritten on a terminal, else a new one now and then."""
+    """A line of progress on stderr: rewritten on a terminal, else a new line now and then."""
 
     def __init__(self, *, every: float = LINE_SECONDS) -> None:
-        self._every = every  # seconds between lines where they stay
+        self._every = every  # seconds between lines, if stderr is no terminal
         self._last: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def show(self, text: str, *, of: str = "", done: bool = False) -> None:
-        """Say how far it is; `of` names one of several things that go on at once, `done` keeps the line."""
+        """Show progress; `of` names one of several things that go on at once, `done` keeps the line."""
         live = sys.stderr.isatty()
         with self._lock:
             now = time.monotonic()
@@ -153,9 +155,9 @@ class ProgressLine:
 
 @contextmanager
 def telling(what: object, *, first: float = FIRST_SECONDS, most: float = LONGEST_SECONDS) -> Iterator[None]:
-    """Say for how long `what` has been going on: each second on a terminal, else more and more rarely.
+    """Report on stderr how long `what` has been going on: every second on a terminal, else less and less often.
 
-    It is asked for its text each time. `most` is the longest wait.
+    `str(what)` is called each time. `first` and `most` are the first and the longest wait in seconds.
     """
     ended = threading.Event()
     started = time.monotonic()
@@ -166,7 +168,7 @@ def telling(what: object, *, first: float = FIRST_SECONDS, most: float = LONGEST
         while not ended.wait(wait):
             passed = time.monotonic() - started
             wait = 1.0 if live else min(passed, most)
-            if _TOLD[-1] is ended:  # else something within it tells, which says more
+            if _TOLD[-1] is ended:  # else an inner block reports, which says more
                 sys.stderr.write(f"{CLEAR}{what}: {passed:.0f} s" if live else f"{what}: {passed:.0f} s\n")
                 sys.stderr.flush()
         if live:
@@ -185,7 +187,7 @@ def telling(what: object, *, first: float = FIRST_SECONDS, most: float = LONGEST
 
 @contextmanager
 def bounded(*, seconds: float, memory: int) -> Iterator[None]:
-    """Let a block take so long and so many bytes beside what the process has; the time in the main thread alone.
+    """Limit a block's seconds (only in the main thread) and the bytes of memory that it takes beyond those in use.
 
     Raises TimeoutError: it took longer. MemoryError: it needed more.
     """

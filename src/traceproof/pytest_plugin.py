@@ -1,13 +1,13 @@
-"""A pytest plugin: a test that is marked runs once per case of an op or definition, in the fixture `case`.
+"""A pytest plugin: a test with the mark runs once per case of an op or definition, in the fixture `case`.
 
     @pytest.mark.traceproof("rmsnorm", hidden_size=4096)
     def test_my_norm(case):
         case.check(my_norm)
 
-With `isolated=True` it runs once: `case.check("kernel.py::norm")`, or a function of a file's top level, is judged
-in all cases, hidden ones too, in processes of its own, as `traceproof judge` does it.
+With `isolated=True` it runs once: `case.check("kernel.py::norm")`, or a function at a file's top level, is judged
+in all cases, also hidden ones, in separate processes, like `traceproof judge`.
 
-Nothing is imported before a test has the mark.
+Nothing is imported unless a test has the mark.
 """
 
 from dataclasses import replace
@@ -22,13 +22,13 @@ MARK = "traceproof"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Register the mark."""
     what = "run once per case of an op or definition; the arguments are those of traceproof.cases, and isolated"
     config.addinivalue_line("markers", f"{MARK}(of, **options): {what}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a marked test its cases, in the order of its marks."""
+    """Parametrise a marked test with its cases, in the order of its marks."""
     marks = list(metafunc.definition.iter_markers(MARK))
     if not marks or "case" not in metafunc.fixturenames:
         return
@@ -58,4 +58,5 @@ def case(request: pytest.FixtureRequest) -> "DrawnCase | IsolatedCases":
     why = given.unavailable
     if why is not None:
         pytest.skip(f"{why.reason}: {why.message}")
-    return replace(given, repeat=f"pytest '{request.node.nodeid}'")  # a new one, whose tensors go with the test
+    # a copy, whose tensors are freed after the test
+    return replace(given, repeat=f"pytest '{request.node.nodeid}'")

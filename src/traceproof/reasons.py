@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What came of one comparison."""
+    """The result of one comparison."""
 
     PASS = "pass"  # noqa: S105 - a verdict, not a password
     FAIL = "fail"
@@ -14,18 +14,18 @@ class Verdict(StrEnum):
 
 
 class Grade(StrEnum):
-    """How strong the proof is that a passing reference is right; the first is the strongest."""
+    """How strong the proof is that a passing reference is right, strongest first."""
 
     PROVED = "proved"  # an independent oracle and a ground truth
     CHECKED = "checked"  # an independent oracle alone
     AGREED = "agreed"  # no oracle: the reference's float64 shadow and a ground truth
     CONSISTENT = "consistent"  # the shadow alone; or an oracle whose constants the reference alone states
-    # an independent oracle, of the same reference with smaller const axes: nothing in full size
+    # an independent oracle, for the same reference with smaller const axes: nothing was judged in full size
     SCALED_DOWN = "scaled_down"
 
 
 class Skip(StrEnum):
-    """Why something was not run or not compared. Anything else is an error."""
+    """Why something was not run or not compared; other reasons are errors."""
 
     NO_CUDA = "no_cuda"
     NEEDS_SM = "needs_sm"
@@ -35,23 +35,23 @@ class Skip(StrEnum):
     DOES_NOT_FIT = "does_not_fit"
     BLOB_MISSING = "blob_missing"
     NO_ORACLE = "no_oracle"
-    UNJUDGED = "unjudged"  # an output that the definition declares and nobody compared
+    UNJUDGED = "unjudged"  # a declared output that was not compared
     NO_REFERENCE = "no_reference"
     NO_INPUTS = "no_inputs"
     DTYPE_UNSUPPORTED = "dtype_unsupported"
-    UNSUPPORTED = "unsupported"  # of this layout, size or option an implementation says that it does not take it
+    UNSUPPORTED = "unsupported"  # the implementation says that it does not support this layout, size or option
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A typed skip: why an implementation can not run a definition here."""
+    """A skip with its reason: why an implementation can not run a definition here."""
 
     reason: Skip
     message: str
 
 
 class UnavailableError(Exception):
-    """A typed skip that only a call could find out."""
+    """A skip that only a call could discover."""
 
     def __init__(self, unavailable: Unavailable) -> None:
         super().__init__(unavailable.message)
@@ -74,7 +74,7 @@ class Failure(StrEnum):
     CACHED = "cached_answer"
     OVERRUN = "out_of_bounds"
     LATE = "late_output"
-    CONSTANTS = "constants_disagree"  # of the definition: what states a constant of it says different values
+    CONSTANTS = "constants_disagree"  # the definition's sources state different values of a constant
 
 
 class Error(StrEnum):

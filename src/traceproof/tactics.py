@@ -1,8 +1,8 @@
-"""Every backend and every tactic of a ground truth's call, case by case, judged.
+"""Judges every backend and every tactic of a ground truth's call, case by case.
 
 A function or wrapper may take a `backend`, and a package's autotuner may choose one of several tactics within a
-call, by their times. `verify` sees what is chosen by default; here each is called by itself. `setup` is called in
-a worker of the ground truth's environment; what takes its process down costs a row.
+call, by their times. `verify` judges the default choice; here each is called separately. `setup` is called in a
+worker of the ground truth's environment; a call that kills its process costs one row.
 """
 
 import importlib
@@ -36,15 +36,15 @@ from traceproof.stacks import STACK_OF, STACKS, Stack
 BACKEND = "backend"  # the parameter
 AUTO = "auto"  # the value that leaves the choice to the package
 LITERAL = re.compile(r"Literal\[([^\]]*)\]")
-# What a package raises that has a backend or a tactic not for this GPU, these sizes, or at all.
+# Exceptions of packages about a backend or tactic that does not exist, or not for this GPU or these sizes.
 REFUSALS = (RuntimeError, ValueError, AssertionError, ImportError, TypeError, KeyError, OSError)
-# What one says that takes no such layout, size or option; a failure inside of a kernel says nothing of the kind.
+# Words of a message that a layout, size or option is not supported; failures inside a kernel have none.
 LIMITS = re.compile(r"\b(?:supports?|supported|unsupported|requires?|required|must be|must have)\b", re.IGNORECASE)
-Place = tuple[str, int, int]  # of a tactic: its operation in the call, the runner's number, the tactic's number
+Place = tuple[str, int, int]  # (operation in the call, runner's number, tactic's number)
 
 
 def backends_of(api: Api, stack: Stack) -> list[str]:
-    """The values of `backend` that an adapter's functions and classes take, but the one that leaves it open."""
+    """The values of `backend` that an adapter's functions and classes take, except `auto`."""
     found: dict[str, None] = {}
     for key, one in api.items():
         if not takes_backend(one):
@@ -58,15 +58,15 @@ def backends_of(api: Api, stack: Stack) -> list[str]:
 
 
 def takes_backend(one: object) -> bool:
-    """Whether that is a function or a class that has such a parameter."""
+    """Whether `one` is a function or class with a parameter `backend`."""
     try:
         return callable(one) and BACKEND in inspect.signature(one).parameters
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # without a signature, as it is written in C
         return False
 
 
 def with_backend(api: Api, backend: str) -> Api:
-    """The same API, all of whose functions and classes get that backend where they take one."""
+    """The API with `backend` passed to all functions and classes that take one."""
 
     def asked(one: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **options: one(*args, **{**options, BACKEND: backend})
@@ -75,16 +75,16 @@ def with_backend(api: Api, backend: str) -> Api:
 
 
 class Picked:
-    """What an autotuner is asked for in a call, and what it answers: the defaults, but for one place."""
+    """Answers an autotuner's questions in a call: with defaults, except at one place."""
 
     def __init__(self, wanted: Sequence[Any] | None = None) -> None:
         self._wanted = None if wanted is None else (str(wanted[0]), int(wanted[1]), int(wanted[2]))
-        self._met: dict[str, int] = {}  # how often each operation was met
-        self.listed: list[tuple[Place, str]] = []  # each tactic's place, and what it is called
-        self.answered = wanted is None  # whether that place was met
+        self._met: dict[str, int] = {}  # operation -> number of questions so far
+        self.listed: list[tuple[Place, str]] = []  # each tactic's place and name
+        self.answered = wanted is None  # whether the wanted place was met
 
     def choose(self, module: ModuleType, operation: str, runners: Sequence[Any], inputs: Sequence[Any]) -> Any:  # noqa: ANN401
-        """A runner and a tactic, in place of the tuner's: the first runner's fallback, or what is wanted."""
+        """(runner, tactic), replacing the tuner's choice: the first runner's fallback, or the wanted one."""
         turn = self._met[operation] = self._met.get(operation, 0) + 1
         name = operation if turn == 1 else f"{operation} ({turn})"
         sizes = [value.shape if isinstance(value, torch.Tensor) else () for value in inputs]
@@ -102,7 +102,7 @@ class Picked:
 
 @contextmanager
 def picking(stack: Stack, wanted: Sequence[Any] | None = None) -> Iterator[Picked]:
-    """Have a stack's autotuner, if it has one, choose what is wanted while it is active."""
+    """While active, a stack's autotuner, if it has one, chooses the wanted tactic."""
     picked, (place, _, name) = Picked(wanted), stack.tuner.partition(":")
     try:
         module = importlib.import_module(place) if place else None
@@ -125,17 +125,17 @@ def picking(stack: Stack, wanted: Sequence[Any] | None = None) -> Iterator[Picke
 
 
 def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Calls a ground truth in one way per item, and judges it: see `Caller`."""
+    """Prepare a worker; returns `Caller.answer`, which calls a ground truth in one way and judges it."""
     torch.set_num_threads(1)
     wait_asleep(torch.device(payload["device"]))
     return Caller(payload).answer
 
 
 class Caller:
-    """A ground truth, in a worker; holds the last definition, and what is expected of its last case."""
+    """A ground truth in a worker; keeps the last definition, and the expected values of its last case."""
 
     def __init__(self, payload: Mapping[str, Any]) -> None:
-        """With `implementation`, `device`, `dataset`, `selection` (a `PlanSelection`)."""
+        """`payload` has `implementation`, `device`, `dataset`, `selection` (a `PlanSelection`)."""
         self._device, self._dataset = torch.device(payload["device"]), Path(payload["dataset"])
         self._stack = STACKS[STACK_OF[payload["implementation"]]]
         self._selection = PlanSelection.model_validate(payload["selection"])
@@ -151,10 +151,10 @@ class Caller:
             self._op, self._unknown = registry.for_definition(self._definition)
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
-        """What comes of one way of calling it.
+        """Call the ground truth in one way; returns rows and the tactics met, as JSON.
 
-        An item with a `definition` (JSON) alone asks for `cases` and `backends`. Another one also has a `case`, a
-        `backend` (or none) and a `tactic`: a place that an earlier answer listed, or none.
+        An item with only a `definition` (JSON) asks for `cases` and `backends`. Others also have a `case`, a
+        `backend` ("": default) and a `tactic`: a place that an earlier answer listed, or None.
         """
         self._take(item["definition"])
         why = self._plain.unavailable(self._definition)
@@ -205,11 +205,11 @@ def _row(output: str, ruling: Ruling) -> dict[str, Any]:
 
 
 def refusal(error: Exception) -> Unavailable | None:
-    """The skip that an exception stands for: another GPU or a package is needed; None: it is a finding."""
+    """The skip that an exception means: another GPU or a package is needed; None: it is a finding."""
     said = str(error)
     if isinstance(error, ImportError) or lookup.ABSENT.search(said):
         return Unavailable(Skip.PACKAGE_ABSENT, said)
-    if "CUTE_DSL_ARCH" in said:  # it has code for other architectures alone
+    if "CUTE_DSL_ARCH" in said:  # its code is only for other architectures
         return Unavailable(Skip.NEEDS_SM, said)
     if torch.cuda.is_available() and lookup.asks_for_another(said, torch.cuda.get_device_capability()):
         return Unavailable(Skip.NEEDS_SM, said)
@@ -217,12 +217,12 @@ def refusal(error: Exception) -> Unavailable | None:
 
 
 def says_unsupported(error: Exception) -> bool:
-    """Whether a backend refuses what it is asked for before it runs: no kernel gives such an exception."""
+    """Whether a backend refuses its arguments before it runs: kernels do not raise such exceptions."""
     if isinstance(error, NotImplementedError) or "Unsupported" in type(error).__name__:
         return True
     return isinstance(error, ValueError) and LIMITS.search(str(error)) is not None
 
 
 def skipped(why: Unavailable) -> dict[str, Any]:
-    """An answer of one row that says why nothing was run."""
+    """An answer with one row, which says why nothing was run."""
     return {"rows": [_row(WHOLE, Ruling(Verdict.SKIP, why.reason, why.message, {}))], "tactics": []}

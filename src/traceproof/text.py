@@ -1,4 +1,4 @@
-"""Untrusted text, made fit for a terminal, a log or a document: the one place where it is escaped."""
+"""Escapes untrusted text for a terminal, a log or a document; no other module does."""
 
 import math
 import re
@@ -14,39 +14,39 @@ SIGNATURES = frozenset(
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>|\\^`{}]+")
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 MARKUP = re.compile(r"([\\`*\[\]|#~$])")
-ENTITIES = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}<&@"})  # MDX runs what stands in braces
+ENTITIES = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}<&@"})  # MDX evaluates braces
 QUOTED = str.maketrans({"\\": "\\\\", '"': '\\"'})
 
 
 def names(text: str) -> frozenset[str]:
-    """`"q k v"` as a set of names."""
+    """The words of a text as a set: `"q k v"`."""
     return frozenset(text.split())
 
 
 def printable(text: str) -> str:
-    """`text` on one line, control characters escaped: untrusted text must not steer the terminal."""
+    """`text` on one line with control characters escaped: untrusted text must not steer the terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def plain_text(text: str, most: int = MESSAGE_CHARACTERS) -> str:
-    """The end of `text` as any file can hold it: without lone surrogates, cut to a length."""
+    """The end of `text`, `most` characters, without lone surrogates, so that any file can hold it."""
     return text[-most:].encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def block(text: str, indent: str = "    ") -> str:
-    """`text` with its lines, each printable and all but the first indented: none looks like one of ours."""
+    """`text` with printable lines, all but the first indented, so that none looks like a line of ours."""
     return f"\n{indent}".join(map(printable, text.split("\n")))
 
 
 def markdown(text: str) -> str:
-    """`text` on one line of a Markdown or MDX document or in a cell of its table, meaning nothing but itself."""
+    """`text` on one line, escaped for a Markdown or MDX document or a cell of its table."""
     return MARKUP.sub(r"\\\1", printable(text)).translate(ENTITIES)
 
 
 def literal(value: object, *plain: type) -> str:
-    """A string, a number, or a tuple, list or mapping of them as Python source, in double quotes.
+    """A string, a number, or a tuple, list or mapping of them as Python source, with double quotes.
 
-    Values of the types `plain` are what `repr` says. Raises TypeError: it is none of these.
+    Values of the types `plain` are written by `repr`. Raises TypeError: a value is none of these.
     """
     if isinstance(value, str):
         return f'"{unquoted(value)}"'
@@ -64,25 +64,25 @@ def literal(value: object, *plain: type) -> str:
 
 
 def unquoted(text: str) -> str:
-    """The inside of a string literal or a docstring in double quotes."""
+    """`text` escaped for the inside of a string literal or docstring in double quotes."""
     return "".join(
         one.translate(QUOTED) if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
 
 
 def says_secret(name: str) -> bool:
-    """Whether a variable, an option or a query's key of this name holds a secret, as far as names tell."""
+    """Whether a variable, option or query key of this name probably holds a secret."""
     lower = name.lower().replace("-", "_")
     return any(word in lower for word in SECRET_WORDS) or name.lower() in SIGNATURES
 
 
 def redacted(text: str) -> str:
-    """`text` without the credentials of its URLs (user, password, secrets of the query) and without hub tokens."""
+    """`text` without the credentials in its URLs (user, password, secrets of the query) and without hub tokens."""
     return HUB_TOKEN.sub(HIDDEN, URL.sub(lambda found: _redacted_url(found[0]), text))
 
 
 def has_credentials(url: str) -> bool:
-    """Whether a URL holds a password or a token; the user of an ssh address is none."""
+    """Whether a URL has a password or a token; the user of an ssh address is none."""
     parts = urlsplit(url)
     alone = parts.scheme in {"ssh", "git+ssh", "ssh+git"} and ":" not in parts.netloc.rpartition("@")[0]
     return ("@" in parts.netloc and not alone) or any(says_secret(key) for key, _ in parse_qsl(parts.query))
@@ -91,7 +91,7 @@ def has_credentials(url: str) -> bool:
 def _redacted_url(url: str) -> str:
     try:
         parts = urlsplit(url)
-    except ValueError:  # no URL after all; its look is that of one, so nothing behind the scheme is shown
+    except ValueError:  # looks like a URL but is not one, so only the scheme is shown
         return url.partition("://")[0] + f"://{HIDDEN}"
     if not has_credentials(url):
         return url
