@@ -133,17 +133,12 @@ def _install(environment: str, root: Path) -> None:
     else:
         # workers write no bytecode, and each would compile what it imports
         uv = [sys.executable, "-m", "uv", "pip", "sync", "--quiet", "--require-hashes", "--compile-bytecode"]
-        _run([*uv, *_uv_index_options(), "--python", str(python), str(pins)], environment)
+        if os.environ.get("PIP_NO_INDEX", "").lower() in {"1", "true", "yes", "on"}:  # a machine set up for pip
+            folders = os.environ.get("PIP_FIND_LINKS", "").split()
+            uv += ["--no-index", *(part for folder in folders for part in ("--find-links", folder))]
+        _run([*uv, "--python", str(python), str(pins)], environment)
         toolkit.compose(folder, folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages")
     write_json(folder / WHOLE, {"environment": environment, "pins": _pins(root, environment)})
-
-
-def _uv_index_options() -> list[str]:
-    """Options of uv for PIP_NO_INDEX and, with that, PIP_FIND_LINKS, so that a machine set up for pip works."""
-    if os.environ.get("PIP_NO_INDEX", "").lower() not in {"1", "true", "yes", "on"}:
-        return []
-    folders = os.environ.get("PIP_FIND_LINKS", "").split()
-    return ["--no-index", *(part for folder in folders for part in ("--find-links", folder))]
 
 
 def built(environment: str, *, root: Path) -> bool:

@@ -43,7 +43,10 @@ def compose(prefix: Path, packages: Path) -> Path | None:
             (made / name).symlink_to(os.path.relpath(wheels / name, prefix / FOLDER))
         libraries = made / "lib64"
         (libraries / "stubs").mkdir(parents=True)
-        for name, path in _libraries(wheels / "lib").items():
+        # `libx.so.13` serves as `libx.so` too, the name that a linker looks for.
+        files = sorted(path for path in (wheels / "lib").iterdir() if path.is_file())
+        names = {path.name.partition(".so")[0] + ".so": path for path in files if ".so." in path.name}
+        for name, path in (names | {path.name: path for path in files}).items():
             (libraries / name).symlink_to(os.path.relpath(path, prefix / FOLDER / "lib64"))
         (made / "lib").symlink_to("lib64")
         compile_stub(wheels / "include" / "cuda.h", libraries / "stubs" / STUB)
@@ -74,13 +77,6 @@ def release(toolkit: Path) -> str:
         ) from error
     named = RELEASE.search(done.stdout)
     return named[1] if named else done.stdout.strip()
-
-
-def _libraries(folder: Path) -> dict[str, Path]:
-    """Libraries by the names that linkers and loaders look for: `libx.so.13` is also `libx.so`."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    names = {path.name: path for path in files}
-    return {path.name.partition(".so")[0] + ".so": path for path in files if ".so." in path.name} | names
 
 
 def compile_stub(header: Path, library: Path) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ from traceproof.judge.kernel_properties import PROPERTIES
 from traceproof.judge.metrics import index_of
 from traceproof.judge.output import Ruling
 from traceproof.judge.precision import examine
-from traceproof.ops.base import TORCH_DTYPES, Tensors
+from traceproof.ops.base import TORCH_DTYPES, Tensors, tensor
 from traceproof.ops.batch import halved
 from traceproof.ops.cases import UNUSUAL, WORKLOADS, Case
 from traceproof.ops.compare import IndexSet, Quantised, Samples
@@ -148,8 +148,7 @@ def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
 Probing = Callable[[], AbstractContextManager[UntrustedSource]]  # puts the solution in a worker
 
 
-@dataclass(frozen=True, slots=True)
-class Measuring:
+class Measuring(NamedTuple):
     """Results of measuring a solution, as far as they are known."""
 
     precision: Future[tuple[PrecisionResult, ...]]
@@ -226,10 +225,7 @@ def measure(  # noqa: PLR0913 - has one caller
         beside = threads.submit(_in_new_process, rest, anew) if evaluation.side_by_side else None
         layout = evaluation.layout
         ways: dict[str, dict[str, Any]] = {
-            "memory": {
-                "fill": OTHER_FILL,
-                "layout": replace(layout, fill=OTHER_FILL),
-            },  # in new memory, padding too
+            "memory": {"fill": OTHER_FILL, "layout": replace(layout, fill=OTHER_FILL)},
             "surroundings": {"layout": replace(layout, byte=OTHER_BYTE)},
             "addresses": {"layout": replace(layout, room=layout.room + FAR)},
             "alignment": {"layout": replace(layout, shift=1)},
@@ -419,20 +415,15 @@ def _errors(found: PropertyCalls, source: UntrustedSource) -> None:
                 continue
             found.states["errors"] = BROKEN, f"{what}: {error.told}"
             return
-        changed = ((inputs[name], value) for name, value in subject.inputs.items())
-        safe = all(one is other or _of_floats(one, other) for one, other in changed)
+        changed = [name for name, value in inputs.items() if value is not subject.inputs[name]]
+        pairs = [(tensor(inputs, name), tensor(subject.inputs, name)) for name in changed]
+        safe = all(one.is_floating_point() and one.shape == other.shape for one, other in pairs)
         if not _right_in_values(evaluation, replace(subject, inputs=inputs), taken, safe=safe):
             found.states["errors"] = BROKEN, f"{what}: it neither raises nor is right"
             return
     if count:
         found.states["errors"] = HOLDS, f"{count} such calls raise or are right"
     found.watch.done("property errors")
-
-
-def _of_floats(one: Any, other: Any) -> bool:  # noqa: ANN401 - inputs
-    """Whether both are float tensors in one shape."""
-    both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    return both and one.is_floating_point() and other.is_floating_point() and one.shape == other.shape
 
 
 def _right_in_values(evaluation: SolutionRun, subject: SolvedCase, taken: CaseResult, *, safe: bool) -> bool:

@@ -66,7 +66,10 @@ class Candidate:
         inputs, outputs = len(definition.inputs), len(definition.outputs)
         taken = self.parameters
         if taken is None:
-            return replace(self, destinations=self._returns_nothing())
+            # A compiled entry point that is declared `void` writes to outputs that it is given.
+            file, _, function = self.entry.partition("::")
+            void = re.search(rf"\bvoid\s+{re.escape(function)}\s*\(", self.files[file])
+            return replace(self, destinations=void is not None)
         if len(taken) not in {inputs, inputs + outputs}:
             raise TraceproofError(
                 f"{self.path}: {self.entry} takes {len(taken)} arguments ({', '.join(taken)})",
@@ -74,11 +77,6 @@ class Candidate:
                 f"outputs, or take the outputs {', '.join(definition.outputs)} after them and write to them.",
             )
         return replace(self, destinations=len(taken) != inputs)
-
-    def _returns_nothing(self) -> bool:
-        """Whether a compiled entry point is declared `void`, hence writes to outputs passed to it."""
-        file, _, function = self.entry.partition("::")
-        return re.search(rf"\bvoid\s+{re.escape(function)}\s*\(", self.files[file]) is not None
 
     @property
     def is_compiled(self) -> bool:
@@ -122,7 +120,8 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
     """
     if not where.exists():
         raise TraceproofError(f"{where} does not exist", todo="Give a solution's file, or a folder of them.")
-    files = sorted(_files(where)) if where.is_dir() else [where]
+    inside = (path for path in where.rglob("*") if path.suffix in KINDS and path.is_file())
+    files = sorted(inside) if where.is_dir() else [where]
     if not files:
         raise TraceproofError(f"{where} holds no solutions", todo=f"Give files that end with {', '.join(KINDS)}.")
     problems: list[str] = []
@@ -135,10 +134,6 @@ def read(where: Path, entry: str | None = None) -> list[Candidate]:
     if problems:
         raise TraceproofError("solutions that can not be read", problems=problems)
     return found
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.suffix in KINDS and path.is_file())
 
 
 # Removed with tests if nothing left names it: an import of these, which has no side effects, ...

@@ -207,18 +207,14 @@ class CompiledFiles:
     @contextmanager
     def restored(self) -> Iterator[Path]:
         """The folder for one worker; unless `apart`, the worker before must have ended."""
-        with own_folder("scratch") if self.apart else self._emptied() as scratch:
+        with own_folder("scratch") if self.apart else nullcontext(self.at) as scratch:
+            for path in list(scratch.iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    remove_tree(path)
+                else:
+                    path.unlink(missing_ok=True)
             shutil.copytree(self.kept, scratch, dirs_exist_ok=True)
             yield scratch
-
-    @contextmanager
-    def _emptied(self) -> Iterator[Path]:
-        for path in list(self.at.iterdir()):
-            if path.is_dir() and not path.is_symlink():
-                remove_tree(path)
-            else:
-                path.unlink(missing_ok=True)
-        yield self.at
 
     def keep(self, scratch: Path) -> None:
         """Keep what a running worker has compiled in its folder.

@@ -7,7 +7,7 @@ it has an origin. Imports the standard library alone, since every interpreter re
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -127,27 +127,17 @@ class Stack:
         """The environments that may be built for it."""
         return (self.cpu, self.name) if self.cpu else (self.name,)
 
-    @property
-    def unhashed(self) -> frozenset[str]:
-        """Those of them with PyTorch's CPU build of torch: that file is not the registry's, so it has no hash."""
-        return frozenset({self.name} if self.reads_models else {self.cpu} - {""})
-
 
 # All records.
-
-
-def _discovered() -> Iterator[Stack]:
-    for found in pkgutil.iter_modules(__path__):
-        stack: Stack = importlib.import_module(f"{__name__}.{found.name}").STACK
-        yield stack
 
 
 def _order(stack: Stack) -> tuple[bool, bool, int]:
     return not stack.main, not stack.truths, min((truth.priority for truth in stack.truths), default=0)
 
 
+_found = (importlib.import_module(f"{__name__}.{one.name}").STACK for one in pkgutil.iter_modules(__path__))
 # The main stack first, then by their ground truths' priority, then those without any.
-STACKS: Mapping[str, Stack] = MappingProxyType({one.name: one for one in sorted(_discovered(), key=_order)})
+STACKS: Mapping[str, Stack] = MappingProxyType({one.name: one for one in sorted(_found, key=_order)})
 # Ground truths in the specified order of priority.
 TRUTHS: Mapping[str, GroundTruth] = {
     truth.name: truth
@@ -164,7 +154,8 @@ KERNELS = tuple(name for name, stack in STACKS.items() if not stack.reads_models
 # Package of every stack with an origin; others count in cache keys by version only.
 PACKAGES: Mapping[str, str] = {name: stack.package for name, stack in STACKS.items() if stack.origin is not None}
 ENVIRONMENTS = tuple(name for stack in STACKS.values() for name in stack.environments)
-UNHASHED = frozenset(name for stack in STACKS.values() for name in stack.unhashed)
+# Those whose torch is PyTorch's CPU build, which is not the registry's file, so that it has no hash.
+UNHASHED = frozenset(stack.name if stack.reads_models else stack.cpu for stack in STACKS.values()) - {""}
 
 
 def truths_of(stack: str) -> tuple[str, ...]:
