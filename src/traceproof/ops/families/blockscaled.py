@@ -597,20 +597,13 @@ QUANTIZATION = coded(
 # quantize_fp4, quantize_nvfp4_smooth, activation_quantize
 
 
-def smoothed(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Rows times a number per column, and one for the tensor."""
-    return wide["x"] * wide["pre_quant_scale"], wide["global_scale"], None
-
-
-def undone(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """Rows over the number that they are multiplied by when they are decoded."""
-    return wide["input"], 1 / wide["global_scale"], None
-
-
+OF_ROWS = "input[m k] global_scale[o] -> x_q[m p] sf[m g]"
+SMOOTHED = "x[m n] pre_quant_scale[n] global_scale[o] -> xq[m h] sf[s]"
 QUANTIZE_FP4 = coded(
     "quantize_fp4",
     NVFP4,
-    {"input[m k] global_scale[o] -> x_q[m p] sf[m g]": undone},
+    # Over the number that they are multiplied by when they are decoded.
+    {OF_ROWS: lambda wide, _: (wide["input"], 1 / wide["global_scale"], None)},
     draws={"global_scale": between(1 / 400, 1 / 200)},
     lossless=lambda _: {"input": exact_rows, "global_scale": 1 / 64},
     apart=True,
@@ -621,7 +614,7 @@ QUANTIZE_FP4 = coded(
 QUANTIZE_SMOOTH = coded(
     "quantize_nvfp4_smooth",
     NVFP4,
-    {"x[m n] pre_quant_scale[n] global_scale[o] -> xq[m h] sf[s]": smoothed},
+    {SMOOTHED: lambda wide, _: (wide["x"] * wide["pre_quant_scale"], wide["global_scale"], None)},
     near=ROUNDED,
     lay=swizzle,
     draws={"global_scale": between(200.0, 400.0), "pre_quant_scale": between(0.5, 1.5)},

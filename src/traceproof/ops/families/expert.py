@@ -650,13 +650,6 @@ def drawn_limit(draw: Draw, wanted: Wanted) -> torch.Tensor:
     return draw.uniform(wanted.name, wanted.shape, low=whole, high=2 * whole).to(wanted.dtype)
 
 
-def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Small beside what they are added to, or large."""
-    return draw.normal(
-        wanted.name, wanted.shape, wanted.dtype, scale=4.0 if wanted.params.get("extreme") == BIASED else 0.25
-    )
-
-
 def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
     """float32 weights of the RMS given: e2m1 codes times a power of two for each 32 neighbours of a row.
 
@@ -1015,11 +1008,6 @@ def acting(activation: int) -> Callable[[Wide], bool]:
     return lambda wide: mixture_of(wide.definition).activation == activation
 
 
-def given_limit(wide: Wide) -> bool:
-    """Whether a limit is given where it is for the gate."""
-    return OF_ACTIVATION[2] in wide and acting(SWIGLU)(wide)
-
-
 def neighbours(wide: Wide) -> Mapping[str, Value]:
     """The two codes of each byte in each other's place."""
     packed = wide.given(GEMM1[0])
@@ -1063,9 +1051,17 @@ MOE = Experts(
         **dict.fromkeys((*SPREADS, "gemm1_weights_scale_1", "gemm2_weights_scale_1"), drawn_scale),
         **dict.fromkeys(("gemm1_alpha", "gemm1_beta"), between(0.25, 3.0)),
         "gemm1_clamp_limit": drawn_limit,
-        **dict.fromkeys(BIASES, drawn_bias),
+        **dict.fromkeys(
+            BIASES,  # small beside what they are added to, or large
+            lambda draw, wanted: draw.normal(
+                wanted.name,
+                wanted.shape,
+                wanted.dtype,
+                scale=4.0 if wanted.params.get("extreme") == BIASED else 0.25,
+            ),
+        ),
         "fc2_input_scale": between(1.0, 1.0),  # what the scale of the result makes good where it is another
-        "topk_weights": routing.drawn_weights,
+        "topk_weights": between(0.05, 0.55),
         **dict.fromkeys(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), routing.drawn_plan),
         "routing_logits": routing.drawn_logits,
         "routing_bias": routing.drawn_bias,
@@ -1104,7 +1100,11 @@ MOE = Experts(
         *(altered(f"{name} ignored", name, change=lambda _: None) for name in (*OF_ACTIVATION, *BIASES)),
         *(altered(f"{name} of the next expert", name, change=partial(roll, axis=0)) for name in OF_ACTIVATION),
         Mutant("limit before silu", applies=acting(SWIGLU_STEP), acts=SWIGLU),
-        Mutant("limit behind silu", applies=given_limit, acts=SWIGLU_STEP),
+        Mutant(
+            "limit behind silu",
+            applies=lambda wide: OF_ACTIVATION[2] in wide and acting(SWIGLU)(wide),
+            acts=SWIGLU_STEP,
+        ),
         Mutant("tanh's gelu for silu", applies=acting(SWIGLU), acts=GEGLU_TANH),
         Mutant("codes' neighbours exchanged", applies=stored(*FOUR), inputs=neighbours),
         Mutant("what the output holds dropped", applies=has("out"), onto=False),

@@ -994,11 +994,6 @@ def linear(
     return {"out": (times(left, weight.mT) + low) * wide["alpha"] ** alphas}
 
 
-def strong(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Normal values so large that the product of low rank counts beside the other one."""
-    return draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=128.0)
-
-
 def coded_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Numbers that e2m1 holds, with a 6 among each 16, so that scales are 1."""
     table = torch.tensor((-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0), device=draw.device)
@@ -1023,7 +1018,8 @@ LINEAR_SVDQUANT = Op(
         "alpha": between(1 / 4096, 1 / 2048),
         "pre_quant_scale": between(0.5, 1.5),
         "global_scale": between(200.0, 400.0),
-        "l1_scaled": strong,
+        # so large that the product of low rank counts beside the other one
+        "l1_scaled": lambda draw, wanted: draw.normal(wanted.name, wanted.shape, wanted.dtype, scale=128.0),
     },
     adversarial={"outlier": {"outlier": 30.0}, "offset": {"offset": 2.0}},
     unusual={"large": ("x",)},

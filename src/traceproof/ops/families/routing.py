@@ -18,6 +18,7 @@ from traceproof.models.reading import Evidence, KernelCall, ModelModule, Reading
 from traceproof.ops.adapter import SM80, SM89, Api, Definition, Given, Outputs, dtype_of
 from traceproof.ops.base import Tensors, Unsupported
 from traceproof.ops.compare import Exact
+from traceproof.ops.families.blockscaled import below
 from traceproof.ops.formula import NOTHING, Form, Mutant, Part, Wanted, Wide, altered, has, same
 from traceproof.ops.gates import softplus
 from traceproof.ops.lossless import SURE
@@ -415,17 +416,14 @@ def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
     return torch.where(gap > 0, gap, torch.minimum(gaps[..., here - 1], gaps[..., here + 1]))
 
 
-def _has_bias(definition: Definition) -> bool:
-    return "routing_bias" in definition.inputs and not definition.inputs["routing_bias"].optional
-
-
 def drawn_logits(draw: Draw, wanted: Wanted) -> torch.Tensor:
     """Rows in the case's patterns; of several the one with a clear choice, and with work here unless it is remote.
 
     On the CPU, as margins decide which rows are taken; they are small.
     """
     routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
-    bias = drawn_bias(draw, wanted).cpu() if _has_bias(wanted.definition) else None
+    given = wanted.definition.inputs.get("routing_bias")
+    bias = None if given is None or given.optional else drawn_bias(draw, wanted).cpu()
     pairs = bool(params.get("ties"))
     drawn = draw.normal("routing_logits", (TRIALS, tokens, routing.experts), scale=2.0).cpu()
     if routing.method == Method.LLAMA4:
@@ -512,11 +510,6 @@ def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
     if routing.method is not Method.PACKED:
         return experts.to(wanted.dtype)
     return pack(experts, draw.uniform("topk_weights", experts.shape, torch.bfloat16, low=0.05, high=0.55))
-
-
-def drawn_weights(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """In [0.05, 0.55)."""
-    return draw.uniform(wanted.name, wanted.shape, low=0.05, high=0.55).to(wanted.dtype)
 
 
 def drawn_plan(draw: Draw, wanted: Wanted) -> torch.Tensor:
@@ -871,9 +864,7 @@ HASHED = Op(
     ),
     scalars={"num_fused_shared_experts": 0, "routed_scaling_factor": 2.5},
     draws={
-        "input_ids": lambda draw, wanted: draw.integers(
-            wanted.name, wanted.shape, torch.int64, low=0, high=wanted.shape_of("tid2eid")[0]
-        ),
+        "input_ids": below("tid2eid"),
         "tid2eid": table_of_experts,
     },
     adversarial={name: ADVERSARIAL[name] for name in ("tiny", "offset")},
