@@ -27,7 +27,7 @@ import errno, fcntl, os, pathlib, socket, struct, json, signal, threading, time
 import torch
 
 CALLER = next(one for one in object.__subclasses__() if one.__name__ == "_Caller")
-HONEST = CALLER._answer
+HONEST = CALLER.answer
 
 
 def bad(self, item):
@@ -38,7 +38,7 @@ def bad(self, item):
     return answer
 
 
-CALLER._answer = bad
+CALLER.answer = bad
 """
 CRASH, EXCEPTION, PASS = ("error", "crash"), ("error", "exception"), ("pass", None)
 FLOOD, TIMEOUT = ("error", "output_flood"), ("error", "timeout")

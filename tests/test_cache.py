@@ -35,7 +35,7 @@ from traceproof.run.schema import (
     PlannedDefinition,
     RowDigests,
     VerdictRow,
-    read_rows,
+    each_row,
     rows_text,
 )
 from traceproof.run.workers import EngineSettings, Environment
@@ -109,7 +109,7 @@ def verify(planned: OpTypePlan, tmp_path: Path) -> Callable[..., list[VerdictRow
     def run(stub: Stub, **changes: Any) -> list[VerdictRow]:  # noqa: ANN401 - fields of a job
         verdicts = tmp_path / "verdicts" / "rmsnorm.jsonl"
         stub.job(**{"plan": planned, "cache": tmp_path / "cache.sqlite"} | changes).verify(verdicts)
-        return read_rows(verdicts)
+        return [*each_row(verdicts)]
 
     return run
 

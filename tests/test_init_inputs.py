@@ -62,8 +62,8 @@ SAMPLE: dict[str, Any] = {
 
 def made(pool: Pool, wanted: int = 3, **changes: Any) -> Made:  # noqa: ANN401 - JSON
     definition = read(changed(SAMPLE, **changes)).definition
-    with maker(definition, pool, LIMITS) as source:
-        return source.make({"num_tokens": wanted, "blocks": 1}, seed=5)
+    with maker(definition, pool, LIMITS) as make:
+        return make({"num_tokens": wanted, "blocks": 1}, 5)
 
 
 def test_sizes_and_values_are_those_that_init_gives(pool: Pool) -> None:

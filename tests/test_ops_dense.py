@@ -217,3 +217,12 @@ def test_what_codes_may_be_in_pages_that_are_written_to_is_known() -> None:
     definition = ops.load("rope", "rope_quantize_fp8_append_h4_kv2_rope32_ps4")
     expected = ops.truth(definition, ops.inputs_of(definition, ops.case_named(definition, "small-1")))
     assert torch.any(expected["k_cache@low"] < expected["k_cache@high"])  # a rounding before decides
+
+
+ROWS = (("batch_size >= hidden_size // 100", True), ("batch_size > hidden_size // 100", False))
+
+
+@pytest.mark.parametrize(("constraint", "there"), [*ROWS, ("hidden_states.shape[0] >= hidden_size", False)])
+def test_a_constraint_against_const_axes_rules_the_empty_case_out(constraint: str, *, there: bool) -> None:
+    content = ops.load("rmsnorm", "fused_add_rmsnorm_h96").as_json() | {"constraints": [constraint]}
+    assert ("edge-empty" in {case.id for case in ops.cases(Definition.model_validate(content))}) is there

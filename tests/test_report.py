@@ -210,7 +210,7 @@ def test_op_types_are_summarised_once_and_as_at_once(tmp_path: Path, monkeypatch
         read.append(path.stem)
         return each_row(path)
 
-    monkeypatch.setattr("traceproof.run.report.each_row", noted)
+    monkeypatch.setattr("traceproof.run.schema.each_row", noted)
     norms = [row(), row(definition="rmsnorm_h9", verdict="fail", reason="nan"), row(implementation="torch")]
     other, absent = {"op_type": "gdn", "definition": "a"}, {"verdict": "skip", "output": "*"}
     others = [

@@ -22,7 +22,7 @@ from traceproof.publish.verified import implementation_verdicts, verification
 from traceproof.run.known import Known
 from traceproof.run.plan import PlanSelection
 from traceproof.run.report import table
-from traceproof.run.schema import read_rows
+from traceproof.run.schema import each_row
 from traceproof.sandbox import Limits
 
 LIMITS = Limits(seconds=60.0, memory_bytes=2 << 30)
@@ -124,7 +124,7 @@ def test_a_definition_that_does_not_fit_is_judged_scaled_down_and_stays_unproved
     alone = summarise(of_wide, Known())
     assert not alone["verified"]
     assert "NOT VERIFIED: 1 definition" in table(alone)
-    found = implementation_verdicts(read_rows(tmp_path / "results" / "verdicts" / "rmsnorm.jsonl"))["wide"]
+    found = implementation_verdicts([*each_row(tmp_path / "results" / "verdicts" / "rmsnorm.jsonl")])["wide"]
     reason = "too large, judged by a scaled-down definition alone"
     assert (found["reference"].status, found["reference"].reason) == ("not run", reason)
     assert not verification(Definition.model_validate(wide()), found).verified

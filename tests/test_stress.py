@@ -215,7 +215,7 @@ def test_what_an_object_keeps_of_another_case_shows(*, stale: bool) -> None:
         return {"output": torch.tensor(wrapper.longest)}
 
     names = Signature(frozenset(PAGED.inputs), frozenset(), frozenset({"output"}), None)
-    truth._adapter, truth._api = Adapter("planned", names, longest, ()), {"wrapper": Wrapper}
+    truth._adapter, truth.api = Adapter("planned", names, longest, ()), {"wrapper": Wrapper}
     reused = case(PAGED, "stress-reused")
     earlier = next(one for one in op.cases(PAGED, sizes=SIZES, seed=0) if one.id == reused.params[AFTER])
     first, second = (solve(PAGED, one).inputs for one in (earlier, reused))

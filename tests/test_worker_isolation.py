@@ -235,8 +235,6 @@ def verdict(code: bytes, machine: str, number: int, arguments: Mapping[int, int]
                 at += if_true if accumulator == value else if_false
             case kernel.JUMP_GREATER_EQUAL:
                 at += if_true if accumulator >= value else if_false
-            case kernel.JUMP_SET:
-                at += if_true if accumulator & value else if_false
             case kernel.RETURN if value == kernel.ALLOW:
                 return ALLOWED
             case kernel.RETURN if value == kernel.KILL:

@@ -20,7 +20,7 @@ from traceproof.files import sealed, write_text
 from traceproof.ops import registry
 from traceproof.programs import without_secrets
 from traceproof.run.flow import Pipeline
-from traceproof.run.schema import VerdictRow, for_op_type, read_rows
+from traceproof.run.schema import VerdictRow, each_row, for_op_type
 from traceproof.stacks import MAIN, truths_of
 
 Verdict = dict[str, Any]
@@ -162,7 +162,7 @@ class GroundTruthTrial:
             "tolerance": self.flow.tolerance,
         }
         self._run("verify", options)
-        return read_rows(verdicts)
+        return [*each_row(verdicts)]
 
     @cached_property
     def _cases(self) -> Path:

@@ -20,7 +20,7 @@ from traceproof.files import write_text
 from traceproof.programs import telling
 from traceproof.reasons import Verdict
 from traceproof.run.cache import FILE, Cache, key_of_file
-from traceproof.run.schema import VerdictRow, each_row, figures, place, read_rows
+from traceproof.run.schema import VerdictRow, each_row, figures, place
 from traceproof.text import block, printable
 
 SHOWN = 20  # rows per kind of difference in the terminal; --json and --markdown have all
@@ -83,7 +83,7 @@ def _runs(folders: Sequence[Path], name: str) -> Iterator[RunOfDefinition]:
     """The runs that judged a definition."""
     for file in (file for one in folders for file in sorted(one.glob("verdicts/*.jsonl"))):
         folder, named = file.parents[1], name in file.read_text(encoding="utf-8")
-        rows = [row for row in read_rows(file) if row.definition == name] if named else []
+        rows = [row for row in each_row(file) if row.definition == name] if named else []
         if not rows:
             continue
         # A run that found everything finished writes only this log.

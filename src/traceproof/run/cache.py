@@ -20,13 +20,11 @@ from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 
 FILE = "cache.sqlite"  # below results
-WAIT_SECONDS = 120.0  # to wait for other processes that write
-AT_ONCE = 500  # keys per query
-TABLE = (
-    "CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, digest TEXT, value BLOB, written REAL) WITHOUT ROWID"
-)
-# the last: the table is missing
-DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
+WAIT_SECONDS = 120.0  # for other processes that write
+AT_ONCE = 500  # keys that are asked for together
+COLUMNS = "key TEXT PRIMARY KEY, digest TEXT, value BLOB, written REAL"
+TABLE = f"CREATE TABLE IF NOT EXISTS rows ({COLUMNS}) WITHOUT ROWID"
+DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})  # the last: no table
 
 
 def key_of_file(path: Path, cache: Path) -> str:
@@ -68,14 +66,11 @@ class Cache:
 
     def put(self, values: Mapping[str, Any]) -> None:
         """Keep values under their keys, all or none. Raises TraceproofError: the disk is full."""
-        now = time.time()
-        entries = []
+        statements: list[tuple[str, Sequence[Any]]] = []
         for key, value in values.items():
             packed = zlib.compress(json.dumps(value, ensure_ascii=False, allow_nan=False).encode(), level=1)
-            entries.append((key, _digest(key, packed), packed, now))
-        statements: list[tuple[str, Sequence[Any]]] = [
-            ("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", entry) for entry in entries
-        ]
+            entry = key, _digest(key, packed), packed, time.time()
+            statements.append(("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", entry))
         self._done([("BEGIN IMMEDIATE", ()), *statements, ("COMMIT", ())])
 
     def entries(self) -> list[tuple[str, int, float]]:

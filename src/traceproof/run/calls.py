@@ -1,7 +1,4 @@
-"""What a process does around the calls it makes: seeds, memory, fences, a lost GPU, further draws, times.
-
-Imports the standard library and torch alone, since it runs in the process of untrusted code, too.
-"""
+"""What calls need beside: generators, memory, poison, further draws, times. Standard library and torch only."""
 
 import contextlib
 import ctypes
@@ -10,6 +7,7 @@ import importlib
 import math
 import mmap
 import os
+import struct
 import sys
 import time
 import traceback
@@ -30,11 +28,7 @@ BETWEEN_BYTES, KEPT_BYTES = 4 << 30, 512 << 20
 
 
 def set_seed(seed: int, device: torch.device) -> None:
-    """Seed the generators of the CPU and of the GPU, if `device` is one.
-
-    Unlike `torch.manual_seed`, this does not look for other kinds of devices or keep a traceback in case CUDA
-    starts later, which takes 0.1 ms and more per draw.
-    """
+    """Set the generators of the CPU and of a GPU in use; `torch.manual_seed` takes 0.1 ms and more per draw."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
@@ -61,8 +55,7 @@ def keep_memory() -> None:
     """Make this process keep up to 256 MiB of freed memory for itself.
 
     glibc returns large blocks to the kernel at once, and the next temporary faults them in again page by page:
-    half of the time of arithmetic on tensors of megabytes. So all blocks come from one heap, which is trimmed
-    late.
+    half of the time of arithmetic on tensors of megabytes. So all blocks come from one heap.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
@@ -72,19 +65,15 @@ def keep_memory() -> None:
 
 def cuda_is_lost() -> bool:
     """Whether the GPU context of this process can not be used any more."""
-    try:
+    with contextlib.suppress(RuntimeError):
         torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
+        return False
+    return True
 
 
 @contextmanager
 def ending_if_lost(device: torch.device) -> Iterator[None]:
-    """End this process at an exception that leaves its GPU context unusable, such as an illegal address.
-
-    The pool then starts another one, so that the next case is not blamed for this one.
-    """
+    """End the process at an exception that leaves its GPU context unusable: no later case is blamed for it."""
     try:
         yield
     except Exception:
@@ -110,18 +99,14 @@ def giving_back(most: int) -> Iterator[None]:
                 torch.cuda.empty_cache()
 
 
-def _named(names: Mapping[Any, str]) -> list[tuple[Any, str]]:
-    return [(owner, name) for owner, text in names.items() for name in text.split()]
-
-
-# Functions that return tensors without values (UNWRITTEN) and with values, by where their names are looked up.
-# Both are put between fences.
-UNWRITTEN = _named(
-    {torch: "empty empty_like empty_strided empty_permuted", torch.Tensor: "new_empty new_empty_strided"}
-)
-WRITTEN = _named(
-    {torch: "zeros zeros_like ones ones_like full full_like", torch.Tensor: "new_zeros new_ones new_full"}
-)
+# Functions that give tensors, by where their names are looked up: without values, and others, which lie between
+# fences, too.
+_ALLOCATING: Mapping[Any, tuple[str, str]] = {
+    torch: ("empty empty_like empty_strided empty_permuted", "zeros zeros_like ones ones_like full full_like"),
+    torch.Tensor: ("new_empty new_empty_strided", "new_zeros new_ones new_full"),
+}
+UNWRITTEN = [(owner, name) for owner, (names, _) in _ALLOCATING.items() for name in names.split()]
+WRITTEN = [(owner, name) for owner, (_, names) in _ALLOCATING.items() for name in names.split()]
 
 
 @contextmanager
@@ -129,9 +114,8 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
     """While active, `torch.empty` and the like return filled tensors, on any device.
 
     A reference that forgets to write a part of such memory would return what lies there: zeros of a fresh page, or
-    its own earlier and right answer. The functions are replaced: a dispatch mode would slow loops over small
-    tensors by half. `fill` is for floats; integers are filled with their maximum for NaN, else with `fill` cut to
-    their range. None: memory is left as it is.
+    its own earlier and right answer. Functions are replaced: a dispatch mode slows loops over small tensors by
+    half. `fill` is for floats; integers get their maximum for NaN, else it cut to their range. None: nothing is.
     """
     if fill is None:
         yield
@@ -175,16 +159,16 @@ class Fences:
     """Puts tensors of one call in memory of their own, beside which nothing may be read or written.
 
     Each lies between two guard pages, access to which ends the process: host memory without permissions, or GPU
-    addresses without memory (`GpuPages`). It ends at the second one, up to ALIGNMENT bytes before it, or begins at
-    the first one. On a GPU the rest of its own pages must not change; where the driver gives no guard pages, that
-    is the only check.
+    addresses without memory (`GpuPages`). It ends up to ALIGNMENT bytes before the second one, or begins at the
+    first. On a GPU the rest of its pages must not change, which is all where the driver gives no guard pages.
     """
 
     def __init__(self, *, at_end: bool) -> None:
         self._at_end, self._count = at_end, 0
         self.ways: set[str] = set()  # what lies beside its tensors, of the four kinds above
-        # on a GPU: (all mapped bytes, start of the tensor, its size)
-        self._rooms: list[tuple[torch.Tensor, int, int]] = []
+        self._rooms: list[
+            tuple[torch.Tensor, int, int]
+        ] = []  # on a GPU: all mapped bytes, tensor's start and size
 
     def around(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor between fences; the tensor itself if it is empty, not contiguous or one too many."""
@@ -220,36 +204,12 @@ class Fences:
 
     @property
     def crossed(self) -> bool:
-        """Whether bytes beside a tensor on a GPU have changed."""
-        ends = (
-            torch.cat([room[max(0, start - FENCE) : start], room[start + size : start + size + FENCE]])
+        """Whether something was written beside a tensor on a GPU."""
+        return any(
+            bool((end != FENCE_BYTE).any())
             for room, start, size in self._rooms
+            for end in (room[max(0, start - FENCE) : start], room[start + size : start + size + FENCE])
         )
-        return any(bool((end != FENCE_BYTE).any()) for end in ends)
-
-
-class _Location(ctypes.Structure):
-    """The driver's CUmemLocation."""
-
-    _fields_ = (("kind", ctypes.c_int), ("index", ctypes.c_int))
-
-
-class _Properties(ctypes.Structure):
-    """The driver's CUmemAllocationProp."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int),
-        ("handles", ctypes.c_int),
-        ("location", _Location),
-        ("windows", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    )
-
-
-class _Access(ctypes.Structure):
-    """The driver's CUmemAccessDesc."""
-
-    _fields_ = (("location", _Location), ("allowed", ctypes.c_int))
 
 
 _AT, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
@@ -279,30 +239,24 @@ def driver(name: str, *given: Any) -> None:  # noqa: ANN401 - what ctypes takes
 class GpuPages:
     """GPU memory with unmapped addresses on both sides."""
 
-    # (start, size, page, handle) of memory that no tensor holds any more, but queued work may still use
-    dead: ClassVar[list[tuple[int, int, int, int]]] = []
+    dead: ClassVar[list[tuple[int, int, int, int]]] = []  # start, size, page, handle of what no tensor holds
 
     def __init__(self, size: int, index: int) -> None:
-        """Map at least `size` bytes on GPU number `index`. Raises OSError: the driver refuses."""
-        where = _Location(ON_DEVICE, index)
-        wanted, access = _Properties(kind=PINNED, location=where), _Access(where, READ_WRITE)
+        """At least `size` bytes. Raises OSError: CUDA says no."""
+        wanted = struct.pack("=4iQ8x", PINNED, 0, ON_DEVICE, index, 0)  # CUmemAllocationProp
+        access = struct.pack("=3i", ON_DEVICE, index, READ_WRITE)  # CUmemAccessDesc
         found, base, handle = _SIZE(), _NUMBER(), _NUMBER()
-        driver("cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(wanted), 0)
+        driver("cuMemGetAllocationGranularity", ctypes.byref(found), wanted, 0)
         page = found.value
         size = -(-size // page) * page
         driver("cuMemAddressReserve", ctypes.byref(base), size + 2 * page, 0, 0, 0)
-        driver("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(wanted), 0)
+        driver("cuMemCreate", ctypes.byref(handle), size, wanted, 0)
         start = base.value + page
         driver("cuMemMap", start, size, 0, handle.value, 0)
-        driver("cuMemSetAccess", start, size, ctypes.byref(access), 1)
+        driver("cuMemSetAccess", start, size, access, 1)
         self._own = start, size, page, handle.value
-        # PyTorch wraps foreign memory by this attribute, and keeps this object alive as long as a tensor uses it.
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (start, False),
-            "version": 2,
-        }
+        # By this PyTorch takes memory that others hold; it keeps this object for as long as a tensor lies there.
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, False), "version": 2}
 
     def __del__(self) -> None:
         if hasattr(self, "_own"):
@@ -334,34 +288,28 @@ LOADS = 6  # at most so many of each kind are queued before a call, and half as 
 LOAD_SECONDS, LEAST_LOADED = 1.0, 3  # slow calls end after so many seconds, but at least so many are made
 
 
-class Load:
-    """Other work for a GPU beside a call: copies fill its memory bandwidth, products its multiprocessors."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._copied = torch.zeros((2, LOAD_BYTES), dtype=torch.uint8, device=device)
-        self._factor = torch.full((LOAD_WIDTH, LOAD_WIDTH), 1 / LOAD_WIDTH, dtype=torch.bfloat16, device=device)
-        self._product = torch.zeros_like(self._factor)
-        self._streams = [torch.cuda.Stream(device) for _ in range(3)]  # type: ignore[no-untyped-call]
-
-    def queue(self, count: int) -> None:
-        """Queue `count` copies, products and small kernels, each kind on a stream that waits for no other."""
-        for _ in range(count):
-            with torch.cuda.stream(self._streams[0]):
-                self._copied[0].copy_(self._copied[1])
-            with torch.cuda.stream(self._streams[1]):
-                torch.mm(self._factor, self._factor, out=self._product)
-            with torch.cuda.stream(self._streams[2]):
-                self._product[0, :64].sin()
-
-
 def under_load(
     call: Callable[[], Sequence[tuple[str | None, Any]]], inputs: Sequence[Any], repeats: int, device: torch.device
 ) -> list[tuple[str | None, Any]]:
     """Make a call up to `repeats` times beside other work; returns the first result that differs, else the last.
 
-    The inputs are restored before each call. The amount of work queued varies, so timing does too.
+    Copies fill the memory's bandwidth, products the multiprocessors, each on a stream that waits for no other. The
+    inputs are restored before each call. The amount of work queued varies, so timing does too.
     """
-    load = Load(device)
+    copied = torch.zeros((2, LOAD_BYTES), dtype=torch.uint8, device=device)
+    factor = torch.full((LOAD_WIDTH, LOAD_WIDTH), 1 / LOAD_WIDTH, dtype=torch.bfloat16, device=device)
+    product = torch.zeros_like(factor)
+    streams = [torch.cuda.Stream(device) for _ in range(3)]  # type: ignore[no-untyped-call]
+
+    def queue(count: int) -> None:
+        for _ in range(count):
+            with torch.cuda.stream(streams[0]):
+                copied[0].copy_(copied[1])
+            with torch.cuda.stream(streams[1]):
+                torch.mm(factor, factor, out=product)
+            with torch.cuda.stream(streams[2]):
+                product[0, :64].sin()
+
     kept = [value.clone() if isinstance(value, torch.Tensor) else None for value in inputs]
     found: list[list[tuple[str | None, Any]]] = []
     until = time.monotonic() + LOAD_SECONDS
@@ -371,9 +319,9 @@ def under_load(
         for value, before in zip(inputs, kept, strict=True):
             if before is not None:
                 value.copy_(before)
-        load.queue(turn % (LOADS + 1))
+        queue(turn % (LOADS + 1))
         returned = call()
-        load.queue(turn % (LOADS // 2 + 1))
+        queue(turn % (LOADS // 2 + 1))
         found.append([(n, v.clone() if isinstance(v, torch.Tensor) else v) for n, v in returned])
     torch.cuda.synchronize(device)
     return next((one for one in found[1:] if not _alike(one, found[0])), found[-1])
@@ -416,7 +364,7 @@ def filler(dtype: torch.dtype, fill: float) -> float | int | bool:
 MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
 PART_OF_FREE = 32  # and at most such a part of a GPU's free memory
 PATIENCE = 8  # the next call has twice as many rows if that many times the last one's time are left
-BESIDE = 2  # on a busy machine wall time counts half: see `_clock`
+BESIDE = 2  # on a busy machine wall time counts half: see `further_draws`
 GOLDEN = 0x9E3779B97F4A7C15
 
 Entries = list[tuple[str | None, torch.Tensor]]  # outputs, with their names if they have any
@@ -428,8 +376,7 @@ def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
     inputs: Sequence[Any],
     seeds: Sequence[int | None],  # of each draw; None: it continues the generator of the draw before
     *,
-    # as `further_draws` takes it: draws that come after these; None: there are none
-    further: Mapping[str, Any] | None,
+    further: Mapping[str, Any] | None,  # `further_draws` that come after these; None: there are none
     seed: int,  # as for `further_draws`
     device: torch.device,
     destinations: int = 0,  # as for `further_draws`
@@ -441,10 +388,10 @@ def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
             set_seed(one, device)
         draws.append([(name, draw_kept(value)) for name, value in call(inputs)])
     stacked: Entries = []
-    for (name, first), *others in zip(*draws, strict=True):
-        values = [first, *(value for _, value in others)]
+    for entries in zip(*draws, strict=True):
+        values = [value for _, value in entries]
         alike = len({value.device for value in values}) == 1
-        stacked.append((name, torch.stack(values if alike else [value.cpu() for value in values])))
+        stacked.append((entries[0][0], torch.stack(values if alike else [value.cpu() for value in values])))
     if further is None:
         return stacked
     more = further_draws(call, inputs, further, seed=seed, device=device, destinations=destinations)
@@ -455,8 +402,7 @@ def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
 def further_draws(  # noqa: PLR0913 - one order, spelled out
     call: Call,
     inputs: Sequence[Any],
-    # a `traceproof.ops.cases.Further` as a mapping: `inputs` (places), `draws`, `seconds`
-    order: Mapping[str, Any],
+    order: Mapping[str, Any],  # a `traceproof.ops.cases.Further`: `inputs` (places), `draws`, `seconds`
     *,
     seed: int,  # of the last draw before; every second call gets a new seed, the others continue the generator
     device: torch.device,
@@ -464,16 +410,21 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
 ) -> Iterator[Entries]:
     """Outputs of calls with repeated `order["inputs"]`, each [times, rows, ...], until draws or seconds are spent.
 
-    Raises:
-        RuntimeError: an input was modified, or outputs do not have a row per row of the inputs.
+    Raises RuntimeError: an input was modified, or outputs do not have a row per row of the inputs.
     """
     repeated = [inputs[place] for place in order["inputs"]]
     rows = len(repeated[0])
     room = MOST_BYTES[device.type]
     room = room if device.type == "cpu" else min(room, torch.cuda.mem_get_info(device)[0] // PART_OF_FREE)
     most = room // max(1, sum(value.nbytes for value in repeated))
-    clock = _clock(device)
-    end = clock() + order["seconds"]
+    wall, own = time.monotonic(), time.process_time()
+
+    def clock() -> float:
+        """Seconds that calls have taken: on a CPU its own, so that other work beside it costs few draws."""
+        taken = time.monotonic() - wall
+        return taken if device.type != "cpu" else max(time.process_time() - own, taken / BESIDE)
+
+    end = order["seconds"]
     left, times = order["draws"], 1
     given: list[Any] = []
     fresh = True
@@ -497,29 +448,18 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
         elif took > spare:
             following = int(times * spare / took) if spare > 0 else 0
         if following != times or left <= 0:
-            _check_unchanged(
-                given, inputs, [place for place in order["inputs"] if place < len(inputs) - destinations]
-            )
+            _check_unchanged(given, inputs, [n for n in order["inputs"] if n < len(inputs) - destinations])
         if not following:
             return
         times = following
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
-    """A function giving the seconds that calls took: on a CPU processor time, so other work costs few draws."""
-    if device.type != "cpu":
-        return time.monotonic
-    wall, own = time.monotonic(), time.process_time()
-    return lambda: max(time.process_time() - own, (time.monotonic() - wall) / BESIDE)
-
-
 def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
-    """An output of repeated rows on the CPU, [times, rows, ...]. Raises RuntimeError: it has other rows."""
-    found = torch.as_tensor(value).detach()
-    if found.dim() < 1 or len(found) != times * rows:
-        raise RuntimeError(
-            f"a call with {times * rows} rows returned the shape {list(found.shape)}: expected {times * rows} rows"
-        )
+    """An output of repeated rows, one repetition after the other, on the host."""
+    found, count = torch.as_tensor(value).detach(), times * rows
+    if found.dim() < 1 or len(found) != count:
+        what = f"a call with {count} rows returned the shape {list(found.shape)}"
+        raise RuntimeError(f"{what}: expected {count} rows")
     return found.cpu().clone().view(times, rows, *found.shape[1:])
 
 
@@ -545,8 +485,7 @@ LEAST_FLUSH = 128 << 20  # the same for a GPU, at least
 class Stopwatch:
     """Makes repetitions of a call, each with a cold cache, and inputs with new contents at new addresses.
 
-    Contents of float tensors are rotated along their last two axes; the last `destinations` inputs are places for
-    outputs.
+    Contents of floats move along their last two axes; the last `destinations` inputs are places of outputs.
     """
 
     def __init__(self, inputs: Sequence[Any], destinations: int, device: torch.device, seed: int) -> None:
@@ -558,9 +497,8 @@ class Stopwatch:
         self._starts = [sum(sizes[:place]) for place in range(len(sizes))]
         size = sum(sizes) + APART * SPAN
         self._rooms = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
-        cache = HOST_CACHE
-        if self._gpu:
-            cache = max(LEAST_FLUSH, 2 * int(torch.cuda.get_device_properties(device).L2_cache_size))
+        twice = 2 * int(torch.cuda.get_device_properties(device).L2_cache_size) if self._gpu else 0
+        cache = max(LEAST_FLUSH, twice) if self._gpu else HOST_CACHE
         self._flush = torch.empty(cache, dtype=torch.uint8, device=device)
 
     def repeat(
@@ -568,8 +506,7 @@ class Stopwatch:
     ) -> tuple[int, int, Any, Sequence[Any]]:
         """One repetition: nanoseconds between events and by wall clock, what was returned, and the inputs.
 
-        On a CPU both times are by wall clock. With `call` None all but the call is done, to measure the overhead.
-        `turn` alone decides the contents.
+        Without a call it is all but that, which a clock outside takes off. The turn decides contents alone.
         """
         given = self._fresh(turn)
         self._flush.zero_()
@@ -611,21 +548,15 @@ def moved(value: torch.Tensor, turn: int) -> torch.Tensor:
         return value
     raw = value.view(torch.uint8) if value.element_size() == 1 else value  # roll is not implemented for fp8
     last = raw.shape[-1]
-    if raw.dim() == 1:
-        shifted = raw.roll(turn % last, 0)
-    else:
-        shifted = raw.roll((turn % last, turn // last % raw.shape[-2]), (-1, -2))
-    return shifted.view(value.dtype)
+    shifts = (turn % last,) if raw.dim() == 1 else (turn % last, turn // last % raw.shape[-2])
+    return raw.roll(shifts, (-1, -2)[: len(shifts)]).view(value.dtype)
 
 
 def timed(
     call: Callable[[Sequence[Any]], Any], watch: Stopwatch, order: Mapping[str, Any]
 ) -> tuple[list[list[int]], Any, Sequence[Any]]:
-    """The repetitions of an order: [events, wall] nanoseconds of each, the last one's result and its inputs.
-
-    An order has `first` (number of the first repetition), `count`, and whether to `call`.
-    """
-    times = []
+    """`count` repetitions from number `first` on: times of each, what the last one returned, and its inputs."""
+    times: list[list[int]] = []
     returned: Any = None
     given: Sequence[Any] = ()
     for turn in range(order["first"], order["first"] + order["count"]):

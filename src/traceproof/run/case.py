@@ -39,12 +39,10 @@ RANDOM = MappingProxyType({"type": "random"})
 COLUMN_MAJOR = "column_major"  # key of such an entry: the last two axes are exchanged in memory
 HALF = 0.5 + 2.0**-10 + 2.0**-12
 HARDLY = 0.01  # a scalar below it may be an epsilon, and half of that would not show
-# Powers of two by which rows are multiplied in turn: beyond what float16 and fp8 hold, and where exponentials
-# overflow.
+# Powers of two by which rows are multiplied in turn: beyond float16 and fp8, and where exponentials overflow.
 LARGE, LARGEST, SMALL = (17, 4, 9, 7, 13), 30, -18  # LARGEST in the first input alone: what is added to it is lost
 ZERO_STEP = 7  # every seventh of the small rows is zeros
-# every 16th row of a pool, and every 6th of a table, holds a NaN where rows are picked by index
-POOL_STEP, TABLE_STEP = 16, 6
+POOL_STEP, TABLE_STEP = 16, 6  # every such row of a pool, of a table, holds a NaN where rows are picked by index
 BOUNDARY = 300.0  # of an outlier: its square is 22 times what 4,096 others have together
 OF_FLOAT16 = 12  # the largest power of two for float16, and negated the smallest
 HOST_BYTES = 8 << 20  # bytes of inputs that a CPU draws in 16 ms
@@ -53,14 +51,11 @@ HOST_BYTES = 8 << 20  # bytes of inputs that a CPU draws in 16 ms
 def drawing_device(definition: Definition, case: Case, device: torch.device) -> torch.device:
     """Where to draw a case's inputs for `device`: small ones on the CPU; the bits are the same everywhere.
 
-    Drawing takes some 300 small kernels and several waits, and each wait on a GPU queues behind all processes that
-    have it open.
+    Drawing takes some 300 small kernels and several waits, each of which queues behind all processes on a GPU.
     """
-    bits = (
-        math.prod(definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits
-        for spec in definition.inputs.values()
-    )
-    return device if sum(bits) > 8 * HOST_BYTES else torch.device("cpu")
+    inputs = definition.inputs.values()
+    bits = sum(math.prod(definition.shape_of(spec, case.axes) or ()) * spec.dtype.bits for spec in inputs)
+    return device if bits > 8 * HOST_BYTES else torch.device("cpu")
 
 
 def place(inputs: Values, device: torch.device) -> Values:
@@ -102,10 +97,7 @@ def sent_together(inputs: Values, device: torch.device) -> Values:
 
 
 def other(value: Value) -> Value:
-    """Another value for a scalar: about half of it, with more bits than bfloat16 has; 0.25 for a tiny one.
-
-    Tensors, flags, 0 and 1 stay, and integers are halved.
-    """
+    """About half of a scalar, in more bits than bfloat16 has, 0.25 of a tiny one; tensors, flags, 0 and 1 stay."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if isinstance(value, int):
@@ -116,9 +108,8 @@ def other(value: Value) -> Value:
 def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
     """Change `inputs` in place as `case.params[UNUSUAL]` says: `large`, `small`, `nan`, `inf`, boundaries or SEEN.
 
-    `large` and `small` scale rows by powers of two. `nan` and `inf` are written to two places of each input: the
-    first and the last of one, the second and the last but one of the next, and so on, so that none hides
-    another's.
+    `large` and `small` scale rows by powers of two. `nan` and `inf` are written to two places of each input: first
+    and last of one, second and last but one of the next, and so on, so that none hides another's.
     """
     value, alone = case.params[UNUSUAL], case.params.get(ALONE, {})
     given = (name for name in case.params[BEFALLEN] if isinstance(inputs[name], torch.Tensor))
@@ -157,10 +148,7 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
 
 
 def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None:
-    """Make one element decide each row of the last axis: set to BOUNDARY, at each of `boundaries` in turn.
-
-    With `alone` it gets that value and all others are 0.
-    """
+    """Let one element, BOUNDARY or `alone` among zeros, decide each row of the last axis, at `boundaries`."""
     rows = data.view(-1, data.shape[-1])
     places = torch.tensor(boundaries(data.shape[-1]), device=data.device)
     each = places[torch.arange(len(rows), device=data.device) % len(places), None]
@@ -173,8 +161,8 @@ def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None
 
 
 def moved(inputs: Values) -> Values | None:
-    """Inputs with the middle half of every float row reversed, which keeps its sum; None: there is no such row."""
-    changed = dict(inputs)
+    """Inputs of which the middle half of every row of floats is reversed; None: they have no such row."""
+    changed: Values = {}
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] >= 8:
             low, high = value.shape[-1] // 4, value.shape[-1] * 3 // 4
@@ -182,8 +170,7 @@ def moved(inputs: Values) -> Values | None:
             bits = copy.view(torch.uint8) if value.dtype.itemsize == 1 else copy
             bits[..., low:high] = bits[..., low:high].flip(-1)
             changed[name] = copy
-    same = all(value is changed[name] for name, value in inputs.items())
-    return None if same else changed
+    return {**inputs, **changed} if changed else None
 
 
 def put_lossless(op: Op, definition: Definition, case: Case, draw: Draw, inputs: Values) -> None:
@@ -198,17 +185,14 @@ def put_lossless(op: Op, definition: Definition, case: Case, draw: Draw, inputs:
             inputs[name] = made(draw, Wanted(definition, case, name, tuple(value.shape), value.dtype))
 
 
-def make_inputs(
+def make_inputs(  # noqa: C901 - a branch per kind
     op: Op, definition: Definition, case: Case, *, device: torch.device, dataset: Path | None = None
 ) -> Values:
     """The inputs of a case on `device`, in the definition's order.
 
-    Those that a case describes (of a workload line, or made by an `init`) are loaded from there; paths of blobs
-    are relative to `dataset`, the dataset's root.
-
-    Raises:
-        FileNotFoundError: a workload's blob is missing.
-        ValueError: a workload's tensor contradicts the definition.
+    Those that a case describes (a workload line's, or what an `init` made) are taken from there; its blobs are
+    relative to `dataset`, the dataset's root. Raises FileNotFoundError: one is missing; ValueError: a tensor
+    contradicts the definition.
     """
     draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=device)
     values: Values = {}
@@ -232,34 +216,25 @@ def make_inputs(
         elif described["type"] == "random":
             values[name] = draw_spec(definition, spec, name, case, draw)
         else:
-            shape = definition.shape_of(spec, case.axes) or ()
-            blob = (dataset or Path()) / described["path"]
-            tensor = _load(blob, described["tensor_key"], shape, TORCH_DTYPES[spec.dtype])
+            from safetensors import safe_open  # generated tests run without it where no workload needs it
+
+            shape, dtype = definition.shape_of(spec, case.axes) or (), TORCH_DTYPES[spec.dtype]
+            blob, key = (dataset or Path()) / described["path"], described["tensor_key"]
+            with safe_open(blob, framework="pt") as tensors:
+                tensor: torch.Tensor = tensors.get_tensor(key)
+            if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+                found = f"{key} is {tensor.dtype} {list(tensor.shape)}"
+                raise ValueError(f"{blob}: {found}, the definition says {dtype} {list(shape)}")
             turned = tensor.mT.contiguous().mT if described.get(COLUMN_MAJOR) else tensor
             values[name] = turned.to(device)
     return values
-
-
-def _load(blob: Path, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    from safetensors import safe_open  # generated tests run without safetensors where no workload needs it
-
-    with safe_open(blob, framework="pt") as tensors:
-        tensor: torch.Tensor = tensors.get_tensor(key)
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        raise ValueError(
-            f"{blob}: {key} is {tensor.dtype} {list(tensor.shape)}, the definition says {dtype} {list(shape)}"
-        )
-    return tensor
 
 
 def fingerprints(inputs: Values) -> dict[str, str]:
     """By input: a tensor's fingerprint, or a scalar's type and text."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
     hashed = dict(zip(tensors, fingerprint_each(list(tensors.values())), strict=True))
-    return {
-        name: hashed[name] if name in hashed else f"{type(value).__name__}:{value!r}"
-        for name, value in inputs.items()
-    }
+    return {name: hashed.get(name) or f"{type(value).__name__}:{value!r}" for name, value in inputs.items()}
 
 
 CPU = torch.device("cpu")
@@ -317,11 +292,9 @@ def expectation(  # noqa: PLR0913 - one output of one case
 ) -> Expected:
     """What the judge expects of an output of a case, given the oracle's entries for it.
 
-    `reference`: the output is of the definition's reference, which may lose less than a kernel. `on_gpu`: it was
-    computed on a GPU. `in_chunks`: the oracle's entries will come chunk by chunk.
+    `reference`: whose output it is, which may lose less than a kernel; `on_gpu`: it was computed there.
     """
-    spec = op.judged(definition)[name]
-    trials = op.trials(definition, case)
+    spec, trials = op.judged(definition)[name], op.trials(definition, case)
     sizes = definition.shape_of(spec, case.axes)
     named = zip(spec.shape or (), sizes or (), strict=True)
     left = op.open_axes(definition)

@@ -59,10 +59,10 @@ from traceproof.sandbox import Pool, Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import MAIN, STACKS, TAGGED
 
-# at least so many calls, and less than twice as many, precede the second run whose bits are compared
-MANY_CALLS = 32
-PATIENCE = 2  # timeouts of an implementation in a definition after which its other cases are not run
-# A case of up to this memory takes a CPU less than two seconds in float64, mostly less than a crowded GPU.
+MANY_CALLS = 32  # so many at least, and less than twice as many, before a second run's bits are compared
+PATIENCE = 2  # timeouts of an implementation of a definition after which its other cases are not waited for
+WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
+# In float64 a CPU takes less than two seconds for a case of this memory, and less than a crowded GPU for most.
 ORACLE_HOST_BYTES = 512 << 20
 Call = Callable[[JudgedCase], CaseResult]  # of untrusted code: calls it for a drawn case
 T = TypeVar("T")
@@ -87,14 +87,9 @@ class Engine:
         self._builders = ThreadPoolExecutor(jit.side_by_side(available_memory(), len(os.sched_getaffinity(0))))
         self.threads = ThreadPoolExecutor(64)  # each thread waits for a worker
         compiled = settings.caches if main.on_gpu else None
-        self.untrusted = untrusted or self._open.enter_context(
-            untrusted_pool(
-                gpu=main.on_gpu,
-                conceal=settings.conceal,
-                weak=settings.weak,
-                environment=jit.environment(compiled, main.record, python=main.python) if compiled else None,
-            )
-        )
+        variables = jit.environment(compiled, main.record, python=main.python) if compiled else None
+        given: dict[str, Any] = {"conceal": settings.conceal, "weak": settings.weak, "environment": variables}
+        self.untrusted = untrusted or self._open.enter_context(untrusted_pool(gpu=main.on_gpu, **given))
         keep_memory()
         torch.set_num_threads(1)  # several engines run side by side; and one thread sums in one order
         sweep(Path(tempfile.gettempdir()))
@@ -110,14 +105,10 @@ class Engine:
         self._open.close()
 
     def rows(self, entry: PlannedDefinition, implementations: Sequence[str]) -> Rows:
-        """All verdict rows of a definition: by implementation and case, then pairs of ground truths.
-
-        Raises TraceproofError: a disk is full, or a worker can not be started.
-        """
+        """All rows, pairs last. Raises TraceproofError: a disk is full, or a worker can not be started."""
         self.prepare([entry], [name for name in implementations if name not in self.settings.functions])
         wanted = {*implementations}
-        # the reference's shadow stands in for an oracle
-        needed = {REFERENCE} if entry.no_oracle is not None else set()
+        needed = {REFERENCE} if entry.no_oracle is not None else set()  # its shadow stands in for an oracle
         with filled(entry, self.untrusted) as made:
             rows = DefinitionRun(self, made, sorted(wanted | needed)).rows()
         return [row for row in rows if row.implementation in wanted or PAIR in row.implementation]
@@ -133,20 +124,18 @@ class Engine:
         names = {environment_of(name) for name in implementations if name != REFERENCE}
         for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
             if self.environments[name].python == sys.executable and name not in self._workers:
-                # a fork has torch already, whose import takes seconds
-                self._workers_of(self.environments[name]).queue[-1].fork()
+                self._workers_of(self.environments[name]).queue[-1].fork()  # with torch, which takes seconds
         wait_asleep(self.device)
         caches = self.settings.caches
-        # without caches a module is compiled when it is first called
-        if self.device.type != "cuda" or caches is None:
+        if self.device.type != "cuda" or caches is None:  # without them, modules are compiled when called
             return
         capability = torch.cuda.get_device_capability()
         wanted = [
             (environment, module)
             for entry in entries
             for name in implementations
-            if (environment := self._environment(name)) is not None and environment.on_gpu
-            for module in jit.told(name, entry.parsed, capability)
+            if name != REFERENCE and (environment := self.environments.get(environment_of(name))) is not None
+            for module in (jit.told(name, entry.parsed, capability) if environment.on_gpu else ())
         ]
         wanted.sort(key=lambda one: jit.urgency(STACKS[one[0].name], one[1]), reverse=True)
         with self._lock:
@@ -164,17 +153,12 @@ class Engine:
                         stopped=self._closed,
                     )
 
-    def _environment(self, name: str) -> Environment | None:
-        return None if name == REFERENCE else self.environments.get(environment_of(name))
-
     def not_built(self, name: str, definition: Definition) -> str | None:
-        """Why a kernel module of a ground truth for a definition was not built; waits for it. None: all are."""
-        if self.device.type != "cuda":
-            return None
-        modules = jit.told(name, definition, torch.cuda.get_device_capability())
-        keys = ((environment_of(name), module.label) for module in modules)
-        builds = [self._builds[key] for key in keys if key in self._builds]
-        return next((problem for build in builds if (problem := build.result()) is not None), None)
+        """Why a ground truth's modules for a definition were not built; waits for them. None: they were."""
+        capability = torch.cuda.get_device_capability() if self.device.type == "cuda" else None
+        modules = jit.told(name, definition, capability) if capability else ()
+        builds = (self._builds.get((environment_of(name), module.label)) for module in modules)
+        return next((problem for build in builds if build and (problem := build.result()) is not None), None)
 
     @property
     def computing(self) -> torch.device:
@@ -195,10 +179,10 @@ class Engine:
             return compute(CPU)
 
     def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> CaseResult | None:
-        """An implementation's result for all cases that is known without running it; None: it has to be run."""
+        """What comes of all cases of an implementation without anything being run; None: it has to be run."""
+        if name == REFERENCE and not entry.reference:
+            return CaseResult.skipped(Unavailable(Skip.NO_REFERENCE, "the definition has no reference"))
         if name == REFERENCE:
-            if not entry.reference:
-                return CaseResult.skipped(Unavailable(Skip.NO_REFERENCE, "the definition has no reference"))
             refused = refusal(entry.reference)
             return None if refused is None else CaseResult.failed(refused)
         if name in self.settings.functions:
@@ -207,7 +191,7 @@ class Engine:
             why = blocked(name, definition, self.device.type)
         except Exception as error:  # noqa: BLE001 - an adapter's condition raised: this definition's result
             return CaseResult.failed(raised(error))
-        if why is None and self._environment(name) is None:
+        if why is None and environment_of(name) not in self.environments:
             why = absent(name, definition)
         return None if why is None else CaseResult.skipped(why)
 
@@ -224,15 +208,12 @@ class Engine:
     def _workers_of(self, environment: Environment) -> "LifoQueue[Worker]":
         """Free workers of an environment; each starts when it is first asked."""
         if environment.name not in self._workers:
-            device = "cuda" if environment.on_gpu else "cpu"
             dataset = None if self.settings.dataset is None else str(self.settings.dataset.absolute())
-            payload = {"device": device, "threads": 1, "dataset": dataset}
-            setup = "traceproof.run.trusted:setup"
+            payload = {"device": "cuda" if environment.on_gpu else "cpu", "threads": 1, "dataset": dataset}
             free = self._workers[environment.name] = LifoQueue()
             for _ in range(self.settings.workers):
-                made = Worker(environment, setup, payload, self.settings.limits, caches=self.settings.caches)
-                self._open.callback(made.close)
-                free.put(made)
+                told = environment, "traceproof.run.trusted:setup", payload, self.settings.limits
+                free.put(self._open.enter_context(Worker(*told, caches=self.settings.caches)))
         return self._workers[environment.name]
 
 
@@ -254,6 +235,8 @@ class DefinitionRun:
         self.definition = entry.parsed
         self.op, _ = registry.for_definition(self.definition)
         self.known = {name: engine.known(name, entry, self.definition) for name in names}
+        # Whether two calls gave the same bits; draws that one of them alone made do not count.
+        self.same = same_draws if any(planned.trials for planned in entry.cases) else same_bits
         self.timeouts: Counter[str] = Counter()
         self.rows_of: dict[str, dict[str, Rows]] = {}  # by case and implementation
         self.pairs: Rows = []
@@ -282,9 +265,8 @@ class DefinitionRun:
         found: Rows = []
         for name in self.names:
             mine = self.entry.known_rows(name, self.settings.record(name), self.settings.code)
-            for row in mine:
-                if row.verdict is Verdict.SKIP:
-                    self.settings.progress(name, row.definition, str(row.case), row.verdict)
+            for row in (one for one in mine if one.verdict is Verdict.SKIP):
+                self.settings.progress(name, row.definition, str(row.case), row.verdict)
             mine += (row for rows in self.rows_of.values() for row in rows.get(name, ()))
             found += sorted(mine, key=lambda row: order[str(row.case)])
         found += sorted(self.pairs, key=lambda row: (row.implementation, order[str(row.case)], row.output))
@@ -325,19 +307,15 @@ class DefinitionRun:
             self.engine.where_it_fits(device, partial(self._draw_on, case))
         except Exception as error:  # noqa: BLE001 - an op's or init's error is this definition's verdict
             case.inputs, case.problem = None, raised(error)
-        threads = self.engine.threads
-        asked = {
-            one: threads.submit(self._attempt, one, partial(self._trusted, one, case.planned))
-            for one in trusted
-            if one not in case.results and one not in self.settings.functions
-        }
+        calls = {one: partial(self._trusted, one, case.planned) for one in trusted if one not in case.results}
+        here = self.settings.functions.keys() & calls.keys()  # in the thread of who asks, who may debug it
         if call is not None:
-            asked[name] = threads.submit(self._attempt, name, partial(self._untrusted, case, call))
+            calls[name] = partial(self._untrusted, case, call)
+        submit = self.engine.threads.submit
+        asked = {one: submit(self._attempt, one, calls[one]) for one in calls if one not in here}
         if self.entry.no_oracle is None and not case.planned.large and case.inputs is not None:
             case.right = self._solved(case)
-        here = self.settings.functions.keys() & set(trusted) - case.results.keys()
-        for one in here:  # in this thread: the user may debug the function
-            case.results[one] = self._attempt(one, partial(self._trusted, one, case.planned))
+        case.results |= {one: self._attempt(one, calls[one]) for one in here}
         case.results |= {one: future.result() for one, future in asked.items()}
 
     def _draw_on(self, case: JudgedCase, device: torch.device) -> None:
@@ -396,14 +374,13 @@ class DefinitionRun:
             return CaseResult.failed(error.reply)
 
     def _trusted(self, name: str, planned: PlannedCase) -> CaseResult:
-        """The result of a ground truth for a case, in a worker; of a user's function, which is called here."""
-        item = {
+        """What a ground truth leaves of a case, in a worker of its environment or here."""
+        item: dict[str, Any] = {
             "implementation": name,
             "definition": self.entry.definition,
             "digest": self.entry.digest,
-            "case": planned.case.as_json(),
-            "repeat": planned.repeat,
         }
+        item |= {"case": planned.case.as_json(), "repeat": planned.repeat}
         function = self.settings.functions.get(name)
         if function is not None:
             function.device = self.engine.device.type
@@ -426,8 +403,9 @@ class DefinitionRun:
         reply = self.engine.ask(name, item, seconds)
         if reply.status is not Status.OK:
             return CaseResult.failed(reply)
-        said = reply.value
-        return CaseResult.skipped(Unavailable(**said["skip"])) if "skip" in said else CaseResult(**said)
+        if "skip" in reply.value:
+            return CaseResult.skipped(Unavailable(**reply.value["skip"]))
+        return CaseResult(**reply.value)
 
     def judge(self, case: JudgedCase) -> None:
         """Judge a case that is too large to be solved in one piece (others are judged by JudgedCase itself)."""
@@ -451,38 +429,29 @@ class DefinitionRun:
             self.held.append(case)
         for name, rows in case.rows.items():
             verdicts = {row.verdict for row in rows}
-            worst = next(
-                one for one in (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP) if one in verdicts
-            )
+            worst = next(one for one in WORST_FIRST if one in verdicts)
             self.settings.progress(name, self.definition.name, planned.id, str(worst))
 
     # The reference.
 
     def _with_reference(self, plain: Sequence[PlannedCase], hidden: Sequence[PlannedCase]) -> None:
-        """All cases, the reference among what runs.
-
-        One case is run a second time with another fill of unwritten memory, and then the hidden cases; on a CPU in
-        a new process, which has not seen the other cases.
-        """
+        """All cases with the reference; one again in other memory and hidden ones, on a CPU in another process."""
         again: JudgedCase | None = None
-        repeated = any(planned.repeat for planned in plain)
-        fill = float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)  # different in every run
-        with self._reference(NAN) as source:
+        repeated, device = any(planned.repeat for planned in plain), self.engine.device.type
+        fill = float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)  # another one in every run
+        order: dict[str, Any] = {"limits": self.settings.limits, "device": device}
+        process = partial(loaded, self.definition, self.engine.untrusted, **order)
+        with process(fill=NAN) as source:
             for case in self.each(plain, partial(self._called, source)):
                 if case.planned.repeat and case.results[REFERENCE].status == "ok":
                     again = case
                 else:
                     self._finish(case)
-            if self.engine.device.type == "cuda":
+            if device == "cuda":
                 self._again(source, again, hidden, repeated=repeated, fill=fill)
-        if self.engine.device.type == "cpu" and (again is not None or hidden):
-            with self._reference(NAN if again is None else fill) as source:
+        if device == "cpu" and (again is not None or hidden):
+            with process(fill=NAN if again is None else fill) as source:
                 self._again(source, again, hidden, repeated=repeated, fill=fill)
-
-    def _reference(self, fill: float) -> contextlib.AbstractContextManager[UntrustedSource]:
-        """The definition's reference, loaded in a new process; unwritten memory is filled with `fill`."""
-        device, limits = self.engine.device.type, self.settings.limits
-        return loaded(self.definition, self.engine.untrusted, limits=limits, device=device, fill=fill)
 
     def _again(
         self,
@@ -505,8 +474,7 @@ class DefinitionRun:
                 before = first.inputs, second.outputs
         remembered = False
         threads = 2 if self.engine.device.type == "cpu" else 1  # a cached answer by thread would show
-        # shapes of the inputs of the call before
-        held = None if before is None or writes else shapes_of(before[0])
+        held = None if before is None or writes else shapes_of(before[0])  # of the call before
 
         def called(case: JudgedCase) -> CaseResult:  # SAME_MEMORY if its inputs have the shapes of the call before
             nonlocal held
@@ -519,8 +487,7 @@ class DefinitionRun:
         for case in self.each(hidden, called):
             result = case.results[REFERENCE]
             if repeated and result.status == "ok" and case.inputs is not None:
-                if before is not None:
-                    remembered |= self._remembered(case.planned, case.inputs, result.outputs, *before)
+                remembered |= before is not None and self._remembered(case.inputs, result.outputs, *before)
                 before = case.inputs, result.outputs
             self._finish(case)
         if first is None or second is None:
@@ -531,7 +498,7 @@ class DefinitionRun:
         else:
             names = sorted(one.outputs.keys() | second.outputs.keys())
             pairs = ((name, one.outputs.get(name), second.outputs.get(name)) for name in names)
-            varying = [name for name, now, then in pairs if not self._same(first.planned, now, then)]
+            varying = [name for name, now, then in pairs if not self.same(now, then)]
             joined = replace(
                 one,
                 mutated=sorted({*one.mutated, *second.mutated}),
@@ -543,21 +510,12 @@ class DefinitionRun:
         first.results[REFERENCE] = joined
         self._finish(first)
 
-    @staticmethod
-    def _same(planned: PlannedCase, one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-        """Whether two calls gave the same bits; draws that only one of them made do not count."""
-        return (same_draws if planned.trials else same_bits)(one, other)
-
-    def _remembered(
-        self, planned: PlannedCase, inputs: Values, outputs: Tensors, earlier: Values, before: Tensors
-    ) -> bool:
-        """Whether every output has the bits of the call before, though its inputs were different."""
+    def _remembered(self, inputs: Values, outputs: Tensors, earlier: Values, before: Tensors) -> bool:
+        """Whether every output has the bits of the call before, whose inputs were others."""
         flats = [value.reshape(-1) for value in outputs.values()]
         if isinstance(self.op, GenericOp) and all(same_bits(flat[1:], flat[:-1]) for flat in flats):
-            return False  # nothing says that different inputs have different answers here
-        same = bool(outputs) and all(
-            self._same(planned, value, before.get(name)) for name, value in outputs.items()
-        )
+            return False  # nothing says that inputs such as these have different answers
+        same = bool(outputs) and all(self.same(value, before.get(name)) for name, value in outputs.items())
         return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(earlier))
 
     def _called(
@@ -570,10 +528,7 @@ class DefinitionRun:
         again: bool = False,
         **more: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> CaseResult:
-        """The result of calling the reference; without an oracle also sets what is expected from its shadow.
-
-        For sampling ops the seed follows from a nonce, so that the code can not recognise the case by it.
-        """
+        """What a call of the reference leaves, without an oracle its shadow; a draw's seed names no case."""
         planned, inputs = case.planned, case.inputs
         assert inputs is not None
         drawn = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63) if planned.trials else None
@@ -597,10 +552,7 @@ def shapes_of(inputs: Values) -> list[object]:
 
 
 def shadowed(reference: str, call: Callable[..., CaseResult]) -> Right:
-    """What the reference itself gives in float64, with sums in another order, and with ties in another order.
-
-    `call(mode=...)` calls it in a mode of `traceproof.run.shadow`.
-    """
+    """What `call` gives in each mode of `run.shadow`: float64, another order of sums, and of equal values."""
     found: Tensors = {}
     for mode, what in zip(modes_of(reference), (SHADOW, BASELINE, OTHER_TIES), strict=False):
         try:

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO, get_origin
+from typing import Any, TextIO, get_origin
 
 from pydantic import validate_call
 
@@ -22,8 +22,7 @@ from traceproof.programs import telling
 FINDINGS, UNFINISHED, INTERRUPTED = 1, 2, 130  # exit codes; 130 is what shells use for Ctrl-C
 FOUND = "findings\n"  # the last line of a target's log where it ends with findings
 PR_SET_PDEATHSIG = 1
-# the live line that says on a terminal how long a job has run; a job with a better one closes it
-TELLING = contextlib.ExitStack()
+TELLING = contextlib.ExitStack()  # the live line of how long a job has run; a job with a better one closes it
 PATIENCE_SECONDS = 3  # seconds for a clean end of an interrupted job; then SIGALRM ends it
 
 
@@ -43,23 +42,26 @@ def main() -> None:
         command.set_defaults(job=job)
         command.add_argument("--log", type=Path, required=True)
         for name, parameter in inspect.signature(job, eval_str=True).parameters.items():
-            command.add_argument(
-                f"--{name.replace('_', '-')}",
-                nargs="*" if get_origin(parameter.annotation) is list else "?",
-                required=parameter.default is parameter.empty,
-                default=argparse.SUPPRESS,
-            )
-    given = vars(parser.parse_args())
+            option, needed = f"--{name.replace('_', '-')}", parameter.default is parameter.empty
+            several = "*" if get_origin(parameter.annotation) is list else "?"
+            command.add_argument(option, nargs=several, required=needed, default=argparse.SUPPRESS)
+    given, code = vars(parser.parse_args()), 0
     job, log = given.pop("job"), given.pop("log")
-    run(functools.partial(validate_call(job), **given), log=log)
+    try:
+        run(functools.partial(validate_call(job), **given), log=log)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a pipe that nobody reads any more
+            stream.flush()
+    os._exit(code)  # Python would take half a second to take apart all that PyTorch imported
 
 
 def run(main: Callable[[], bool | None], *, log: Path) -> None:
     """Run a rule's work; stderr, and a traceback if there is one, also go into `log`.
 
     An interrupt, or the end of the Snakemake run, ends it within seconds and without a traceback. Raises
-    SystemExit: FINDINGS where `main` returns True, UNFINISHED on a TraceproofError, which is shown as text. Other
-    exceptions pass through.
+    SystemExit: FINDINGS where `main` returns True, UNFINISHED on a TraceproofError, which is shown as text.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -121,13 +123,8 @@ class Tee:
             self._log.flush()
         self._terminal.flush()
 
-    def isatty(self) -> bool:
-        """Whether the terminal can show live lines."""
-        return self._terminal.isatty()
-
-    def fileno(self) -> int:
-        """The terminal's file descriptor, for child processes."""
-        return self._terminal.fileno()
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any kind
+        return getattr(self._terminal, name)
 
 
 def _interrupt(*_: object) -> None:

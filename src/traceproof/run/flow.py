@@ -186,10 +186,9 @@ class Pipeline:
         if config.tolerance is not None:
             return "null"
         source = config.dataset.model_dump(mode="json", exclude_none=True)
-        for kind in source.values():  # versions are left out: the same dataset in another version is compared
-            if isinstance(kind, dict):
-                for version in ("version", "sha256", "commit"):
-                    kind.pop(version, None)
+        for kind in (one for one in source.values() if isinstance(one, dict)):
+            for version in ("version", "sha256", "commit"):  # the same dataset in another version is compared
+                kind.pop(version, None)
         path = {"path": str((self.root / config.dataset.path).resolve())} if config.dataset.path else {}
         dataset = json.dumps(source | path, sort_keys=True)
         return json.dumps({"dataset": dataset, "whole": not config.selection.case})
@@ -258,19 +257,15 @@ class Pipeline:
     def records(self, wildcards: Wildcards) -> list[str]:
         """Record files of the stacks that all planned op_types, or a family's, run in."""
         op_types = self.op_types(wildcards.get("family", ""))
-        found = {stack for op_type in op_types for stack in self.stacks_of(op_type)}
-        return [self.record(stack) for stack in sorted(found | {MAIN})]
+        found = {MAIN, *(stack for op_type in op_types for stack in self.stacks_of(op_type))}
+        return [self.record(stack) for stack in sorted(found)]
 
     def environments(self, op_type: str) -> str:
-        """As JSON, for each of an op_type's stacks: interpreter, record file, and folder of a linked checkout."""
-        found = {
-            stack: {
-                "python": self.python(stack),
-                "record": self.record(stack),
-                "path": [self.sources.linked(stack)] if self.sources.of(stack) else [],
-            }
-            for stack in self.stacks_of(op_type)
-        }
+        """Where an op_type's implementations run, as JSON: by stack, interpreter, record, a checkout's place."""
+        found = {}
+        for stack in self.stacks_of(op_type):
+            path = [self.sources.linked(stack)] if self.sources.of(stack) else []
+            found[stack] = {"python": self.python(stack), "record": self.record(stack), "path": path}
         return json.dumps(found)
 
     # Resources of a rule's job.

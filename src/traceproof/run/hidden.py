@@ -38,8 +38,7 @@ def hidden_seed(results: Path) -> int:
     try:
         return int(read_regular(path, most=100).decode("ascii")) % (1 << BITS)
     except (BorderError, ValueError):
-        drawn = secrets.randbits(BITS)
-        write_text(path, f"{drawn}\n")
+        write_text(path, f"{(drawn := secrets.randbits(BITS))}\n")
         return drawn
 
 
@@ -71,31 +70,25 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
             yield Case(f"{HIDDEN}{place + 1}", base.size, case.axes, (seed + place + 1) % (1 << 31), case.params)
     size = round(2 ** min(random.uniform(*SEVERAL), _most(definition, op, base, long=True)))
     scalars = any(spec.shape is None for spec in definition.inputs.values())
-    if scalars and not isinstance(op, GenericOp):  # GenericOp does not know which scalars are allowed
-        several = op.of_size(definition, base, size, long=True)
-        params = {**several.params, OTHER_SCALARS: True}
-        yield Case(f"{HIDDEN}scalars", base.size, several.axes, (seed + 3) % (1 << 31), params)
+    if scalars and not isinstance(op, GenericOp):  # which knows nothing of what they may be
+        one = op.of_size(definition, base, size, long=True)
+        params = {**one.params, OTHER_SCALARS: True}
+        yield Case(f"{HIDDEN}scalars", base.size, one.axes, (seed + 3) % (1 << 31), params)
     if op.lossless(definition):
         exact = op.lossless_case(definition, base)
-        params = {**exact.params, UNUSUAL: LOSSLESS}
-        yield Case(f"{HIDDEN}{LOSSLESS}", base.size, exact.axes, seed, params)
+        yield Case(f"{HIDDEN}{LOSSLESS}", base.size, exact.axes, seed, {**exact.params, UNUSUAL: LOSSLESS})
     yield from _unusual(definition, op, base, size, seed, alike=rows == base.axes)
 
 
 def _unusual(  # noqa: PLR0913 - cases of one size and seed
     definition: Definition, op: Op, base: Case, size: int, seed: int, *, alike: bool
 ) -> Iterator[Case]:
-    """Cases of large and small values, NaN and infinities, and stress cases that are not about sizes.
-
-    `alike`: no other number of rows is possible.
-    """
+    """Cases of large and small values, NaN and infinities; `alike`: another number of rows makes no other case."""
     unusual = op.unusual(definition)
     again = ("again-0", "again-1") if "large" not in unusual and not alike else ()
     for turn, value in enumerate([*unusual, *again], 4):
         few, apart = value in {"nan", "inf"}, op.row_axis(definition) is not None
-        least = (
-            FEW if apart else SEEN_ROWS
-        )  # beside fewer than 16 keys PyTorch's own attention hides a query's NaN
+        least = FEW if apart else SEEN_ROWS  # beside fewer than 16 keys PyTorch's attention hides a query's NaN
         one = op.of_size(definition, base, least if few else size, long=few and not apart)
         lists = {key: found for key, found in one.params.items() if isinstance(found, list | tuple)}
         # lists with an entry per sequence, unlike those of a block's sizes

@@ -6,7 +6,7 @@ it leaves out is drawn by role; optional inputs stay None.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
@@ -22,7 +22,7 @@ from traceproof.ops.cases import Case
 from traceproof.ops.generic import GenericOp
 from traceproof.run.case import COLUMN_MAJOR, DESCRIBED
 from traceproof.run.schema import PlannedCase, PlannedDefinition
-from traceproof.run.untrusted import CallError, UntrustedSource, loaded, refusal
+from traceproof.run.untrusted import CallError, loaded, refusal
 from traceproof.sandbox import GIB, Limits, Pool
 
 SEED = "seed"
@@ -42,32 +42,16 @@ class Made:
     columns: frozenset[str] = frozenset()  # names of tensors whose last two axes are exchanged in memory
 
 
-@dataclass(frozen=True, slots=True)
-class Maker:
-    """A definition's `init`, loaded in a worker of its own."""
-
-    definition: Definition
-    source: UntrustedSource
-
-    def make(self, wanted: Mapping[str, int], seed: int) -> Made:
-        """The inputs for sizes near `wanted`; `init` chooses axes itself that it has no parameter for.
-
-        Raises InitError: it raised, or returned shapes or dtypes that are not the definition's.
-        """
-        given: Values = {name: wanted.get(name, seed) for name in self.source.definition.inputs}
-        sizes = {**self.definition.const_axes, **wanted}
-        try:
-            taken = self.source.run(Case("init", "small", {**sizes, SEED: seed}, seed), given, seed=seed)
-        except CallError as error:
-            raise InitError(f"init: {error.told}") from error
-        held = {name.removesuffix(HELD): one for name, one in taken.outputs.items() if name.endswith(HELD)}
-        turned = frozenset(name.removesuffix(COLUMNS) for name in taken.outputs if name.endswith(COLUMNS))
-        return replace(_checked(self.definition, held, wanted), columns=turned)
+Make = Callable[[Mapping[str, int], int], Made]
 
 
 @contextmanager
-def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]:
-    """Load a definition's `init` in a new worker. Raises InitError: it has none, or the policy refuses it."""
+def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Make]:
+    """Load a definition's `init` in a new worker: what makes inputs for sizes near wanted ones, by a seed.
+
+    Sizes that `init` has no parameter for are its own to choose. Raises InitError: there is none, or the policy
+    refuses it; later that it raises, or gives other shapes or dtypes than the definition's.
+    """
     entry = entry_of(definition.init or "", (definition.init_entry or "",), handed_on=True)
     refused = refusal(definition.init or "")
     if entry is None or refused is not None:
@@ -90,7 +74,19 @@ def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Maker]
         }
     )
     with loaded(called, pool, limits=limits, source=text, ours=True) as source:
-        yield Maker(definition, source)
+
+        def make(wanted: Mapping[str, int], seed: int) -> Made:
+            given: Values = {name: wanted.get(name, seed) for name in called.inputs}
+            case = Case("init", "small", {**definition.const_axes, **wanted, SEED: seed}, seed)
+            try:
+                outputs = source.run(case, given, seed=seed).outputs
+            except CallError as error:
+                raise InitError(f"init: {error.told}") from error
+            held = {name.removesuffix(HELD): one for name, one in outputs.items() if name.endswith(HELD)}
+            turned = frozenset(name.removesuffix(COLUMNS) for name in outputs if name.endswith(COLUMNS))
+            return replace(_checked(definition, held, wanted), columns=turned)
+
+        yield make
 
 
 def _checked(definition: Definition, given: Tensors, wanted: Mapping[str, int]) -> Made:
@@ -152,11 +148,11 @@ def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
     why = ""
     with ExitStack() as files:
         try:
-            with maker(entry.parsed, pool, LIMITS) as source:
+            with maker(entry.parsed, pool, LIMITS) as make:
                 for planned in sorted(wanted, key=lambda one: not (one.repeat or one.hidden)):
                     try:
                         file = files.enter_context(os.fdopen(os.memfd_create("inputs"), "wb"))
-                        made[planned.id] = _described(source, planned, file)
+                        made[planned.id] = _described(entry.parsed, make, planned, file)
                     except InitError as error:
                         why = why or str(error)
                         if planned.repeat or planned.hidden:
@@ -171,9 +167,9 @@ def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
         )
 
 
-def _described(source: Maker, planned: PlannedCase, file: IO[bytes]) -> PlannedCase:
-    """A case with inputs from `init`, its tensors written to `file`. Raises InitError: it makes none."""
-    made = source.make(planned.case.axes, planned.case.seed)
+def _described(definition: Definition, make: Make, planned: PlannedCase, file: IO[bytes]) -> PlannedCase:
+    """A case with the inputs that `init` makes, tensors in a file. Raises InitError: it makes none."""
+    made = make(planned.case.axes, planned.case.seed)
     file.write(save({name: value.contiguous() for name, value in made.tensors.items()}))
     file.flush()
     inputs: dict[str, Any] = {name: {"type": "scalar", "value": value} for name, value in made.scalars.items()}
@@ -181,7 +177,7 @@ def _described(source: Maker, planned: PlannedCase, file: IO[bytes]) -> PlannedC
         place = {"path": f"/proc/{os.getpid()}/fd/{file.fileno()}", "tensor_key": name}
         inputs[name] = {"type": "safetensors", **place, **({COLUMN_MAJOR: True} if name in made.columns else {})}
     found = _with(planned, axes=dict(made.axes), params={"drawn": "by init", DESCRIBED: inputs})
-    memory = GenericOp(source.definition.op_type).memory(source.definition, found.case)
+    memory = GenericOp(definition.op_type).memory(definition, found.case)
     return found.model_copy(update={"memory": memory})
 
 

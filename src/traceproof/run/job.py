@@ -63,10 +63,7 @@ class Job:
     parallel: int = 1  # definitions computed at the same time
 
     def verify(self, verdicts: Path) -> None:
-        """Write the verdict file, in a fixed order and with one rename.
-
-        Raises TraceproofError: the disk is full. Finished rows stay in the cache.
-        """
+        """Write the verdict file, in one rename. Raises TraceproofError: the disk is full; rows are kept."""
         with ExitStack() as stack:
             keeps = self.cache is not None and self.settings.tolerance is None
             cache = stack.enter_context(Cache(self.cache)) if self.cache is not None and keeps else None
@@ -126,10 +123,8 @@ class _Asked:
     def __init__(self, entry: PlannedDefinition, job: Job) -> None:
         """At first, all rows are missing."""
         self.entry = entry
-        self.keys = {
-            name: _key(entry, name, job) for name in sorted(job.implementations)
-        }  # of rows; pairs come last
-        self.keys[PAIR] = digest_json([key for name, key in self.keys.items() if name in TRUTHS])
+        self.keys = {name: _key(entry, name, job) for name in sorted(job.implementations)}  # of rows
+        self.keys[PAIR] = digest_json([key for name, key in self.keys.items() if name in TRUTHS])  # pairs are last
         self.all = digest_json(self.keys)
         self.found: dict[str, Rows] = {}  # by implementation, and PAIR
         self.lacking = {*self.keys}
@@ -167,16 +162,14 @@ class _Asked:
 
     @property
     def _passed(self) -> int:
-        """Number of ground truths with rows that passed."""
-        return sum(
-            any(row.verdict is Verdict.PASS for row in rows) for name, rows in self.found.items() if name in TRUTHS
-        )
+        """How many ground truths have rows that passed."""
+        truths = (rows for name, rows in self.found.items() if name in TRUTHS)
+        return sum(any(row.verdict is Verdict.PASS for row in rows) for rows in truths)
 
     def compute(self, engine: "Engine") -> dict[str, Any]:
         """Compute the missing rows, and all rows where one of them is disputed; returns what to keep, by key.
 
-        A definition is run once more where a process died, which something outside may have killed; but not where
-        a case timed out, since that would take as long again.
+        Once more where a process died, which may have been killed from outside; not where others were too slow.
         """
         rows: Rows = []
         for _ in range(2):
@@ -188,11 +181,9 @@ class _Asked:
             if not any(row.disputed for row in rows) or len(self.lacking) == len(self.keys):
                 break
             self.lacking = {*self.keys}
-        for name in self.lacking:
-            self.found[name] = [
-                row for row in rows if name == (PAIR if PAIR in row.implementation else row.implementation)
-            ]
-        kept = {}
+        kept: dict[str, Any] = {}
+        of = [(PAIR if PAIR in row.implementation else row.implementation, row) for row in rows]
+        self.found |= {name: [row for whose, row in of if whose == name] for name in self.lacking}
         for name in self.lacking:
             mine = self.found[name]
             lasting = all(row.verdict is not Verdict.ERROR or row.reason in LASTING for row in mine)
@@ -213,43 +204,27 @@ class _Asked:
 def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
     """Cache key of one implementation's rows: a digest of all that they depend on."""
     ours, settings = name == REFERENCE, job.settings
-    environment = settings.environments.get(environment_of(name))
+    environment, judge = (
+        settings.environments.get(environment_of(name)),
+        settings.environments[MAIN].record["digest"],
+    )
+    cases = [
+        [case.digest, case.skip and asdict(case.skip), case.repeat, case.nonce if ours else 0, case.blobs]
+        for case in entry.cases
+        if ours or not case.hidden
+    ]
+    said = [entry.scaled_down, entry.no_oracle, entry.nonce if ours else 0]
+    code = [settings.code, settings.weak if ours else False]
     return digest_json(
-        [
-            entry.digest,
-            [entry.scaled_down, entry.no_oracle, entry.nonce if ours else 0],
-            [
-                [
-                    case.digest,
-                    case.skip and asdict(case.skip),
-                    case.repeat,
-                    case.nonce if ours else 0,
-                    case.blobs,
-                ]
-                for case in entry.cases
-                if ours or not case.hidden
-            ],
-            name,
-            [settings.code, settings.weak if ours else False],
-            [settings.environments[MAIN].record["digest"], environment and environment.record["digest"]],
-        ]
+        [entry.digest, said, cases, name, code, [judge, environment and environment.record["digest"]]]
     )
 
 
 def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
-    """The row for a file that is no definition."""
-    return VerdictRow(
-        definition=Path(broken.path).stem,
-        op_type=op_type,
-        case=None,
-        implementation=REFERENCE,
-        against=None,
-        output=WHOLE,
-        verdict=Verdict.ERROR,
-        reason=Error.DEFINITION,
-        message=broken.message,
-        path=broken.path,
-    )
+    """The row of a file that is no definition."""
+    of: dict[str, Any] = {"case": None, "implementation": REFERENCE, "against": None, "output": WHOLE}
+    found: dict[str, Any] = {"verdict": Verdict.ERROR, "reason": Error.DEFINITION, "message": broken.message}
+    return VerdictRow(definition=Path(broken.path).stem, op_type=op_type, path=broken.path, **of, **found)
 
 
 class _Calls:
@@ -273,28 +248,22 @@ class _Calls:
 
 
 def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
-    """One definition's rows, with a grade for rows of the reference that passed by their numbers.
-
-    Rows that passed by a user's tolerance get none.
-    """
+    """A definition's rows, what passed of its reference with a grade: a user's tolerance proves nothing."""
     found = list(rows)
     passed = [row for row in found if row.verdict is Verdict.PASS]
     kernels = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}
 
-    def of(row: VerdictRow) -> Grade | None:
+    def with_grade(row: VerdictRow) -> VerdictRow:
         ours = row.implementation == REFERENCE and row.verdict is Verdict.PASS
         if not ours or row.output == WHOLE or row.tolerance is not None:
-            return None
+            return row
         kernel = (row.case, row.output) in kernels
-        if row.scaled_down:
-            return Grade.SCALED_DOWN
-        if row.against == SHADOW:
-            return Grade.AGREED if kernel else Grade.CONSISTENT
-        if row.constants:
-            return Grade.CONSISTENT
-        return Grade.PROVED if kernel else Grade.CHECKED
+        grade = Grade.PROVED if kernel else Grade.CHECKED
+        if row.against == SHADOW or row.constants:
+            grade = Grade.AGREED if kernel and row.against == SHADOW else Grade.CONSISTENT
+        return row.changed(grade=Grade.SCALED_DOWN if row.scaled_down else grade)
 
-    return [row if (grade := of(row)) is None else row.changed(grade=grade) for row in found]
+    return [with_grade(row) for row in found]
 
 
 REPLAY = "replay"  # folder of replay bundles, in a run's folder
@@ -319,11 +288,6 @@ def finished(rows: Sequence[VerdictRow], entry: PlannedDefinition, *, options: s
         found.append(whole)
     cases = {planned.id: planned.case.as_json() for planned in entry.cases}
     for place, about in failing.items():
-        content = {
-            "repeat": about[0].repeat,
-            "case": cases[str(about[0].case)],
-            "rows": [row.as_json() for row in about],
-            "definition": entry.definition,
-        }
-        write_json(run / place / "replay.json", content)
+        content = {"repeat": about[0].repeat, "case": cases[str(about[0].case)], "definition": entry.definition}
+        write_json(run / place / "replay.json", {**content, "rows": [row.as_json() for row in about]})
     return found

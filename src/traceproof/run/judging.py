@@ -1,10 +1,8 @@
-"""What the judge says of one case: a row per output of each implementation, who agrees with whom, and pairs.
-
-Large cases come last: their oracle is computed a chunk of rows at a time.
-"""
+"""What the judge says of a case: rows, who agrees with whom, pairs; of large cases a chunk of rows at a time."""
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -31,26 +29,16 @@ from traceproof.ops.cases import LARGE_BYTES, Case
 from traceproof.ops.compare import IndexSet, Samples
 from traceproof.ops.op import Op
 from traceproof.reasons import Error, Failure, Skip, Verdict
+from traceproof.run import schema
 from traceproof.run.calls import giving_back
 from traceproof.run.case import CPU, SolvedCase, entries_of, expectation, make_inputs, on_host, place
-from traceproof.run.schema import (
-    ORACLE,
-    PAIR,
-    REFERENCE,
-    WHOLE,
-    Arbitration,
-    GateResult,
-    PlannedCase,
-    PlannedDefinition,
-    VerdictRow,
-)
 from traceproof.run.untrusted import CaseResult
 from traceproof.sandbox import Reply
 from traceproof.stacks import TRUTHS
 
-HELD_APART = 1 << 18  # elements: for larger outputs the two known margins bound the difference
-EXPLAINED_BYTES = 1 << 28  # larger cases are not drawn again to find out what is wrong with them
-Rows = list[VerdictRow]
+HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference
+EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
+Rows = list[schema.VerdictRow]
 Rulings = Mapping[str, Ruling]  # by output, or WHOLE
 
 
@@ -67,13 +55,12 @@ class Right:
 class JudgedCase:
     """One case: its inputs, what is expected, each implementation's result, and the judge's rows."""
 
-    entry: PlannedDefinition
+    entry: schema.PlannedDefinition
     definition: Definition
     op: Op
-    planned: PlannedCase
-    # by implementation: record of the environment that its rows depend on
-    records: Mapping[str, Mapping[str, Any]]
-    code: str = ""  # digest of our code
+    planned: schema.PlannedCase
+    records: Mapping[str, Mapping[str, Any]]  # of the environment that each implementation's rows stand on
+    code: str = ""  # digest of ours that they stand on
     tolerance: float | None = None
     dataset: Path | None = None
     inputs: Values | None = None  # None: not drawn, or freed
@@ -90,19 +77,12 @@ class JudgedCase:
 
     @cached_property
     def rows(self) -> dict[str, Rows]:
-        """Rows by implementation: one if there is nothing to compare, else one per output and per broken rule.
-
-        Rows of numeric failures say who is in the minority.
-        """
-        found = {
-            name: [self._row(name, output, ruling) for output, ruling in self.rulings(name)]
-            for name in self.results
-        }
+        """Rows by implementation: one if nothing is compared, else one an output and one a broken rule."""
+        found = {one: [self._row(one, *ruling) for ruling in self.rulings(one)] for one in self.results}
         every = [row for rows in found.values() for row in rows]
-        return {
-            name: [self._arbitrated(row, every) if row.disputed else row for row in rows]
-            for name, rows in found.items()
-        }
+        for rows in found.values():
+            rows[:] = [self._arbitrated(row, every) if row.disputed else row for row in rows]
+        return found
 
     @property
     def every(self) -> Rows:
@@ -112,43 +92,38 @@ class JudgedCase:
     def rulings(self, name: str) -> Iterator[tuple[str, Ruling]]:
         """(output or WHOLE, ruling) of one implementation."""
         result, scaled_down = self.results[name], self.entry.scaled_down
-        if scaled_down and result.reason == Error.EXCEPTION:  # no reference must accept other sizes than its own
+        whole: Ruling | None = None
+        if scaled_down and result.reason == Error.EXCEPTION:  # nobody says that it takes sizes other than its own
             raised = (result.message.strip().splitlines() or ["an exception"])[-1]
             refused = f"it does not take the sizes of a scaled-down definition ({scaled_down}): {raised}"
-            yield WHOLE, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {})
-            return
-        if result.status != "ok":
+            whole = Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {})
+        elif result.status != "ok":
             verdict = Verdict.SKIP if result.status == "skip" else Verdict.ERROR
-            yield WHOLE, Ruling(verdict, result.reason, result.message, {})
-            return
-        if self.right.blocked is not None:
-            yield WHOLE, self.right.blocked
-            return
-        if result.inputs != self.digest:
+            whole = Ruling(verdict, result.reason, result.message, {})
+        elif self.right.blocked is not None:
+            whole = self.right.blocked
+        elif result.inputs != self.digest:
             differ = f"inputs {result.inputs} were seen, the oracle saw {self.digest}"
-            yield WHOLE, Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
+            whole = Ruling(Verdict.ERROR, Error.INPUTS_DIFFER, differ, {})
+        if whole is not None:
+            yield schema.WHOLE, whole
             return
-        for output, ruling in rulings(
-            self.subject,
-            result,
-            tolerance=self.tolerance,
-            reference=name == REFERENCE,
-            shadow=self.right.shadow,
-            numeric=self.large[name] if self.planned.large else None,
-        ):
-            ours = self.entry.renumbered and name == REFERENCE and ruling.verdict is Verdict.FAIL
+        ours, large = name == schema.REFERENCE, self.large[name] if self.planned.large else None
+        of: dict[str, Any] = {"reference": ours, "shadow": self.right.shadow, "numeric": large}
+        for output, ruling in rulings(self.subject, result, tolerance=self.tolerance, **of):
             changed = f"with other numbers in its text ({scaled_down}) it fails: {ruling.reason}: {ruling.message}"
-            yield output, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, changed, {}) if ours else ruling
+            skips = self.entry.renumbered and ours and ruling.verdict is Verdict.FAIL
+            yield output, Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, changed, {}) if skips else ruling
 
     @cached_property
     def subject(self) -> SolvedCase:
-        """The case and what is expected, without inputs."""
-        case = self.planned.case
+        """The case and what is expected of it, without its inputs."""
+        case, what = self.planned.case, self.definition
         return SolvedCase(
-            definition=self.definition, op=self.op, case=case, inputs={}, oracle=self.right.oracle, seed=case.seed
+            definition=what, op=self.op, case=case, inputs={}, oracle=self.right.oracle, seed=case.seed
         )
 
-    def _row(self, name: str, output: str, ruling: Ruling) -> VerdictRow:
+    def _row(self, name: str, output: str, ruling: Ruling) -> schema.VerdictRow:
         result, said = self.results[name], {"output": output, **ruling.fields}
         if result.isolation:
             said["message"] += f"; isolation was weak: it could reach {result.isolation}"
@@ -159,12 +134,9 @@ class JudgedCase:
 
     @cached_property
     def ran(self) -> dict[str, Tensors]:
-        """Outputs by implementation, of those that ran on the same inputs as the oracle."""
-        return {
-            name: result.outputs
-            for name, result in self.results.items()
-            if result.status == "ok" and result.inputs == self.digest
-        }
+        """Outputs of those that ran, on the same inputs."""
+        ok = {name: one for name, one in self.results.items() if one.status == "ok" and one.inputs == self.digest}
+        return {name: result.outputs for name, result in ok.items()}
 
     def _apart(self, one: str, other: str, output: str) -> float | None:
         return agree(self.ran[one].get(output), self.ran[other].get(output), self.subject.expected(output))
@@ -182,18 +154,16 @@ class JudgedCase:
             passed = {row.implementation: row for row in _passed(self.every, output)}
             named = [truth for truth in TRUTHS if truth in passed and truth in self.ran]
             for one, other in combinations(named, 2):
-                if elements > HELD_APART:  # half the sum of both margins bounds it
+                if elements > HELD_APART:  # half the sum of their margins is what their errors leave between them
                     gates = (passed[name].gate for name in (one, other))
                     bound = sum(gate.margin for gate in gates if gate is not None and gate.margin is not None) / 2
                     found.append(_pair(passed[one], other, output, bound, "at most "))
-                    continue
-                apart = self._apart(one, other, output)
-                if apart is not None:
+                elif (apart := self._apart(one, other, output)) is not None:
                     found.append(_pair(passed[one], other, output, apart))
         return found
 
-    def _arbitrated(self, row: VerdictRow, rows: Rows) -> VerdictRow:
-        """A failing row with who agrees with whom, and who is in the minority."""
+    def _arbitrated(self, row: schema.VerdictRow, rows: Rows) -> schema.VerdictRow:
+        """A failing row that says who agrees with whom, and who is in the minority."""
         implementation, output = row.implementation, row.output
         if output not in self.ran.get(implementation, {}) or not entries_of(self.right.oracle, output):
             return row
@@ -201,25 +171,22 @@ class JudgedCase:
             other: self._apart(implementation, other, output) for other in self.ran if other != implementation
         }
         passed = [one.implementation for one in _passed(rows, output)]
-        near = (
-            other for other, value in apart.items() if value is not None and value <= 1 and other not in passed
-        )
-        ours, theirs = sorted([implementation, *near]), [ORACLE, *sorted(passed)]
+        near = (one for one, value in apart.items() if value is not None and value <= 1 and one not in passed)
+        ours, theirs = sorted([implementation, *near]), [schema.ORACLE, *sorted(passed)]
         outvoted = ours if len(ours) < len(theirs) else theirs if len(theirs) < len(ours) else []
         sides = {"ours": ours, "theirs": theirs, "outvoted": outvoted, "recognised": []}
-        found = Arbitration.model_validate(sides)
+        found = schema.Arbitration.model_validate(sides)
         told = f"{', '.join(ours)} against {', '.join(theirs)}: "
         told += f"{', '.join(outvoted)} in the minority" if outvoted else "undecided"
         told = "no other implementation to compare with" if len(ours) == len(theirs) == 1 else told
         return row.changed(message=f"{row.message}; {told}", arbitration=found)
 
-    def explained(self, row: VerdictRow) -> VerdictRow:
-        """An arbitrated row with the known bugs that give its answer, if any."""
+    def explained(self, row: schema.VerdictRow) -> schema.VerdictRow:
+        """An arbitrated row that says what its answer looks like, if that is known."""
         if row.arbitration is None:
             return row
-        inputs = self.inputs
-        if inputs is None:
-            inputs = make_inputs(self.op, self.definition, self.planned.case, device=CPU, dataset=self.dataset)
+        case, dataset = self.planned.case, self.dataset
+        inputs = self.inputs or make_inputs(self.op, self.definition, case, device=CPU, dataset=dataset)
         subject = replace(self.subject, inputs=inputs)
         expected = subject.expected(row.output, on_gpu=self.results[row.implementation].on_gpu)
         known = explain(subject, row.output, self.ran[row.implementation][row.output], expected)
@@ -232,19 +199,19 @@ def _passed(rows: Rows, output: str) -> Rows:
     return [row for row in rows if row.output == output and row.verdict == Verdict.PASS]
 
 
-def _pair(row: VerdictRow, other: str, output: str, apart: float, about: str = "") -> VerdictRow:
+def _pair(row: schema.VerdictRow, other: str, output: str, apart: float, about: str = "") -> schema.VerdictRow:
     matches = apart <= 1
     found = "match" if matches else "differ"
     same = ("definition", "op_type", "case", "size", "seed", "axes", "repeat")
-    return VerdictRow(
+    return schema.VerdictRow(
         **{name: getattr(row, name) for name in same},
-        implementation=f"{row.implementation}{PAIR}{other}",
+        implementation=f"{row.implementation}{schema.PAIR}{other}",
         against=other,
         output=output,
         verdict=Verdict.PASS if matches else Verdict.FAIL,
         reason=None if matches else Failure.NUMERICS,
         message=f"ground truths {found}: half of what parts them is {about}{apart:.3g} of the limit",
-        gate=GateResult(kind="pair", margin=apart if math.isfinite(apart) else None),
+        gate=schema.GateResult(kind="pair", margin=apart if math.isfinite(apart) else None),
     )
 
 
@@ -266,11 +233,12 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
                 ruling = replace(ruling, message=f"{ruling.message}; no float64 shadow: {shadow}")
             yield name, ruling
     yield from (numeric or {}).items()
-    for name, why in _unjudged(subject, outputs, numeric):
-        yield name, Ruling(Verdict.SKIP, Skip.UNJUDGED, f"not judged: {why}", {})
-    for name in dict.fromkeys([*outputs, *result.surplus]):
-        if name not in declared and name not in (numeric or {}):
-            yield name, surplus(name)
+    why = "not judged: the output is optional and was not returned, though the case has an answer for it"
+    lacking = [name for name, spec in subject.definition.outputs.items() if spec.optional and name not in outputs]
+    unjudged = [name for name in lacking if numeric is None and name in subject.oracle]
+    yield from ((name, Ruling(Verdict.SKIP, Skip.UNJUDGED, why, {})) for name in unjudged)
+    known, returned = {*declared, *(numeric or ())}, dict.fromkeys([*outputs, *result.surplus])
+    yield from ((name, surplus(name)) for name in returned if name not in known)
     found = [*misconduct(**{name: getattr(result, name) for name in MISCONDUCT})]
     if result.varying:
         differing = f"a second run on the same inputs gave other bits in {list(result.varying)}"
@@ -280,16 +248,7 @@ def rulings(  # noqa: PLR0913 - one call, spelled out
         found.append(Ruling(Verdict.PASS, None, "a second run gave the same bits", alike))
     if result.remembered and result.varying is not None:
         found.append(Ruling(Verdict.FAIL, Failure.CACHED, "other inputs gave the same bits in every output", {}))
-    yield from ((WHOLE, ruling) for ruling in found)
-
-
-def _unjudged(subject: SolvedCase, outputs: Tensors, numeric: Rulings | None) -> Iterator[tuple[str, str]]:
-    """Optional outputs that were not returned though the oracle has a value: (output, why it is not judged)."""
-    if numeric is not None:
-        return
-    for name in subject.definition.outputs.keys() & subject.oracle.keys() - outputs.keys():
-        if subject.definition.outputs[name].optional:
-            yield name, "the output is optional and was not returned, though the case has an answer for it"
+    yield from ((schema.WHOLE, ruling) for ruling in found)
 
 
 # Elements of all outputs in a chunk: 128 MiB per float64 temporary on a GPU. On a CPU 8 MiB, which exceeds the
@@ -305,13 +264,11 @@ class LargeCase:
     figures: bool = True  # whether outputs that pass get figures
 
     def rulings(self, device: torch.device) -> dict[str, dict[str, Ruling]]:
-        """Rulings by implementation and output, computed on `device` if the case fits there, else on the CPU."""
-        if device.type == "cuda":
-            try:
+        """Rulings by implementation and output: on the GPU if there is one and the case fits, else on the CPU."""
+        with suppress(torch.OutOfMemoryError):
+            if device.type == "cuda":
                 with giving_back(0):  # other processes share the GPU
                     return self._on(device)
-            except torch.OutOfMemoryError:
-                pass
         return self._on(CPU)
 
     def _on(self, device: torch.device) -> dict[str, dict[str, Ruling]]:
@@ -323,10 +280,9 @@ class LargeCase:
             for output in judged.op.judged(judged.definition):
                 if output not in given and output not in judged.definition.outputs:
                     continue
-                of = {"reference": name == REFERENCE, "on_gpu": judged.results[name].on_gpu, "in_chunks": True}
-                expected = expectation(judged.definition, judged.op, case, output, {}, **of)
-                form = judge_form(given.get(output), expected)
-                if form is not None:
+                of = {"reference": name == schema.REFERENCE, "on_gpu": judged.results[name].on_gpu}
+                expected = expectation(judged.definition, judged.op, case, output, {}, in_chunks=True, **of)
+                if (form := judge_form(given.get(output), expected)) is not None:
                     found[name][output] = form
                     continue
                 assert expected.dtype is not None  # an op with an oracle knows it
@@ -368,11 +324,8 @@ class LargeCase:
             value = inputs[name]
             if isinstance(value, torch.Tensor) and axis in (spec.shape or ()):
                 cut[name] = value.narrow((spec.shape or ()).index(axis), start, length)
-        entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.case.op.judged(definition)}
-        for name, value in self.case.op.expected(definition, cut, self.case.planned.case.seen).items():
-            output, _, what = name.partition("@")
-            entries[output][what] = value
-        return entries
+        found = self.case.op.expected(definition, cut, self.case.planned.case.seen)
+        return {name: entries_of(found, name) for name in self.case.op.judged(definition)}
 
 
 class _Measured(NamedTuple):
@@ -385,21 +338,14 @@ class _Measured(NamedTuple):
 
 
 def output_elements(definition: Definition, case: Case) -> int:
-    """Number of elements of all outputs of a case."""
-    return sum(
-        torch.Size(definition.shape_of(spec, case.axes) or ()).numel() for spec in definition.outputs.values()
-    )
+    """Elements of all outputs of a case together."""
+    return sum(math.prod(definition.shape_of(spec, case.axes) or ()) for spec in definition.outputs.values())
 
 
 def is_large(definition: Definition, op: Op, case: Case) -> bool:
-    """Whether a case is judged in chunks: it is large, and its rows are independent of each other.
-
-    The op must have an oracle for the definition.
-    """
+    """Whether a case is judged here: it is large and its rows stand alone. The op must have an oracle for it."""
     axis = op.row_axis(definition)
-    if axis is None or not output_elements(definition, case):
-        return False
-    if op.memory(definition, case) < LARGE_BYTES:
+    if axis is None or not output_elements(definition, case) or op.memory(definition, case) < LARGE_BYTES:
         return False
     first = all((spec.shape or ())[:1] == (axis,) for spec in op.judged(definition).values())
     kinds = op.comparisons(definition)

@@ -47,8 +47,7 @@ def windows(given: object) -> tuple[Requirement, ...]:
             raise ValueError(f"{text!r} must be a package and versions of it, nothing else; write e.g. {EXAMPLE}")
         read.name = canonicalize_name(read.name)
         if read.name not in PACKAGES:
-            close = get_close_matches(read.name, PACKAGES, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = "".join(f"did you mean {one!r}? " for one in get_close_matches(read.name, PACKAGES, n=1))
             raise ValueError(f"{text!r} names an unknown package; {hint}known: {', '.join(PACKAGES)}")
         found.append(read)
     return tuple(found)
@@ -63,12 +62,10 @@ class KnownFinding(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
     definitions: Names | Digests  # exact names, or names with digests
-    # cases, outputs: exact names; `*` in outputs is the row about a case as a whole
-    cases: Names
-    outputs: Names
+    cases: Names  # exact names
+    outputs: Names  # exact names; `*`: the row about a case as a whole
     implementation: str = "reference"  # whose verdict it is
-    # package versions that it is true for, as `package<version`, one or a list; empty: for all
-    versions: Annotated[tuple[Requirement, ...], PlainValidator(windows)] = ()
+    versions: Annotated[tuple[Requirement, ...], PlainValidator(windows)] = ()  # that it is true for; empty: all
     # verdict, reason: what is expected; a skip only of definitions without an oracle
     verdict: Literal["fail", "error", "skip"]
     reason: str
@@ -98,10 +95,7 @@ class KnownFinding(BaseModel):
         )
 
     def stands(self, versions: Mapping[str, str]) -> bool | None:
-        """Whether the entry holds for these versions, by package; None: unknown, as one is a checkout's.
-
-        Raises TraceproofError: a package that it names is not among them.
-        """
+        """Whether it is true of versions; None: one is a checkout's. Raises TraceproofError: one is missing."""
         held: list[bool | None] = []
         for window in self.versions:
             text = versions.get(window.name)
@@ -109,8 +103,8 @@ class KnownFinding(BaseModel):
                 version = Version(text or "")
             except InvalidVersion as error:
                 there = ", ".join(sorted(versions)) or "nothing known"
-                why = f"{text!r} is no version of PEP 440"
-                why = why if text is not None else f"that environment holds no {window.name}, but {there}"
+                why = f"that environment holds no {window.name}, but {there}"
+                why = why if text is None else f"{text!r} is no version of PEP 440"
                 todo = "Name a package of the stack that the entry's implementation runs in."
                 raise TraceproofError(f"known.yaml, {self.why!r}: versions: {window}: {why}", todo=todo) from error
             # bumps.source gives packages that were never released the public version 0.
@@ -130,13 +124,9 @@ class Known(BaseModel):
     findings: list[KnownFinding] = []
 
     def entry(self, row: VerdictRow, versions: Mapping[str, str]) -> KnownFinding | None:
-        """The first entry about this row that holds for these package versions; None: there is none.
-
-        Raises TraceproofError: an entry about it names a package that is not among them.
-        """
-        return next(
-            (entry for entry in self.findings if entry.names(row) and entry.stands(versions) is not False), None
-        )
+        """The first entry that speaks of a row. Raises TraceproofError: it limits a package that is not there."""
+        named = (entry for entry in self.findings if entry.names(row))
+        return next((entry for entry in named if entry.stands(versions) is not False), None)
 
 
 def read_known(path: Path | None) -> Known:
@@ -147,10 +137,10 @@ def read_known(path: Path | None) -> Known:
         value = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
         return Known.model_validate(value or {})
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, found['loc']))}: {found['msg'].removeprefix('Value error, ')}"
-            for found in error.errors()
-        ]
+        said = (
+            (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()
+        )
+        problems = [f"{where}: {what}" for where, what in said]
         raise TraceproofError(f"{path} cannot be used", problems=problems) from error
     except (OSError, YAMLError, UnicodeDecodeError) as error:
         todo = "Give the path of a readable YAML file as `known` in config.yaml, or null."

@@ -1,14 +1,11 @@
-"""Plan: which cases of which definitions will be run; a file per op_type.
-
-First what is selected, then the plans of definitions, scaled down where they do not fit, then workload lines as
-cases.
-"""
+"""Which cases are run, one file per op_type: what is selected, scaled down where too large, workload lines."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -34,34 +31,17 @@ from traceproof.ops.op import Op
 from traceproof.ops.scaled_down import PREFIX, scaled_down_of
 from traceproof.programs import bounded
 from traceproof.reasons import Skip, Unavailable
+from traceproof.run import schema
 from traceproof.run.hidden import hidden_cases
 from traceproof.run.judging import is_large
-from traceproof.run.schema import (
-    GROUP,
-    INDEX,
-    PARALLEL,
-    SCALED_DOWN,
-    BrokenFile,
-    ClosedModel,
-    Index,
-    Listed,
-    OpTypePlan,
-    PlannedCase,
-    PlannedDefinition,
-    environment_of,
-    for_op_type,
-    group_names,
-    workers_of,
-)
 from traceproof.text import printable
 
 
-class PlanSelection(ClosedModel):
-    """What to plan, out of config.yaml."""
+class PlanSelection(schema.ClosedModel):
+    """What to plan."""
 
-    # op_types, definitions: names; empty selects all
-    op_types: tuple[str, ...] = ()
-    definitions: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()  # names; empty selects all
+    definitions: tuple[str, ...] = ()  # names; empty selects all
     cases: tuple[str, ...] = ()  # case ids; empty selects all
     sizes: tuple[str, ...] = ("small", "medium")  # out of ops.cases.ALL_SIZES
     seed: int = 0  # every case's seed
@@ -69,8 +49,7 @@ class PlanSelection(ClosedModel):
     boundaries: bool = False  # whether `Op.boundaries` are cases too, as they are for kernels
     workloads: bool = False  # whether the dataset's own workload lines are cases too
     memory_limit: int = 14 << 30  # bytes; cases that need more become a typed skip
-    # ids of all cases met while planning, to check `cases`
-    met: set[str] = Field(default_factory=set, exclude=True)
+    met: set[str] = Field(default_factory=set, exclude=True)  # ids of cases met while planning, to check `cases`
 
 
 def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]]:
@@ -79,16 +58,15 @@ def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]
     for name, entry in tree.definitions.items():
         groups.setdefault(entry.definition.op_type, []).append(name)
     for broken in tree.broken:
-        groups.setdefault(group_of(broken), [])  # a folder with broken files only still gets verdicts
+        groups.setdefault(group_of(broken), [])  # a folder of broken files still gets its verdicts
+    wanted, there = set(selection.definitions), ", ".join(sorted(groups))
     problems = [
-        f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {', '.join(sorted(groups))}"
+        f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {there}"
         for name in selection.op_types
         if name not in groups
     ]
-    wanted = set(selection.definitions)
-    problems += [
-        f"definition_name {why(tree, name)}" for name in selection.definitions if name not in tree.definitions
-    ]
+    unknown = (name for name in selection.definitions if name not in tree.definitions)
+    problems += [f"definition_name {why(tree, name)}" for name in unknown]
     if problems:
         raise TraceproofError(f"the selection does not fit the dataset {tree.root}", problems=problems)
     groups = {name: groups[name] for name in selection.op_types or groups}
@@ -105,10 +83,9 @@ def check_cases(selection: PlanSelection, groups: Mapping[str, list[str]]) -> No
     """Check that every selected case exists. Raises TraceproofError: one does not."""
     if not any(groups.values()):
         return
-    unknown = [name for name in selection.cases if name not in selection.met]
-    problems = [
-        f"case {name!r} is in none of the selected definitions; {closest(name, selection.met)}" for name in unknown
-    ]
+    where = "is in none of the selected definitions"
+    unknown = (name for name in selection.cases if name not in selection.met)
+    problems = [f"case {name!r} {where}; {closest(name, selection.met)}" for name in unknown]
     if problems:
         todo = "Workload lines are cases with `workloads: true`, and sizes with --test-sizes."
         raise TraceproofError("the selection names cases that are not planned", problems=problems, todo=todo)
@@ -120,8 +97,7 @@ MIB = 1 << 20
 # MiB of the host for a coordinator and the process from which workers are forked, each with torch, on a GPU with
 # CUDA's libraries
 BASE_MB, GPU_BASE_MB = 2000, 4000
-# MiB of the host per further definition's processes, and of a GPU per process that has it open
-PROCESS_MB = 600
+PROCESS_MB = 600  # MiB of the host per further definition's processes, and of a GPU per process that has it open
 STACK_MB = 1000  # MiB of the host per process that has imported a ground truth's package
 GPU_MB = 1000  # MiB of a GPU: workspaces of libraries, and memory kept between cases
 SLACK = 1.25  # estimates were up to a fifth too low
@@ -135,8 +111,8 @@ CPU_BYTE_SECONDS, GPU_BYTE_SECONDS = 1.5e-9, 3e-10
 UNDRAWN = "none"  # id of the case of a definition whose inputs can not be drawn
 
 
-def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", gpu: bool = False) -> Index:
-    """Write `out/<op_type>.json` for each selected op_type, then `out/index.json`; returns the index.
+def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", gpu: bool = False) -> schema.Index:
+    """Write `out/<op_type>.json` for each op_type selected, and `out/index.json` last.
 
     An unchanged file keeps its date, a stale one is removed. `code` is a digest of the planning code: definitions
     that it has planned before for the same selection are not planned again; empty: all are. `gpu`: the machine has
@@ -152,105 +128,92 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
             context = digest_json([*common, verdict_code(registry.file_of(name))]) if common else ""
             plans.append(_op_type_plan(tree, name, groups[name], selection, context, out))
         check_cases(selection, groups)
-        listed: dict[str, Listed] = {}
+        listed: dict[str, schema.Listed] = {}
         for planned in plans:
             write_if_changed(out / f"{planned.op_type}.json", planned.as_text())
             listed[planned.op_type] = _listed(planned, gpu=gpu)
         for path in out.glob("*.json"):
             if path.stem not in listed:
                 path.unlink(missing_ok=True)
-        index = Index(dataset=str(tree.root), op_types=listed)
-        write_text(out / INDEX, index.as_text())
+        index = schema.Index(dataset=str(tree.root), op_types=listed)
+        write_text(out / schema.INDEX, index.as_text())
         return index
 
 
-def _listed(planned: OpTypePlan, *, gpu: bool) -> Listed:
-    """The index entry of a plan: digests of its jobs, and what they need."""
+def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
+    """What the index says of a plan."""
     cases = [case for entry in planned.definitions.values() for case in entry.cases if case.skip is None]
     facts = registry.get(planned.op_type)
-    # On a GPU several definitions at a time: Python that launches small kernels leaves most of it idle.
-    draws = any(case.trials for case in cases)
-    most = (
-        DRAWING_PARALLEL if draws else PARALLEL if facts.long or len(planned.definitions) >= MANY else FEW_PARALLEL
-    )
-    if not gpu:  # a sampler's reference takes longest of all there
+    # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
+    draws, many = any(case.trials for case in cases), len(planned.definitions) >= MANY
+    most = DRAWING_PARALLEL if draws else schema.PARALLEL if facts.long or many else FEW_PARALLEL
+    if not gpu:  # there a sampler's references take longest of all
         most = FEW_PARALLEL if draws else 1
     parallel = max(1, min(most, len(planned.definitions)))
-    needs = sorted(
-        max(
-            (case.memory + case.oracle_bytes + case.kernel_bytes for case in entry.cases if case.skip is None),
-            default=0,
-        )
-        for entry in planned.definitions.values()
-    )
-    largest = int(SLACK * sum(needs[-parallel:]) / MIB)
-    truths = for_op_type(planned.op_type)
-    stacks = len({environment_of(name) for name in truths}) * workers_of(parallel)  # processes
+    run = ([case for case in entry.cases if case.skip is None] for entry in planned.definitions.values())
+    needs = (max((one.memory + one.oracle_bytes + one.kernel_bytes for one in mine), default=0) for mine in run)
+    largest = int(SLACK * sum(sorted(needs)[-parallel:]) / MIB)
+    truths = schema.for_op_type(planned.op_type)
+    stacks = len({schema.environment_of(name) for name in truths}) * schema.workers_of(parallel)  # processes
     call = CASE_SECONDS * (len(truths) if gpu else 1)
     byte = GPU_BYTE_SECONDS if gpu else CPU_BYTE_SECONDS
     seconds = sum(call + TRIAL_SECONDS * case.trials + byte * case.memory for case in cases)
     if not gpu:  # draws that twelve definitions make at the same time
         seconds += sum(case.further.seconds for case in cases if case.further is not None)
     builds = jit.longest(truths, (entry.parsed for entry in planned.definitions.values())) if gpu else 0.0
-    return Listed(
-        digests={
-            group: digest_bytes(planned.of_group(group).as_text().encode())
-            for group in group_names(len(planned.whole))
-        },
-        mem_mb=(GPU_BASE_MB if gpu else BASE_MB)
-        + parallel * PROCESS_MB
-        + (stacks * STACK_MB + largest // parallel if gpu else largest),
+    parts = {group: planned.of_group(group).as_text() for group in schema.group_names(len(planned.whole))}
+    host = GPU_BASE_MB + stacks * STACK_MB + largest // parallel if gpu else BASE_MB + largest
+    return schema.Listed(
+        digests={group: digest_bytes(text.encode()) for group, text in parts.items()},
+        mem_mb=host + parallel * PROCESS_MB,
         gpu_mb=GPU_MB + (1 + stacks + parallel) * PROCESS_MB + largest if gpu and cases else 0,
         parallel=parallel,
         builds=builds,
-        seconds=seconds / max(1, -(-len(planned.definitions) // GROUP)),
+        seconds=seconds / max(1, -(-len(planned.definitions) // schema.GROUP)),
     )
 
 
 def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     tree: DatasetTree, op_type: str, names: Iterable[str], selection: PlanSelection, context: str, out: Path
-) -> OpTypePlan:
-    definitions: dict[str, PlannedDefinition] = {}
-    # Files that can not be used get verdicts, unless definitions are selected by name.
+) -> schema.OpTypePlan:
+    definitions: dict[str, schema.PlannedDefinition] = {}
+    # Files that can not be used have their verdicts, but where definitions are selected by name.
     broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
     path, before = out / f"{op_type}.json", {}
-    with suppress(TraceproofError):  # an earlier plan is reused only if the same code made it
-        found = OpTypePlan.read(path) if context and path.exists() else None
+    with suppress(TraceproofError):  # an earlier plan, of use where the same planned it
+        found = schema.OpTypePlan.read(path) if context and path.exists() else None
         before = found.definitions if found and found.context == context else {}
     for name in sorted(names):
         entry, earlier = tree.definitions[name], before.get(name)
         if earlier is not None and _unchanged(tree, entry, earlier, selection):
-            definitions |= {key: before[key] for key in (name, name + SCALED_DOWN) if key in before}
+            definitions |= {key: before[key] for key in (name, name + schema.SCALED_DOWN) if key in before}
         else:
             definitions |= _definition_plan(tree, entry, selection, broken)
-    told = tuple(BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
-    return OpTypePlan(
-        op_type=op_type, dataset=str(tree.root), context=context, definitions=definitions, broken=told
-    )
+    told = tuple(schema.BrokenFile(path=printable(item.path.as_posix()), message=item.message) for item in broken)
+    root = str(tree.root)
+    return schema.OpTypePlan(op_type=op_type, dataset=root, context=context, definitions=definitions, broken=told)
 
 
 def _unchanged(
-    tree: DatasetTree, entry: DatasetEntry, earlier: PlannedDefinition, selection: PlanSelection
+    tree: DatasetTree, entry: DatasetEntry, earlier: schema.PlannedDefinition, selection: PlanSelection
 ) -> bool:
-    """Whether a definition and its path are as they were when planned, and no workload file adds cases."""
-    definition = entry.definition
+    """Whether a definition is as it was when planned, and its own file alone says what its cases are."""
+    definition, there = entry.definition, earlier.path == printable(entry.path.as_posix())
     lines = selection.workloads and definition.name in tree.workload_files
-    if lines or earlier.path != printable(entry.path.as_posix()):
-        return False
-    # as text, since the order of inputs counts
-    return json.dumps(earlier.definition) == json.dumps(definition.as_json())
+    same = json.dumps(earlier.definition) == json.dumps(definition.as_json())  # the order of inputs counts, too
+    return same and there and not lines
 
 
 def _definition_plan(
     tree: DatasetTree, entry: DatasetEntry, selection: PlanSelection, broken: list[Broken]
-) -> dict[str, PlannedDefinition]:
-    """The plans of a definition and of its scaled-down form, by name; empty: `broken` gets the reason.
+) -> dict[str, schema.PlannedDefinition]:
+    """The plans of one definition and of it scaled down, by name; none: `broken` says what is wrong.
 
     Where none but edge cases fit, it is judged scaled down: its own cases are not run, edge cases neither, which
     alone would prove nothing, and say what becomes of the definition.
     """
     definition, path = entry.definition, printable(entry.path.as_posix())
-    smaller: PlannedDefinition | None = None
+    smaller: schema.PlannedDefinition | None = None
     try:
         with bounded(seconds=PLAN_SECONDS, memory=PLAN_BYTES):
             op, unknown = registry.for_definition(definition)
@@ -263,28 +226,28 @@ def _definition_plan(
         what = f"no cases can be planned: {type(error).__name__}: {str(error)[:300]}"
         broken.append(Broken(entry.path, what, "check its sizes, names and constraints"))
         return {}
-    wanted = [
-        case.model_copy(update={"blobs": _blobs_of(tree.root, case)}) for case in _wanted(cases, selection.cases)
-    ]
-    whole = PlannedDefinition.alone(definition, wanted, unknown, selection.hidden_seed)
+    wanted = _wanted(cases, selection.cases)
+    wanted = [case.model_copy(update={"blobs": _blobs_of(tree.root, case)}) for case in wanted]
+    whole = schema.PlannedDefinition.alone(definition, wanted, unknown, selection.hidden_seed)
     found = {definition.name: whole.model_copy(update={"path": path})}
-    return found if smaller is None else {**found, definition.name + SCALED_DOWN: smaller}
+    return found if smaller is None else {**found, definition.name + schema.SCALED_DOWN: smaller}
 
 
 def planned_alone(
     definition: Definition, selection: PlanSelection, lines: Iterable[WorkloadLine] = ()
-) -> PlannedDefinition:
-    """The plan of one definition, with the cases of its workload lines; raises as `plan` does."""
+) -> schema.PlannedDefinition:
+    """The plan of one definition, with workload lines if it has any; raises as `plan` does."""
     op, unknown = registry.for_definition(definition)
     cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
     check_cases(selection, {definition.op_type: [definition.name]})
-    return PlannedDefinition.alone(definition, _wanted(cases, selection.cases), unknown, selection.hidden_seed)
+    wanted = _wanted(cases, selection.cases)
+    return schema.PlannedDefinition.alone(definition, wanted, unknown, selection.hidden_seed)
 
 
 def _scaled_down(
     definition: Definition, op: Op, selection: PlanSelection, path: str
-) -> tuple[PlannedDefinition | None, str]:
-    """The plan of a definition's scaled-down form, or None; and a sentence on what becomes of the definition."""
+) -> tuple[schema.PlannedDefinition | None, str]:
+    """The scaled-down form of a definition that does not fit, or None; and what becomes of the definition."""
     found = scaled_down_of(definition, op)
     if isinstance(found, str):
         return None, f"no scaled-down definition: {found}"
@@ -293,20 +256,19 @@ def _scaled_down(
     if _too_large(cases):
         return None, f"no scaled-down definition: with {found} it does not fit either"
     wanted = _wanted(cases, selection.cases)
-    made = PlannedDefinition.alone(found.definition, wanted, None, selection.hidden_seed)
+    made = schema.PlannedDefinition.alone(found.definition, wanted, None, selection.hidden_seed)
     told = {"path": path, "scaled_down": str(found), "renumbered": found.renumbered}
-    smaller = made.model_copy(update=told)
-    return smaller, f"judged by a scaled-down definition: {found}"
+    return made.model_copy(update=told), f"judged by a scaled-down definition: {found}"
 
 
-def _too_large(cases: Sequence[PlannedCase]) -> bool:
-    """Whether some cases do not fit, and none but edge cases, which may be empty, is run."""
+def _too_large(cases: Sequence[schema.PlannedCase]) -> bool:
+    """Whether no case but edge cases, which may hold nothing at all, is run, and some are too large."""
     reasons = [case.skip and case.skip.reason for case in cases if case.case.size != EDGE]
     return None not in reasons and Skip.DOES_NOT_FIT in reasons
 
 
-def _noted(case: PlannedCase, becomes: str) -> PlannedCase:
-    """A case of a definition that does not fit, as a skip that says what becomes of the definition."""
+def _noted(case: schema.PlannedCase, becomes: str) -> schema.PlannedCase:
+    """A case of a definition that does not fit: not run, and it says what becomes of the definition."""
     if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
         return case
     why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
@@ -322,26 +284,26 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     *,
     unknown: bool,
     prefix: str = "",
-) -> list[PlannedCase]:
+) -> list[schema.PlannedCase]:
     """All cases of a definition, hidden ones last."""
     blocked = op.no_inputs(definition)
     if blocked is not None:
         case = Case(UNDRAWN, "edge", {}, selection.seed)
         selection.met.add(case.id)
+        none: dict[str, Any] = {"memory": 0, "trials": 0, "large": False, "nonce": 0}
         note = Unavailable(Skip.NO_INPUTS, blocked)
-        return [PlannedCase(case=case, digest=case.digest, memory=0, trials=0, skip=note, large=False, nonce=0)]
+        return [schema.PlannedCase(case=case, digest=case.digest, skip=note, **none)]
 
-    def made(case: Case, skip: Unavailable | None = None) -> PlannedCase:
-        """One case as the plan has it; `skip`: why it is not run, if not for its size."""
+    def made(case: Case, skip: Unavailable | None = None) -> schema.PlannedCase:
+        """One case as the plan has it; `skip`: why it is not run, whatever its size."""
         need, trials = op.memory(definition, case), op.trials(definition, case)
         # kernels get large tensors in place of the small case's
         enlarged = op.enlarged(definition) if far.SIZE in case.params else None
         more = enlarged.bytes(definition, case) if enlarged else 0
         if skip is None and need + more > selection.memory_limit:
             limit = f"the limit (limits.memory_gb) is {selection.memory_limit / 2**30:.1f} GiB"
-            told = f"needs about {(need + more) / 2**30:.1f} GiB, {limit}"
-            skip = Unavailable(Skip.DOES_NOT_FIT, told)
-        return PlannedCase(
+            skip = Unavailable(Skip.DOES_NOT_FIT, f"needs about {(need + more) / 2**30:.1f} GiB, {limit}")
+        return schema.PlannedCase(
             case=case,
             digest=case.digest,
             memory=need,
@@ -358,10 +320,11 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     drawn += op.boundaries(definition, seed=selection.seed) if selection.boundaries and not unknown else ()
     planned = [made(replace(case, id=prefix + case.id)) for case in drawn]
     for line in lines:
-        workload, skip = line.trace.workload, None
-        if line.missing:
-            message = f"{line.path}:{line.line}: no {line.missing[0]} in the dataset"
-            skip = Unavailable(Skip.BLOB_MISSING, message)
+        workload, lacks = (
+            line.trace.workload,
+            f"{line.path}:{line.line}: no {[*line.missing, ''][0]} in the dataset",
+        )
+        skip = Unavailable(Skip.BLOB_MISSING, lacks) if line.missing else None
         inputs = {name: data.model_dump(mode="json") for name, data in workload.inputs.items()}
         name, axes = f"workload-{workload.uuid}", dict(workload.axes)
         planned.append(made(Case(name, WORKLOADS, axes, selection.seed, {"inputs": inputs}), skip))
@@ -376,8 +339,8 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
     return planned
 
 
-def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[PlannedCase]:
-    """The cases with these ids, hidden ones last, one of them marked to be repeated; without ids, all cases.
+def _wanted(planned: Iterable[schema.PlannedCase], ids: Collection[str]) -> list[schema.PlannedCase]:
+    """The cases of these ids, hidden ones last; another is repeated where the one that was is not among them.
 
     The case that says that no inputs can be drawn is always among them.
     """
@@ -388,17 +351,16 @@ def _wanted(planned: Iterable[PlannedCase], ids: Collection[str]) -> list[Planne
     return [*shown, *(entry for entry in chosen if entry.hidden)]
 
 
-def _mark_repeat(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
-    """The cases, with the cheapest ordinary one marked: it is run twice, for determinism and cached answers."""
+def _mark_repeat(planned: Sequence[schema.PlannedCase]) -> list[schema.PlannedCase]:
+    """Mark the cheapest ordinary case: it is run again for determinism and for remembered answers."""
     ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
     chosen = min(ordinary, key=lambda entry: (entry.memory, entry.id), default=None)
     return [entry.model_copy(update={"repeat": entry is chosen}) for entry in planned]
 
 
 def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
-    """The definition's workload lines that have all its axes and inputs; the others are added to `broken`."""
-    fitting = []
-    optional = {name for name, spec in definition.inputs.items() if spec.optional}
+    """The definition's workload lines; `broken` gets those that are not of its axes and inputs."""
+    fitting, optional = [], {name for name, spec in definition.inputs.items() if spec.optional}
     for line in tree.workloads(definition.name).lines:
         workload = line.trace.workload
         axes = sorted(set(definition.var_axes) - workload.axes.keys() - optional)
@@ -412,11 +374,9 @@ def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken
     return fitting
 
 
-def _blobs_of(root: Path, planned: PlannedCase) -> dict[str, str]:
-    """Digest of each file that a workload line's inputs are loaded from, by path."""
+def _blobs_of(root: Path, planned: schema.PlannedCase) -> dict[str, str]:
+    """Digest of each file that a workload line's inputs are loaded from: outputs depend on what is in it."""
     case = planned.case
-    if case.size != WORKLOADS or planned.skip is not None:
-        return {}
-    described = case.params["inputs"].values()
-    paths = sorted({value["path"] for value in described if value["type"] == "safetensors"})
+    inputs = case.params["inputs"].values() if case.size == WORKLOADS and planned.skip is None else ()
+    paths = sorted({value["path"] for value in inputs if value["type"] == "safetensors"})
     return {path: digest_file(root / path) for path in paths}

@@ -17,19 +17,9 @@ from traceproof.digests import code_digest, digest_file, digest_json
 from traceproof.errors import TraceproofError
 from traceproof.files import read_sealed, sealed, write_text
 from traceproof.reasons import Grade, Skip, Verdict
+from traceproof.run import schema
 from traceproof.run.cache import Cache, key_of_file
 from traceproof.run.known import Known, read_known
-from traceproof.run.schema import (
-    AGAIN,
-    PAIR,
-    REFERENCE,
-    SHADOW,
-    WHOLE,
-    OpTypePlan,
-    VerdictRow,
-    each_row,
-    environment_of,
-)
 from traceproof.stacks import STACK_OF, TRUTHS, distribution
 from traceproof.text import printable
 
@@ -39,9 +29,18 @@ SHOWN = 20  # findings shown in full, spread evenly over definitions
 NO_ORACLE = str(Skip.NO_ORACLE)  # skip reason: nobody judged the numbers, which is no pass
 KINDS = ("new", "known", "unexpected")  # of findings
 SUMMARY, VERDICTS = "summary.json", "verdicts"  # a run's file and folder
-MADE_OF = "made_of"  # key of a summary: digests of its verdict files, by name
-_KEYS = "definition op_type case implementation output verdict reason message repeat"
-FINDING_KEYS = tuple(_KEYS.split())
+MADE_OF = "made_of"  # of a summary: digests of verdict files by name
+FINDING_KEYS = (
+    "definition",
+    "op_type",
+    "case",
+    "implementation",
+    "output",
+    "verdict",
+    "reason",
+    "message",
+    "repeat",
+)
 
 
 class Conclusion(StrEnum):
@@ -100,13 +99,14 @@ def sentence(summary: Mapping[str, Any]) -> str:
     told = f"{verdict}: {', '.join([definitions, *parts])}"
     if compared(conclusions):
         return told
-    skips: Counter[str] = Counter()
-    for group in summary["groups"]:
-        if group["implementation"] == REFERENCE:
-            skips.update(group["skips"])
-    why = ", ".join(f"{reason} {count}" for reason, count in skips.items()) or "the selection has no case"
+    ours = (Counter(one["skips"]) for one in summary["groups"] if one["implementation"] == schema.REFERENCE)
+    why = _counted(sum(ours, Counter())) or "the selection has no case"
     where = " in its own size" if Conclusion.SCALED_DOWN in conclusions else ""
     return f"{told}; nothing was compared{where}: {why}"
+
+
+def _counted(skips: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in skips.items())
 
 
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
@@ -130,10 +130,8 @@ WHY: Mapping[str, str] = {
     Skip.NO_ADAPTER: "no ground truth is known for it",
     NO_TRUTH: "no ground truth is known for it",
 }
-NAMED = 2  # definitions of an op_type that are named; more are counted
-
-
-# The worst of a definition's rows is its verdict; a skip only if nothing passed.
+NAMED = 2  # definitions of an op_type that are named one by one; more are counted
+# Of a definition's rows, the worst; skip only if nothing passed, scaled_down if that one did.
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Skip.NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
 
 
@@ -151,32 +149,28 @@ class DefinitionResult(TypedDict):
     unconfirmed: str  # constants that only the reference states, if they lower the grade
 
 
-def concluded(noted: Sequence[tuple[VerdictRow, str | None]]) -> DefinitionResult:
-    """The result of one definition, from its rows, each with its kind of finding (None: no finding)."""
+def concluded(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> DefinitionResult:
+    """What the rows of one definition come to, each with the kind of finding that it is, if it is one."""
     rows = [row for row, _ in noted]
     full = [row for row in rows if not row.scaled_down]  # scaled-down rows say nothing of its own size
     cases, reasons = _compared(full)
-    judged = cases.get(REFERENCE, set())
+    judged = cases.get(schema.REFERENCE, set())
     met = any(judged & cases.get(name, set()) for name in TRUTHS)
-    wrong = any(row.implementation == REFERENCE and row.bad for row in rows)
+    wrong = any(row.implementation == schema.REFERENCE and row.bad for row in rows)
     scaled_down = [row.scaled_down for row in rows if row.grade is Grade.SCALED_DOWN]
     unconfirmed = [row.constants for row in full if row.grade is Grade.CONSISTENT and row.constants]
-    shadowed = {row.grade for row in full if row.against == SHADOW and row.grade is not None}
+    shadowed = {row.grade for row in full if row.against == schema.SHADOW and row.grade is not None}
     grade: Grade | None = Grade.PROVED if met else Grade.CHECKED if judged else None
-    if wrong:
-        grade = None
-    elif scaled_down:  # at its own size only edge cases were judged
+    if scaled_down and not wrong:  # in its own size, none but empty cases and the like were judged
         grade = Grade.SCALED_DOWN
-    elif unconfirmed:
+    elif unconfirmed and not wrong:
         grade = Grade.CONSISTENT
-    elif any(row.unjudged for row in full):  # nobody judged one of its outputs: nothing is proved
+    elif wrong or any(row.unjudged for row in full):  # of an output that nobody judged, nothing is proved
         grade = None
     elif shadowed:  # the best grade of its rows counts
         grade = Grade.AGREED if Grade.AGREED in shadowed else Grade.CONSISTENT
-    shown = {
-        Skip.NO_ORACLE if row.unjudged else row.grade if row.grade is Grade.SCALED_DOWN else row.verdict
-        for row in rows
-    }
+    scaled = Grade.SCALED_DOWN
+    shown = {Skip.NO_ORACLE if one.unjudged else scaled if one.grade is scaled else one.verdict for one in rows}
     marks = {_mark(row, finding) for row, finding in noted}
     return DefinitionResult(
         op_type=rows[0].op_type,
@@ -191,17 +185,18 @@ def concluded(noted: Sequence[tuple[VerdictRow, str | None]]) -> DefinitionResul
     )
 
 
-def _compared(rows: Iterable[VerdictRow]) -> tuple[dict[str, set[str]], set[str]]:
-    """Cases that were compared, by implementation; and why ground truths were not (keys of WHY)."""
+def _compared(rows: Iterable[schema.VerdictRow]) -> tuple[dict[str, set[str]], set[str]]:
+    """By implementation, which cases were compared; and why ground truths were not."""
     cases: dict[str, set[str]] = {}
     reasons: set[str] = set()
     for row in rows:
         if row.tolerance is not None:
             reasons.add(RELAXED)
-        # rows about conduct alone compare nothing
-        elif row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != WHOLE:
+        elif (
+            row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != schema.WHOLE
+        ):  # conduct compares nothing
             cases.setdefault(row.implementation, set()).add(str(row.case))
-        elif row.implementation == REFERENCE and row.unjudged:
+        elif row.implementation == schema.REFERENCE and row.unjudged:
             reasons.add(str(row.reason))
         elif row.case is None:
             reasons.add(UNREADABLE)
@@ -210,12 +205,12 @@ def _compared(rows: Iterable[VerdictRow]) -> tuple[dict[str, set[str]], set[str]
     return cases, reasons
 
 
-def _mark(row: VerdictRow, finding: str | None) -> Conclusion | None:
-    """The conclusion that this row alone would give; None: it gives none."""
+def _mark(row: schema.VerdictRow, finding: str | None) -> Conclusion | None:
+    """What a row alone would come to, if it is one that counts."""
     if finding is not None:
         news = Conclusion.UNVERIFIED if row.unjudged else Conclusion.WRONG
         return Conclusion.KNOWN if finding == "known" else news
-    if row.implementation != REFERENCE:
+    if row.implementation != schema.REFERENCE:
         return None
     if row.grade in OF_GRADE:
         return Conclusion.UNCONFIRMED if row.constants else OF_GRADE[row.grade]
@@ -256,10 +251,10 @@ def sentences(summary: Mapping[str, Any]) -> Iterator[str]:
     yield f"Proved {where}{f' with {truths}' if truths else ''}: {told}{unproved}."
     if any(one["unmet"] for one in every):
         yield f"Without a ground truth here: {'; '.join(_unreached(definitions))}."
-    for name, told in scaled_down.items():
-        yield f"Scaled down, {name}: {told}."
-    for name, told in unconfirmed.items():
-        yield f"Not proved: {name}, {told}; its description should state it."
+    yield from (f"Scaled down, {name}: {told}." for name, told in scaled_down.items())
+    yield from (
+        f"Not proved: {name}, {told}; its description should state it." for name, told in unconfirmed.items()
+    )
 
 
 def _unreached(definitions: Mapping[str, DefinitionResult]) -> Iterator[str]:
@@ -267,14 +262,12 @@ def _unreached(definitions: Mapping[str, DefinitionResult]) -> Iterator[str]:
     totals = Counter(one["op_type"] for one in definitions.values())
     by_words: dict[str, dict[str, list[str]]] = {}
     for reason, words in WHY.items():
-        for name, one in definitions.items():
-            if one["unmet"] == reason:
-                by_words.setdefault(words, {}).setdefault(one["op_type"], []).append(name)
+        for name, one in ((name, one) for name, one in definitions.items() if one["unmet"] == reason):
+            by_words.setdefault(words, {}).setdefault(one["op_type"], []).append(name)
 
     def told(op_type: str, names: list[str]) -> str:
-        if len(names) == totals[op_type] > NAMED:
-            return f"all {len(names)} of {op_type}"
-        return ", ".join(names) if len(names) <= NAMED else f"{len(names)} of {totals[op_type]} of {op_type}"
+        of = f"all {len(names)}" if len(names) == totals[op_type] else f"{len(names)} of {totals[op_type]}"
+        return f"{of} of {op_type}" if len(names) > NAMED else ", ".join(names)
 
     for words, members in by_words.items():
         yield f"{', '.join(told(*item) for item in members.items())} ({words})"
@@ -304,21 +297,17 @@ def report(
             files = {path: key_of_file(path, cache) for path in verdicts}
             found = kept.get([*keys.values(), *files.values()])
             wrong = [path for path, key in files.items() if found.get(key) != digests[path.name]]
-            if wrong:
-                _make_again(wrong)
-                what = "verdicts were changed after they were written, or the cache that knew is lost"
-                raise TraceproofError(what, problems=[str(path) for path in wrong[:SHOWN]], todo=AGAIN)
-        lacking = {
-            key: summarise(each_row(path), listed, stacks) for path, key in keys.items() if key not in found
-        }
+            _make_again(wrong, "verdicts were changed after they were written, or the cache that knew is lost")
+        unknown = {key: path for path, key in keys.items() if key not in found}
+        lacking = {key: summarise(schema.each_row(path), listed, stacks) for key, path in unknown.items()}
         if kept is not None and lacking:
             kept.put(lacking)
     parts = [{**found, **lacking}[key] for key in keys.values()]
     names = [name for part in parts for name in part["definitions"]]
     if parts and len(set(names)) == len(names):
         value = joined(parts)
-    else:  # an unreadable file may have the name of another one's definition
-        value = summarise(chain.from_iterable(map(each_row, verdicts)), listed, stacks)
+    else:  # a file that can not be read may be called as another one's definition
+        value = summarise(chain.from_iterable(map(schema.each_row, verdicts)), listed, stacks)
     write_text(summary, sealed(json.dumps(value | {MADE_OF: digests}, ensure_ascii=False, allow_nan=False)))
     return value
 
@@ -359,50 +348,38 @@ def _summary(
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Read and check a run's summary.
-
-    Raises TraceproofError: it is damaged, or was made of other verdict files than are there. It and those files
-    are then removed, so that the same command makes them again.
-    """
+    """A run's summary. Raises TraceproofError: it is damaged, or of other verdict files, which are removed."""
     # a family's summary lies in a folder below the run's
     run = path.parent if path.name == SUMMARY else path.parent.parent
     value = read_sealed(path)
-    made_of = value[MADE_OF].items()
-    wrong = [run / VERDICTS / name for name, digest in made_of if _digest(run / VERDICTS / name) != digest]
+    made_of = {run / VERDICTS / name: digest for name, digest in value[MADE_OF].items()}
+    wrong = [one for one, digest in made_of.items() if not one.is_file() or digest_file(one) != digest]
     if wrong:
         path.unlink(missing_ok=True)
-        _make_again(wrong)
-        what = f"{path} is not of the verdicts that are there"
-        raise TraceproofError(what, problems=[str(one) for one in wrong[:SHOWN]], todo=AGAIN)
+    _make_again(wrong, f"{path} is not of the verdicts that are there")
     return value
 
 
-def _make_again(verdicts: Iterable[Path]) -> None:
-    """Remove verdict files, and their plans where damaged, so that a run makes them again."""
+def _make_again(verdicts: Sequence[Path], what: str) -> None:
+    """Remove verdict files, and plans of theirs that are damaged. Raises TraceproofError, `what`: if any."""
     for path in verdicts:
         path.unlink(missing_ok=True)
-        with suppress(TraceproofError):  # reading removes a damaged plan
-            OpTypePlan.read(path.parents[1] / "cases" / f"{path.name.partition('.')[0]}.json")
-
-
-def _digest(path: Path) -> str | None:
-    try:
-        return digest_file(path)
-    except OSError:
-        return None
+        with suppress(TraceproofError):  # it is removed where it is damaged
+            schema.OpTypePlan.read(path.parents[1] / "cases" / f"{path.name.partition('.')[0]}.json")
+    if verdicts:
+        raise TraceproofError(what, problems=[str(path) for path in verdicts[:SHOWN]], todo=schema.AGAIN)
 
 
 def summarise(
-    rows: Iterable[VerdictRow], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
+    rows: Iterable[schema.VerdictRow], known: Known, stacks: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """The summary of rows: counts per op_type and implementation, results of definitions, findings by kind.
 
     Raises TraceproofError: known.yaml names a package that an implementation's stack does not hold.
     """
-    records = {str(record["stack"]): record for record in stacks}
-    versions = {name: record["versions"] for name, record in records.items()}
-    groups: dict[tuple[str, str], list[tuple[VerdictRow, str | None]]] = {}
-    definitions: dict[str, list[tuple[VerdictRow, str | None]]] = {}
+    versions = {str(record["stack"]): record["versions"] for record in stacks}
+    groups: dict[tuple[str, str], list[tuple[schema.VerdictRow, str | None]]] = {}
+    definitions: dict[str, list[tuple[schema.VerdictRow, str | None]]] = {}
     findings: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for row in rows:
         kind = _kind(row, known, versions)
@@ -411,18 +388,15 @@ def summarise(
         if kind is not None:
             findings[kind].append({key: getattr(row, key) for key in FINDING_KEYS})
     results = {name: concluded(definitions[name]) for name in sorted(definitions)}
-    gpu = next((one for one in records.values() if one.get("device_type") == "cuda"), {})
+    gpu = next((one for one in stacks if one.get("device_type") == "cuda"), {})
     machine = {"device": gpu.get("device"), "capability": gpu.get("capability")}
-    truths = {
-        name: versions.get(STACK_OF[name], {}).get(distribution(STACK_OF[name]))
-        for one in results.values()
-        for name in one["truths"]
-    }
+    met = {name: STACK_OF[name] for one in results.values() for name in one["truths"]}
+    truths = {name: versions.get(stack, {}).get(distribution(stack)) for name, stack in met.items()}
     return _summary(results, [_group(groups[names]) for names in sorted(groups)], findings, machine, truths)
 
 
-def _group(noted: Sequence[tuple[VerdictRow, str | None]]) -> dict[str, Any]:
-    """Counts over the rows of one implementation and op_type, each row with its kind of finding."""
+def _group(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> dict[str, Any]:
+    """What the rows of an implementation over an op_type come to, each with the kind of finding that it is."""
     rows = [row for row, _ in noted]
     verdicts = Counter(str(row.verdict) for row in rows)
     skips = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
@@ -438,17 +412,16 @@ def _group(noted: Sequence[tuple[VerdictRow, str | None]]) -> dict[str, Any]:
     }
 
 
-def _kind(row: VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
-    """A row's kind of finding: "new", "known", "unexpected" (not as known.yaml says), or None."""
-    if row.tolerance is not None:  # known.yaml is about the calibrated gates
+def _kind(row: schema.VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
+    """`new` finding, `known` one, `unexpected` result where another was known, or None: all is well."""
+    if row.tolerance is not None:  # by the user's tolerance: the list speaks of the calibrated gates
         return "new" if row.bad else None
     if row.verdict == Verdict.SKIP and not row.unjudged:
-        # A machine without the GPU that showed the finding does not refute it.
-        return None
+        return None  # A machine without the GPU that showed the finding does not refute it.
     # Versions that the row was made with, overridden by this run's: the row may be an earlier one's.
     versions = dict(row.versions or {})
-    for implementation in row.implementation.split(PAIR):
-        versions |= stacks.get(environment_of(implementation), {})
+    for implementation in row.implementation.split(schema.PAIR):
+        versions |= stacks.get(schema.environment_of(implementation), {})
     entry = known.entry(row, versions)
     # An entry "no oracle" also covers a definition whose float64 shadow was computed.
     shadowed = row.grade is Grade.CONSISTENT and not row.constants
@@ -475,17 +448,16 @@ def table(summary: Mapping[str, Any]) -> str:
     idle: dict[str, Counter[str]] = {}
     for group in summary["groups"]:
         name, skips = group["implementation"], group["skips"]
-        if name != REFERENCE and group[Verdict.SKIP] == sum(group[one] for one in Verdict):
-            if set(skips) != {str(Skip.NO_ADAPTER)}:  # else it has no adapter for the op_type at all
+        if name != schema.REFERENCE and group[Verdict.SKIP] == sum(group[one] for one in Verdict):
+            if set(skips) != {str(Skip.NO_ADAPTER)}:  # else it has nothing to do with the op_type
                 idle.setdefault(name, Counter()).update(skips)
             continue
-        why = ", ".join(f"{reason} {count}" for reason, count in skips.items())
         shown = group | {"no oracle": group[NO_ORACLE], "skip": group["skip"] - group[NO_ORACLE]}
-        grid.add_row(group["op_type"], name, *(str(shown[key]) for key in columns), why)
+        grid.add_row(group["op_type"], name, *(str(shown[key]) for key in columns), _counted(skips))
     console.print(grid)
     for name, skips in sorted(idle.items()):
-        why = ", ".join(f"{reason} {count}" for reason, count in sorted(skips.items()))
-        console.print(f"Not run here: {name} ({why})", markup=False, highlight=False, soft_wrap=True)
+        told = f"Not run here: {name} ({_counted(dict(sorted(skips.items())))})"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
     if any(one["grade"] not in {Grade.PROVED, Grade.CHECKED, None} for one in summary["definitions"].values()):
         console.print(_grades(summary))
     texts: list[str] = []
@@ -521,9 +493,9 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return one["implementation"] if one["case"] is None else f"case {one['case']}, {one['implementation']}"
 
     if len(by_definition) > 1:
-        for name, of_it in islice(by_definition.items(), DEFINITIONS_SHOWN):
-            first = f"{where(of_it[0])}, {of_it[0]['output']}: {of_it[0]['reason']}"
-            yield f"  {printable(name)}: {len(of_it)}, first {first}"
+        for name, (first, *more) in islice(by_definition.items(), DEFINITIONS_SHOWN):
+            told = f"{where(first)}, {first['output']}: {first['reason']}"
+            yield f"  {printable(name)}: {1 + len(more)}, first {told}"
         if len(by_definition) > DEFINITIONS_SHOWN:
             yield f"  ... and {len(by_definition) - DEFINITIONS_SHOWN} more definitions in summary.json"
         yield ""
@@ -541,13 +513,11 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:
-    """Why nothing of a family was compared, and which families have definitions among the `planned` op_types."""
-    there = [name for name, op_types in families.items() if set(op_types) & set(planned)]
-    return (
-        f"Nothing was compared: the selected definitions of the dataset have no op_type of family {family} "
-        f"({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"
-        f"{'; families: ' + ', '.join(there) if there else ''}. Change `dataset` or `selection` in config.yaml."
-    )
+    """Why nothing of a family was compared, and which families would be, by the op_types that are `planned`."""
+    there = ", ".join(name for name, op_types in families.items() if set(op_types) & set(planned))
+    told = "Nothing was compared: the selected definitions of the dataset have no op_type of family"
+    told += f" {family} ({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"
+    return f"{told}{there and f'; families: {there}'}. Change `dataset` or `selection` in config.yaml."
 
 
 def headed(title: str, words: Iterable[str], numbers: Iterable[str] = (), *last: str) -> Table:

@@ -40,10 +40,8 @@ LOAD, LOAD_ON_PART = "load", "load on a part"
 LOADED = 20  # times at most
 FENCED_BEFORE, FENCED_BEHIND = "fenced before", "fenced behind"  # see `calls.Fences`
 FENCED = frozenset({FENCED_BEFORE, FENCED_BEHIND})
-# whose inputs do not lie at their places of the shared memory
-OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED, *FENCED})
-# up to which inputs on a GPU are kept as a copy, to see which ones changed, rather than read back whole
-COPIED_BYTES = 2 << 30
+OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED, *FENCED})  # inputs do not lie at their places of shared memory
+COPIED_BYTES = 2 << 30  # of inputs on a GPU that are kept as a copy to see what changed, rather than read back
 NAME_CHARACTERS = 200
 SLEEP = 600_000_000  # GPU cycles before late inputs arrive: some 0.3 s, as other processes use the GPU in between
 FIRST = -1  # stream priority: its small kernels must not wait for large ones of another stream
@@ -69,8 +67,7 @@ def load_module(source: str, name: str) -> ModuleType:
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Load the source, once per worker; returns the function that makes one call.
 
-    `payload` has `source`, or `solution` in its place (see `load_solution`), `name` (random, of this worker),
-    `device`, `threads` and `fill`.
+    `payload` has `source` or `solution` (see `load_solution`), a drawn `name`, `device`, `threads`, `fill`.
     """
     _forget_the_project()
     torch.set_num_threads(payload["threads"])
@@ -88,7 +85,8 @@ def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], 
             run = load_module(payload["source"], payload["name"]).run
         else:
             run = load_solution(payload["solution"], payload["name"], scratch)
-    return _Caller(run, device, in_order=payload["solution"] is not None).answer
+    caller = _Caller(run, device, in_order=payload["solution"] is not None)
+    return calls.ending_if_lost(device)(caller.answer)
 
 
 def _forget_the_project() -> None:
@@ -105,8 +103,7 @@ def _forget_the_project() -> None:
 class _Caller:
     """Makes the calls, and keeps the last one's results, so that an output in reused memory shows.
 
-    `in_order`: outputs are what the next work on the call's stream would read; otherwise what is there when the
-    whole device is done.
+    `in_order`: outputs are what the next work on the call's stream would read, else what is there at the end.
     """
 
     def __init__(self, run: Callable[..., Any], device: torch.device, *, in_order: bool) -> None:
@@ -121,11 +118,7 @@ class _Caller:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Make one call: `item` is an `untrusted.CallRequest` as a dict, with descriptors of memory, FILES."""
-        with calls.ending_if_lost(self._device):
-            return self._answer(item)
-
-    def _answer(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Make one call: a `traceproof.run.untrusted.CallRequest`, and descriptors of shared memory as FILES."""
         torch.set_num_threads(item["threads"])
         given, out = (mmap.mmap(descriptor, 0) for descriptor in item[FILES])
         for descriptor in item[FILES]:
@@ -139,16 +132,12 @@ class _Caller:
         with calls.poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
         taken = returned
-        if self._in_order:  # copies of plain tensors, made on the call's stream
+        if self._in_order:  # copies of plain tensors, made by the call's stream
+            plain = (type(one) is torch.Tensor and one.layout == torch.strided for _, one in returned)
             with torch.cuda.stream(side):
-                taken = [
-                    (
-                        name,
-                        value.clone() if type(value) is torch.Tensor and value.layout == torch.strided else value,
-                    )
-                    for name, value in returned
-                ]
-        self._synchronise()  # a copy to the host waits for the current stream only
+                pairs = zip(returned, plain, strict=True)
+                taken = [(name, value.clone() if copies else value) for (name, value), copies in pairs]
+        self._synchronise()  # a copy to the host waits for the current stream alone
         values = [value for _, value in returned]
         late = {place for place, (_, value) in enumerate(taken) if changed_since(value, values[place])}
         late |= {place for call in self._kept for place, value, copy in call if changed_since(copy, value)}
@@ -252,13 +241,9 @@ class _Caller:
             return self._returned(item, inputs)
         # A CUDA graph captured on other contents: a replay must compute, not repeat.
         kept = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        for value in inputs:  # integers may be indices, which must stay in range
-            if (
-                isinstance(value, torch.Tensor)
-                and value.dim()
-                and value.is_floating_point()
-                and value.itemsize > 1
-            ):
+        for value in inputs:  # whole numbers may be places, which stay in range
+            floats = isinstance(value, torch.Tensor) and value.is_floating_point() and value.itemsize > 1
+            if floats and value.dim():
                 value.copy_(value.flip(0))
         warm = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm.wait_stream(torch.cuda.current_stream())
@@ -284,11 +269,10 @@ class _Caller:
 
         def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
             entries = self._entries_of(given, destinations)
-            if given is inputs:  # not a call with repeated rows
+            if given is inputs:  # not one with repeated rows
+                found = ((place, value) for place, (_, value) in enumerate(entries))
                 odd.update(
-                    place
-                    for place, (_, value) in enumerate(entries)
-                    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
+                    n for n, one in found if isinstance(one, torch.Tensor) and type(one) is not torch.Tensor
                 )
                 if item["trials"]:
                     self._keep(entries, destinations)
@@ -368,18 +352,14 @@ def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
 
 
 def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
-    """Write outputs one after another, at multiples of ALIGNMENT; returns index, name, dtype and shape of each.
-
-    Those that do not fit are described all the same: the reader refuses them by their size.
-    """
+    """Write outputs from multiples of ALIGNMENT on; tells what they are, also of those that have no room."""
     described: list[dict[str, Any]] = []
     given = [(index, name, value) for index, (name, value) in enumerate(returned) if value is not None]
     plains = tensors.plain_tensors([value for _, _, value in given])
     start = 0
     for (index, name, _), plain in zip(given, plains, strict=True):
-        described.append(
-            {"index": index, "name": name, "dtype": tensors.dtype_name(plain.dtype), "shape": list(plain.shape)}
-        )
+        dtype, shape = tensors.dtype_name(plain.dtype), list(plain.shape)
+        described.append({"index": index, "name": name, "dtype": dtype, "shape": shape})
         size = plain.numel() * plain.element_size()
         if 0 < size <= len(room) - start:
             tensors.whole(room)[start : start + size] = plain.reshape(-1).view(torch.uint8)
@@ -388,10 +368,7 @@ def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -
 
 
 def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
-    """Copy inputs that a call changed on the GPU into shared memory; returns their places.
-
-    Without `before`, copies of what they were, all are written.
-    """
+    """Write inputs that a call changed, or all without a copy, back into shared memory; gives their places."""
     written = [index for index, place in enumerate(mapped) if isinstance(place, torch.Tensor) and place.numel()]
     if before is not None:
         changed = differing([(inputs[index], before[index]) for index in written])
@@ -412,20 +389,15 @@ def between(specs: Sequence[Mapping[str, Any]], size: int) -> list[tuple[int, in
 
 
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Whether the bits of each pair differ; a GPU is waited for once."""
-    found = [_differs(tensors.raw_bytes(one), tensors.raw_bytes(other)) for one, other in pairs]
-    flags = [flag for flag in found if isinstance(flag, torch.Tensor)]
-    told = iter(torch.stack(flags).tolist() if flags else ())
-    return [next(told) if isinstance(flag, torch.Tensor) else flag for flag in found]
-
-
-def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | bool:
-    """Whether flat uint8 tensors differ: a 0-d bool tensor, so that nothing waits for a GPU, or True by length."""
-    if len(one) != len(other):
-        return True
-    if all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in (one, other)):
-        one, other = one.view(torch.int64), other.view(torch.int64)
-    return (one != other).any()
+    """Whether the bits of each pair differ; a GPU that holds them is waited for once."""
+    flags = []
+    for raws in ([tensors.raw_bytes(one) for one in pair] for pair in pairs):
+        whole = all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in raws)
+        one, other = (raw.view(torch.int64) if whole else raw for raw in raws)
+        flags.append(
+            (one != other).any() if len(one) == len(other) else torch.ones_like(other[0], dtype=torch.bool)
+        )
+    return torch.stack(flags).tolist() if flags else []
 
 
 def use_own(scratch: Path) -> None:
@@ -436,21 +408,13 @@ def use_own(scratch: Path) -> None:
     on first use. What it compiles must reach nobody else.
     """
     for name in filter(PLACES.search, list(os.environ)):
-        own = scratch / FOLDER / name.lower()
+        compiled, own = Path(os.environ[name]), scratch / FOLDER / name.lower()
         own.mkdir(parents=True, exist_ok=True)
-        if name == TRITON:
-            _link(Path(os.environ[name]), own)
+        for kernel in compiled.iterdir() if name == TRITON and compiled.is_dir() else ():
+            target = own / kernel.name
+            if (any(kernel.glob(GROUP)) or any(kernel.glob("*.so"))) and not target.exists():
+                target.symlink_to(kernel)
         os.environ[name] = str(own)
-
-
-def _link(compiled: Path, own: Path) -> None:
-    """Link every whole kernel of `compiled` into `own`, and what launches them."""
-    if not compiled.is_dir():
-        return
-    for kernel in compiled.iterdir():
-        target = own / kernel.name
-        if (any(kernel.glob(GROUP)) or any(kernel.glob("*.so"))) and not target.exists():
-            target.symlink_to(kernel)
 
 
 COMPILED = (".cu", ".cpp", ".cc", ".cxx")
@@ -465,13 +429,11 @@ def load_solution(solution: Mapping[str, Any], name: str, scratch: Path) -> Call
     """The function of a solution: `files` (text by path), `entry` (`<file>::<function>`) and `binding`."""
     folder = scratch / name
     for path, text in solution["files"].items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _write(target, text)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        _write(folder / path, text)
     file, _, function = solution["entry"].partition("::")
     if file.endswith(COMPILED):
-        out = scratch / FOLDER / name
-        return _built(folder, out, file, function, str(solution["binding"]))
+        return _built(folder, scratch / FOLDER / name, file, function, str(solution["binding"]))
     sys.dont_write_bytecode = True
     sys.path[:0] = [str((folder / file).parent), str(folder)]
     spec = importlib.util.spec_from_file_location(name, folder / file)
@@ -490,10 +452,7 @@ def _write(target: Path, text: str) -> None:
 
 
 def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> Callable[..., Any]:
-    """Compile a solution into `out`, unless that was done, and return its entry point.
-
-    PyTorch's own functions find nvcc and ninja.
-    """
+    """Compile a solution into `out`, where that has not been done, and find its entry point."""
     name = out.name
     out.mkdir(parents=True, exist_ok=True)
     os.environ["MAX_JOBS"] = JOBS
@@ -509,10 +468,8 @@ def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> C
         text = (folder / file).read_text(encoding="utf-8")
         binding_code = f'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{ m.def("{function}", &{function}); }}'
         _write(folder / file, f"{text}\n{binding_code}\n")
-    extension = importlib.import_module("torch.utils.cpp_extension")
-    module = extension.load(
-        name=name, sources=sources, extra_include_paths=include, build_directory=str(out), verbose=False
-    )
+    extension, places = importlib.import_module("torch.utils.cpp_extension"), {"extra_include_paths": include}
+    module = extension.load(name=name, sources=sources, build_directory=str(out), verbose=False, **places)
     return getattr(module, function)  # type: ignore[no-any-return]
 
 
@@ -522,7 +479,6 @@ def _headers() -> list[str]:
     return [str(found) for place in packages for name in HEADERS for found in sorted(place.glob(f"*/{name}"))]
 
 
-# Collected before the fork: reading a thousand names in a worker would copy the memory pages of their reference
-# counts.
+# Collected before the fork: reading a thousand names in a worker would copy the pages of their reference counts.
 OWN = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
 LAST = next(reversed(sys.modules))

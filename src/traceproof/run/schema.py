@@ -33,8 +33,6 @@ PLAN_BYTES = 1 << 30  # largest plan file
 GROUP = 64  # definitions per job: a larger op_type has several jobs
 INDEX = "index.json"  # list of all plans of a run
 AGAIN = "Run the same command again: finished rows are kept."
-
-
 IMPLEMENTATIONS: tuple[str, ...] = (REFERENCE, *TRUTHS)
 
 
@@ -104,10 +102,10 @@ class PlannedDefinition(ClosedModel):
     nonce: int  # hidden cases and the order of calls follow from it
     definition: dict[str, Any]  # as JSON, which workers get
     cases: tuple[PlannedCase, ...]
-    scaled_down: str = ""  # axes that are smaller than in the dataset, as `hidden_size 7168 -> 512`; empty: none
-    renumbered: bool = False  # whether numbers in the scaled-down reference's text were changed
-    unconfirmed: str = ""  # constants that only the reference states
-    conflicts: tuple[str, ...] = ()  # constants to which sources give different values, with each source's
+    scaled_down: str = ""  # which axes are smaller than in the dataset, as `hidden_size 7168 -> 512`
+    renumbered: bool = False  # whether numbers of the scaled-down reference's text are others
+    unconfirmed: str = ""  # constants that the reference alone states
+    conflicts: tuple[str, ...] = ()  # constants that its sources give different values, and what each says
 
     @classmethod
     def alone(
@@ -151,6 +149,7 @@ class PlannedDefinition(ClosedModel):
     ) -> "VerdictRow":
         """A verdict row about one of its cases."""
         noted: dict[str, Any] = {"scaled_down": self.scaled_down, "constants": self.unconfirmed}
+        ours = {"definition": self.digest, "case": planned.digest, "inputs": inputs, "code": code}
         return VerdictRow(
             definition=self.definition["name"],
             op_type=self.definition["op_type"],
@@ -162,13 +161,7 @@ class PlannedDefinition(ClosedModel):
             against=ORACLE if self.no_oracle is None else SHADOW,
             **{key: value for key, value in noted.items() if value},
             **said,
-            digests=RowDigests(
-                definition=self.digest,
-                case=planned.digest,
-                inputs=inputs,
-                code=code,
-                environment=record.get("digest"),
-            ),
+            digests=RowDigests(**ours, environment=record.get("digest")),
             versions=record.get("versions"),
             device=record.get("device"),
             repeat=planned.hidden or f"--seed {planned.case.seed}",
@@ -205,8 +198,7 @@ class PlanFile(ClosedModel):
     def read(cls, path: Path, group: str | None = None) -> Self:
         """Read and check a file; of a plan with `group`, only that job's definitions.
 
-        Raises TraceproofError: it is no such file, another version's, or damaged. It is removed, so that it is
-        made again.
+        Raises TraceproofError: it is no such file, another version's, or damaged; it is removed to be made again.
         """
         try:
             found = json.loads(unsealed(read_regular(path, most=PLAN_BYTES)))
@@ -231,10 +223,7 @@ class OpTypePlan(PlanFile):
     broken: tuple[BrokenFile, ...]
 
     def of_group(self, group: str) -> Self:
-        """The plan of one of the op_type's jobs; the first one has the broken files, too.
-
-        Raises TraceproofError: there is no such group.
-        """
+        """What one of its jobs runs, the first its broken files too. Raises TraceproofError: no such group."""
         return self.model_copy(update=_of_group(dict(self), group))
 
     @property
@@ -259,9 +248,8 @@ class Listed(ClosedModel):
     """Index entry of an op_type's plan: what the rules need to know of its jobs."""
 
     digests: dict[str, str]  # by group: of what that job runs
-    # mem_mb, gpu_mb: MiB of the host and of a GPU per job; gpu_mb 0: it opens none
-    mem_mb: int
-    gpu_mb: int
+    mem_mb: int  # MiB of the host per job
+    gpu_mb: int  # MiB of a GPU per job; 0: it opens none
     parallel: int  # definitions that a job runs at a time
     builds: float  # rough seconds of the slowest kernel build
     seconds: float  # rough seconds of the longest job's calls
@@ -369,11 +357,9 @@ class VerdictRow(ClosedModel):
 
     @property
     def disputed(self) -> bool:
-        """Whether an output fails by its numbers, so that it matters who agrees with whom."""
-        numeric = self.reason in {Failure.NUMERICS, Failure.NAN, Failure.INFINITY}
-        return (
-            self.verdict is Verdict.FAIL and numeric and self.output != WHOLE and PAIR not in self.implementation
-        )
+        """Whether it is one of those that tell who agrees with whom: an output that fails by its numbers."""
+        numeric = self.verdict is Verdict.FAIL and self.reason in {Failure.NUMERICS, Failure.NAN, Failure.INFINITY}
+        return numeric and self.output != WHOLE and PAIR not in self.implementation
 
     @property
     def unjudged(self) -> bool:
@@ -389,11 +375,6 @@ def place(worst: Mapping[str, Any], against: str | None, implementation: str) ->
 def figures(metrics: Mapping[str, Any], names: Iterable[str] = NUMBERS) -> str:
     """Metrics of an output as text; empty: there are none."""
     return ", ".join(f"{name} {metrics[name]:.4g}" for name in names if metrics.get(name) is not None)
-
-
-def read_rows(path: Path) -> list[VerdictRow]:
-    """All rows of a verdict file; raises as `each_row` does."""
-    return list(each_row(path))
 
 
 def each_row(path: Path) -> Iterator[VerdictRow]:

@@ -54,10 +54,7 @@ class UnsupportedError(RuntimeError):
 
 
 class PlainMode(TorchDispatchMode):
-    """A dispatch mode whose first operation does not import torch's compiler, which takes a CPU a second.
-
-    Compiled code still works under it: the mode then sees the operations that it compiles to.
-    """
+    """A mode whose first operation does not import the compiler, a second; it sees what code compiles to."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -132,8 +129,7 @@ class Float64(PlainMode):
                 self._decided[_key(one)] = StorageWeakRef(one.untyped_storage())
 
     def _buffers(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        key = _key(tensor)
-        kept = self._kept.get(key)
+        key, kept = _key(tensor), self._kept.get(_key(tensor))
         if kept is not None and kept[1] == tensor.dtype:
             return kept[2], kept[3]
         if len(self._kept) % PURGED == PURGED - 1:
@@ -168,8 +164,7 @@ class Float64(PlainMode):
         name = func.overloadpacket.__name__
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if name == "_to_copy" and source is not None and source.is_floating_point():
-            plain = self.value(source)
-            self._keep(out, *_rounded(plain, self.exact(source), source.dtype, out.dtype))
+            self._keep(out, *_rounded(self.value(source), self.exact(source), source.dtype, out.dtype))
             return
         results = _tensors(self._compute(func, args, named, self.value))
         exacts = _tensors(self._compute(func, args, named, self.exact)) if name in MOVES else results
@@ -193,21 +188,18 @@ class Float64(PlainMode):
             for own, given in zip((self.value(target), self.exact(target)), pair, strict=True):
                 own.copy_(given)
             return
-        if name in MOVES:
-            self._compute(func, args, named, self.value)
-            self._compute(func, args, named, self.exact)
-            return
         self._compute(func, args, named, self.value)
-        self.exact(target).copy_(self.value(target))
+        if name in MOVES:
+            self._compute(func, args, named, self.exact)
+        else:
+            self.exact(target).copy_(self.value(target))
 
     def _keep(self, native: torch.Tensor, wide: torch.Tensor, unrounded: torch.Tensor) -> None:
         storage = native.untyped_storage()
         count = storage.nbytes() // native.element_size()
-        placed = []
-        for given in (wide, unrounded):
-            buffer = torch.zeros(count, dtype=torch.float64, device=native.device)
+        placed = [torch.zeros(count, dtype=torch.float64, device=native.device) for _ in range(2)]
+        for buffer, given in zip(placed, (wide, unrounded), strict=True):
             buffer.as_strided(native.size(), native.stride(), native.storage_offset()).copy_(given)
-            placed.append(buffer)
         self._kept[_key(native)] = (StorageWeakRef(storage), native.dtype, placed[0], placed[1])
 
 
@@ -296,13 +288,9 @@ def _products(func: Any, *args: Any, **named: Any) -> Any:
     return func(*first, left.flip(-1), right.flip(-2), **named)
 
 
-def _sums(func: Any, value: torch.Tensor, dims: Any = None, *rest: Any, **named: Any) -> Any:
-    over = list(range(value.dim())) if dims is None else [dims] if isinstance(dims, int) else list(dims)
-    return func(value.flip(over or list(range(value.dim()))), dims, *rest, **named)
-
-
-def _whole(func: Any, value: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    return func(value.flip(list(range(value.dim()))), *rest, **named)
+def _sums(func: Any, value: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    over = [rest[0]] if rest and isinstance(rest[0], int) else list(rest[0] or ()) if rest else []
+    return func(value.flip(over or list(range(value.dim()))), *rest, **named)
 
 
 def _along(func: Any, value: torch.Tensor, dim: int, *rest: Any, **named: Any) -> Any:
@@ -310,17 +298,10 @@ def _along(func: Any, value: torch.Tensor, dim: int, *rest: Any, **named: Any) -
 
 
 BACKWARDS: Mapping[Any, Callable[..., Any]] = {
-    aten.mm.default: _products,
-    aten.bmm.default: _products,
-    aten.addmm.default: _products,
-    aten.baddbmm.default: _products,
-    aten.sum.default: _whole,
-    aten.mean.default: _whole,
-    aten.sum.dim_IntList: _sums,
-    aten.mean.dim: _sums,
+    **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default), _products),
+    **dict.fromkeys((aten.sum.default, aten.mean.default, aten.sum.dim_IntList, aten.mean.dim), _sums),
+    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _along),
     aten.logsumexp.default: _sums,
-    aten._softmax.default: _along,
-    aten._log_softmax.default: _along,
 }
 
 
@@ -338,15 +319,9 @@ def _stably_sorted(value: torch.Tensor, *, stable: bool | None, dim: int = -1, d
     return _sorted(value, dim, descending)
 
 
-def _topk(
-    value: torch.Tensor,
-    k: int,
-    dim: int = -1,
-    largest: bool = True,  # noqa: FBT001, FBT002 - torch's
-    sorted: bool = True,  # noqa: A002, FBT001, FBT002 - torch's
-) -> Any:
+def _topk(value: torch.Tensor, k: int, dim: int = -1, largest: bool = True, *rest: Any) -> Any:  # noqa: FBT001, FBT002
     if not value.dim():
-        return aten.topk.default(value, k, dim, largest, sorted)
+        return aten.topk.default(value, k, dim, largest, *rest)
     return tuple(one.narrow(dim, 0, k).contiguous() for one in _sorted(value, dim, largest))
 
 

@@ -1,7 +1,4 @@
-"""Tensors as bytes: compared, copied to the host, and laid out in memory that two processes share.
-
-Imports the standard library and torch alone, since it runs in the process of untrusted code, too.
-"""
+"""Tensors as bytes, compared, copied and laid out in shared memory. Standard library and torch only."""
 
 import ctypes
 import math

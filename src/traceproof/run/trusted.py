@@ -44,7 +44,7 @@ class Implementation:
     def __init__(self, name: str) -> None:
         self.name = name
         self._adapter: Adapter | None = None
-        self._api: Api = {}
+        self.api: Api = {}  # what its adapter calls, by API key; known once it is available
         self._used_api: Api | None = None  # for the next call alone: its objects have served another case
 
     def unavailable(self, definition: Definition) -> Unavailable | None:
@@ -63,18 +63,13 @@ class Implementation:
             return api
         refused = adapter.refuses(api, definition)
         if refused is None:
-            self._adapter, self._api = adapter, api
+            self._adapter, self.api = adapter, api
         return refused
-
-    @property
-    def api(self) -> Api:
-        """The functions that its adapter calls, by API key; set by `unavailable`."""
-        return self._api
 
     def with_api(self, changed: Callable[[Api], Api]) -> "Implementation":
         """The same ground truth with its API replaced by `changed(api)`."""
         other = Implementation(self.name)
-        other.device, other._adapter, other._api = self.device, self._adapter, changed(self._api)
+        other.device, other._adapter, other.api = self.device, self._adapter, changed(self.api)
         return other
 
     def run(self, definition: Definition, inputs: Values) -> Any:  # noqa: ANN401 - what packages return
@@ -83,13 +78,13 @@ class Implementation:
         A case without rows is not run: its outputs have no elements.
         """
         assert self._adapter is not None
-        api, self._used_api = self._used_api or self._api, None
+        api, self._used_api = self._used_api or self.api, None
         without_rows = self._adapter.empty(definition, inputs)
         return self._adapter.call(api, definition, inputs) if without_rows is None else without_rows
 
     def begin(self, definition: Definition, inputs: Values) -> None:
         """Run a case; the next `run` uses the same objects of the package (such as a planned wrapper) again."""
-        used = with_one_object_each(self._api)
+        used = with_one_object_each(self.api)
         self._used_api = used
         self.run(definition, inputs)
         self._used_api = used
@@ -105,16 +100,14 @@ def blocked(name: str, definition: Definition, device: str) -> Unavailable | Non
     adapter = lookup.serving(name, definition)
     if adapter is None:
         return Unavailable(Skip.NO_ADAPTER, f"{name} has no adapter for this form of {definition.op_type}")
-    if simulated(name, device):
-        return adapter.unsupported(definition)
-    return adapter.unsupported(definition) or adapter.machine(torch.device(device))
+    machine = None if simulated(name, device) else adapter.machine(torch.device(device))
+    return adapter.unsupported(definition) or machine
 
 
 def absent(name: str, definition: Definition) -> Unavailable:
-    """Why a ground truth can not run that has no environment here."""
-    adapter = lookup.serving(name, definition)
+    """Why a ground truth can not run where there is no environment for it."""
+    adapter, distribution = lookup.serving(name, definition), STACKS[STACK_OF[name]].distribution
     lacking = adapter.lacking() if adapter is not None else None
-    distribution = STACKS[STACK_OF[name]].distribution
     return lacking or Unavailable(Skip.PACKAGE_ABSENT, f"{distribution} is not installed")
 
 
@@ -136,10 +129,7 @@ def call(  # noqa: PLR0913 - one call, spelled out
     *,
     further: bool = False,
 ) -> Any:  # noqa: ANN401 - what an implementation returns
-    """What an implementation returns for a case; a sampling op's draws are stacked along a new first axis.
-
-    `further`: whether draws with repeated rows follow, if the op asks for them.
-    """
+    """What an implementation returns for a case; draws are stacked along a new first axis, `further` ones last."""
     trials = op.trials(definition, case)
     if not trials:
         return implementation.run(definition, inputs)
@@ -150,10 +140,12 @@ def call(  # noqa: PLR0913 - one call, spelled out
 
     seeds = [(case.seed * calls.GOLDEN + trial * OTHER_SEED) % (1 << 63) for trial in range(trials)]
     order = op.further(definition, case) if further else None
-    more = None if order is None else asdict(order)
-    device = torch.device(implementation.device)
-    draws = calls.stacked_draws(again, list(inputs.values()), seeds, further=more, seed=seeds[-1], device=device)
-    return {str(name): value for name, value in draws}
+    told: dict[str, Any] = {
+        "further": order and asdict(order),
+        "seed": seeds[-1],
+        "device": torch.device(implementation.device),
+    }
+    return {str(name): value for name, value in calls.stacked_draws(again, list(inputs.values()), seeds, **told)}
 
 
 # In a worker.
@@ -176,24 +168,21 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     given = contextlib.ExitStack()  # the outputs that were returned last
 
     def load(item: Mapping[str, Any]) -> "Runner | Unavailable":
+        if len(loaded) >= MOST_LOADED:
+            loaded.clear()
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                with calls.giving_back(calls.KEPT_BYTES):  # on a GPU others wait for that memory
+                    gc.collect()
         definition = Definition.model_validate(item["definition"])
         implementation = Implementation(item["implementation"])
         implementation.device = device.type
         op, _ = registry.for_definition(definition)
-        why = implementation.unavailable(definition)
-        return Runner(definition, op, implementation, device, dataset) if why is None else why
+        return implementation.unavailable(definition) or Runner(definition, op, implementation, device, dataset)
 
     def run(item: dict[str, Any]) -> dict[str, Any]:
         given.close()
         key = item["implementation"], item["digest"]
-        if key not in loaded:
-            if len(loaded) >= MOST_LOADED:
-                loaded.clear()
-                if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                    with calls.giving_back(calls.KEPT_BYTES):  # other processes wait for GPU memory
-                        gc.collect()
-            loaded[key] = load(item)
-        found = loaded[key]
+        found = loaded[key] = loaded.get(key) or load(item)
         if isinstance(found, Unavailable):
             return {"skip": asdict(found)}
         try:
@@ -245,14 +234,12 @@ class Runner:
         doubted = self.implementation.doubted
         again, reused = self._once_more(case, self._drawn(case), held)
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
-        others = [(self._drawn(other_case), self.op.tells_apart)]
-        if doubted and not self.op.trials(
-            self.definition, case
-        ):  # the first input with rows to permute: equal sums and ends
+        others, draws = [(self._drawn(other_case), self.op.tells_apart)], self.op.trials(self.definition, case)
+        if doubted and not draws:  # the first that has rows: the same sums and ends
             inner = self._drawn(case)
             changed = ((name, value) for name, value in (moved(inner) or {}).items() if value is not inner[name])
             others += [({**inner, name: value}, self._far_apart) for name, value in islice(changed, 1)]
-        same = same_draws if self.op.trials(self.definition, case) else same_bits
+        same = same_draws if draws else same_bits
         remembered = False
         for drawn, apart in others if first else ():
             if not remembered:
@@ -278,10 +265,7 @@ class Runner:
     def _once_more(
         self, case: Case, drawn: Values, held: Container[int | None], places: Values | None = None
     ) -> tuple[Tensors, list[str]]:
-        """Outputs of one more call, and names of those in memory whose address is in `held`.
-
-        `places`: tensors whose memory the inputs reuse where shapes agree.
-        """
+        """Outputs of one more call, on inputs in the memory of `places`, and names of those in held memory."""
         given = dict(self._given(case, drawn))
         for name, there in (places or {}).items():
             value = given[name]
@@ -323,15 +307,12 @@ class Runner:
 def notes_of(
     op: Op, definition: Definition, inputs: Values, returned: Mapping[str, Any], before: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What a call did beside computing; `before` are fingerprints of its inputs before it."""
-    after = fingerprints(inputs)
-    allowed = op.mutated(definition)
-    seen = {address_of(value) for value in inputs.values()}
-    aliased = []
+    """What a call did beside computing, by the fingerprints that its inputs had before."""
+    after, allowed = fingerprints(inputs), op.mutated(definition)
+    seen, aliased = {address_of(value) for value in inputs.values()}, []
     for name, value in returned.items():
         address = address_of(value)
-        if address is not None and address in seen:
-            aliased.append(name)
+        aliased += [name] if address is not None and address in seen else []
         seen.add(address)
     tensors = {name: value for name, value in returned.items() if isinstance(value, torch.Tensor)}
     return {

@@ -49,9 +49,7 @@ def new_name() -> str:
 def refusal(source: str, rules: policy.Rules = policy.REFERENCE) -> Reply | None:
     """The reply for source that the policy refuses; None: it may run."""
     refusals = policy.check(source, rules)
-    if not refusals:
-        return None
-    return Reply(status=Status.REFUSED, message="; ".join(map(str, refusals)))
+    return Reply(status=Status.REFUSED, message="; ".join(map(str, refusals))) if refusals else None
 
 
 class CallError(RuntimeError):
@@ -64,9 +62,8 @@ class CallError(RuntimeError):
 
     @property
     def told(self) -> str:
-        """The last line of the message, which is an exception's own."""
-        lines = self.reply.message.strip().splitlines()
-        return lines[-1] if lines else str(self.reply.status)
+        """The last line of its message, an exception's own."""
+        return [str(self.reply.status), *self.reply.message.strip().splitlines()][-1]
 
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -139,10 +136,8 @@ class Layout:
 PLAIN = Layout()
 
 
-REASONS: Mapping[Status, Error] = {
-    Status.ERROR: Error.EXCEPTION,
-    **{status: Error[status.name] for status in Status if status.name in Error.__members__},
-}
+REASONS = {status: Error[status.name] for status in Status if status.name in Error.__members__}
+REASONS[Status.ERROR] = Error.EXCEPTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,17 +180,13 @@ class CaseResult:
 
     @property
     def facts(self) -> dict[str, Sequence[str]]:
-        """Misconduct that any caller can see; without writes beside tensors and late outputs."""
-        names = ("mutated", "aliased", "subclassed", "surplus")
-        return {name: getattr(self, name) for name in names}
+        """What any caller can be told of; not memory that was written beside tensors, nor late outputs."""
+        return {name: getattr(self, name) for name in ("mutated", "aliased", "subclassed", "surplus")}
 
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """Memory that both sides of one call share: inputs, their description for the worker, room for outputs.
-
-    `gaps` are byte ranges around tensors, each as (name of a tensor beside it, start, end).
-    """
+    """What both sides of a call share: inputs, room for outputs, `gaps` (bytes around tensors, by name)."""
 
     definition: Definition
     op: Op
@@ -206,8 +197,7 @@ class CallMemory:
     layout: Layout
     inputs: Shared
     outputs: Shared
-    # on a GPU the worker works on copies, and writes back inputs that it changed
-    on_gpu: bool
+    on_gpu: bool  # on a GPU the worker works on copies, and writes back inputs that it changed
 
     @classmethod
     @contextmanager
@@ -216,12 +206,19 @@ class CallMemory:
     ) -> Iterator[Self]:
         """Write the inputs, then places for outputs if the layout has them. Raises BorderError: it can not."""
         kept = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-        places = _destinations(definition, case, layout.fill) if layout.destinations else {}
+        every = dict(kept)
+        for name, spec in definition.outputs.items() if layout.destinations else ():
+            dtype, what = TORCH_DTYPES.get(spec.dtype), f"the definition leaves open what the output {name} holds"
+            if dtype is None:
+                raise BorderError(f"{what}: it can not be written to")
+            if not spec.optional:  # filled places of the outputs that the definition always has
+                shape = definition.shape_of(spec, case.axes) or ()
+                every[f"output {name}"] = torch.empty(shape, dtype=dtype).fill_(filler(dtype, layout.fill))
         specs: list[Mapping[str, Any]] = []
         raws: list[tuple[int, torch.Tensor]] = []
         gaps: list[tuple[str, int, int]] = []
         place = 0
-        for name, value in {**kept, **places}.items():
+        for name, value in every.items():
             if not isinstance(value, torch.Tensor):
                 specs.append({"value": value})
                 continue
@@ -250,8 +247,13 @@ class CallMemory:
     def taken(self, said: object) -> CaseResult:
         """The result of a call, from the worker's answer. Raises BorderError: it has another form."""
         answer = answer_of(said)
-        names = self._names(answer)
         wanted, judged = self.definition.outputs, self.op.judged(self.definition)
+        # The name of each output, by its place: the source's own, else the definition's in order.
+        every = [*wanted, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
+        given = ((one.index, every[one.index] if one.name is None else one.name) for one in answer.outputs)
+        names = {index: plain_text(name, NAME_CHARACTERS) for index, name in given}
+        if len(names) != len(answer.outputs) or len(set(names.values())) != len(names):
+            raise BorderError("the worker's answer is not in its form: two outputs of one name")
         outputs = self._outputs(answer, names)
         now, allowed = whole(self.inputs.held), self.op.mutated(self.definition)
         mutated = []
@@ -287,15 +289,6 @@ class CallMemory:
             times=[(events, wall) for events, wall in answer.times],
         )
 
-    def _names(self, answer: CallAnswer) -> dict[int, str]:
-        """Name of each output by its place: the code's own, else the definition's in order."""
-        wanted = [*self.definition.outputs, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
-        given = ((one.index, wanted[one.index] if one.name is None else one.name) for one in answer.outputs)
-        names = {index: plain_text(name, NAME_CHARACTERS) for index, name in given}
-        if len(names) != len(answer.outputs) or len(set(names.values())) != len(names):
-            raise BorderError("the worker's answer is not in its form: two outputs of one name")
-        return names
-
     def _outputs(self, answer: CallAnswer, names: Mapping[int, str]) -> Tensors:
         """Copies of the definition's outputs, as the worker wrote them. Raises BorderError: dtype or size."""
         for output in answer.outputs:
@@ -305,32 +298,15 @@ class CallMemory:
         total = sum(map(aligned, sizes))
         if total > self.outputs.size:
             raise BorderError(f"outputs of {total} bytes, far more than the definition says")
-        outputs: Tensors = {}
-        place = 0
+        outputs, place = dict[str, torch.Tensor](), 0
         for output, size in zip(answer.outputs, sizes, strict=True):
             name, dtype = names[output.index], DTYPES[output.dtype]
             if name in self.definition.outputs:
                 raw = whole(self.outputs.held)[place : place + size].clone()
-                # bytes other than 0 and 1 are no valid bools
-                flat = (
-                    raw != 0 if dtype == torch.bool else raw.view(dtype) if size else torch.empty(0, dtype=dtype)
-                )
+                flat = raw != 0 if dtype == torch.bool else raw.view(dtype)  # whatever else lies there is no bool
                 outputs[name] = flat.reshape(output.shape)
             place += aligned(size)
         return outputs
-
-
-def _destinations(definition: Definition, case: Case, fill: float) -> Values:
-    """Places for the outputs that the definition always has, filled with `fill`."""
-    found: Values = {}
-    for name, spec in definition.outputs.items():
-        dtype = TORCH_DTYPES.get(spec.dtype)
-        if dtype is None:
-            raise BorderError(f"the definition leaves open what the output {name} holds: it can not be written to")
-        if not spec.optional:
-            shape = definition.shape_of(spec, case.axes) or ()
-            found[f"output {name}"] = torch.empty(shape, dtype=dtype).fill_(filler(dtype, fill))
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,9 +337,8 @@ class UntrustedSource:
     definition: Definition
     op: Op
     session: WorkerSession
-    # the module's name in the worker, and the code's name in messages
-    token: str
-    name: str
+    token: str  # the module's name in the worker
+    name: str  # of the code, in messages
     device: str = "cpu"
 
     def run(  # noqa: PLR0913 - one call, spelled out
@@ -427,10 +402,7 @@ def loaded(  # noqa: PLR0913 - one worker, spelled out
     token: str = "",  # the module's name in the worker; empty: a new name
     fill: float | None = NAN,  # value of unwritten memory while the code is loaded
 ) -> Iterator[UntrustedSource]:
-    """A definition's reference, or another source; it is loaded in a new worker at the first call.
-
-    Raises CallError: the policy refuses it.
-    """
+    """A definition's reference, or another source, in a new worker. Raises CallError: the policy refuses it."""
     text = definition.reference if source is None else source
     refused = None if ours or solution is not None else refusal(text)
     if refused is not None:

@@ -1,8 +1,7 @@
 """Workers for our own code: a process in some environment's interpreter, which runs one item after the other.
 
-Ground truths run in one per environment (`traceproof.run.trusted`); solutions are judged and generated tests run
-in others. At the end stands the pool from which untrusted code's workers are forked. Needs no torch, as the
-process that starts a worker may have none.
+Ground truths run in one per environment (`traceproof.run.trusted`), solutions are judged and generated tests run
+in others. At the end the pool that untrusted code's workers are forked from. Needs no torch.
 """
 
 import contextlib
@@ -55,10 +54,8 @@ class Environment:
     python: str
     # from the rule `stack`: `digest`, `versions`, `device`, `device_type`, `cuda_home`
     record: Mapping[str, Any] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(
-        default_factory=dict
-    )  # for its workers, beside the few that are always passed on
-    path: tuple[str, ...] = ()  # folders that precede the installed packages
+    variables: Mapping[str, str] = field(default_factory=dict)  # for its workers, beside those that are passed on
+    path: tuple[str, ...] = ()  # folders of packages that go before what is installed
 
     @property
     def on_gpu(self) -> bool:
@@ -66,10 +63,8 @@ class Environment:
         return self.record.get("device_type") == "cuda"
 
     def told(self, caches: Path | None) -> dict[str, str]:
-        """All environment variables for its workers; `caches` is a folder for what they compile."""
-        compiled = {}
-        if self.on_gpu and caches is not None:
-            compiled = jit.environment(caches, self.record, python=self.python)
+        """All environment variables for its workers; `caches` is for what they compile."""
+        compiled = jit.environment(caches, self.record, python=self.python) if self.on_gpu and caches else {}
         own = Path(traceproof.__file__).resolve().parents[1]
         places = os.pathsep.join([*self.path, str(own)])
         own_files = {"PYTHONDONTWRITEBYTECODE": "1"} if self.path else {}  # writes nothing into a user's checkout
@@ -106,12 +101,10 @@ class EngineSettings:
 class Worker:
     """A process of one environment, replaced when it dies; it ends at the latest with the thread that started it.
 
-    The function that `setup` names, as `module:function`, is called in it with the payload; what that returns is
-    called with each item.
+    What `setup` names, as `module:function`, is called in it with the payload, and what that gives with each item.
     """
 
-    # else a process started meanwhile would inherit this one's socket and keep it open
-    _starting = threading.Lock()
+    _starting = threading.Lock()  # else a process started meanwhile would keep this one's socket open
 
     def __init__(  # noqa: PLR0913 - one process, spelled out
         self,
@@ -123,10 +116,8 @@ class Worker:
         caches: Path | None = None,  # for compiled kernels
         told: Callable[[str], object] = lambda _: None,  # called with what the process reports by `tell`
     ) -> None:
-        self._environment, self._limits, self._caches = environment, limits, caches
-        self._told = told
-        self._begin = setup, dict(payload)
-        self._lock = threading.Lock()
+        self._environment, self._limits, self._caches, self._told = environment, limits, caches, told
+        self._begin, self._lock = (setup, dict(payload)), threading.Lock()
         self._pid = 0
         self._channel: Connection | None = None
         self._baseline = 0  # resident bytes before its first item
@@ -155,16 +146,12 @@ class Worker:
         kept = {name: value for name, value in os.environ.items() if name.startswith(CACHES)}
         own = {**kept, **self._environment.told(self._caches)}
         given = environment(python=python, env=own, gpu=self._environment.on_gpu, home=Path.home())
-        quiet = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
-            *((os.POSIX_SPAWN_DUP2, 0, to) for to in (1, 2)),
-        ]
         ours, theirs = socket.socketpair()
         command = [python, "-P", "-m", "traceproof.run.workers", str(theirs.fileno()), json.dumps(self._begin)]
         with self._starting, theirs:
             theirs.set_inheritable(True)
             try:
-                self._pid = os.posix_spawn(python, command, given, file_actions=quiet)
+                self._pid = os.posix_spawn(python, command, given)
             except OSError as error:
                 raise TraceproofError(f"{python} can not be started: {error}") from error
         self._channel = Connection(ours.detach())
@@ -206,21 +193,16 @@ class Worker:
                     if time.monotonic() >= end:
                         self.close()
                         return Reply(status=Status.TIMEOUT, message=f"not done after {seconds:g} s")
-                    if (
-                        most is not None
-                        and self._baseline
-                        and status_bytes(self._pid, b"RssAnon:", b"RssShmem:") - self._baseline > most
-                    ):
+                    used = status_bytes(self._pid, b"RssAnon:", b"RssShmem:") - self._baseline
+                    if most is not None and self._baseline and used > most:
                         self.close()
-                        message = f"took more than {most} bytes of memory"
-                        return Reply(status=Status.MEMORY, message=message)
+                        return Reply(status=Status.MEMORY, message=f"took more than {most} bytes of memory")
                 said = json.loads(self._channel.recv_bytes())
                 if TOLD in said:
                     self._told(said[TOLD])
         except (EOFError, OSError):
             return Reply(status=Status.CRASH, message=how_it_ended(self.close(killing=False)))
-        value, message = said.get("value"), said.get("message", "")
-        return Reply(status=Status(said["status"]), value=value, message=message)
+        return Reply(**{**said, "status": Status(said["status"])})
 
     @property
     def runs(self) -> bool:
@@ -285,17 +267,14 @@ def untrusted_pool(
     environment: Mapping[str, str] | None = None,
     preload: Sequence[str] = (),
 ) -> Pool:
-    """A pool of workers for untrusted code: they have the runner imported and see nothing else of this project.
-
-    The arguments are those of `Pool`; `preload` is imported beside PyTorch.
-    """
+    """Workers that find the runner and `preload` imported, and see nothing else of ours; see `Pool`."""
     package = Path(traceproof.__file__).resolve().parent
     where, root = package.parent, package.parents[1]
     clone = (root / "Snakefile").is_file()
     project = [root / name for name in ("src", "tests", "examples")] if clone else [package]
-    copies = {Path(folder).resolve() / package.name for folder in sys.path} - {package}  # other installed copies
+    copies = {Path(folder).resolve() / package.name for folder in sys.path} - {package}  # beside what runs
     project += [one for one in copies if one.is_dir()]
-    env = {**(environment or {}), "PYTHONPATH": str(where), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    env = {**(environment or {}), **dict.fromkeys(THREADS, "1"), "PYTHONPATH": str(where)}
     return Pool(
         preload=("torch", *preload, RUNNER),
         conceal=[*project, *conceal],

@@ -1,7 +1,4 @@
-"""The layers of isolation around untrusted code: which ones this machine offers, found by trying; entering them.
-
-Last comes what a worker sees of the file system, and the new root that shows just that.
-"""
+"""The layers around untrusted code: which there are, found by trying, how one enters them, its view of files."""
 
 import contextlib
 import os
@@ -14,12 +11,10 @@ from pathlib import Path
 
 from traceproof.sandbox import kernel
 
-# Installed software: libraries and programs, no user's data.
-_SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /opt /nix/store /gnu/store /sys"
-SYSTEM = tuple(_SYSTEM.split())
-# Of /etc, only what loading a library or looking up a time zone or a user needs; the rest may hold keys.
-_ETC = "alternatives group ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf passwd"
-ETC = tuple(_ETC.split())
+# Installed software; libraries and programs, nobody's data.
+SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /opt /nix/store /gnu/store /sys"
+# Of /etc, only what loading a library or naming a time zone or a user needs: the rest may hold keys.
+ETC = "alternatives group ld.so.cache ld.so.conf ld.so.conf.d localtime nsswitch.conf passwd"
 DEVICES = ("null", "full", "random", "urandom")  # below /dev
 GPU_DEVICES = ("nvidia*", "dxg", "zero")  # /dev/zero gives memory that is counted for no process once it is mapped
 # Of /proc, files that change the machine: root, who owns them, needs no capability to write to them.
@@ -28,8 +23,7 @@ SHARED = "/dev/shm"  # noqa: S108 - a small one of the worker's own
 SHARED_MEMORY = "size=64m,nr_inodes=4096,mode=1777"  # what CUDA and semaphores put into /dev/shm is small
 # CUDA does not start behind Landlock (cuInit gives 304, seen with driver 580); its private file view remains.
 CUDA_REFUSES = ("landlock",)
-HOLDS = "holds"
-ABSENT = "absent: "
+HOLDS, ABSENT = "holds", "absent: "
 LEFT_OUT = ABSENT + "left out on request"
 REASON_BYTES = 4096  # at most PIPE_BUF: written to a pipe in one piece
 
@@ -65,17 +59,10 @@ LAYERS = {  # around untrusted code; a machine may lack some
 
 
 def lacking(layers: Mapping[str, str]) -> list[str]:
-    """What untrusted code could reach if only these layers hold; empty: isolation is complete.
-
-    Several layers give the same protection: a GPU's driver does not start behind Landlock, for example.
-    """
+    """What untrusted code could reach with these layers, of which several may do for one protection."""
     holds = {name for name, state in layers.items() if state == HOLDS}
-    protections = {
-        "this user's files": {"files", "landlock"},
-        "the network": {"network", "system_calls"},
-        "other processes": {"process", "landlock"},
-        "privileges": {"privileges", "user"},
-    }
+    protections = {"this user's files": {"files", "landlock"}, "the network": {"network", "system_calls"}}
+    protections |= {"other processes": {"process", "landlock"}, "privileges": {"privileges", "user"}}
     return [what for what, layers in protections.items() if not holds & layers]
 
 
@@ -83,8 +70,7 @@ def new_user() -> None:
     """Enter a user namespace of the same user and group, with every capability inside it and none outside."""
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(kernel.CLONE_NEWUSER)
-    with contextlib.suppress(FileNotFoundError):  # kernels before 3.19
-        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
 
@@ -124,8 +110,7 @@ def give_up(plan: frozenset[str], seen: VisibleFiles, *, processes: bool, gpu: b
 def probe(stage: str, without: Collection[str] = ()) -> tuple[frozenset[str], dict[str, str]]:
     """Try all layers at once, or else each in a process of its own; returns those that hold, and all states.
 
-    Must run in a single thread, before anything heavy is imported. `stage` is an empty folder; other folders are
-    made beside it.
+    Must run in a single thread, with nothing heavy imported. `stage` is an empty folder; others lie beside it.
     """
     with tempfile.TemporaryDirectory(dir=Path(stage).parent) as scratch:
         seen = view_of_this_process(scratch, gpu=False)
@@ -191,8 +176,8 @@ def outcome_of(call: Callable[[], object]) -> str:
 
 
 def view_of_this_process(scratch: str, *, gpu: bool, more: Sequence[str] = ()) -> VisibleFiles:
-    """The view that this interpreter needs: its own files, folders of libraries that it has loaded, and `more`."""
-    wanted = [*SYSTEM, *(f"/etc/{name}" for name in ETC), *more]
+    """The view that this interpreter needs: its own files, the libraries it has loaded, and `more`."""
+    wanted = [*SYSTEM.split(), *(f"/etc/{name}" for name in ETC.split()), *more]
     wanted += [sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.path.realpath(sys.executable)).parent)]
     wanted += [path for path in sys.path if path]
     for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
@@ -214,9 +199,7 @@ def _without_nested(paths: Iterable[str]) -> tuple[str, ...]:
 
     No path in the result leads through a link, so creating it below a new root never reaches outside of that.
     """
-    wanted: set[str] = set()
-    for path in paths:
-        wanted |= _links_and_target(path)
+    wanted = {one for path in paths for one in _links_and_target(path)}
     kept: list[str] = []
     for path in sorted(wanted - {"/"}):
         if not any(path.startswith(other + "/") for other in kept):
@@ -231,9 +214,8 @@ def _links_and_target(path: str) -> set[str]:
     todo = os.path.abspath(path)  # noqa: PTH100 - must not resolve links
     while todo != real:
         parts = todo.split("/")
-        link = next(
-            ("/".join(parts[:n]) for n in range(2, len(parts) + 1) if Path("/", *parts[:n]).is_symlink()), None
-        )
+        above = ("/".join(parts[:count]) for count in range(2, len(parts) + 1))
+        link = next((one for one in above if Path(one).is_symlink()), None)
         if link is None or link in found:
             break
         found.add(link)
@@ -312,7 +294,4 @@ def _make_point(path: str, stage: str) -> None:
     """Create an empty folder or file below the stage, to which `path` can be bound."""
     target = Path(stage + path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if Path(path).is_dir():
-        target.mkdir(exist_ok=True)
-    else:
-        target.touch()
+    (target.mkdir if Path(path).is_dir() else target.touch)(exist_ok=True)

@@ -17,7 +17,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterable
-from errno import EINVAL, ENOSYS, EPERM
+from errno import ENOSYS, EPERM
 from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -40,17 +40,20 @@ PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 X86_64, AARCH64 = "x86_64", "aarch64"
 MACHINE = platform.machine()
-# System calls without a wrapper in libc: (number on x86_64, on aarch64). From 424 on they are equal.
-NUMBERS = {
-    "capset": (126, 91),
-    "pivot_root": (155, 41),
-    "seccomp": (317, 277),
-    "mount_setattr": (442, 442),
-    "landlock_create_ruleset": (444, 444),
-    "landlock_add_rule": (445, 445),
-    "landlock_restrict_self": (446, 446),
-}
-KNOWN_MACHINE = MACHINE in {X86_64, AARCH64}
+Numbers = tuple[int | None, int | None]  # of a call: x86_64's and aarch64's
+
+
+def _calls(text: str) -> dict[str, Numbers]:
+    """Of `name x86_64 aarch64, ...` the numbers by name; `-` where the processor has no such call."""
+    calls = (call.split() for call in text.split(","))
+    return {name: (int(first), None if second == "-" else int(second)) for name, first, second in calls}
+
+
+# Calls that libc has no wrapper for. From 424 on numbers are the same everywhere.
+NUMBERS = _calls(
+    "capset 126 91, pivot_root 155 41, seccomp 317 277, mount_setattr 442 442, landlock_create_ruleset 444 444, "
+    "landlock_add_rule 445 445, landlock_restrict_self 446 446"
+)
 
 
 def checked(result: int, what: str) -> int:
@@ -62,10 +65,10 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(name: str, *arguments: ctypes.c_void_p | ctypes.Array[ctypes.c_char] | bytes | int | None) -> int:
-    """Make a system call by name. Raises OSError: it is refused, or its number on this processor is not known."""
-    if not KNOWN_MACHINE:
+    """A system call by name. Raises OSError: it is refused, or its number on this processor is not known here."""
+    number = dict(zip((X86_64, AARCH64), NUMBERS[name], strict=True)).get(MACHINE)
+    if number is None:
         raise OSError(ENOSYS, f"{name}: not known on {MACHINE}")
-    number = NUMBERS[name][0 if MACHINE == X86_64 else 1]
     words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     return checked(LIBC.syscall(ctypes.c_long(number), *words), name)
 
@@ -117,8 +120,7 @@ def restrict_mounts(target: str, flags: int) -> None:
 def _mounts_below(target: str) -> list[tuple[str, int]]:
     """Mount points at and below a folder, each with the flags that a remount must repeat."""
     flags = (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME)
-    options = "ro nosuid nodev noexec noatime nodiratime relatime"
-    names = dict(zip(options.split(), flags, strict=True))
+    names = dict(zip(["ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime"], flags, strict=True))
     found = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         fields = line.split(" ")
@@ -137,11 +139,7 @@ def drop_capabilities() -> None:
             prctl(PR_CAPBSET_DROP, capability)
         except PermissionError:  # without CAP_SETPCAP the other sets are empty, too
             break
-    try:
-        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    except OSError as error:
-        if error.errno != EINVAL:  # kernels before 4.3 have no ambient set
-            raise
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = (0x20080522).to_bytes(4, "little") + bytes(4)  # _LINUX_CAPABILITY_VERSION_3, this process
     syscall("capset", header, bytes(24))
 
@@ -150,21 +148,19 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 14, 1 << 15
 READ = EXECUTE | READ_FILE | READ_DIR
 DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEV
-ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV  # rights that apply to files as well as folders
-RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # (version, number of rights from it on)
-NET_BY_VERSION = (4, 0b11)  # from version 4: bind and connect of TCP
-# from version 6: no abstract Unix sockets and signals beyond the restricted processes
-SCOPE_BY_VERSION = (6, 0b11)
+ON_FILES = (
+    EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+)  # rights that a file can have, not a folder alone
+RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))  # from this version on so many rights
+NET_BY_VERSION = (4, 0b11)  # bind and connect of TCP
+SCOPE_BY_VERSION = (6, 0b11)  # abstract Unix sockets and signals only among the restricted
 VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
-    """Restrict this process to these folders and files by Landlock; absent ones are ignored. Needs no_new_privs.
-
-    Raises OSError: the kernel refuses.
-    """
-    known = syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)  # version of the interface
+    """Leave this process only these paths, those that exist, after no_new_privs. Raises OSError: refused."""
+    known = syscall("landlock_create_ruleset", None, 0, VERSION_FLAG)  # of the interface
     handled = (1 << max(count for least, count in RIGHTS_BY_VERSION if known >= least)) - 1
     net = NET_BY_VERSION[1] if known >= NET_BY_VERSION[0] else 0
     scope = SCOPE_BY_VERSION[1] if known >= SCOPE_BY_VERSION[0] else 0
@@ -190,26 +186,17 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
 
 
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
-X32_BIT = 0x40000000  # x86_64's second table of the same calls, all refused
-LOAD, AND, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_SET, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+X32_BIT = 0x40000000  # x86_64's second table of the same calls: refused whole
+LOAD, AND, JUMP_EQUAL, JUMP_GREATER_EQUAL, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER_AT, ARCH_AT, ARGUMENTS_AT = 0, 4, 16  # struct seccomp_data
 FILTER_FLAG_SPEC_ALLOW = 1 << 2  # without it, kernels before 5.16 slow all memory access of the process
-SET_MODE_FILTER, PR_SET_SECCOMP, MODE_FILTER = 1, 22, 2
+SET_MODE_FILTER = 1
 
 CLONE_THREAD = 0x00010000
 CLONE_NEW = 0x7E020080  # every CLONE_NEW* flag of clone(2)
 AF_UNIX = 1
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # typing into a terminal
-
-Numbers = tuple[int | None, int | None]
-
-
-def _calls(text: str) -> dict[str, Numbers]:
-    """Parse `name x86_64 aarch64, ...` into numbers by name; `-`: the processor has no such call."""
-    calls = (call.split() for call in text.split(","))
-    return {name: (int(first), None if second == "-" else int(second)) for name, first, second in calls}
-
 
 REFUSED = {
     # other processes' memory, descriptors and registers
@@ -269,57 +256,48 @@ class FilterProgram:
         if number is not None:
             self.code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
 
-    def refuse_argument(self, numbers: Numbers, argument: int, test: int, value: int, *, when: bool) -> None:
-        """Refuse a call if `test` (JUMP_EQUAL or JUMP_SET) of the argument's low word and `value` gives `when`."""
+    def refuse_argument(
+        self, numbers: Numbers, argument: int, value: int, *, bits: int = 0xFFFFFFFF, when: bool = True
+    ) -> None:
+        """Refuse a call if it is `when` that `bits` of an argument's low word are `value`."""
         number = numbers[self._column]
         if number is not None:
             self.code += [
-                (JUMP_EQUAL, 0, 4, number),
-                (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # low word: both processors are little-endian
-                (test, 0, 1, value) if when else (test, 1, 0, value),
+                (JUMP_EQUAL, 0, 5, number),
+                (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),  # both processors are little-endian: the low word
+                (AND, 0, 0, bits),
+                (JUMP_EQUAL, 0, 1, value) if when else (JUMP_EQUAL, 1, 0, value),
                 (RETURN, 0, 0, ERRNO | EPERM),
                 (LOAD, 0, 0, NUMBER_AT),
             ]
-
-    def refuse_flags(self, numbers: Numbers, argument: int, flags: int) -> None:
-        """Refuse a call whose argument has all bits of `flags`."""
-        self.code += [
-            (JUMP_EQUAL, 0, 5, numbers[self._column] or 0),
-            (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),
-            (AND, 0, 0, flags),
-            (JUMP_EQUAL, 0, 1, flags),
-            (RETURN, 0, 0, ERRNO | EPERM),
-            (LOAD, 0, 0, NUMBER_AT),
-        ]
 
 
 def filter_program(machine: str, *, processes: bool, only_signal: int | None, gpu: bool = False) -> bytes:
     """The seccomp filter for a machine (x86_64 or aarch64), as bytes.
 
     Threads may always be started, processes only with `processes`. `only_signal` is the only process that may be
-    sent signals; None: any that is visible. Only with `gpu` may files in memory be made and shared memory be
-    mapped, as a GPU's driver does.
+    sent signals; None: any that is visible. Only with `gpu` may files in memory be made and shared memory mapped.
     """
     built = FilterProgram(machine)
     if not gpu:  # what is written there and unmapped counts for no process
         built.refuse(MEMFD_CREATE)
-        built.refuse_flags(MMAP, 3, SHARED_ANONYMOUS)
+        built.refuse_argument(MMAP, 3, SHARED_ANONYMOUS, bits=SHARED_ANONYMOUS)
     for numbers in REFUSED.values():
         built.refuse(numbers)
-    built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, invisible to a filter; libc falls back to clone
-    built.refuse_argument(CLONE, 0, JUMP_SET, CLONE_NEW, when=True)
+    built.refuse(CLONE3, ENOSYS)  # its flags lie in memory, out of a filter's sight; libc falls back to clone
+    built.refuse_argument(CLONE, 0, 0, bits=CLONE_NEW, when=False)
     if not processes:
-        built.refuse_argument(CLONE, 0, JUMP_SET, CLONE_THREAD, when=False)
+        built.refuse_argument(CLONE, 0, 0, bits=CLONE_THREAD)
         built.refuse(FORK)
         built.refuse(VFORK)
-    built.refuse_argument(SOCKET, 0, JUMP_EQUAL, AF_UNIX, when=False)
-    built.refuse_argument(SETSOCKOPT, 2, JUMP_EQUAL, SO_SNDBUF, when=True)  # the guard assumes the default size
-    built.refuse_argument(IOCTL, 1, JUMP_EQUAL, TIOCSTI, when=True)
-    built.refuse_argument(IOCTL, 1, JUMP_EQUAL, TIOCLINUX, when=True)
-    built.refuse_argument(PRCTL, 0, JUMP_EQUAL, PR_SET_PDEATHSIG, when=True)
+    built.refuse_argument(SOCKET, 0, AF_UNIX, when=False)
+    built.refuse_argument(SETSOCKOPT, 2, SO_SNDBUF)  # what a guard takes each to hold
+    built.refuse_argument(IOCTL, 1, TIOCSTI)
+    built.refuse_argument(IOCTL, 1, TIOCLINUX)
+    built.refuse_argument(PRCTL, 0, PR_SET_PDEATHSIG)
     if only_signal is not None:
         for call in (KILL_CALL, TGKILL, SIGQUEUE, TGSIGQUEUE):
-            built.refuse_argument(call, 0, JUMP_EQUAL, only_signal, when=False)
+            built.refuse_argument(call, 0, only_signal, when=False)
         built.refuse(TKILL)
         built.refuse(PIDFD_SIGNAL)
     return b"".join(struct.pack("=HBBI", *line) for line in [*built.code, (RETURN, 0, 0, ALLOW)])
@@ -330,12 +308,7 @@ def install_filter(code: bytes) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: a 16-bit count, padding, a pointer
     described = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
-    try:
-        syscall("seccomp", SET_MODE_FILTER, FILTER_FLAG_SPEC_ALLOW, described)
-    except OSError:  # kernels before 4.17 do not know the flag
-        zero = ctypes.c_ulong(0)
-        result = LIBC.prctl(ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(MODE_FILTER), described, zero, zero)
-        checked(result, "seccomp")
+    syscall("seccomp", SET_MODE_FILTER, FILTER_FLAG_SPEC_ALLOW, described)
 
 
 READ_BYTES = 1 << 16  # a status file has 2 KiB
@@ -350,15 +323,10 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def numbers_in(proc: str) -> list[int]:
-    """Process ids in a /proc folder."""
-    return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208 - called many times a second
-
-
 def descendants(pid: int) -> list[int]:
     """Process ids of all descendants of `pid`, parents before children."""
     children: dict[int, list[int]] = {}
-    for number in numbers_in("/proc"):
+    for number in map(int, filter(str.isdigit, os.listdir("/proc"))):  # noqa: PTH208 - called many times a second
         with contextlib.suppress(OSError, IndexError):
             # The command's name may contain spaces and brackets: fields count from the last bracket.
             parent = int(_read(f"/proc/{number}/stat").rpartition(b")")[2].split()[1])

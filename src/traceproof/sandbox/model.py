@@ -1,7 +1,4 @@
-"""What a caller sets and gets back: limits, and a reply per item.
-
-Then the form of messages between processes: a length, then JSON. Nothing is ever unpickled.
-"""
+"""What a caller says and gets back: limits, a reply per item; messages are a length, then JSON, never a pickle."""
 
 import fcntl
 import json
@@ -108,11 +105,7 @@ class TooLargeError(BrokenMessageError):
 
 
 def encode(message: Any) -> bytes:  # noqa: ANN401 - any JSON value
-    """A message as bytes, with its length first; NaN and infinities are written as Python's json does.
-
-    Raises:
-        TypeError, ValueError, RecursionError: the value is not JSON.
-    """
+    """The message as it goes over the wire, NaN too. Raises TypeError, ValueError, RecursionError: no JSON."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return LENGTH.pack(len(body)) + body
 
@@ -154,12 +147,8 @@ def receive(channel: socket.socket) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _exactly(channel: socket.socket, count: int) -> bytes:
-    """`count` bytes of a socket; fewer at its end."""
-    parts = []
-    while count:
-        part = channel.recv(min(count, MIB))
-        if not part:
-            break
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+    """So many bytes; fewer at the stream's end."""
+    found = bytearray()
+    while len(found) < count and (part := channel.recv(min(count - len(found), MIB))):
+        found += part
+    return bytes(found)

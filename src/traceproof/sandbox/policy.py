@@ -194,9 +194,8 @@ class _Reading:
     def _learn(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                self._paths[alias.asname or alias.name.partition(".")[0]] = (
-                    alias.name if alias.asname else alias.name.partition(".")[0]
-                )
+                first = alias.name.partition(".")[0]
+                self._paths[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 self._paths[alias.asname or alias.name] = f"{node.module}.{alias.name}"
@@ -281,10 +280,8 @@ class _Reading:
         if name in REFUSED_ATTRIBUTES:
             yield "attribute", f".{name} {REFUSED_ATTRIBUTES[name]}"
         elif name.startswith("__") and name.endswith("__") and name not in ALLOWED_DUNDERS:
-            yield (
-                "dunder",
-                f".{name} reaches behind the object; only operators, __init__, __name__, __doc__ may be named",
-            )
+            told = "only operators, __init__, __name__, __doc__ may be named"
+            yield "dunder", f".{name} reaches behind the object; {told}"
 
     def _name(self, node: ast.Name) -> Iterator[tuple[str, str]]:
         if node.id in REFUSED_NAMES and (node.id.startswith("__") or node.id in self._builtins):
@@ -304,17 +301,12 @@ class _Reading:
 
     def _refused_path(self, path: str) -> Iterator[tuple[str, str]]:
         parts = path.split(".")
-        if parts[0] not in self._rules.imports:
+        named = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        if parts[0] not in self._rules.imports or not self._rules.paths.isdisjoint(named):
             return
-        named = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-        if named & self._rules.paths:
-            return
-        for end in range(2, len(parts) + 1):
-            prefix = ".".join(parts[:end])
-            if prefix in REFUSED_PATHS and not any(one.startswith(f"{path}.") for one in self._rules.paths):
-                yield "call", f"{prefix} {REFUSED_PATHS[prefix]}"
-                return
-        for part in parts[1:]:
-            if part in MODULES_WITHIN or (part.startswith("_") and not part.endswith("__")):
-                yield "attribute", f"{path} reaches inside the module {parts[0]}"
-                return
+        leads = any(one.startswith(f"{path}.") for one in self._rules.paths)  # to what may be named
+        prefix = next((one for one in named[1:] if one in REFUSED_PATHS), None)
+        if prefix is not None and not leads:
+            yield "call", f"{prefix} {REFUSED_PATHS[prefix]}"
+        elif any(one in MODULES_WITHIN or (one.startswith("_") and not one.endswith("__")) for one in parts[1:]):
+            yield "attribute", f"{path} reaches inside the module {parts[0]}"

@@ -24,37 +24,18 @@ from typing import Any, Self
 import traceproof
 from traceproof.errors import TraceproofError
 from traceproof.files import own_folder
+from traceproof.sandbox import model
 from traceproof.sandbox.isolation import lacking
-from traceproof.sandbox.model import (
-    ANSWERED,
-    CONNECTIONS,
-    ITEM,
-    LENGTH,
-    MIB,
-    PACKET_BYTES,
-    BrokenMessageError,
-    Limits,
-    Reply,
-    Status,
-    TooLargeError,
-    decode,
-    encode,
-    is_whole,
-)
 from traceproof.text import plain_text
 
 ANSWER_SPACE = 4096  # bytes beside the value: status, message, time
 MOST_SECONDS = 1e9  # largest plausible time in an answer
-# Killing takes milliseconds; a process that hangs in a driver ends when the driver lets it.
-KILL_SECONDS = 10.0
+KILL_SECONDS = 10.0  # Killing takes milliseconds; a process that hangs in a driver ends when the driver lets it.
 START_SECONDS = 180.0  # importing torch from a cold network file system
 STOP_SECONDS = 5.0
-# Variables that a worker gets: where libraries and GPUs are. Everything else, such as tokens, stays out.
-_PASSED = (
-    "CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES LD_LIBRARY_PATH MKL_NUM_THREADS "
-    "NVIDIA_VISIBLE_DEVICES OMP_NUM_THREADS TZ"
-)
-PASSED = tuple(_PASSED.split())
+# What a worker may see of the environment: where libraries and GPUs are. Everything else, tokens too, stays here.
+_OF_CUDA = "CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES"
+PASSED = (*_OF_CUDA.split(), "LD_LIBRARY_PATH", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "TZ")
 
 
 def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -> dict[str, str]:
@@ -77,8 +58,8 @@ def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU must not start CUDA
         **{name: os.environ[name] for name in PASSED if name in os.environ},
         **env,
-        # A driver sets up eight channels to a GPU per process, and processes wait for each other's: one is enough.
-        **({CONNECTIONS: "1"} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+        # A driver sets up eight channels to a GPU for a process, and processes wait for each other's: one will do.
+        **({model.CONNECTIONS: "1"} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
     }
 
 
@@ -86,8 +67,7 @@ def environment(*, python: str, env: Mapping[str, str], gpu: bool, home: Path) -
 class Pool:
     """Keeps an interpreter with `preload` imported, from which workers are forked in milliseconds.
 
-    Use it as a context manager; `session` may be called from several threads at once. The interpreter starts when
-    it is first needed.
+    A context manager; `session` may be called from several threads. The interpreter starts when first needed.
     """
 
     # modules to import before the first fork. On import they must not start threads, run tensor operations or
@@ -102,10 +82,8 @@ class Pool:
     readable: Sequence[Path] = ()
     # layers (keys of LAYERS) to leave out: because one stands in the way, or to test the others
     without: Collection[str] = ()
-    # files and folders hidden from isolated workers, even inside of readable ones
-    conceal: Sequence[Path] = ()
-    # whether untrusted code may run with incomplete isolation; if not, each item's status says so
-    weak: bool = True
+    conceal: Sequence[Path] = ()  # files and folders hidden from isolated workers, even inside of readable ones
+    weak: bool = True  # whether untrusted code may run with incomplete isolation; else items say so
 
     def __post_init__(self) -> None:
         self._conceal = sorted(os.path.realpath(path) for path in self.conceal)
@@ -122,10 +100,7 @@ class Pool:
         self.close()
 
     def layers(self) -> dict[str, str]:
-        """Each layer of isolation around untrusted code: "holds", or "absent: " and why, as tried on this machine.
-
-        Raises TraceproofError: the interpreter does not start, or a module can not be imported.
-        """
+        """Each layer: "holds", or "absent: " and why, as tried here. Raises TraceproofError: none can be tried."""
         with self._lock:
             self._start()
             return dict(self._layers)
@@ -141,22 +116,22 @@ class Pool:
         # item's value
         setup: str,
         payload: Any,  # noqa: ANN401 - any JSON value
-        limits: Limits | None = None,  # None: the defaults
-        # an existing folder that the worker may write to, and that is kept; None: a temporary one
+        limits: model.Limits | None = None,  # None: the defaults
+        # an existing folder that the worker may write to and that stays; None: one that is removed
         scratch: Path | None = None,
         # the path at which the worker sees that folder, which needs the layer `files`; None: its own path
         at: Path | None = None,
     ) -> "WorkerSession":
-        """A context manager that runs items one by one in a worker. Failures are in each item's reply."""
-        return WorkerSession(self, {"setup": setup, "payload": payload}, limits or Limits(), scratch, at)
+        """A worker for one item after the other; a context manager. What fails is in the reply of each."""
+        return WorkerSession(self, {"setup": setup, "payload": payload}, limits or model.Limits(), scratch, at)
 
-    def worker(self, limits: Limits, scratch: Path, at: Path | None = None) -> "Conversation":
-        """Start a worker; a failure to start shows at its first message. Raises as `layers` does."""
-        folder = str(scratch.resolve())
+    def worker(self, limits: model.Limits, scratch: Path, at: Path | None = None) -> "Conversation":
+        """A new worker; a failure to start one shows at its first message. Raises as `layers` does."""
+        folder = scratch.resolve()
         said = {
             "limits": limits.as_json(),
-            "scratch": folder,
-            "at": folder if at is None else str(at),
+            "scratch": str(folder),
+            "at": str(at or folder),
             "conceal": self._conceal,
         }
         with self._lock:
@@ -186,12 +161,9 @@ class Pool:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._open.enter_context(self._control)
         python = self.python or sys.executable
-        order = {
-            "gpu": self.gpu,
-            "readable": [os.path.abspath(path) for path in self.readable],  # noqa: PTH100 - links stay links
-            "without": sorted(self.without),
-            "modules": list(self.preload),
-        }
+        readable = [os.path.abspath(path) for path in self.readable]  # noqa: PTH100 - links stay links
+        order: dict[str, Any] = {"gpu": self.gpu, "readable": readable, "without": sorted(self.without)}
+        order["modules"] = list(self.preload)
         command = [python, "-P", "-m", "traceproof.sandbox.worker", str(theirs.fileno()), json.dumps(order)]
         try:
             with theirs, (folder / "log").open("wb") as log:
@@ -211,7 +183,7 @@ class Pool:
         self._control.settimeout(START_SECONDS)
         reply: dict[str, Any] = {}
         try:
-            reply = json.loads(self._control.recv(PACKET_BYTES) or b"{}")
+            reply = json.loads(self._control.recv(model.PACKET_BYTES) or b"{}")
             problem = reply.get("error", "it ended without a word")
         except TimeoutError:
             problem = f"no word from it within {START_SECONDS:g} s"
@@ -250,14 +222,14 @@ class WorkerSession:
     """Runs items in one worker, replaced whenever it dies; once a worker can not be set up, all items fail."""
 
     def __init__(
-        self, pool: Pool, begin: dict[str, Any], limits: Limits, scratch: Path | None, at: Path | None
+        self, pool: Pool, begin: dict[str, Any], limits: model.Limits, scratch: Path | None, at: Path | None
     ) -> None:
         self._pool, self._begin, self._limits, self._scratch, self._at = pool, begin, limits, scratch, at
         self._open = contextlib.ExitStack()  # the worker, and its temporary folder
         self._worker: Conversation | None = None
         self._starting = threading.Lock()
         self._reach = ""
-        self._refused: Reply | None = None
+        self._refused: model.Reply | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -272,8 +244,8 @@ class WorkerSession:
         item: Any,  # noqa: ANN401 - any JSON value; with files, an object
         seconds: float | None = None,
         files: Sequence[int] = (),
-    ) -> Reply:
-        """Run one item, in `seconds` or the limit's; its `files` are descriptors, which count against no limit."""
+    ) -> model.Reply:
+        """Run one item, in `seconds` or the limit's; what lies in its files counts against no limit."""
         self.start()
         if self._refused is not None:
             return self._refused
@@ -288,10 +260,11 @@ class WorkerSession:
                 self._start()
 
     def interrupt(self) -> None:
-        """End the worker, from any thread; a waiting `ask` returns, and no worker is started any more."""
-        self._refused = self._refused or Reply(status=Status.CRASH, message="interrupted: nobody waits for it")
-        worker = self._worker
-        if worker is not None and not worker.ended:
+        """Have the worker ended, from whatever thread: who waits for an answer is told so, and none is started."""
+        self._refused = self._refused or model.Reply(
+            status=model.Status.CRASH, message="interrupted: nobody waits for it"
+        )
+        if (worker := self._worker) is not None and not worker.ended:
             worker.interrupt()
 
     def _start(self) -> None:
@@ -307,17 +280,15 @@ class WorkerSession:
         if self._reach and not self._pool.weak:
             message = (
                 f"not run: on this machine untrusted code could reach {self._reach} (namespaces and Landlock are"
-                " absent or not allowed here); --allow-weak-isolation runs it all the same"
             )
-            self._refuse(Reply(status=Status.ISOLATION, message=message))
-            return
-        begun = self._worker.ask(self._begin, self._limits.setup_seconds)
-        if begun.status is not Status.OK:
-            self._refuse(replace(begun, message=f"setup: {begun.message}", isolation=self._reach))
-
-    def _refuse(self, reply: Reply) -> None:
-        self._refused = reply
-        self._open.close()
+            message += " absent or not allowed here); --allow-weak-isolation runs it all the same"
+            self._refused = model.Reply(status=model.Status.ISOLATION, message=message)
+        else:
+            begun = self._worker.ask(self._begin, self._limits.setup_seconds)
+            if begun.status is not model.Status.OK:
+                self._refused = replace(begun, message=f"setup: {begun.message}", isolation=self._reach)
+        if self._refused is not None:
+            self._open.close()
 
 
 class Conversation:
@@ -328,8 +299,8 @@ class Conversation:
         data: socket.socket,
         output: int,
         life: socket.socket,
-        limits: Limits,
-        layers: Mapping[str, str],  # isolation around it, as its interpreter found
+        limits: model.Limits,
+        layers: Mapping[str, str],  # around it, as its interpreter found them
     ) -> None:
         self.layers = layers
         self._data, self._output, self._life = data, output, life
@@ -339,45 +310,37 @@ class Conversation:
         data.setblocking(False)  # noqa: FBT003 - positional in the standard library
         os.set_blocking(output, False)
 
-    def ask(self, message: dict[str, Any], seconds: float, files: Sequence[int] = ()) -> Reply:
-        """Send a message with file descriptors, and wait for the answer; the status tells a worker's failures.
-
-        Raises:
-            TypeError, ValueError: the message is not JSON.
-            TraceproofError: no worker could be started.
-        """
+    def ask(self, message: dict[str, Any], seconds: float, files: Sequence[int] = ()) -> model.Reply:
+        """Ask, and wait for the reply. Raises TypeError, ValueError: it is no JSON; TraceproofError: no worker."""
         identity = secrets.token_hex(8)
-        request = encode(message | {"id": identity})
+        request = model.encode(message | {"id": identity})
         self._printed, started = 0, time.monotonic()
-        self._tell(ITEM + str(sum(os.fstat(file).st_size for file in files)).encode())
+        self._tell(model.ITEM + str(sum(os.fstat(file).st_size for file in files)).encode())
         try:
             answer = self._exchanged(memoryview(request), files, started + seconds)
         except TimeoutError:
-            return self._end(Status.TIMEOUT, f"not done after {seconds:g} s", started)
-        except TooLargeError as error:
-            return self._end(Status.OUTPUT, str(error), started)
-        except BrokenMessageError as error:
-            return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
-        if answer is None:
-            if self._printed > self._limits.output_bytes:
-                return self._end(Status.OUTPUT, f"printed more than {self._limits.output_bytes} bytes", started)
-            return self._end(None, "", started)
-        return self._checked(answer, identity, started)
+            return self._end(model.Status.TIMEOUT, f"not done after {seconds:g} s", started)
+        except model.TooLargeError as error:
+            return self._end(model.Status.OUTPUT, str(error), started)
+        except model.BrokenMessageError as error:
+            return self._end(model.Status.CRASH, f"the worker's answer can not be read: {error}", started)
+        if answer is None and self._printed > self._limits.output_bytes:
+            return self._end(model.Status.OUTPUT, f"printed more than {self._limits.output_bytes} bytes", started)
+        return self._end(None, "", started) if answer is None else self._checked(answer, identity, started)
 
-    def _checked(self, answer: Any, identity: str, started: float) -> Reply:  # noqa: ANN401 - any JSON value
-        """The reply for an answer in the expected form; any other answer was forged, and ends the worker."""
+    def _checked(self, answer: Any, identity: str, started: float) -> model.Reply:  # noqa: ANN401 - any JSON value
+        """The answer as this package's child gives it; anything else did not come from there."""
         try:
-            in_turn = answer["id"] == identity
-            status = Status(answer["status"])
+            in_turn, status = answer["id"] == identity, model.Status(answer["status"])
             told = plain_text(str(answer.get("message", "")))
             took = min(max(float(answer.get("seconds", time.monotonic() - started)), 0.0), MOST_SECONDS)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            return self._end(Status.CRASH, f"the worker's answer can not be read: {error}", started)
+            return self._end(model.Status.CRASH, f"the worker's answer can not be read: {error}", started)
         if not in_turn:
-            return self._end(Status.CRASH, "the worker answered another question", started)
-        self._tell(ANSWERED)
-        value = answer.get("value") if status is Status.OK else None
-        return Reply(status=status, value=value, message=told, seconds=took)
+            return self._end(model.Status.CRASH, "the worker answered another question", started)
+        self._tell(model.ANSWERED)
+        value = answer.get("value") if status is model.Status.OK else None
+        return model.Reply(status=status, value=value, message=told, seconds=took)
 
     def _tell(self, word: bytes) -> None:
         with contextlib.suppress(OSError):  # a guard that is gone has left a report
@@ -406,18 +369,18 @@ class Conversation:
                 over = self.over()
                 if open_ and not self._pull(arrived):
                     selector.unregister(self._data)
-                whole = is_whole(arrived, self._most)
+                whole = model.is_whole(arrived, self._most)
                 self._drain()
                 if whole or over or self._printed > self._limits.output_bytes:
-                    return decode(arrived[LENGTH.size :]) if whole else None
+                    return model.decode(arrived[model.LENGTH.size :]) if whole else None
         raise TimeoutError
 
     def _pull(self, arrived: bytearray) -> bool:
         """Read what has arrived of an answer; False at the end of the stream. Raises as `is_whole` does."""
         try:
-            while data := self._data.recv(MIB):
+            while data := self._data.recv(model.MIB):
                 arrived += data
-                is_whole(arrived, self._most)
+                model.is_whole(arrived, self._most)
         except BlockingIOError:
             return True
         except OSError:
@@ -426,10 +389,8 @@ class Conversation:
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._output, MIB):
+            while self._printed <= self._limits.output_bytes and (data := os.read(self._output, model.MIB)):
                 self._printed += len(data)
-                if self._printed > self._limits.output_bytes:
-                    return
 
     def over(self) -> bool:
         """Whether the worker is gone: ended from here, or its guard has sent a report."""
@@ -439,15 +400,15 @@ class Conversation:
             selector.register(self._life, selectors.EVENT_READ)
             return bool(selector.select(0))
 
-    def _end(self, status: Status | None, message: str, started: float) -> Reply:
-        """End the worker and return the reply; with status None the guard's report decides."""
+    def _end(self, status: model.Status | None, message: str, started: float) -> model.Reply:
+        """End the worker. With no status given, the guard's report decides."""
         seconds = time.monotonic() - started
         report = self.close()
         if status is None:
             status, message = explain(report, self._limits)
         if "reason" not in report:
             message += f"; its end was not confirmed within {KILL_SECONDS:g} s"
-        return Reply(status=status, message=message.lstrip("; "), seconds=seconds)
+        return model.Reply(status=status, message=message.lstrip("; "), seconds=seconds)
 
     def close(self) -> dict[str, Any]:
         """End the worker if it lives; returns the guard's report, {} if there is none."""
@@ -459,10 +420,9 @@ class Conversation:
         self._life.settimeout(KILL_SECONDS)
         with contextlib.suppress(OSError, ValueError):
             try:
-                said = self._life.recv(PACKET_BYTES)
-            # the guard closed before it read our last word; its report can still be read
-            except ConnectionResetError:
-                said = self._life.recv(PACKET_BYTES)
+                said = self._life.recv(model.PACKET_BYTES)
+            except ConnectionResetError:  # the guard left our last word unread; what it said is still there
+                said = self._life.recv(model.PACKET_BYTES)
             report = json.loads(said or b"{}")
             self._drain()
         self.abandon()
@@ -481,21 +441,21 @@ class Conversation:
         os.close(self._output)
 
 
-def explain(report: dict[str, Any], limits: Limits) -> tuple[Status, str]:
-    """Status and message for a guard's report. Raises TraceproofError: no worker could be started."""
+def explain(report: dict[str, Any], limits: model.Limits) -> tuple[model.Status, str]:
+    """Status and words for the end that a guard reports. Raises TraceproofError: there was no worker at all."""
     match report.get("reason"):
         case "failed":
             raise TraceproofError(f"no worker can be started here: {report['message']}")
         case "memory":
-            return Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
+            return model.Status.MEMORY, f"took more than {limits.memory_bytes} bytes of memory"
         case "processes":
-            return Status.PROCESSES, f"started more than {limits.processes} processes"
+            return model.Status.PROCESSES, f"started more than {limits.processes} processes"
         case "scratch":
-            return Status.OUTPUT, f"wrote more than {limits.file_bytes} bytes into its scratch folder"
+            return model.Status.OUTPUT, f"wrote more than {limits.file_bytes} bytes into its scratch folder"
         case "ended":
-            return Status.CRASH, how_it_ended(int(report["wait_status"]))
+            return model.Status.CRASH, how_it_ended(int(report["wait_status"]))
         case _:
-            return Status.CRASH, "the worker and its guard exited without reporting a status"
+            return model.Status.CRASH, "the worker and its guard exited without reporting a status"
 
 
 def how_it_ended(wait_status: int) -> str:
@@ -503,10 +463,6 @@ def how_it_ended(wait_status: int) -> str:
     if wait_status == -1:
         return "the worker ended, and nobody saw how"
     code = os.waitstatus_to_exitcode(wait_status)
-    if code >= 0:
-        return f"the worker exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "unknown"
-    return f"the worker was killed by signal {-code} ({name})"
+    names = {int(one): one.name for one in signal.Signals}
+    killed = f"the worker was killed by signal {-code} ({names.get(-code, 'unknown')})"
+    return killed if code < 0 else f"the worker exited with code {code}"

@@ -31,15 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from traceproof.sandbox import kernel
-from traceproof.sandbox.isolation import (
-    VisibleFiles,
-    give_up,
-    leave,
-    new_user,
-    probe,
-    view_of_this_process,
-)
+from traceproof.sandbox import isolation, kernel
 from traceproof.sandbox.model import ANSWERED, ITEM, LENGTH, MIB, PACKET_BYTES, Limits, Status, encode, receive
 
 Handler = Callable[[Any], Any]
@@ -70,9 +62,9 @@ class WorkerSpec:
     """A request for a worker, with what is common to all requests."""
 
     limits: Limits
-    plan: frozenset[str]  # layers that this machine has
-    seen: VisibleFiles  # the worker's file view, if the plan has one
-    stage: str  # an empty folder, where that view is built
+    plan: frozenset[str]  # the layers that this machine has
+    seen: isolation.VisibleFiles  # what the worker keeps of the file system if the plan gives it a view of its own
+    stage: str  # an empty folder to build that view at
     gpu: bool
 
     @property
@@ -83,7 +75,7 @@ class WorkerSpec:
     def told(self, request: bytes) -> Self:
         """The spec of one worker: this one, completed by a request's JSON."""
         said = json.loads(request)
-        seen = VisibleFiles(self.seen.readable, said["at"], self.seen.devices, source=said["scratch"])
+        seen = isolation.VisibleFiles(self.seen.readable, said["at"], self.seen.devices, source=said["scratch"])
         return replace(self, limits=Limits(**said["limits"]), seen=seen.concealing(said["conceal"]))
 
 
@@ -98,10 +90,10 @@ def main(arguments: Sequence[str]) -> int:
     control.set_inheritable(False)
     stage = Path.cwd() / "root"
     stage.mkdir()
-    plan, layers = probe(str(stage), order["without"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the process group; the supervisor decides
+    plan, layers = isolation.probe(str(stage), order["without"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the supervisor decides
     if "user" in plan:
-        new_user()  # shared by all workers
+        isolation.new_user()  # which all workers share
     if "process" in plan:
         # A process namespace owned by that user namespace: `serve` returns to it by setns, which would be refused
         # for the machine's.
@@ -111,11 +103,10 @@ def main(arguments: Sequence[str]) -> int:
             control.close()
             return os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) & 0xFF
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    problem = import_all(order["modules"])
-    if problem:
+    if problem := import_all(order["modules"]):
         control.send(json.dumps({"error": problem}).encode())
         return 1
-    seen = view_of_this_process("", gpu=order["gpu"], more=order["readable"])
+    seen = isolation.view_of_this_process("", gpu=order["gpu"], more=order["readable"])
     control.send(json.dumps({"ready": True, "layers": layers}).encode())
     serve(control, WorkerSpec(limits=Limits(), plan=plan, seen=seen, stage=str(stage), gpu=order["gpu"]))
     return 0
@@ -202,7 +193,7 @@ def guard(spec: WorkerSpec, data: socket.socket, supervisor: socket.socket) -> N
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        leave(spec.plan, spec.seen, spec.stage)
+        isolation.leave(spec.plan, spec.seen, spec.stage)
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         baseline = kernel.status_bytes(os.getpid(), b"RssAnon:", b"VmPTE:")
         worker = os.fork()
@@ -230,8 +221,7 @@ class Guard:
 
     worker: int  # process id
     baseline: int  # bytes of memory at its start
-    # a message: an item begins or was answered; its end: "end the worker"
-    supervisor: socket.socket
+    supervisor: socket.socket  # a message: an item begins or was answered; its end: "end the worker"
     spec: WorkerSpec  # with the worker's limits
     _next_scratch: float = field(default=0.0, init=False)
     _full: bool = field(default=False, init=False)
@@ -317,8 +307,7 @@ def folder_bytes(folder: Path) -> int:
 def work(spec: WorkerSpec, data: socket.socket) -> None:
     """Main function of a worker, right after its fork into the guard's namespaces."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    # undo the interpreter's setting, so that its own /proc/self is readable
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # undone, so that its own /proc/self is readable
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -330,7 +319,7 @@ def work(spec: WorkerSpec, data: socket.socket) -> None:
     tempfile.tempdir = None  # computed anew from TMPDIR
     os.chdir(spec.scratch)
     set_limits(spec)
-    give_up(spec.plan, spec.seen, processes=spec.limits.processes != 0, gpu=spec.gpu)
+    isolation.give_up(spec.plan, spec.seen, processes=spec.limits.processes != 0, gpu=spec.gpu)
     answer_all(data, spec)
 
 
@@ -380,11 +369,10 @@ def answer_all(channel: socket.socket, spec: WorkerSpec) -> None:
         try:
             data = encode(answer | own)
         except (TypeError, ValueError, RecursionError) as error:
-            said = f"the handler's value is not JSON: {error}"
-            data = encode(own | {"status": Status.ERROR, "message": said})
+            data = encode({**own, "status": Status.ERROR, "message": f"the handler's value is not JSON: {error}"})
         if len(data) - LENGTH.size > most:
             said = f"an answer of {len(data)} bytes; the limit is {most}"
-            data = encode(own | {"status": Status.OUTPUT, "message": said})
+            data = encode({**own, "status": Status.OUTPUT, "message": said})
         channel.sendall(data)
         if not held:
             return
@@ -394,14 +382,10 @@ def guarded(call: Callable[[], Any]) -> dict[str, Any]:
     """Make a call; whatever it raises becomes an answer, also SystemExit, which would end the worker."""
     try:
         return {"status": Status.OK, "value": call()}
-    except BaseException as error:  # noqa: BLE001 - the reply says what it was
-        return {"status": _status_of(error), "message": describe(error)}
-
-
-def _status_of(error: BaseException) -> Status:
-    text = _text_of(error).lower() if isinstance(error, RuntimeError) else ""
-    short = isinstance(error, MemoryError) or any(sign in text for sign in MEMORY_SIGNS)
-    return Status.MEMORY if short else Status.ERROR
+    except BaseException as error:  # noqa: BLE001 - the verdict on untrusted code is made of it
+        text = _text_of(error).lower() if isinstance(error, RuntimeError) else ""
+        short = isinstance(error, MemoryError) or any(sign in text for sign in MEMORY_SIGNS)
+        return {"status": Status.MEMORY if short else Status.ERROR, "message": describe(error)}
 
 
 def _text_of(error: BaseException) -> str:
@@ -416,11 +400,8 @@ def describe(error: BaseException) -> str:
     own = str(Path(__file__).parent)
     runner = f"{Path(own).parent}/run/runner.py"
     with contextlib.suppress(BaseException):
-        kept = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if not frame.filename.startswith(own) and frame.filename != runner
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        kept = [one for one in frames if not one.filename.startswith(own) and one.filename != runner]
         where = "".join(traceback.format_list(kept[-TRACEBACK_FRAMES:]))
         what = "".join(traceback.format_exception_only(error)).strip()
         return f"{where}{what}"[-MESSAGE_CHARACTERS:]

@@ -20,7 +20,7 @@ from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 from traceproof.files import MIB, own_folder, read_bytes, write_if_changed, write_json
 from traceproof.programs import without_secrets
-from traceproof.run.schema import REFERENCE, VerdictRow, read_rows
+from traceproof.run.schema import REFERENCE, VerdictRow, each_row
 from traceproof.text import literal, printable
 
 if TYPE_CHECKING:  # the driver's environment alone can read known.yaml
@@ -44,7 +44,7 @@ class Divergences:
     def __init__(self, *, verdicts: Path | None = None, known: Sequence["KnownFinding"] = ()) -> None:
         self._rows: dict[str, list[VerdictRow]] = {}
         for path in sorted(verdicts.glob("*.jsonl")) if verdicts is not None else ():
-            for row in read_rows(path):
+            for row in each_row(path):
                 if row.implementation == REFERENCE and row.bad and row.case is not None:
                     self._rows.setdefault(row.definition, []).append(row)
         self._known = known
