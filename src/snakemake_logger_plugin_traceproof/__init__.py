@@ -1,7 +1,7 @@
-"""Snakemake's output for people: one line per finished job, failures with their log, nothing else.
+"""Replaces Snakemake's output by one line per finished job, and failures with their log.
 
-The Snakefile installs it: a profile that names a plugin ends another environment's Snakemake with a page of usage.
-`--verbose` gives Snakemake's own output back.
+The Snakefile installs it, since a profile with a plugin's name makes a Snakemake that lacks it end with its usage.
+With `--verbose`, Snakemake's own output appears instead.
 """
 
 import os
@@ -20,16 +20,16 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 KEPT = "What is finished is kept; the same command goes on from there."
-DEFAULT = "DefaultStreamHandler"  # the name of Snakemake's own
+DEFAULT = "DefaultStreamHandler"  # name of Snakemake's handler
 CLEAR = "\r\x1b[K"  # a job may have left a live line on the terminal
-TABLES = "verify_"  # rules of this prefix end with a table of their own
-TARGETS = ("chain", "run_tests")  # and so do these
-CODE = "TRACEPROOF_FINDINGS"  # variable: what a command's Snakemake ends with on findings, apart from its own 1
+TABLES = "verify_"  # prefix of rules that end with a table
+TARGETS = ("chain", "run_tests")  # other such rules
+CODE = "TRACEPROOF_FINDINGS"  # variable with the exit code for findings, as Snakemake's 1 is for errors
 MIB = 1 << 20
-LITTLE = 100  # MiB free of a disk, on which jobs may fail for want of more
+LITTLE = 100  # MiB free on a disk: less may be why a job failed
 SHOWN = 3  # failed jobs named in a run's last line
-LINTED = "Congratulations, your workflow"  # what `snakemake --lint` says of a workflow that lacks nothing
-# What Snakemake says beside JOB_ERROR when a job failed.
+LINTED = "Congratulations, your workflow"  # start of `snakemake --lint` without findings
+# Starts of further messages about a job that JOB_ERROR reports.
 ECHOES = (
     "RuleException",
     "CalledProcessError",
@@ -39,9 +39,9 @@ ECHOES = (
 
 
 def install(workflow: Any) -> "LogHandler":  # noqa: ANN401 - Snakemake has no types
-    """Replace Snakemake's own output by this handler, which is returned, and set what SIGINT and SIGPIPE do.
+    """Replace Snakemake's handler by a new one, which is returned, and handle SIGINT and SIGPIPE.
 
-    With another logger plugin or `--verbose` Snakemake's output stays and this handler writes nothing.
+    With another logger plugin or `--verbose`, Snakemake's handler stays and the new one writes nothing.
     """
     manager = workflow.logger_manager
     handler = LogHandler(manager.settings, None)
@@ -57,34 +57,34 @@ def install(workflow: Any) -> "LogHandler":  # noqa: ANN401 - Snakemake has no t
 
 
 class LogHandler(LogHandlerBase):
-    """Writes to stderr, in place of Snakemake's own output; Snakemake keeps its full log below .snakemake/log."""
+    """Writes Snakemake's events to stderr; Snakemake keeps its full log below .snakemake/log."""
 
     writes_to_stream = has_filter = has_formatter = True
     writes_to_file = needs_rulegraph = False
-    silent = False  # whether another one writes
-    remote = False  # whether this is a batch system's job of a run, whose own process says how it ends
+    silent = False  # whether another handler writes
+    remote = False  # whether this is one job in a batch system, so that the run's process reports the end
 
     def __post_init__(self) -> None:
         self._started = time.monotonic()
         self._names: dict[int, str] = {}
         self._finished = ""
         self._stopping = False
-        self._full = ""  # where a failed job's disk has little room, that
-        self._failed: dict[str, bool] = {}  # jobs, in the order in which they did; whether by findings alone
+        self._full = ""  # text on a failed job's disk, if it is nearly full
+        self._failed: dict[str, bool] = {}  # job -> whether only by findings, in order of failure
 
     def interrupted(self, number: int, frame: FrameType | None) -> None:
-        """Say at once what an interrupt does: jobs end by it as well, and Snakemake reports each as an error."""
+        """Report an interrupt, once and at once: jobs end by it too, and Snakemake reports each as an error."""
         if not self._stopping:
             self._stopping = True
             self._write(f"Stopping. {KEPT}")
         signal.default_int_handler(number, frame)
 
     def end(self) -> None:
-        """End a run of which a job failed; its last line says which, unless findings are all there is.
+        """End a run with failed jobs; the last line names them, unless there are only findings.
 
-        Raises SystemExit: with the exit code, but in a batch system's job.
+        Raises SystemExit: with the exit code, except in a batch system's job.
         """
-        from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED  # not there in another environment
+        from traceproof.run.entry import FINDINGS, INTERRUPTED, UNFINISHED  # may be absent when this is loaded
 
         if self.remote:
             return
@@ -99,7 +99,7 @@ class LogHandler(LogHandlerBase):
         raise SystemExit(UNFINISHED)
 
     def emit(self, record: LogRecord) -> None:
-        """Write what a record has to say, if anything."""
+        """Write the text for a record, if it has one."""
         text = self._text(record)
         if text and not self.silent:
             self._write(text)
@@ -117,7 +117,7 @@ class LogHandler(LogHandlerBase):
                 return self._announced(values)
             case LogEvent.JOB_FINISHED:
                 self._finished = self._names.get(values["job_id"], "")
-                self._failed.pop(self._finished, None)  # it was tried again
+                self._failed.pop(self._finished, None)  # a retry succeeded
             case LogEvent.PROGRESS:
                 return self._progress(values["done"], values["total"])
             case LogEvent.JOB_ERROR | LogEvent.GROUP_ERROR:
@@ -145,7 +145,7 @@ class LogHandler(LogHandlerBase):
         return f"[{done:{len(str(total))}}/{total}] {seconds:5.0f} s  {self._finished}"
 
     def _failure(self, values: Mapping[str, Any]) -> str:
-        if "groupid" in values:  # each of its jobs is told as well
+        if "groupid" in values:  # each of its jobs is reported too
             logs = ", ".join(values["aux_logs"]) or "none, so it was not accepted: too large for any of its nodes?"
             return f"FAILED group {values['groupid']}; the batch system's log: {logs}"
         name = self._names.get(values["jobid"], values["rule_name"])
@@ -157,9 +157,8 @@ class LogHandler(LogHandlerBase):
         if self._failed[name]:
             return ""
         said = str(values.get("rule_msg") or "")
-        batch = (
-            f"{said} " if said and not said.startswith("Error in rule") else ""
-        )  # what a batch system says of its job
+        # The batch system's message about its job.
+        batch = f"{said} " if said and not said.startswith("Error in rule") else ""
         return f"FAILED {name}; {batch}what it said: {', '.join(values['log'])}"
 
 
@@ -169,7 +168,7 @@ def _is_target(name: str) -> bool:
 
 
 def _found(log: str) -> bool:
-    """Whether a job ended with findings, as its log says last."""
+    """Whether a job ended with findings, by the end of its log."""
     from traceproof.run.entry import FOUND
 
     try:
