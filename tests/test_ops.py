@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from traceproof.dataset.definition import Definition
-from traceproof.judge.arbitration import generic_mutants
+from traceproof.judge.arbitration import OutputMutant, generic_mutants
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Unsupported, rounded
 from traceproof.ops.cases import BEFALLEN, UNUSUAL, Case
@@ -180,14 +180,14 @@ def test_a_case_of_another_size_fits(definition: Definition, *, long: bool) -> N
 def test_unusual_values_spread_as_in_the_reference(definition: Definition) -> None:
     op = registry.get(definition.op_type).of_form(definition)
     base = op.of_size(definition, ops.case_named(definition, "small-0"), 5, long=False)
+    plain = ops.inputs_of(definition, base)
     for value, names in op.unusual(definition).items():
         if not names:
             continue
         params = {**base.params, UNUSUAL: value, BEFALLEN: names}
         subject = solve(definition, replace(base, params=params))
-        plain = solve(definition, base)
         for name in names:
-            given, before = subject.inputs[name], plain.inputs[name]
+            given, before = subject.inputs[name], plain[name]
             if not isinstance(given, torch.Tensor) or not isinstance(before, torch.Tensor):
                 continue
             changed = ~torch.isclose(given, before, rtol=0, atol=0)
@@ -247,10 +247,15 @@ def test_equivalent_variants_pass_and_mutants_fail(definition: Definition) -> No
     dtypes = {name: TORCH_DTYPES[spec.dtype] for name, spec in definition.outputs.items()}
     for case in cases(definition, "small", "medium"):
         subject = solved(definition, case)
-        for variant in variants:
-            outputs = variant.make(subject)
+        right = [variant.make(subject) for variant in variants]
+        for variant, outputs in zip(variants, right, strict=True):
             assert outputs is None or not refused(subject, outputs), f"{case.id}: {variant.name}"
-        given = {mutant: mutant.make(subject) for mutant in waiting}
+        given = {
+            mutant: right[0] and mutant.change(right[0])
+            if isinstance(mutant, OutputMutant)
+            else mutant.make(subject)
+            for mutant in waiting
+        }
         for mutant, outputs in given.items():
             if outputs is not None and mutant in own:  # it is wrong by its numbers, not by its form
                 assert {name: outputs[name].dtype for name in dtypes} == dtypes, mutant.name
