@@ -35,6 +35,7 @@ from traceproof.sandbox import GIB
 from variants import variants_of
 
 SIZES = ("small", "medium")
+DATASET = Path("tests/dataset")  # where no other is named
 
 
 @dataclass(slots=True)
@@ -155,10 +156,21 @@ def table(found: Mapping[str, Rates]) -> Iterator[str]:
             yield from (f"- {told}: {name}: {', '.join(t.wronged)}" for name, t in tallies.items() if t.wronged)
 
 
+def command_line(about: str | None) -> argparse.ArgumentParser:
+    """A parser of what `chosen` reads, and of the number of processes."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", type=Path, action="append", help="may be given several times")
+    parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
+    parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
+    parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes")
+    return parser
+
+
 def chosen(options: argparse.Namespace) -> Iterator[Definition]:
     """Up to --per-kind definitions for each op_type and set of names, those of the first dataset first."""
     kinds: dict[tuple[str, ...], int] = {}
-    for dataset in options.dataset:
+    for dataset in options.dataset or [DATASET]:
         for entry in read_tree(dataset).definitions.values():
             definition = entry.definition
             kind = (definition.op_type, *definition.inputs, *definition.outputs)
@@ -180,16 +192,11 @@ def measured(definition: dict[str, Any], seed: int, wrong_seeds: int, ids: Seque
 
 def main() -> int:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, action="append", required=True, help="may be given several times")
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, help="a folder for the tallies, a JSON file per op_type")
-    parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
     parser.add_argument("--seeds", type=int, default=32, help="for right answers")
     parser.add_argument("--first-seed", type=int, default=0, help="leave out the seeds below it")
     parser.add_argument("--wrong-seeds", type=int, default=4, help="for wrong answers")
-    parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
-    parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after these")
     parser.add_argument("--case", nargs="*", default=[], help="these cases alone, of any size, e.g. stress-below")
     options = parser.parse_args()

@@ -10,7 +10,6 @@ passes, or a right one of `--texts` is refused.
 
 from __future__ import annotations
 
-import argparse
 import secrets
 import sys
 import time
@@ -23,7 +22,7 @@ from unittest.mock import patch
 
 import yaml
 
-from calibrate import chosen, side_by_side
+from calibrate import DATASET, chosen, command_line, side_by_side
 from known_bugs import settings
 from traceproof.dataset.definition import Definition
 from traceproof.dataset.tree import read_tree
@@ -204,9 +203,7 @@ def as_kernel(one: Wrong, dataset: Path, engine: Engine, seed: int) -> str:
 
 def main() -> int:
     """Print a table, and what passes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, default=Path("tests/dataset"))
-    parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
+    parser = command_line(__doc__)
     parser.add_argument("--seed", type=int, help="drawn unless given")
     parser.add_argument("--sample", type=int, default=100, help="of each kind")
     parser.add_argument("--as", dest="roles", nargs="+", default=["reference", "kernel"])
@@ -214,9 +211,8 @@ def main() -> int:
     parser.add_argument(
         "--texts", type=Path, help="those of a file in place of the families, e.g. lab/unusual.yaml"
     )
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    options.dataset, options.per_kind, options.memory_gib = [options.dataset], 1, 4
+    dataset = (options.dataset or [DATASET])[0]
     options.seed = secrets.randbelow(1 << 20) if options.seed is None else options.seed
     sys.stdout.write(f"seed {options.seed}\n")
     random = Random(options.seed)  # noqa: S311 - a sample
@@ -225,10 +221,10 @@ def main() -> int:
     for kind in KINDS:
         mine = [one for one in made if one.kind == kind]
         taken += random.sample(mine, min(options.sample, len(mine)))
-    taken = [*from_texts(options.texts, options.dataset[0])] if options.texts else taken
+    taken = [*from_texts(options.texts, dataset)] if options.texts else taken
     random.shuffle(taken)  # so that an early end leaves a sample of both
     counts: dict[tuple[str, str], list[str]] = defaultdict(list)
-    given = options.roles, options.dataset[0], options.seed, time.time() + options.seconds
+    given = options.roles, dataset, options.seed, time.time() + options.seconds
     calls = {start: (taken[start : start + AT_ONCE], *given) for start in range(0, len(taken), AT_ONCE)}
     for _, found, error in side_by_side(judged, calls, options.jobs):
         if error is not None:

@@ -7,24 +7,20 @@ nothing of isolation. docs/measurements.md has the figures.
 
 from __future__ import annotations
 
-import argparse
 import math
-import multiprocessing
 import secrets
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import torch
 
-from calibrate import chosen, memory
+from calibrate import chosen, command_line, memory, side_by_side
 from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
 from traceproof.ops.base import TORCH_DTYPES, Tensors, Value, Values
@@ -226,13 +222,8 @@ def from_a_size_on(definition: Definition, op: Op, random: Random) -> Iterator[M
 
 
 def constant(name: str, number: Value) -> Make:
-    """The right way with a scalar replaced."""
+    """The right way with an input replaced, or left out."""
     return lambda _, right: right(**{name: number})
-
-
-def absent(name: str) -> Make:
-    """The right way with an input left out."""
-    return lambda _, right: right(**{name: None})
 
 
 def first_for_all(value: torch.Tensor) -> torch.Tensor:
@@ -260,7 +251,7 @@ def without_effect(definition: Definition, op: Op, _: Random) -> Iterator[Mutant
             axis = (*spec.shape, "")[0] if change is first_for_all else ""
             yield Mutant(INPUT, f"{name}: {told}", on_input(name, change), [name], axis)
         if spec.optional:
-            yield Mutant(INPUT, f"{name} left out", absent(name), [name])
+            yield Mutant(INPUT, f"{name} left out", constant(name, None), [name])
 
 
 def missing(name: str) -> Make:
@@ -302,21 +293,6 @@ def clamped(limit: float, value: torch.Tensor) -> torch.Tensor:
     return torch.where(value.isfinite(), value.clamp(-limit, limit), value)
 
 
-def no_nan(value: torch.Tensor) -> torch.Tensor:
-    """Zeros for NaN."""
-    return torch.where(value.isnan(), 0.0, value)
-
-
-def no_infinity(value: torch.Tensor) -> torch.Tensor:
-    """The largest finite values for infinities."""
-    return torch.where(value.isinf(), torch.finfo(value.dtype).max * value.sign(), value)
-
-
-def flushed(value: torch.Tensor) -> torch.Tensor:
-    """Zeros for what is small."""
-    return torch.where(value.abs() < 2.0**-14, 0.0, value)
-
-
 def wrapped(bits: int, value: torch.Tensor) -> torch.Tensor:
     """Whole numbers in so many bits; -1 stays."""
     return torch.where(value < 0, value, value % (1 << bits))
@@ -327,7 +303,11 @@ def far_changes(said: set[str]) -> dict[str, Change]:
     found: dict[str, Change] = {}
     if "large" in said:
         found |= {f"cut off at {limit:g}": partial(clamped, limit) for limit in LIMITS}
-    hidden = {"small": flushed, "nan": no_nan, "inf": no_infinity}
+    hidden: dict[str, Change] = {
+        "small": lambda value: torch.where(value.abs() < 2.0**-14, 0.0, value),
+        "nan": lambda value: torch.where(value.isnan(), 0.0, value),
+        "inf": lambda value: torch.where(value.isinf(), torch.finfo(value.dtype).max * value.sign(), value),
+    }
     return found | {f"{value} hidden": change for value, change in hidden.items() if value in said}
 
 
@@ -799,55 +779,44 @@ def main() -> int:
 
     Exit code 1: a right way was refused, or a definition could not be measured.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, action="append")
-    parser.add_argument("--op-type", nargs="*", default=list(registry.known()))
-    parser.add_argument("--per-kind", type=int, default=1, help="definitions for each set of input names")
+    parser = command_line(__doc__)
     parser.add_argument("--seed", type=int, nargs="+", help="of mutants and hidden cases; drawn unless given")
     parser.add_argument("--sizes", nargs="+", default=["small", "medium"])
     parser.add_argument("--kind", nargs="*", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--memory-gib", type=int, default=6, help="leave definitions out that need more")
     parser.add_argument("--right", action="store_true", help="right ways in place of mutants")
     parser.add_argument("--caught", action="store_true", help="say what catches each, too")
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    options.dataset = options.dataset or [Path("tests/dataset")]
     options.seed = options.seed or [secrets.randbelow(1 << 20)]
     sys.stdout.write(f"seed {' '.join(map(str, options.seed))}\n")
     units = [(definition, seed) for seed in options.seed for definition in chosen(options)]
     sizes = {definition.name: memory(definition, options.sizes) for definition, _ in units}
     units.sort(key=lambda unit: -sizes[unit[0].name])  # the largest first: the last one to end decides
+    what = ways_of if options.right else judged
+    calls = {
+        (one.op_type, one.name, seed): (what, one.as_json(), seed, options.sizes, options.kind)
+        for one, seed in units
+    }
     found: dict[tuple[str, str], list[Mutant]] = {}
     counts: Counter[bool] = Counter()
     spent, broken = 0.0, list[str]()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        options.jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        what = ways_of if options.right else judged
-        asked = {
-            pool.submit(timed, what, one.as_json(), seed, options.sizes, options.kind): (one, seed)
-            for one, seed in units
-        }
-        for future in as_completed(asked):
-            definition, seed = asked[future]
-            if (error := future.exception()) is not None:
-                broken.append(f"{definition.name} seed {seed}: {error!r}")
-                continue
-            seconds, seen = future.result()
-            spent += seconds
-            told = f"{definition.name} seed {seed}, {seconds:.0f} s"
-            if options.right:
-                counts.update(bool(one.caught) for one in seen)
-                sys.stderr.write(f"{told}: {len(seen)} right ways\n")
-                sys.stdout.writelines(f"{told}: {one.name}: refused: {one.caught}\n" for one in seen if one.caught)
-                continue
-            found.setdefault((definition.op_type, definition.name), []).extend(seen)
-            passed = [one for one in seen if not (one.caught or one.equal)]
-            sys.stderr.write(f"{told}: {len(passed)} of {sum(not one.equal for one in seen)} pass\n")
-            for one in seen if options.caught else passed:
-                how = one.caught or one.equal or f"PASSES, {one.nearest:.2g}{'' if one.differs else ', same bits'}"
-                sys.stderr.write(f"  {one.kind}: {one.name}: {how}\n")
+    for (op_type, name, seed), result, error in side_by_side(timed, calls, options.jobs):
+        if error is not None:
+            broken.append(f"{name} seed {seed}: {error!r}")
+            continue
+        seconds, seen = result
+        spent += seconds
+        told = f"{name} seed {seed}, {seconds:.0f} s"
+        if options.right:
+            counts.update(bool(one.caught) for one in seen)
+            sys.stderr.write(f"{told}: {len(seen)} right ways\n")
+            sys.stdout.writelines(f"{told}: {one.name}: refused: {one.caught}\n" for one in seen if one.caught)
+            continue
+        found.setdefault((op_type, name), []).extend(seen)
+        passed = [one for one in seen if not (one.caught or one.equal)]
+        sys.stderr.write(f"{told}: {len(passed)} of {sum(not one.equal for one in seen)} pass\n")
+        for one in seen if options.caught else passed:
+            how = one.caught or one.equal or f"PASSES, {one.nearest:.2g}{'' if one.differs else ', same bits'}"
+            sys.stderr.write(f"  {one.kind}: {one.name}: {how}\n")
     sys.stderr.write(f"{spent:.0f} processor seconds\n")
     sys.stdout.writelines(f"not measured: {one}\n" for one in broken)
     if options.right:
@@ -861,6 +830,7 @@ def timed(
     what: Callable[..., list[Mutant]], definition: dict[str, object], *unit: object
 ) -> tuple[float, list[Mutant]]:
     """What is seen of a definition by one seed, and the processor seconds that it took."""
+    torch.set_num_threads(1)
     started = time.process_time()
     seen = what(Definition.model_validate(definition), *unit)
     return time.process_time() - started, seen
