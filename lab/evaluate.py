@@ -16,7 +16,6 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,12 @@ def main(options: argparse.Namespace) -> int:
         os.environ["FIB_CACHE_PATH"] = str(Path(scratch) / "cache")  # builds and logs; read when it is imported
         names = _collect(options, root)
         _benchmark(options, root, sorted(names))
-        found = list(_lines(root / "traces"))
+        traces = root / "traces"
+        found = [
+            (path.relative_to(traces), json.loads(line))
+            for path in sorted(traces.rglob("*.jsonl"))
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
     for place, trace in found:
@@ -64,13 +68,6 @@ def _benchmark(options: argparse.Namespace, root: Path, names: list[str]) -> Non
         benchmark.run_all(dump_traces=True)
     finally:
         benchmark.close()
-
-
-def _lines(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every trace with its file's place below the folder."""
-    for path in sorted(folder.rglob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            yield path.relative_to(folder), json.loads(line)
 
 
 def _tell(names: set[str], traces: list[dict[str, Any]]) -> int:

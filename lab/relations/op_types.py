@@ -43,15 +43,6 @@ def _doubled_a(subject: Subject) -> Experiment | None:
     return other_inputs(values, right=times(2, names.c))
 
 
-def _k_permuted(subject: Subject) -> Experiment | None:
-    names = roles(subject.definition)
-    return permuted({names.a: 1, names.b: 1})(subject)
-
-
-def _n_permuted(subject: Subject) -> Experiment | None:
-    return permuted({roles(subject.definition).b: 0}, 1)(subject)
-
-
 def _k_split(subject: Subject) -> Experiment:
     """The first half of K with the rest zero, and the other way round, add up."""
     names = roles(subject.definition)
@@ -64,8 +55,8 @@ def _k_split(subject: Subject) -> Experiment:
 GEMM = (
     *BATCH,
     Relation("A doubled", _doubled_a, exact=True),
-    Relation("K permuted", _k_permuted),
-    Relation("rows of B permuted", _n_permuted),
+    Relation("K permuted", lambda one: permuted(dict.fromkeys(one.definition.inputs, 1))(one)),
+    Relation("rows of B permuted", lambda subject: permuted({roles(subject.definition).b: 0}, 1)(subject)),
     Relation("K split and added", _k_split),
 )
 
@@ -79,10 +70,8 @@ def _norm_scale(subject: Subject) -> Experiment:
     """The norm of x and of 2 x, both far from eps."""
     names = [name for name in ("hidden_states", "residual") if name in subject.inputs]
     large = {name: subject.tensor(name) * LARGE for name in names}
-    calls = (
-        subject.with_inputs(**large),
-        subject.with_inputs(**{name: 2 * value for name, value in large.items()}),
-    )
+    larger = {name: 2 * value for name, value in large.items()}
+    calls = subject.with_inputs(**large), subject.with_inputs(**larger)
 
     def sides(outputs: Outputs) -> tuple[Tensors, Tensors]:
         return dict(outputs[2]), times(2, "residual_out")(outputs[1])
@@ -311,16 +300,11 @@ def _down(subject: Subject) -> list[str]:
     return [next(name for name in DOWN if name in subject.inputs), *subject.inputs.keys() & {"gemm2_bias"}]
 
 
-def _down_doubled(subject: Subject) -> Experiment | None:
-    return scaled(*_down(subject), output=halved_all)(subject)
-
-
 def _factor_doubled(subject: Subject) -> Experiment | None:
     factor = subject.inputs.get("routed_scaling_factor")
     if not isinstance(factor, int | float):
         return None
-    values = subject.with_inputs(routed_scaling_factor=factor * 2)
-    return other_inputs(values, times(0.5, "output"))
+    return other_inputs(subject.with_inputs(routed_scaling_factor=factor * 2), times(0.5, "output"))
 
 
 def _experts_split(subject: Subject) -> Experiment | None:
@@ -343,7 +327,7 @@ def _experts_split(subject: Subject) -> Experiment | None:
 MOE = (
     *BATCH,
     Relation("experts permuted", _expert_order),
-    Relation("down projection doubled", _down_doubled, exact=True),
+    Relation("down projection doubled", lambda one: scaled(*_down(one), output=halved_all)(one), exact=True),
     Relation("scaling factor doubled", _factor_doubled, exact=True),
     Relation("experts split and added", _experts_split),
 )
