@@ -233,8 +233,10 @@ def is_there(command: str) -> bool | None:
             return session.strip('"').partition("(")[0] in SESSIONS
         case "python" | "python3", [script, *_] if script.startswith(("lab/", "scripts/", "docs/")):
             text = (ROOT / script).read_text() if (ROOT / script).is_file() else ""
-            if "each_definition(" in text:  # which reads the options of several
-                text += (ROOT / "lab/mutate.py").read_text()
+            beside = (
+                (ROOT / script).with_name(f"{name}.py") for name in re.findall(r"(?m)^from (\w+) import", text)
+            )
+            text += "".join(path.read_text() for path in beside if path.is_file())  # several share a command line
             return bool(text) and (script.startswith("scripts/") or all(f'"{one}"' in text for one in given))
     return None
 
