@@ -20,8 +20,8 @@ from traceproof.digests import digest_bytes
 from traceproof.errors import TraceproofError
 
 FILE = "cache.sqlite"  # below results
-WAIT_SECONDS = 120.0  # for other processes that write
-AT_ONCE = 500  # keys that are asked for together
+WAIT_SECONDS = 120.0  # waiting for other processes that write
+AT_ONCE = 500  # keys per query
 COLUMNS = "key TEXT PRIMARY KEY, digest TEXT, value BLOB, written REAL"
 TABLE = f"CREATE TABLE IF NOT EXISTS rows ({COLUMNS}) WITHOUT ROWID"
 DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})  # the last: no table

@@ -1,4 +1,4 @@
-"""What calls need beside: generators, memory, poison, further draws, times. Standard library and torch only."""
+"""What a process does around calls: seeds, memory, fences, more draws, times. Standard library and torch only."""
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ BETWEEN_BYTES, KEPT_BYTES = 4 << 30, 512 << 20
 
 
 def set_seed(seed: int, device: torch.device) -> None:
-    """Set the generators of the CPU and of a GPU in use; `torch.manual_seed` takes 0.1 ms and more per draw."""
+    """Seed the generators of the CPU and of a GPU `device`; `torch.manual_seed` takes 0.1 ms and more per call."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
@@ -55,7 +55,7 @@ def keep_memory() -> None:
     """Make this process keep up to 256 MiB of freed memory for itself.
 
     glibc returns large blocks to the kernel at once, and the next temporary faults them in again page by page:
-    half of the time of arithmetic on tensors of megabytes. So all blocks come from one heap.
+    half of the time of arithmetic on tensors of megabytes. So all blocks come from one heap, trimmed late.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         libc = ctypes.CDLL(None)
@@ -73,7 +73,7 @@ def cuda_is_lost() -> bool:
 
 @contextmanager
 def ending_if_lost(device: torch.device) -> Iterator[None]:
-    """End the process at an exception that leaves its GPU context unusable: no later case is blamed for it."""
+    """End this process at an exception that leaves its GPU context unusable, so that no later case is blamed."""
     try:
         yield
     except Exception:
@@ -99,8 +99,8 @@ def giving_back(most: int) -> Iterator[None]:
                 torch.cuda.empty_cache()
 
 
-# Functions that give tensors, by where their names are looked up: without values, and others, which lie between
-# fences, too.
+# Functions that return tensors without values (UNWRITTEN) and with values, both put between fences; by where their
+# names are looked up.
 _ALLOCATING: Mapping[Any, tuple[str, str]] = {
     torch: ("empty empty_like empty_strided empty_permuted", "zeros zeros_like ones ones_like full full_like"),
     torch.Tensor: ("new_empty new_empty_strided", "new_zeros new_ones new_full"),
@@ -115,7 +115,7 @@ def poisoned(fill: float | None = math.nan) -> Iterator[None]:
 
     A reference that forgets to write a part of such memory would return what lies there: zeros of a fresh page, or
     its own earlier and right answer. Functions are replaced: a dispatch mode slows loops over small tensors by
-    half. `fill` is for floats; integers get their maximum for NaN, else it cut to their range. None: nothing is.
+    half. `fill` is for floats; integers get their maximum for NaN, else `fill` cut to their range. None: no fill.
     """
     if fill is None:
         yield
@@ -156,11 +156,11 @@ PAGES, UNMAPPED, BYTES, UNFENCED = "pages", "unmapped", "bytes", "unfenced"
 
 
 class Fences:
-    """Puts tensors of one call in memory of their own, beside which nothing may be read or written.
+    """Puts tensors of one call in separate memory, beside which nothing may be read or written.
 
     Each lies between two guard pages, access to which ends the process: host memory without permissions, or GPU
     addresses without memory (`GpuPages`). It ends up to ALIGNMENT bytes before the second one, or begins at the
-    first. On a GPU the rest of its pages must not change, which is all where the driver gives no guard pages.
+    first. On a GPU the rest of its pages must not change: the only check if the driver has no guard pages.
     """
 
     def __init__(self, *, at_end: bool) -> None:
@@ -168,7 +168,7 @@ class Fences:
         self.ways: set[str] = set()  # what lies beside its tensors, of the four kinds above
         self._rooms: list[
             tuple[torch.Tensor, int, int]
-        ] = []  # on a GPU: all mapped bytes, tensor's start and size
+        ] = []  # on a GPU: (all mapped bytes, start of the tensor, its size)
 
     def around(self, value: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor between fences; the tensor itself if it is empty, not contiguous or one too many."""
@@ -204,7 +204,7 @@ class Fences:
 
     @property
     def crossed(self) -> bool:
-        """Whether something was written beside a tensor on a GPU."""
+        """Whether bytes beside a tensor on a GPU have changed."""
         return any(
             bool((end != FENCE_BYTE).any())
             for room, start, size in self._rooms
@@ -239,10 +239,10 @@ def driver(name: str, *given: Any) -> None:  # noqa: ANN401 - what ctypes takes
 class GpuPages:
     """GPU memory with unmapped addresses on both sides."""
 
-    dead: ClassVar[list[tuple[int, int, int, int]]] = []  # start, size, page, handle of what no tensor holds
+    dead: ClassVar[list[tuple[int, int, int, int]]] = []  # (start, size, page, handle), held by no tensor
 
     def __init__(self, size: int, index: int) -> None:
-        """At least `size` bytes. Raises OSError: CUDA says no."""
+        """Map at least `size` bytes on GPU number `index`. Raises OSError: the driver refuses."""
         wanted = struct.pack("=4iQ8x", PINNED, 0, ON_DEVICE, index, 0)  # CUmemAllocationProp
         access = struct.pack("=3i", ON_DEVICE, index, READ_WRITE)  # CUmemAccessDesc
         found, base, handle = _SIZE(), _NUMBER(), _NUMBER()
@@ -255,7 +255,7 @@ class GpuPages:
         driver("cuMemMap", start, size, 0, handle.value, 0)
         driver("cuMemSetAccess", start, size, access, 1)
         self._own = start, size, page, handle.value
-        # By this PyTorch takes memory that others hold; it keeps this object for as long as a tensor lies there.
+        # PyTorch wraps foreign memory by this attribute, and keeps this object alive as long as a tensor uses it.
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, False), "version": 2}
 
     def __del__(self) -> None:
@@ -376,7 +376,7 @@ def stacked_draws(  # noqa: PLR0913 - draws of one case, spelled out
     inputs: Sequence[Any],
     seeds: Sequence[int | None],  # of each draw; None: it continues the generator of the draw before
     *,
-    further: Mapping[str, Any] | None,  # `further_draws` that come after these; None: there are none
+    further: Mapping[str, Any] | None,  # for `further_draws`, after these; None: there are none
     seed: int,  # as for `further_draws`
     device: torch.device,
     destinations: int = 0,  # as for `further_draws`
@@ -420,7 +420,7 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
     wall, own = time.monotonic(), time.process_time()
 
     def clock() -> float:
-        """Seconds that calls have taken: on a CPU its own, so that other work beside it costs few draws."""
+        """Seconds that calls took: on a CPU processor time, so that other work costs few draws."""
         taken = time.monotonic() - wall
         return taken if device.type != "cpu" else max(time.process_time() - own, taken / BESIDE)
 
@@ -455,7 +455,7 @@ def further_draws(  # noqa: PLR0913 - one order, spelled out
 
 
 def _unfolded(value: Any, times: int, rows: int) -> torch.Tensor:  # noqa: ANN401 - what untrusted code returns
-    """An output of repeated rows, one repetition after the other, on the host."""
+    """An output of repeated rows on the CPU, [times, rows, ...]. Raises RuntimeError: it has other rows."""
     found, count = torch.as_tensor(value).detach(), times * rows
     if found.dim() < 1 or len(found) != count:
         what = f"a call with {count} rows returned the shape {list(found.shape)}"
@@ -485,7 +485,7 @@ LEAST_FLUSH = 128 << 20  # the same for a GPU, at least
 class Stopwatch:
     """Makes repetitions of a call, each with a cold cache, and inputs with new contents at new addresses.
 
-    Contents of floats move along their last two axes; the last `destinations` inputs are places of outputs.
+    Floats are rotated along their last two axes; the last `destinations` inputs are places for outputs.
     """
 
     def __init__(self, inputs: Sequence[Any], destinations: int, device: torch.device, seed: int) -> None:
@@ -506,7 +506,7 @@ class Stopwatch:
     ) -> tuple[int, int, Any, Sequence[Any]]:
         """One repetition: nanoseconds between events and by wall clock, what was returned, and the inputs.
 
-        Without a call it is all but that, which a clock outside takes off. The turn decides contents alone.
+        With `call` None all but the call is done, to measure the overhead. `turn` alone decides the contents.
         """
         given = self._fresh(turn)
         self._flush.zero_()
@@ -555,7 +555,7 @@ def moved(value: torch.Tensor, turn: int) -> torch.Tensor:
 def timed(
     call: Callable[[Sequence[Any]], Any], watch: Stopwatch, order: Mapping[str, Any]
 ) -> tuple[list[list[int]], Any, Sequence[Any]]:
-    """`count` repetitions from number `first` on: times of each, what the last one returned, and its inputs."""
+    """[events, wall] nanoseconds of each repetition of an order, the last one's result and its inputs."""
     times: list[list[int]] = []
     returned: Any = None
     given: Sequence[Any] = ()

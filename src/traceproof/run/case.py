@@ -42,7 +42,7 @@ HARDLY = 0.01  # a scalar below it may be an epsilon, and half of that would not
 # Powers of two by which rows are multiplied in turn: beyond float16 and fp8, and where exponentials overflow.
 LARGE, LARGEST, SMALL = (17, 4, 9, 7, 13), 30, -18  # LARGEST in the first input alone: what is added to it is lost
 ZERO_STEP = 7  # every seventh of the small rows is zeros
-POOL_STEP, TABLE_STEP = 16, 6  # every such row of a pool, of a table, holds a NaN where rows are picked by index
+POOL_STEP, TABLE_STEP = 16, 6  # rows from one NaN to the next, where rows are picked by index
 BOUNDARY = 300.0  # of an outlier: its square is 22 times what 4,096 others have together
 OF_FLOAT16 = 12  # the largest power of two for float16, and negated the smallest
 HOST_BYTES = 8 << 20  # bytes of inputs that a CPU draws in 16 ms
@@ -97,7 +97,7 @@ def sent_together(inputs: Values, device: torch.device) -> Values:
 
 
 def other(value: Value) -> Value:
-    """About half of a scalar, in more bits than bfloat16 has, 0.25 of a tiny one; tensors, flags, 0 and 1 stay."""
+    """Another value for a scalar: about half, with more bits than bfloat16 has; tensors, flags, 0 and 1 stay."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if isinstance(value, int):
@@ -148,7 +148,7 @@ def put_unusual(definition: Definition, case: Case, inputs: Values) -> None:
 
 
 def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None:
-    """Let one element, BOUNDARY or `alone` among zeros, decide each row of the last axis, at `boundaries`."""
+    """Make one element decide each row of the last axis, at `boundaries` in turn: BOUNDARY, or `alone` in 0s."""
     rows = data.view(-1, data.shape[-1])
     places = torch.tensor(boundaries(data.shape[-1]), device=data.device)
     each = places[torch.arange(len(rows), device=data.device) % len(places), None]
@@ -161,7 +161,7 @@ def put_at_boundaries(data: torch.Tensor, *, alone: float | None = None) -> None
 
 
 def moved(inputs: Values) -> Values | None:
-    """Inputs of which the middle half of every row of floats is reversed; None: they have no such row."""
+    """Inputs with the middle half of every float row reversed, which keeps its sum; None: there is no such row."""
     changed: Values = {}
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() and value.shape[-1] >= 8:
@@ -190,9 +190,9 @@ def make_inputs(  # noqa: C901 - a branch per kind
 ) -> Values:
     """The inputs of a case on `device`, in the definition's order.
 
-    Those that a case describes (a workload line's, or what an `init` made) are taken from there; its blobs are
-    relative to `dataset`, the dataset's root. Raises FileNotFoundError: one is missing; ValueError: a tensor
-    contradicts the definition.
+    Those that a case describes (of a workload line, or made by an `init`) are loaded from there; paths of blobs
+    are relative to `dataset`, the dataset's root. Raises FileNotFoundError: a blob is missing; ValueError: a
+    tensor contradicts the definition.
     """
     draw = Draw(definition=definition.name, case=case.id, seed=case.seed, device=device)
     values: Values = {}
@@ -292,7 +292,7 @@ def expectation(  # noqa: PLR0913 - one output of one case
 ) -> Expected:
     """What the judge expects of an output of a case, given the oracle's entries for it.
 
-    `reference`: whose output it is, which may lose less than a kernel; `on_gpu`: it was computed there.
+    `reference`: it is a reference's output, which may lose less than a kernel's; `on_gpu`: computed on a GPU.
     """
     spec, trials = op.judged(definition)[name], op.trials(definition, case)
     sizes = definition.shape_of(spec, case.axes)

@@ -59,10 +59,10 @@ from traceproof.sandbox import Pool, Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import MAIN, STACKS, TAGGED
 
-MANY_CALLS = 32  # so many at least, and less than twice as many, before a second run's bits are compared
-PATIENCE = 2  # timeouts of an implementation of a definition after which its other cases are not waited for
+MANY_CALLS = 32  # calls before the second run whose bits are compared: at least so many, less than twice as many
+PATIENCE = 2  # timeouts of an implementation in a definition after which its other cases are not run
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
-# In float64 a CPU takes less than two seconds for a case of this memory, and less than a crowded GPU for most.
+# A case of up to this memory takes a CPU less than two seconds in float64, mostly less than a crowded GPU.
 ORACLE_HOST_BYTES = 512 << 20
 Call = Callable[[JudgedCase], CaseResult]  # of untrusted code: calls it for a drawn case
 T = TypeVar("T")
@@ -105,10 +105,10 @@ class Engine:
         self._open.close()
 
     def rows(self, entry: PlannedDefinition, implementations: Sequence[str]) -> Rows:
-        """All rows, pairs last. Raises TraceproofError: a disk is full, or a worker can not be started."""
+        """All rows of a definition, pairs last. Raises TraceproofError: a disk is full, or no worker starts."""
         self.prepare([entry], [name for name in implementations if name not in self.settings.functions])
         wanted = {*implementations}
-        needed = {REFERENCE} if entry.no_oracle is not None else set()  # its shadow stands in for an oracle
+        needed = {REFERENCE} if entry.no_oracle is not None else set()  # the reference's shadow replaces an oracle
         with filled(entry, self.untrusted) as made:
             rows = DefinitionRun(self, made, sorted(wanted | needed)).rows()
         return [row for row in rows if row.implementation in wanted or PAIR in row.implementation]
@@ -124,10 +124,10 @@ class Engine:
         names = {environment_of(name) for name in implementations if name != REFERENCE}
         for name in sorted(names & self.environments.keys()) if closed and len(threads) == 1 else ():
             if self.environments[name].python == sys.executable and name not in self._workers:
-                self._workers_of(self.environments[name]).queue[-1].fork()  # with torch, which takes seconds
+                self._workers_of(self.environments[name]).queue[-1].fork()  # spares the import of torch
         wait_asleep(self.device)
         caches = self.settings.caches
-        if self.device.type != "cuda" or caches is None:  # without them, modules are compiled when called
+        if self.device.type != "cuda" or caches is None:  # without caches, modules are compiled when called
             return
         capability = torch.cuda.get_device_capability()
         wanted = [
@@ -154,7 +154,7 @@ class Engine:
                     )
 
     def not_built(self, name: str, definition: Definition) -> str | None:
-        """Why a ground truth's modules for a definition were not built; waits for them. None: they were."""
+        """Why a ground truth's kernel modules for a definition were not built, after waiting; None: they were."""
         capability = torch.cuda.get_device_capability() if self.device.type == "cuda" else None
         modules = jit.told(name, definition, capability) if capability else ()
         builds = (self._builds.get((environment_of(name), module.label)) for module in modules)
@@ -179,7 +179,7 @@ class Engine:
             return compute(CPU)
 
     def known(self, name: str, entry: PlannedDefinition, definition: Definition) -> CaseResult | None:
-        """What comes of all cases of an implementation without anything being run; None: it has to be run."""
+        """An implementation's result for all cases that is known without running it; None: it has to be run."""
         if name == REFERENCE and not entry.reference:
             return CaseResult.skipped(Unavailable(Skip.NO_REFERENCE, "the definition has no reference"))
         if name == REFERENCE:
@@ -235,7 +235,7 @@ class DefinitionRun:
         self.definition = entry.parsed
         self.op, _ = registry.for_definition(self.definition)
         self.known = {name: engine.known(name, entry, self.definition) for name in names}
-        # Whether two calls gave the same bits; draws that one of them alone made do not count.
+        # Whether two calls gave the same bits; draws that only one of them made do not count.
         self.same = same_draws if any(planned.trials for planned in entry.cases) else same_bits
         self.timeouts: Counter[str] = Counter()
         self.rows_of: dict[str, dict[str, Rows]] = {}  # by case and implementation
@@ -308,7 +308,7 @@ class DefinitionRun:
         except Exception as error:  # noqa: BLE001 - an op's or init's error is this definition's verdict
             case.inputs, case.problem = None, raised(error)
         calls = {one: partial(self._trusted, one, case.planned) for one in trusted if one not in case.results}
-        here = self.settings.functions.keys() & calls.keys()  # in the thread of who asks, who may debug it
+        here = self.settings.functions.keys() & calls.keys()  # in this thread: the user may debug the function
         if call is not None:
             calls[name] = partial(self._untrusted, case, call)
         submit = self.engine.threads.submit
@@ -374,7 +374,7 @@ class DefinitionRun:
             return CaseResult.failed(error.reply)
 
     def _trusted(self, name: str, planned: PlannedCase) -> CaseResult:
-        """What a ground truth leaves of a case, in a worker of its environment or here."""
+        """The result of a ground truth for a case, in a worker; of a user's function, which is called here."""
         item: dict[str, Any] = {
             "implementation": name,
             "definition": self.entry.definition,
@@ -435,10 +435,10 @@ class DefinitionRun:
     # The reference.
 
     def _with_reference(self, plain: Sequence[PlannedCase], hidden: Sequence[PlannedCase]) -> None:
-        """All cases with the reference; one again in other memory and hidden ones, on a CPU in another process."""
+        """All cases with the reference; then one with other fill and hidden ones, on a CPU in a new process."""
         again: JudgedCase | None = None
         repeated, device = any(planned.repeat for planned in plain), self.engine.device.type
-        fill = float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)  # another one in every run
+        fill = float(secrets.randbelow(200) + 20) * (1 if secrets.randbits(1) else -1)  # different in every run
         order: dict[str, Any] = {"limits": self.settings.limits, "device": device}
         process = partial(loaded, self.definition, self.engine.untrusted, **order)
         with process(fill=NAN) as source:
@@ -474,7 +474,7 @@ class DefinitionRun:
                 before = first.inputs, second.outputs
         remembered = False
         threads = 2 if self.engine.device.type == "cpu" else 1  # a cached answer by thread would show
-        held = None if before is None or writes else shapes_of(before[0])  # of the call before
+        held = None if before is None or writes else shapes_of(before[0])  # shapes in the call before
 
         def called(case: JudgedCase) -> CaseResult:  # SAME_MEMORY if its inputs have the shapes of the call before
             nonlocal held
@@ -511,10 +511,10 @@ class DefinitionRun:
         self._finish(first)
 
     def _remembered(self, inputs: Values, outputs: Tensors, earlier: Values, before: Tensors) -> bool:
-        """Whether every output has the bits of the call before, whose inputs were others."""
+        """Whether every output has the bits of the call before, though its inputs were different."""
         flats = [value.reshape(-1) for value in outputs.values()]
         if isinstance(self.op, GenericOp) and all(same_bits(flat[1:], flat[:-1]) for flat in flats):
-            return False  # nothing says that inputs such as these have different answers
+            return False  # nothing says that different inputs have different answers here
         same = bool(outputs) and all(self.same(value, before.get(name)) for name, value in outputs.items())
         return same and self.op.tells_apart(self.definition, on_host(inputs), on_host(earlier))
 
@@ -528,7 +528,7 @@ class DefinitionRun:
         again: bool = False,
         **more: Any,  # noqa: ANN401 - what else a CallRequest says
     ) -> CaseResult:
-        """What a call of the reference leaves, without an oracle its shadow; a draw's seed names no case."""
+        """The result of calling the reference; without an oracle, its shadow also becomes the expected value."""
         planned, inputs = case.planned, case.inputs
         assert inputs is not None
         drawn = int(digest_json([planned.nonce, planned.digest]), 16) % (1 << 63) if planned.trials else None
@@ -552,7 +552,7 @@ def shapes_of(inputs: Values) -> list[object]:
 
 
 def shadowed(reference: str, call: Callable[..., CaseResult]) -> Right:
-    """What `call` gives in each mode of `run.shadow`: float64, another order of sums, and of equal values."""
+    """Results of `call(mode=...)` in float64, with sums in another order, and with ties in another order."""
     found: Tensors = {}
     for mode, what in zip(modes_of(reference), (SHADOW, BASELINE, OTHER_TIES), strict=False):
         try:

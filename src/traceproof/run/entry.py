@@ -54,7 +54,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a pipe that nobody reads any more
             stream.flush()
-    os._exit(code)  # Python would take half a second to take apart all that PyTorch imported
+    os._exit(code)  # Python would take half a second to free what PyTorch imported
 
 
 def run(main: Callable[[], bool | None], *, log: Path) -> None:

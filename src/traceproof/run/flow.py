@@ -261,7 +261,7 @@ class Pipeline:
         return [self.record(stack) for stack in sorted(found)]
 
     def environments(self, op_type: str) -> str:
-        """Where an op_type's implementations run, as JSON: by stack, interpreter, record, a checkout's place."""
+        """Interpreter, record file and folder of a linked checkout, by stack of an op_type, as JSON."""
         found = {}
         for stack in self.stacks_of(op_type):
             path = [self.sources.linked(stack)] if self.sources.of(stack) else []

@@ -70,7 +70,7 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
             yield Case(f"{HIDDEN}{place + 1}", base.size, case.axes, (seed + place + 1) % (1 << 31), case.params)
     size = round(2 ** min(random.uniform(*SEVERAL), _most(definition, op, base, long=True)))
     scalars = any(spec.shape is None for spec in definition.inputs.values())
-    if scalars and not isinstance(op, GenericOp):  # which knows nothing of what they may be
+    if scalars and not isinstance(op, GenericOp):  # GenericOp does not know which scalars are allowed
         one = op.of_size(definition, base, size, long=True)
         params = {**one.params, OTHER_SCALARS: True}
         yield Case(f"{HIDDEN}scalars", base.size, one.axes, (seed + 3) % (1 << 31), params)
@@ -83,7 +83,7 @@ def hidden_cases(definition: Definition, op: Op, base: Case, nonce: int) -> Iter
 def _unusual(  # noqa: PLR0913 - cases of one size and seed
     definition: Definition, op: Op, base: Case, size: int, seed: int, *, alike: bool
 ) -> Iterator[Case]:
-    """Cases of large and small values, NaN and infinities; `alike`: another number of rows makes no other case."""
+    """Cases of large and small values, NaN and infinities; `alike`: no other number of rows is possible."""
     unusual = op.unusual(definition)
     again = ("again-0", "again-1") if "large" not in unusual and not alike else ()
     for turn, value in enumerate([*unusual, *again], 4):

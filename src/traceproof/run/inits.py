@@ -47,10 +47,10 @@ Make = Callable[[Mapping[str, int], int], Made]
 
 @contextmanager
 def maker(definition: Definition, pool: Pool, limits: Limits) -> Iterator[Make]:
-    """Load a definition's `init` in a new worker: what makes inputs for sizes near wanted ones, by a seed.
+    """Load a definition's `init` in a new worker; returns the function that makes inputs for sizes, by a seed.
 
-    Sizes that `init` has no parameter for are its own to choose. Raises InitError: there is none, or the policy
-    refuses it; later that it raises, or gives other shapes or dtypes than the definition's.
+    Sizes near the wanted ones are chosen by `init` if it has no parameter for them. Raises InitError: there is
+    none, or the policy refuses it; later, that it raises, or returns other shapes or dtypes than the definition's.
     """
     entry = entry_of(definition.init or "", (definition.init_entry or "",), handed_on=True)
     refused = refusal(definition.init or "")
@@ -168,7 +168,7 @@ def filled(entry: PlannedDefinition, pool: Pool) -> Iterator[PlannedDefinition]:
 
 
 def _described(definition: Definition, make: Make, planned: PlannedCase, file: IO[bytes]) -> PlannedCase:
-    """A case with the inputs that `init` makes, tensors in a file. Raises InitError: it makes none."""
+    """A case with inputs made by `init`, tensors written to a file. Raises InitError: it makes none."""
     made = make(planned.case.axes, planned.case.seed)
     file.write(save({name: value.contiguous() for name, value in made.tensors.items()}))
     file.flush()

@@ -63,7 +63,7 @@ class Job:
     parallel: int = 1  # definitions computed at the same time
 
     def verify(self, verdicts: Path) -> None:
-        """Write the verdict file, in one rename. Raises TraceproofError: the disk is full; rows are kept."""
+        """Write the verdict file by one rename. Raises TraceproofError: the disk is full; the cache has rows."""
         with ExitStack() as stack:
             keeps = self.cache is not None and self.settings.tolerance is None
             cache = stack.enter_context(Cache(self.cache)) if self.cache is not None and keeps else None
@@ -124,7 +124,7 @@ class _Asked:
         """At first, all rows are missing."""
         self.entry = entry
         self.keys = {name: _key(entry, name, job) for name in sorted(job.implementations)}  # of rows
-        self.keys[PAIR] = digest_json([key for name, key in self.keys.items() if name in TRUTHS])  # pairs are last
+        self.keys[PAIR] = digest_json([key for name, key in self.keys.items() if name in TRUTHS])  # pairs: last
         self.all = digest_json(self.keys)
         self.found: dict[str, Rows] = {}  # by implementation, and PAIR
         self.lacking = {*self.keys}
@@ -162,14 +162,14 @@ class _Asked:
 
     @property
     def _passed(self) -> int:
-        """How many ground truths have rows that passed."""
+        """Number of ground truths with rows that passed."""
         truths = (rows for name, rows in self.found.items() if name in TRUTHS)
         return sum(any(row.verdict is Verdict.PASS for row in rows) for rows in truths)
 
     def compute(self, engine: "Engine") -> dict[str, Any]:
         """Compute the missing rows, and all rows where one of them is disputed; returns what to keep, by key.
 
-        Once more where a process died, which may have been killed from outside; not where others were too slow.
+        Once more if a process died, which something outside may have killed; not if a case timed out.
         """
         rows: Rows = []
         for _ in range(2):
@@ -221,7 +221,7 @@ def _key(entry: PlannedDefinition, name: str, job: Job) -> str:
 
 
 def _broken_row(op_type: str, broken: BrokenFile) -> VerdictRow:
-    """The row of a file that is no definition."""
+    """The row for a file that is no definition."""
     of: dict[str, Any] = {"case": None, "implementation": REFERENCE, "against": None, "output": WHOLE}
     found: dict[str, Any] = {"verdict": Verdict.ERROR, "reason": Error.DEFINITION, "message": broken.message}
     return VerdictRow(definition=Path(broken.path).stem, op_type=op_type, path=broken.path, **of, **found)
@@ -248,7 +248,7 @@ class _Calls:
 
 
 def graded(rows: Iterable[VerdictRow]) -> list[VerdictRow]:
-    """A definition's rows, what passed of its reference with a grade: a user's tolerance proves nothing."""
+    """A definition's rows; those of the reference that passed get a grade, unless by a user's tolerance."""
     found = list(rows)
     passed = [row for row in found if row.verdict is Verdict.PASS]
     kernels = {(row.case, row.output) for row in passed if row.implementation in TRUTHS}

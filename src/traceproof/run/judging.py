@@ -1,4 +1,4 @@
-"""What the judge says of a case: rows, who agrees with whom, pairs; of large cases a chunk of rows at a time."""
+"""Judges a case: rows, who agrees with whom, pairs of ground truths; large cases a chunk of rows at a time."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -36,8 +36,8 @@ from traceproof.run.untrusted import CaseResult
 from traceproof.sandbox import Reply
 from traceproof.stacks import TRUTHS
 
-HELD_APART = 1 << 18  # elements: of larger outputs the errors that are known already bound the difference
-EXPLAINED_BYTES = 1 << 28  # larger cases are not computed again to find out what is wrong with them
+HELD_APART = 1 << 18  # elements: for larger outputs the two known margins bound the difference
+EXPLAINED_BYTES = 1 << 28  # larger cases are not drawn again to find out what is wrong with them
 Rows = list[schema.VerdictRow]
 Rulings = Mapping[str, Ruling]  # by output, or WHOLE
 
@@ -59,8 +59,8 @@ class JudgedCase:
     definition: Definition
     op: Op
     planned: schema.PlannedCase
-    records: Mapping[str, Mapping[str, Any]]  # of the environment that each implementation's rows stand on
-    code: str = ""  # digest of ours that they stand on
+    records: Mapping[str, Mapping[str, Any]]  # by implementation: of its environment
+    code: str = ""  # digest of our code
     tolerance: float | None = None
     dataset: Path | None = None
     inputs: Values | None = None  # None: not drawn, or freed
@@ -77,7 +77,7 @@ class JudgedCase:
 
     @cached_property
     def rows(self) -> dict[str, Rows]:
-        """Rows by implementation: one if nothing is compared, else one an output and one a broken rule."""
+        """Rows by implementation: one if there is nothing to compare, else one per output and per broken rule."""
         found = {one: [self._row(one, *ruling) for ruling in self.rulings(one)] for one in self.results}
         every = [row for rows in found.values() for row in rows]
         for rows in found.values():
@@ -93,7 +93,7 @@ class JudgedCase:
         """(output or WHOLE, ruling) of one implementation."""
         result, scaled_down = self.results[name], self.entry.scaled_down
         whole: Ruling | None = None
-        if scaled_down and result.reason == Error.EXCEPTION:  # nobody says that it takes sizes other than its own
+        if scaled_down and result.reason == Error.EXCEPTION:  # references need not accept other sizes
             raised = (result.message.strip().splitlines() or ["an exception"])[-1]
             refused = f"it does not take the sizes of a scaled-down definition ({scaled_down}): {raised}"
             whole = Ruling(Verdict.SKIP, Skip.DOES_NOT_FIT, refused, {})
@@ -117,7 +117,7 @@ class JudgedCase:
 
     @cached_property
     def subject(self) -> SolvedCase:
-        """The case and what is expected of it, without its inputs."""
+        """The case and its expected values, without inputs."""
         case, what = self.planned.case, self.definition
         return SolvedCase(
             definition=what, op=self.op, case=case, inputs={}, oracle=self.right.oracle, seed=case.seed
@@ -134,7 +134,7 @@ class JudgedCase:
 
     @cached_property
     def ran(self) -> dict[str, Tensors]:
-        """Outputs of those that ran, on the same inputs."""
+        """Outputs by implementation, of those that ran on the same inputs as the oracle."""
         ok = {name: one for name, one in self.results.items() if one.status == "ok" and one.inputs == self.digest}
         return {name: result.outputs for name, result in ok.items()}
 
@@ -154,7 +154,7 @@ class JudgedCase:
             passed = {row.implementation: row for row in _passed(self.every, output)}
             named = [truth for truth in TRUTHS if truth in passed and truth in self.ran]
             for one, other in combinations(named, 2):
-                if elements > HELD_APART:  # half the sum of their margins is what their errors leave between them
+                if elements > HELD_APART:  # half the sum of both margins bounds it
                     gates = (passed[name].gate for name in (one, other))
                     bound = sum(gate.margin for gate in gates if gate is not None and gate.margin is not None) / 2
                     found.append(_pair(passed[one], other, output, bound, "at most "))
@@ -163,7 +163,7 @@ class JudgedCase:
         return found
 
     def _arbitrated(self, row: schema.VerdictRow, rows: Rows) -> schema.VerdictRow:
-        """A failing row that says who agrees with whom, and who is in the minority."""
+        """A failing row with who agrees with whom, and who is in the minority."""
         implementation, output = row.implementation, row.output
         if output not in self.ran.get(implementation, {}) or not entries_of(self.right.oracle, output):
             return row
@@ -182,7 +182,7 @@ class JudgedCase:
         return row.changed(message=f"{row.message}; {told}", arbitration=found)
 
     def explained(self, row: schema.VerdictRow) -> schema.VerdictRow:
-        """An arbitrated row that says what its answer looks like, if that is known."""
+        """An arbitrated row with the known bugs that give its answer, if any."""
         if row.arbitration is None:
             return row
         case, dataset = self.planned.case, self.dataset
@@ -264,7 +264,7 @@ class LargeCase:
     figures: bool = True  # whether outputs that pass get figures
 
     def rulings(self, device: torch.device) -> dict[str, dict[str, Ruling]]:
-        """Rulings by implementation and output: on the GPU if there is one and the case fits, else on the CPU."""
+        """Rulings by implementation and output, computed on `device` if the case fits there, else on the CPU."""
         with suppress(torch.OutOfMemoryError):
             if device.type == "cuda":
                 with giving_back(0):  # other processes share the GPU
@@ -338,12 +338,12 @@ class _Measured(NamedTuple):
 
 
 def output_elements(definition: Definition, case: Case) -> int:
-    """Elements of all outputs of a case together."""
+    """Number of elements of all outputs of a case."""
     return sum(math.prod(definition.shape_of(spec, case.axes) or ()) for spec in definition.outputs.values())
 
 
 def is_large(definition: Definition, op: Op, case: Case) -> bool:
-    """Whether a case is judged here: it is large and its rows stand alone. The op must have an oracle for it."""
+    """Whether a case, which has an oracle, is judged in chunks: it is large and its rows are independent."""
     axis = op.row_axis(definition)
     if axis is None or not output_elements(definition, case) or op.memory(definition, case) < LARGE_BYTES:
         return False

@@ -65,7 +65,7 @@ class KnownFinding(BaseModel):
     cases: Names  # exact names
     outputs: Names  # exact names; `*`: the row about a case as a whole
     implementation: str = "reference"  # whose verdict it is
-    versions: Annotated[tuple[Requirement, ...], PlainValidator(windows)] = ()  # that it is true for; empty: all
+    versions: Annotated[tuple[Requirement, ...], PlainValidator(windows)] = ()  # for which it is true; empty: all
     # verdict, reason: what is expected; a skip only of definitions without an oracle
     verdict: Literal["fail", "error", "skip"]
     reason: str
@@ -95,7 +95,7 @@ class KnownFinding(BaseModel):
         )
 
     def stands(self, versions: Mapping[str, str]) -> bool | None:
-        """Whether it is true of versions; None: one is a checkout's. Raises TraceproofError: one is missing."""
+        """Whether it holds for versions; None: one is a checkout's. Raises TraceproofError: one is missing."""
         held: list[bool | None] = []
         for window in self.versions:
             text = versions.get(window.name)
@@ -124,7 +124,7 @@ class Known(BaseModel):
     findings: list[KnownFinding] = []
 
     def entry(self, row: VerdictRow, versions: Mapping[str, str]) -> KnownFinding | None:
-        """The first entry that speaks of a row. Raises TraceproofError: it limits a package that is not there."""
+        """The first entry about a row that holds; None: none. Raises TraceproofError: a package is missing."""
         named = (entry for entry in self.findings if entry.names(row))
         return next((entry for entry in named if entry.stands(versions) is not False), None)
 

@@ -1,4 +1,4 @@
-"""Which cases are run, one file per op_type: what is selected, scaled down where too large, workload lines."""
+"""Plans which cases are run, a file per op_type: selected ones, scaled down if too large, workload lines."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ from traceproof.text import printable
 
 
 class PlanSelection(schema.ClosedModel):
-    """What to plan."""
+    """What to plan, out of config.yaml."""
 
     op_types: tuple[str, ...] = ()  # names; empty selects all
     definitions: tuple[str, ...] = ()  # names; empty selects all
@@ -58,7 +58,7 @@ def selected(tree: DatasetTree, selection: PlanSelection) -> dict[str, list[str]
     for name, entry in tree.definitions.items():
         groups.setdefault(entry.definition.op_type, []).append(name)
     for broken in tree.broken:
-        groups.setdefault(group_of(broken), [])  # a folder of broken files still gets its verdicts
+        groups.setdefault(group_of(broken), [])  # a folder with only broken files still gets verdicts
     wanted, there = set(selection.definitions), ", ".join(sorted(groups))
     problems = [
         f"op_type {name!r} has no definition; {closest(name, groups)}; there are: {there}"
@@ -112,7 +112,7 @@ UNDRAWN = "none"  # id of the case of a definition whose inputs can not be drawn
 
 
 def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", gpu: bool = False) -> schema.Index:
-    """Write `out/<op_type>.json` for each op_type selected, and `out/index.json` last.
+    """Write `out/<op_type>.json` for each selected op_type, then `out/index.json`; returns the index.
 
     An unchanged file keeps its date, a stale one is removed. `code` is a digest of the planning code: definitions
     that it has planned before for the same selection are not planned again; empty: all are. `gpu`: the machine has
@@ -141,13 +141,13 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
 
 
 def _listed(planned: schema.OpTypePlan, *, gpu: bool) -> schema.Listed:
-    """What the index says of a plan."""
+    """The index entry of a plan: digests of its jobs, and what they need."""
     cases = [case for entry in planned.definitions.values() for case in entry.cases if case.skip is None]
     facts = registry.get(planned.op_type)
-    # On a GPU, definitions side by side: Python that launches small kernels leaves most of it idle.
+    # On a GPU several definitions at a time: Python that launches small kernels leaves most of it idle.
     draws, many = any(case.trials for case in cases), len(planned.definitions) >= MANY
     most = DRAWING_PARALLEL if draws else schema.PARALLEL if facts.long or many else FEW_PARALLEL
-    if not gpu:  # there a sampler's references take longest of all
+    if not gpu:  # a sampler's reference takes longest of all there
         most = FEW_PARALLEL if draws else 1
     parallel = max(1, min(most, len(planned.definitions)))
     run = ([case for case in entry.cases if case.skip is None] for entry in planned.definitions.values())
@@ -177,10 +177,10 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
     tree: DatasetTree, op_type: str, names: Iterable[str], selection: PlanSelection, context: str, out: Path
 ) -> schema.OpTypePlan:
     definitions: dict[str, schema.PlannedDefinition] = {}
-    # Files that can not be used have their verdicts, but where definitions are selected by name.
+    # Files that can not be used get verdicts, unless definitions are selected by name.
     broken = [item for item in tree.broken if group_of(item) == op_type and not selection.definitions]
     path, before = out / f"{op_type}.json", {}
-    with suppress(TraceproofError):  # an earlier plan, of use where the same planned it
+    with suppress(TraceproofError):  # an earlier plan is reused only if the same code made it
         found = schema.OpTypePlan.read(path) if context and path.exists() else None
         before = found.definitions if found and found.context == context else {}
     for name in sorted(names):
@@ -197,17 +197,17 @@ def _op_type_plan(  # noqa: PLR0913, PLR0917 - as `plan`
 def _unchanged(
     tree: DatasetTree, entry: DatasetEntry, earlier: schema.PlannedDefinition, selection: PlanSelection
 ) -> bool:
-    """Whether a definition is as it was when planned, and its own file alone says what its cases are."""
+    """Whether a definition and its path are as they were when planned, and no workload file adds cases."""
     definition, there = entry.definition, earlier.path == printable(entry.path.as_posix())
     lines = selection.workloads and definition.name in tree.workload_files
-    same = json.dumps(earlier.definition) == json.dumps(definition.as_json())  # the order of inputs counts, too
+    same = json.dumps(earlier.definition) == json.dumps(definition.as_json())  # in text, inputs have an order
     return same and there and not lines
 
 
 def _definition_plan(
     tree: DatasetTree, entry: DatasetEntry, selection: PlanSelection, broken: list[Broken]
 ) -> dict[str, schema.PlannedDefinition]:
-    """The plans of one definition and of it scaled down, by name; none: `broken` says what is wrong.
+    """The plans of a definition and of its scaled-down form, by name; empty: `broken` gets the reason.
 
     Where none but edge cases fit, it is judged scaled down: its own cases are not run, edge cases neither, which
     alone would prove nothing, and say what becomes of the definition.
@@ -236,7 +236,7 @@ def _definition_plan(
 def planned_alone(
     definition: Definition, selection: PlanSelection, lines: Iterable[WorkloadLine] = ()
 ) -> schema.PlannedDefinition:
-    """The plan of one definition, with workload lines if it has any; raises as `plan` does."""
+    """The plan of one definition, with the cases of its workload lines; raises as `plan` does."""
     op, unknown = registry.for_definition(definition)
     cases = _cases(definition, op, selection, lines, unknown=unknown is not None)
     check_cases(selection, {definition.op_type: [definition.name]})
@@ -247,7 +247,7 @@ def planned_alone(
 def _scaled_down(
     definition: Definition, op: Op, selection: PlanSelection, path: str
 ) -> tuple[schema.PlannedDefinition | None, str]:
-    """The scaled-down form of a definition that does not fit, or None; and what becomes of the definition."""
+    """The plan of a definition's scaled-down form, or None; and a sentence on what becomes of the definition."""
     found = scaled_down_of(definition, op)
     if isinstance(found, str):
         return None, f"no scaled-down definition: {found}"
@@ -262,13 +262,13 @@ def _scaled_down(
 
 
 def _too_large(cases: Sequence[schema.PlannedCase]) -> bool:
-    """Whether no case but edge cases, which may hold nothing at all, is run, and some are too large."""
+    """Whether some cases do not fit, and none but edge cases, which may be empty, is run."""
     reasons = [case.skip and case.skip.reason for case in cases if case.case.size != EDGE]
     return None not in reasons and Skip.DOES_NOT_FIT in reasons
 
 
 def _noted(case: schema.PlannedCase, becomes: str) -> schema.PlannedCase:
-    """A case of a definition that does not fit: not run, and it says what becomes of the definition."""
+    """A case of a definition that does not fit, as a skip that says what becomes of the definition."""
     if case.skip is not None and case.skip.reason != Skip.DOES_NOT_FIT:
         return case
     why = "the definition's ordinary cases do not fit" if case.skip is None else case.skip.message
@@ -295,7 +295,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
         return [schema.PlannedCase(case=case, digest=case.digest, skip=note, **none)]
 
     def made(case: Case, skip: Unavailable | None = None) -> schema.PlannedCase:
-        """One case as the plan has it; `skip`: why it is not run, whatever its size."""
+        """One case as the plan has it; `skip`: why it is not run, if not for its size."""
         need, trials = op.memory(definition, case), op.trials(definition, case)
         # kernels get large tensors in place of the small case's
         enlarged = op.enlarged(definition) if far.SIZE in case.params else None
@@ -340,7 +340,7 @@ def _cases(  # noqa: PLR0913 - what is planned, of what, and what it is called
 
 
 def _wanted(planned: Iterable[schema.PlannedCase], ids: Collection[str]) -> list[schema.PlannedCase]:
-    """The cases of these ids, hidden ones last; another is repeated where the one that was is not among them.
+    """The cases with these ids, hidden ones last, one of them marked to be repeated; without ids, all cases.
 
     The case that says that no inputs can be drawn is always among them.
     """
@@ -352,14 +352,14 @@ def _wanted(planned: Iterable[schema.PlannedCase], ids: Collection[str]) -> list
 
 
 def _mark_repeat(planned: Sequence[schema.PlannedCase]) -> list[schema.PlannedCase]:
-    """Mark the cheapest ordinary case: it is run again for determinism and for remembered answers."""
+    """The cases, with the cheapest ordinary one marked: it is run twice, for determinism and cached answers."""
     ordinary = [entry for entry in planned if not entry.skip and entry.case.size not in {"edge", WORKLOADS}]
     chosen = min(ordinary, key=lambda entry: (entry.memory, entry.id), default=None)
     return [entry.model_copy(update={"repeat": entry is chosen}) for entry in planned]
 
 
 def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken]) -> list[WorkloadLine]:
-    """The definition's workload lines; `broken` gets those that are not of its axes and inputs."""
+    """The definition's workload lines that have all its axes and inputs; the others are added to `broken`."""
     fitting, optional = [], {name for name, spec in definition.inputs.items() if spec.optional}
     for line in tree.workloads(definition.name).lines:
         workload = line.trace.workload
@@ -375,7 +375,7 @@ def fitting_lines(tree: DatasetTree, definition: Definition, broken: list[Broken
 
 
 def _blobs_of(root: Path, planned: schema.PlannedCase) -> dict[str, str]:
-    """Digest of each file that a workload line's inputs are loaded from: outputs depend on what is in it."""
+    """Digest of each file that a workload line's inputs are loaded from, by path."""
     case = planned.case
     inputs = case.params["inputs"].values() if case.size == WORKLOADS and planned.skip is None else ()
     paths = sorted({value["path"] for value in inputs if value["type"] == "safetensors"})

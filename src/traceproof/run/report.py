@@ -29,7 +29,7 @@ SHOWN = 20  # findings shown in full, spread evenly over definitions
 NO_ORACLE = str(Skip.NO_ORACLE)  # skip reason: nobody judged the numbers, which is no pass
 KINDS = ("new", "known", "unexpected")  # of findings
 SUMMARY, VERDICTS = "summary.json", "verdicts"  # a run's file and folder
-MADE_OF = "made_of"  # of a summary: digests of verdict files by name
+MADE_OF = "made_of"  # key of a summary: digests of its verdict files, by name
 FINDING_KEYS = (
     "definition",
     "op_type",
@@ -130,8 +130,8 @@ WHY: Mapping[str, str] = {
     Skip.NO_ADAPTER: "no ground truth is known for it",
     NO_TRUTH: "no ground truth is known for it",
 }
-NAMED = 2  # definitions of an op_type that are named one by one; more are counted
-# Of a definition's rows, the worst; skip only if nothing passed, scaled_down if that one did.
+NAMED = 2  # definitions of an op_type that are named; more are counted
+# Of a definition's rows, the worst; skip only if nothing passed, scaled_down if the scaled-down form passed.
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Skip.NO_ORACLE, Grade.SCALED_DOWN, Verdict.PASS, Verdict.SKIP)
 
 
@@ -150,7 +150,7 @@ class DefinitionResult(TypedDict):
 
 
 def concluded(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> DefinitionResult:
-    """What the rows of one definition come to, each with the kind of finding that it is, if it is one."""
+    """The result of one definition, from its rows, each with its kind of finding (None: no finding)."""
     rows = [row for row, _ in noted]
     full = [row for row in rows if not row.scaled_down]  # scaled-down rows say nothing of its own size
     cases, reasons = _compared(full)
@@ -161,11 +161,11 @@ def concluded(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> Definiti
     unconfirmed = [row.constants for row in full if row.grade is Grade.CONSISTENT and row.constants]
     shadowed = {row.grade for row in full if row.against == schema.SHADOW and row.grade is not None}
     grade: Grade | None = Grade.PROVED if met else Grade.CHECKED if judged else None
-    if scaled_down and not wrong:  # in its own size, none but empty cases and the like were judged
+    if scaled_down and not wrong:  # at its own size only edge cases were judged
         grade = Grade.SCALED_DOWN
     elif unconfirmed and not wrong:
         grade = Grade.CONSISTENT
-    elif wrong or any(row.unjudged for row in full):  # of an output that nobody judged, nothing is proved
+    elif wrong or any(row.unjudged for row in full):  # nobody judged one of its outputs: nothing is proved
         grade = None
     elif shadowed:  # the best grade of its rows counts
         grade = Grade.AGREED if Grade.AGREED in shadowed else Grade.CONSISTENT
@@ -186,7 +186,7 @@ def concluded(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> Definiti
 
 
 def _compared(rows: Iterable[schema.VerdictRow]) -> tuple[dict[str, set[str]], set[str]]:
-    """By implementation, which cases were compared; and why ground truths were not."""
+    """Cases that were compared, by implementation; and why ground truths were not (keys of WHY)."""
     cases: dict[str, set[str]] = {}
     reasons: set[str] = set()
     for row in rows:
@@ -194,7 +194,7 @@ def _compared(rows: Iterable[schema.VerdictRow]) -> tuple[dict[str, set[str]], s
             reasons.add(RELAXED)
         elif (
             row.verdict in {Verdict.PASS, Verdict.FAIL} and row.output != schema.WHOLE
-        ):  # conduct compares nothing
+        ):  # rows about conduct alone compare nothing
             cases.setdefault(row.implementation, set()).add(str(row.case))
         elif row.implementation == schema.REFERENCE and row.unjudged:
             reasons.add(str(row.reason))
@@ -206,7 +206,7 @@ def _compared(rows: Iterable[schema.VerdictRow]) -> tuple[dict[str, set[str]], s
 
 
 def _mark(row: schema.VerdictRow, finding: str | None) -> Conclusion | None:
-    """What a row alone would come to, if it is one that counts."""
+    """The conclusion that this row alone would give; None: it gives none."""
     if finding is not None:
         news = Conclusion.UNVERIFIED if row.unjudged else Conclusion.WRONG
         return Conclusion.KNOWN if finding == "known" else news
@@ -306,7 +306,7 @@ def report(
     names = [name for part in parts for name in part["definitions"]]
     if parts and len(set(names)) == len(names):
         value = joined(parts)
-    else:  # a file that can not be read may be called as another one's definition
+    else:  # an unreadable file may have another one's name
         value = summarise(chain.from_iterable(map(schema.each_row, verdicts)), listed, stacks)
     write_text(summary, sealed(json.dumps(value | {MADE_OF: digests}, ensure_ascii=False, allow_nan=False)))
     return value
@@ -348,7 +348,7 @@ def _summary(
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A run's summary. Raises TraceproofError: it is damaged, or of other verdict files, which are removed."""
+    """A run's summary. Raises TraceproofError: it is damaged, or of other verdict files; these are removed."""
     # a family's summary lies in a folder below the run's
     run = path.parent if path.name == SUMMARY else path.parent.parent
     value = read_sealed(path)
@@ -361,10 +361,10 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def _make_again(verdicts: Sequence[Path], what: str) -> None:
-    """Remove verdict files, and plans of theirs that are damaged. Raises TraceproofError, `what`: if any."""
+    """Remove verdict files, and their plans if damaged. Raises TraceproofError, `what`: if there are any."""
     for path in verdicts:
         path.unlink(missing_ok=True)
-        with suppress(TraceproofError):  # it is removed where it is damaged
+        with suppress(TraceproofError):  # reading removes a damaged plan
             schema.OpTypePlan.read(path.parents[1] / "cases" / f"{path.name.partition('.')[0]}.json")
     if verdicts:
         raise TraceproofError(what, problems=[str(path) for path in verdicts[:SHOWN]], todo=schema.AGAIN)
@@ -396,7 +396,7 @@ def summarise(
 
 
 def _group(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> dict[str, Any]:
-    """What the rows of an implementation over an op_type come to, each with the kind of finding that it is."""
+    """Counts over the rows of one implementation and op_type, each row with its kind of finding."""
     rows = [row for row, _ in noted]
     verdicts = Counter(str(row.verdict) for row in rows)
     skips = Counter(str(row.reason) for row in rows if row.verdict == Verdict.SKIP)
@@ -413,8 +413,8 @@ def _group(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> dict[str, A
 
 
 def _kind(row: schema.VerdictRow, known: Known, stacks: Mapping[str, Mapping[str, str]]) -> str | None:
-    """`new` finding, `known` one, `unexpected` result where another was known, or None: all is well."""
-    if row.tolerance is not None:  # by the user's tolerance: the list speaks of the calibrated gates
+    """A row's kind of finding: "new", "known", "unexpected" (not as known.yaml says), or None."""
+    if row.tolerance is not None:  # known.yaml is about the calibrated gates
         return "new" if row.bad else None
     if row.verdict == Verdict.SKIP and not row.unjudged:
         return None  # A machine without the GPU that showed the finding does not refute it.
@@ -449,7 +449,7 @@ def table(summary: Mapping[str, Any]) -> str:
     for group in summary["groups"]:
         name, skips = group["implementation"], group["skips"]
         if name != schema.REFERENCE and group[Verdict.SKIP] == sum(group[one] for one in Verdict):
-            if set(skips) != {str(Skip.NO_ADAPTER)}:  # else it has nothing to do with the op_type
+            if set(skips) != {str(Skip.NO_ADAPTER)}:  # else it has no adapter for the op_type at all
                 idle.setdefault(name, Counter()).update(skips)
             continue
         shown = group | {"no oracle": group[NO_ORACLE], "skip": group["skip"] - group[NO_ORACLE]}
@@ -513,7 +513,7 @@ def _findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def absent(family: str, families: Mapping[str, Sequence[str]], planned: Sequence[str]) -> str:
-    """Why nothing of a family was compared, and which families would be, by the op_types that are `planned`."""
+    """Why nothing of a family was compared, and which families have definitions among the `planned` op_types."""
     there = ", ".join(name for name, op_types in families.items() if set(op_types) & set(planned))
     told = "Nothing was compared: the selected definitions of the dataset have no op_type of family"
     told += f" {family} ({', '.join(families[family])}).\nThey have {', '.join(planned) or 'none at all'}"

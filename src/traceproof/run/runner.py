@@ -40,8 +40,8 @@ LOAD, LOAD_ON_PART = "load", "load on a part"
 LOADED = 20  # times at most
 FENCED_BEFORE, FENCED_BEHIND = "fenced before", "fenced behind"  # see `calls.Fences`
 FENCED = frozenset({FENCED_BEFORE, FENCED_BEHIND})
-OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED, *FENCED})  # inputs do not lie at their places of shared memory
-COPIED_BYTES = 2 << 30  # of inputs on a GPU that are kept as a copy to see what changed, rather than read back
+OF_OTHER_MEMORY = frozenset({SAME_MEMORY, STRIDED, *FENCED})  # inputs are not at their places in shared memory
+COPIED_BYTES = 2 << 30  # of inputs on a GPU copied to see what changed; larger ones are read back
 NAME_CHARACTERS = 200
 SLEEP = 600_000_000  # GPU cycles before late inputs arrive: some 0.3 s, as other processes use the GPU in between
 FIRST = -1  # stream priority: its small kernels must not wait for large ones of another stream
@@ -67,7 +67,7 @@ def load_module(source: str, name: str) -> ModuleType:
 def setup(payload: dict[str, Any], scratch: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Load the source, once per worker; returns the function that makes one call.
 
-    `payload` has `source` or `solution` (see `load_solution`), a drawn `name`, `device`, `threads`, `fill`.
+    `payload` has `source`, or `solution` (see `load_solution`), a random `name`, `device`, `threads`, `fill`.
     """
     _forget_the_project()
     torch.set_num_threads(payload["threads"])
@@ -103,7 +103,7 @@ def _forget_the_project() -> None:
 class _Caller:
     """Makes the calls, and keeps the last one's results, so that an output in reused memory shows.
 
-    `in_order`: outputs are what the next work on the call's stream would read, else what is there at the end.
+    `in_order`: outputs are what the next work on the call's stream would read; else when the device is done.
     """
 
     def __init__(self, run: Callable[..., Any], device: torch.device, *, in_order: bool) -> None:
@@ -118,7 +118,7 @@ class _Caller:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def answer(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Make one call: a `traceproof.run.untrusted.CallRequest`, and descriptors of shared memory as FILES."""
+        """Make one call: `item` is an `untrusted.CallRequest` as a dict, with descriptors of memory, FILES."""
         torch.set_num_threads(item["threads"])
         given, out = (mmap.mmap(descriptor, 0) for descriptor in item[FILES])
         for descriptor in item[FILES]:
@@ -132,12 +132,12 @@ class _Caller:
         with calls.poisoned(item["fill"]):
             returned, odd = self._called(item, inputs, side)
         taken = returned
-        if self._in_order:  # copies of plain tensors, made by the call's stream
+        if self._in_order:  # copies of plain tensors, made on the call's stream
             plain = (type(one) is torch.Tensor and one.layout == torch.strided for _, one in returned)
             with torch.cuda.stream(side):
                 pairs = zip(returned, plain, strict=True)
                 taken = [(name, value.clone() if copies else value) for (name, value), copies in pairs]
-        self._synchronise()  # a copy to the host waits for the current stream alone
+        self._synchronise()  # a copy to the host waits for the current stream only
         values = [value for _, value in returned]
         late = {place for place, (_, value) in enumerate(taken) if changed_since(value, values[place])}
         late |= {place for call in self._kept for place, value, copy in call if changed_since(copy, value)}
@@ -241,7 +241,7 @@ class _Caller:
             return self._returned(item, inputs)
         # A CUDA graph captured on other contents: a replay must compute, not repeat.
         kept = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-        for value in inputs:  # whole numbers may be places, which stay in range
+        for value in inputs:  # integers may be indices, which must stay in range
             floats = isinstance(value, torch.Tensor) and value.is_floating_point() and value.itemsize > 1
             if floats and value.dim():
                 value.copy_(value.flip(0))
@@ -269,7 +269,7 @@ class _Caller:
 
         def call(given: Sequence[Any]) -> list[tuple[str | None, Any]]:
             entries = self._entries_of(given, destinations)
-            if given is inputs:  # not one with repeated rows
+            if given is inputs:  # not a call with repeated rows
                 found = ((place, value) for place, (_, value) in enumerate(entries))
                 odd.update(
                     n for n, one in found if isinstance(one, torch.Tensor) and type(one) is not torch.Tensor
@@ -352,7 +352,7 @@ def strided(value: torch.Tensor, *, room: bool) -> torch.Tensor:
 
 
 def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -> list[dict[str, Any]]:
-    """Write outputs from multiples of ALIGNMENT on; tells what they are, also of those that have no room."""
+    """Write outputs at multiples of ALIGNMENT; returns (index, name, dtype, shape) of all, also too large ones."""
     described: list[dict[str, Any]] = []
     given = [(index, name, value) for index, (name, value) in enumerate(returned) if value is not None]
     plains = tensors.plain_tensors([value for _, _, value in given])
@@ -368,7 +368,7 @@ def write_outputs(room: mmap.mmap, returned: Sequence[tuple[str | None, Any]]) -
 
 
 def write_back(mapped: Sequence[Any], inputs: Sequence[Any], before: Sequence[Any] | None) -> list[int]:
-    """Write inputs that a call changed, or all without a copy, back into shared memory; gives their places."""
+    """Copy inputs that a call changed, or all if `before` is None, into shared memory; returns their places."""
     written = [index for index, place in enumerate(mapped) if isinstance(place, torch.Tensor) and place.numel()]
     if before is not None:
         changed = differing([(inputs[index], before[index]) for index in written])
@@ -389,7 +389,7 @@ def between(specs: Sequence[Mapping[str, Any]], size: int) -> list[tuple[int, in
 
 
 def differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Whether the bits of each pair differ; a GPU that holds them is waited for once."""
+    """Whether the bits of each pair differ; a GPU is waited for once."""
     flags = []
     for raws in ([tensors.raw_bytes(one) for one in pair] for pair in pairs):
         whole = all(len(raw) % 8 == 0 and raw.storage_offset() % 8 == 0 for raw in raws)
@@ -452,7 +452,7 @@ def _write(target: Path, text: str) -> None:
 
 
 def _built(folder: Path, out: Path, file: str, function: str, binding: str) -> Callable[..., Any]:
-    """Compile a solution into `out`, where that has not been done, and find its entry point."""
+    """Compile a solution into `out`, unless that was done, and return its entry point."""
     name = out.name
     out.mkdir(parents=True, exist_ok=True)
     os.environ["MAX_JOBS"] = JOBS

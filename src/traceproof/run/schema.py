@@ -223,7 +223,7 @@ class OpTypePlan(PlanFile):
     broken: tuple[BrokenFile, ...]
 
     def of_group(self, group: str) -> Self:
-        """What one of its jobs runs, the first its broken files too. Raises TraceproofError: no such group."""
+        """The plan of one of its jobs; the first also has broken files. Raises TraceproofError: no such group."""
         return self.model_copy(update=_of_group(dict(self), group))
 
     @property
@@ -357,7 +357,7 @@ class VerdictRow(ClosedModel):
 
     @property
     def disputed(self) -> bool:
-        """Whether it is one of those that tell who agrees with whom: an output that fails by its numbers."""
+        """Whether an output fails by its numbers, so that it matters who agrees with whom."""
         numeric = self.verdict is Verdict.FAIL and self.reason in {Failure.NUMERICS, Failure.NAN, Failure.INFINITY}
         return numeric and self.output != WHOLE and PAIR not in self.implementation
 

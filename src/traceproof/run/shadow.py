@@ -54,7 +54,7 @@ class UnsupportedError(RuntimeError):
 
 
 class PlainMode(TorchDispatchMode):
-    """A mode whose first operation does not import the compiler, a second; it sees what code compiles to."""
+    """A mode whose first operation does not import torch's compiler (a second); it sees what code compiles to."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

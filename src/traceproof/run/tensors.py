@@ -1,4 +1,4 @@
-"""Tensors as bytes, compared, copied and laid out in shared memory. Standard library and torch only."""
+"""Tensors as bytes: compared, copied, and laid out in shared memory. Standard library and torch only."""
 
 import ctypes
 import math

@@ -105,7 +105,7 @@ def blocked(name: str, definition: Definition, device: str) -> Unavailable | Non
 
 
 def absent(name: str, definition: Definition) -> Unavailable:
-    """Why a ground truth can not run where there is no environment for it."""
+    """Why a ground truth without an environment can not run here."""
     adapter, distribution = lookup.serving(name, definition), STACKS[STACK_OF[name]].distribution
     lacking = adapter.lacking() if adapter is not None else None
     return lacking or Unavailable(Skip.PACKAGE_ABSENT, f"{distribution} is not installed")
@@ -171,7 +171,7 @@ def setup(payload: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
         if len(loaded) >= MOST_LOADED:
             loaded.clear()
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                with calls.giving_back(calls.KEPT_BYTES):  # on a GPU others wait for that memory
+                with calls.giving_back(calls.KEPT_BYTES):  # other processes wait for GPU memory
                     gc.collect()
         definition = Definition.model_validate(item["definition"])
         implementation = Implementation(item["implementation"])
@@ -235,7 +235,7 @@ class Runner:
         again, reused = self._once_more(case, self._drawn(case), held)
         other_case = Case(case.id, case.size, case.axes, case.seed + OTHER_SEED, case.params)
         others, draws = [(self._drawn(other_case), self.op.tells_apart)], self.op.trials(self.definition, case)
-        if doubted and not draws:  # the first that has rows: the same sums and ends
+        if doubted and not draws:  # the first input with rows to permute: equal sums and ends
             inner = self._drawn(case)
             changed = ((name, value) for name, value in (moved(inner) or {}).items() if value is not inner[name])
             others += [({**inner, name: value}, self._far_apart) for name, value in islice(changed, 1)]
@@ -265,7 +265,7 @@ class Runner:
     def _once_more(
         self, case: Case, drawn: Values, held: Container[int | None], places: Values | None = None
     ) -> tuple[Tensors, list[str]]:
-        """Outputs of one more call, on inputs in the memory of `places`, and names of those in held memory."""
+        """Outputs of one more call, with inputs in the memory of `places`; and names of those in `held` memory."""
         given = dict(self._given(case, drawn))
         for name, there in (places or {}).items():
             value = given[name]
@@ -307,7 +307,7 @@ class Runner:
 def notes_of(
     op: Op, definition: Definition, inputs: Values, returned: Mapping[str, Any], before: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What a call did beside computing, by the fingerprints that its inputs had before."""
+    """What a call did beside computing; `before` are fingerprints of its inputs before it."""
     after, allowed = fingerprints(inputs), op.mutated(definition)
     seen, aliased = {address_of(value) for value in inputs.values()}, []
     for name, value in returned.items():

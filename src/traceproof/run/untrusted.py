@@ -62,7 +62,7 @@ class CallError(RuntimeError):
 
     @property
     def told(self) -> str:
-        """The last line of its message, an exception's own."""
+        """The last line of the message, which is an exception's own."""
         return [str(self.reply.status), *self.reply.message.strip().splitlines()][-1]
 
 
@@ -180,13 +180,13 @@ class CaseResult:
 
     @property
     def facts(self) -> dict[str, Sequence[str]]:
-        """What any caller can be told of; not memory that was written beside tensors, nor late outputs."""
+        """Misconduct that any caller can see; without writes beside tensors and late outputs."""
         return {name: getattr(self, name) for name in ("mutated", "aliased", "subclassed", "surplus")}
 
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """What both sides of a call share: inputs, room for outputs, `gaps` (bytes around tensors, by name)."""
+    """Memory shared by both sides of a call: inputs, room for outputs; `gaps`: bytes around tensors, by name."""
 
     definition: Definition
     op: Op
@@ -211,7 +211,7 @@ class CallMemory:
             dtype, what = TORCH_DTYPES.get(spec.dtype), f"the definition leaves open what the output {name} holds"
             if dtype is None:
                 raise BorderError(f"{what}: it can not be written to")
-            if not spec.optional:  # filled places of the outputs that the definition always has
+            if not spec.optional:  # filled places for outputs that the definition always has
                 shape = definition.shape_of(spec, case.axes) or ()
                 every[f"output {name}"] = torch.empty(shape, dtype=dtype).fill_(filler(dtype, layout.fill))
         specs: list[Mapping[str, Any]] = []
@@ -248,7 +248,7 @@ class CallMemory:
         """The result of a call, from the worker's answer. Raises BorderError: it has another form."""
         answer = answer_of(said)
         wanted, judged = self.definition.outputs, self.op.judged(self.definition)
-        # The name of each output, by its place: the source's own, else the definition's in order.
+        # Names of outputs in order: the source's, else the definition's.
         every = [*wanted, *(f"extra-{index}" for index in range(MOST_OUTPUTS))]
         given = ((one.index, every[one.index] if one.name is None else one.name) for one in answer.outputs)
         names = {index: plain_text(name, NAME_CHARACTERS) for index, name in given}
@@ -303,7 +303,7 @@ class CallMemory:
             name, dtype = names[output.index], DTYPES[output.dtype]
             if name in self.definition.outputs:
                 raw = whole(self.outputs.held)[place : place + size].clone()
-                flat = raw != 0 if dtype == torch.bool else raw.view(dtype)  # whatever else lies there is no bool
+                flat = raw != 0 if dtype == torch.bool else raw.view(dtype)  # bools are bytes 0 and 1 alone
                 outputs[name] = flat.reshape(output.shape)
             place += aligned(size)
         return outputs
@@ -337,7 +337,7 @@ class UntrustedSource:
     definition: Definition
     op: Op
     session: WorkerSession
-    token: str  # the module's name in the worker
+    token: str  # name of the module in the worker
     name: str  # of the code, in messages
     device: str = "cpu"
 

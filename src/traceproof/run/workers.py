@@ -1,7 +1,7 @@
 """Workers for our own code: a process in some environment's interpreter, which runs one item after the other.
 
 Ground truths run in one per environment (`traceproof.run.trusted`), solutions are judged and generated tests run
-in others. At the end the pool that untrusted code's workers are forked from. Needs no torch.
+in others. At the end is the pool from which untrusted code's workers are forked. Needs no torch.
 """
 
 import contextlib
@@ -54,8 +54,8 @@ class Environment:
     python: str
     # from the rule `stack`: `digest`, `versions`, `device`, `device_type`, `cuda_home`
     record: Mapping[str, Any] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)  # for its workers, beside those that are passed on
-    path: tuple[str, ...] = ()  # folders of packages that go before what is installed
+    variables: Mapping[str, str] = field(default_factory=dict)  # for workers, added to those always passed on
+    path: tuple[str, ...] = ()  # folders of packages with precedence over installed ones
 
     @property
     def on_gpu(self) -> bool:
@@ -63,7 +63,7 @@ class Environment:
         return self.record.get("device_type") == "cuda"
 
     def told(self, caches: Path | None) -> dict[str, str]:
-        """All environment variables for its workers; `caches` is for what they compile."""
+        """All environment variables for its workers; `caches` is a folder for what they compile."""
         compiled = jit.environment(caches, self.record, python=self.python) if self.on_gpu and caches else {}
         own = Path(traceproof.__file__).resolve().parents[1]
         places = os.pathsep.join([*self.path, str(own)])
@@ -101,7 +101,7 @@ class EngineSettings:
 class Worker:
     """A process of one environment, replaced when it dies; it ends at the latest with the thread that started it.
 
-    What `setup` names, as `module:function`, is called in it with the payload, and what that gives with each item.
+    The function `setup` (`module:function`) is called in it with the payload; its result is called with each item.
     """
 
     _starting = threading.Lock()  # else a process started meanwhile would keep this one's socket open
@@ -267,12 +267,12 @@ def untrusted_pool(
     environment: Mapping[str, str] | None = None,
     preload: Sequence[str] = (),
 ) -> Pool:
-    """Workers that find the runner and `preload` imported, and see nothing else of ours; see `Pool`."""
+    """A pool of workers for untrusted code, with the runner and `preload` imported; they see no more of ours."""
     package = Path(traceproof.__file__).resolve().parent
     where, root = package.parent, package.parents[1]
     clone = (root / "Snakefile").is_file()
     project = [root / name for name in ("src", "tests", "examples")] if clone else [package]
-    copies = {Path(folder).resolve() / package.name for folder in sys.path} - {package}  # beside what runs
+    copies = {Path(folder).resolve() / package.name for folder in sys.path} - {package}  # of this package
     project += [one for one in copies if one.is_dir()]
     env = {**(environment or {}), **dict.fromkeys(THREADS, "1"), "PYTHONPATH": str(where)}
     return Pool(
