@@ -11,8 +11,11 @@ import op_support as ops
 import pytest
 import torch
 
+from traceproof.dataset.definition import Definition
 from traceproof.ops import registry
+from traceproof.ops.batch import halved
 from traceproof.ops.cases import LOSSLESS, UNUSUAL
+from traceproof.ops.compare import Exact
 from traceproof.ops.formats import (
     DOWN,
     E2M1,
@@ -207,3 +210,14 @@ def test_lossless_rows_tell_where_ties_go(name: str, way: str) -> None:
     given = found.to(subject.oracle["quantized"].dtype if found.dtype is torch.uint8 else torch.float8_e4m3fn)
     right = way == "ties to even"
     assert (subject.ruling("quantized", given).verdict is Verdict.PASS) == right
+
+
+@pytest.mark.parametrize("definition", ops.OWN, ids=lambda definition: definition.name)
+def test_codes_have_bounds_and_batches_have_halves_or_none(definition: Definition) -> None:
+    op = registry.get(definition.op_type).of_form(definition)
+    coded = [name for name, kind in op.comparisons(definition).items() if isinstance(kind, Exact) and kind.order]
+    if coded:
+        subject = solve(definition, ops.case_named(definition, "medium-1"))
+        assert {f"{name}@{end}" for name in coded for end in ("low", "high")} <= subject.oracle.keys()
+        halves = halved(subject)
+        assert halves is None or len(halves.inputs) == 2

@@ -141,7 +141,7 @@ class Halves:
 def halved(subject: Subject) -> Halves | None:
     """The batch of a case in halves; None: there are no two parts that are known to be independent."""
     op_type = subject.definition.op_type
-    if op_type not in registry.known() or registry.get(op_type).coupled:
+    if op_type not in registry.known() or registry.get(op_type).of_form(subject.definition).coupled:
         return None
     batch = batch_of(subject)
     if batch is None or batch.count < 2:
