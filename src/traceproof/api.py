@@ -520,6 +520,7 @@ def _checked(  # noqa: PLR0913 - of two callers
     gradients: bool | Sequence[str] = False,
     weak: bool = False,
 ) -> Report:
+    """A function's report in planned cases; with gradients if they are demanded or no row is bad."""
     one, demanded = entry.parsed, bool(gradients)
     strange = [name for name in gradients if name not in one.inputs] if not isinstance(gradients, bool) else []
     if strange:
@@ -919,6 +920,7 @@ def _certificate(  # noqa: PLR0913 - of two callers
     dataset: str | Path | None,
     axes: Mapping[str, Axis],
 ) -> tuple[Definition, Certificate]:
+    """The definition, and the certificate of a solution judged by it."""
     if dataset is None:
         one = definition(of, dtype=dtype, dataset=None, **axes)
         target = in_own_dataset(one, one.name if isinstance(of, Definition) else str(of))

@@ -177,6 +177,7 @@ def _no_assertion(file: TestFile, test: Function) -> Iterator[Finding]:
 
 
 def _returned(file: TestFile, test: Function) -> Iterator[Finding]:
+    """A test that returns a value, which pytest ignores."""
     own = [node for node in _own_nodes(test) if isinstance(node, ast.Return) and node.value is not None]
     values = [node for node in own if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
     always = all(isinstance(node.value, ast.Constant) and node.value.value is True for node in values)
@@ -186,6 +187,7 @@ def _returned(file: TestFile, test: Function) -> Iterator[Finding]:
 
 
 def _swallowed(file: TestFile, test: Function) -> Iterator[Finding]:
+    """A handler of all exceptions that lets the test pass."""
     for function in file.reached(test):
         for node in _broad_handlers(function):
             if not _tells(node):
@@ -257,6 +259,8 @@ def _shape_only(file: TestFile, test: Function) -> Iterator[Finding]:
 
 
 def _unseeded(file: TestFile, test: Function) -> Iterator[Finding]:
+    """A test that draws random values while nothing that runs before it sets a seed."""
+
     def is_autouse(function: Function) -> bool:
         return any("autouse=True" in ast.unparse(decorator) for decorator in function.decorator_list)
 

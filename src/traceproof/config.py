@@ -303,6 +303,7 @@ def _problems_on_disk(raw: Mapping[str, Any], root: Path) -> list[str]:
 
 
 def _unusable_models(given: object, root: Path) -> list[str]:
+    """Problems of models whose config.json is missing, or whose name is not bundled."""
     problems = []
     for index, value in enumerate(given if isinstance(given, list) else []):
         choice = _valid(ModelChoice, value)
@@ -357,6 +358,7 @@ def _explain(found: Mapping[str, Any]) -> str:
 
 
 def _known_keys(location: list[str]) -> str:
+    """Text that lists the keys allowed at an unknown key's place, the closest first."""
     model: type[BaseModel] = Config
     for part in location[:-1]:
         if part.isdigit():  # an item of a list

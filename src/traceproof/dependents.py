@@ -126,6 +126,7 @@ class Graph:
         return [path for path in self._contents if is_test(path)]
 
     def _add(self, path: str) -> None:
+        """Link a file with those that it needs: packages that it is in, imports, and conftest files."""
         self._link_packages(path, path, 0, "lies in the package of")
         try:
             found = list(imports_of(self._contents[path]))

@@ -86,6 +86,7 @@ def evaluate(node: ast.expr, known: Known) -> Value:
 
 
 def _binary(node: ast.BinOp, known: Known) -> Value:
+    """Facts of a binary operation."""
     left, right = evaluate(node.left, known), evaluate(node.right, known)
     source = left if left.narrow or not right.grid else right
     wide, none = left.wide or right.wide, frozenset[str]()
@@ -146,6 +147,7 @@ class _Flat(ast.NodeTransformer):
 
 
 def _call(node: ast.Call, known: Known) -> Value:
+    """Facts of a call."""
     name = last_name(node.func)
     if name in GRID:
         return Value(grid=True, origin=f"tl.{name} in line {node.lineno}", counts=True)
@@ -222,6 +224,7 @@ def _is_address(name: str, function: ast.FunctionDef, assigned: dict[str, list[a
 
 
 def _is_size(name: str, function: ast.FunctionDef) -> bool:
+    """Whether a parameter is multiplied or compared, other than with None."""
     for node in ast.walk(function):
         sides: list[ast.expr] = []
         if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Add | ast.Sub):
@@ -301,6 +304,7 @@ class Kernel:
             self._statement(statement)
 
     def _statement(self, statement: ast.stmt) -> None:
+        """Follow one statement: check its expressions, and update the facts of names."""
         match statement:
             case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
                 self._look(value)
@@ -371,6 +375,7 @@ class Kernel:
         return replace(found, looped=True, origin=f"the loop variable in line {iterable.lineno}")
 
     def _augmented(self, node: ast.AugAssign, target: ast.Name, op: ast.operator, value: ast.expr) -> None:
+        """Follow `name += value`; both branches' values of the name, if remembered, are updated too."""
         self._look(value)
         if target.id in self._pointers:
             self._addend(node, value)
@@ -409,6 +414,7 @@ class Kernel:
             self._add(node, code, f"{ast.unparse(expression)} {how}, from {facts.origin}")
 
     def _access(self, call: ast.Call) -> None:
+        """Check a call that accesses memory, and record a call of a plain name with its arguments' facts."""
         name = last_name(call.func)
         if isinstance(call.func, ast.Name):
             keywords = {one.arg: evaluate(one.value, self._known) for one in call.keywords if one.arg}
@@ -515,6 +521,7 @@ def lint_kernels(root: Path, *, select: Collection[str] = (), baseline: Path | N
 
 
 def _platform(path: Path, tree: ast.Module, lines: list[str]) -> Iterator[Finding]:
+    """Tests that name the device `cuda`, or ask torch.cuda about the platform."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             if _names_cuda(node):

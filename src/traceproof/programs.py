@@ -204,6 +204,7 @@ def bounded(*, seconds: float, memory: int) -> Iterator[None]:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the main thread after some seconds; in other threads do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -178,6 +178,7 @@ class Caller:
             return skipped(told)
 
     def _called(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        """Call the ground truth in one way, and judge its outputs."""
         right, backend = self._solved(Case(**item["case"])), item["backend"]
         given = self._plain.with_api(lambda api: with_backend(api, backend)) if backend else self._plain
         with picking(self._stack, item["tactic"]) as picked:
@@ -189,6 +190,7 @@ class Caller:
         return {"rows": [_row(output, ruling) for output, ruling in told], "tactics": picked.listed}
 
     def _solved(self, case: Case) -> SolvedCase:
+        """The case with expected values; kept for the next calls."""
         if self._right is None or self._right.case.digest != case.digest:
             inputs = make_inputs(self._op, self._definition, case, device=self._device, dataset=self._dataset)
             values = {} if self._unknown is not None else self._op.expected(self._definition, inputs)

@@ -89,6 +89,7 @@ def has_credentials(url: str) -> bool:
 
 
 def _redacted_url(url: str) -> str:
+    """A URL without its user, password and secrets of the query."""
     try:
         parts = urlsplit(url)
     except ValueError:  # looks like a URL but is not one, so only the scheme is shown

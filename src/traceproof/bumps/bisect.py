@@ -184,6 +184,7 @@ class GroundTruthTrial:
         return {"python": str(self.root / self.flow.python(stack)), "record": record, "path": list(map(str, path))}
 
     def _run(self, job: str, options: Mapping[str, object]) -> None:
+        """Run a job script with the main stack's interpreter. Raises TraceproofError: it fails."""
         script = str(self.root / "scripts" / "stack_job.py")
         arguments = ["-P", script, job, "--log", str(self.work / f"{job}.log")]
         for key, value in options.items():

@@ -224,6 +224,7 @@ def clone_all(
         return pin, bring(target, wanted, git)
 
     def one(name: str) -> tuple[dict[str, Any], Pin]:
+        """Bring one source, by git or as a package; returns its record and its pin."""
         pin, target = pins[name], target_dir / name
         unpacked = pin.package is not None and target.exists() and not (target / ".git").exists()
         from_git = not unpacked and (pin.commit is not None or (name in tagged and not target.exists()))

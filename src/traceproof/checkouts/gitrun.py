@@ -105,6 +105,7 @@ class Git:
         self.report(f"attempt {state.attempt_number} failed ({cause}); again in {pause:.0f} s")
 
     def _once(self, arguments: tuple[str, ...], *, network: bool) -> bytes:
+        """Run git once; returns its output. Raises GitError: it fails or stalls."""
         # Without hooks: a user's template folder may hold some, and they are no part of what is fetched.
         command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", *arguments]
         with tempfile.TemporaryFile() as output:
@@ -135,6 +136,7 @@ class Git:
             return output.read()
 
     def _failure(self, arguments: tuple[str, ...], code: int, output: str) -> GitError:
+        """The error for a failed command, with its cause if the output shows it; `final`: retrying is useless."""
         what = redacted(f"git {' '.join(arguments)} in {self.folder}")
         if re.search(STALLED, output):
             return GitError(

@@ -86,6 +86,7 @@ class Pin(BaseModel):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
+        """Check that a repository and a package are given completely or not at all, and at least one of them."""
         repository = self.url is not None and self.commit is not None
         package = self.package is not None and self.version is not None
         begun = (

@@ -155,6 +155,7 @@ def _python() -> str:
 
 
 def _told(result: Generated, order: GenerateOptions) -> str:
+    """The result as text: a table by op_type, how to run the tests, and what was flagged or got none."""
     lines = [f"{'op_type':14} {'definitions':>11} {'with tests before':>18} {'after':>6}"]
     rows = [(name, count, result.before[name], result.after[name]) for name, count in sorted(result.total.items())]
     rows.append(("all", result.total.total(), result.before.total(), result.after.total()))

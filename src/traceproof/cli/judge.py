@@ -185,6 +185,7 @@ class Session:
 
     @cache  # noqa: B019 - a session lives as long as its command
     def _settings(self, stack: str) -> JudgeSettings:
+        """Settings for judging with a stack's interpreter, which is built first if it is absent."""
         if stack not in STACKS:
             raise TraceproofError(f"--stack {stack}: there is no such stack; known: {', '.join(STACKS)}")
         installation = resolve(self.config, stack)

@@ -93,6 +93,7 @@ def _say(line: str) -> None:
 
 
 def _source(dataset: Path | None, selection: str, traces: Sequence[Path]) -> Source:
+    """The verified run and dataset to publish from."""
     root, config = run.configured()
     results = root / config.results
     missing = [str(path) for path in traces if not path.exists()]

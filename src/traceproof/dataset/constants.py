@@ -189,6 +189,7 @@ def _found(  # noqa: PLR0913, PLR0917 - the parts of a definition that state con
     inputs: frozenset[str],
     reference: str,
 ) -> Constants:
+    """The constants of a definition, from the parts of it that state them, with the sources of each."""
     found = {}
     for rule in rules_of(op_type):
         if rule.needs and rule.needs not in inputs:

@@ -189,6 +189,7 @@ class System:
 
     @cached_property
     def _usable(self) -> tuple[Part, ...]:
+        """The constraints as parts that can be evaluated for some sizes."""
         found = []
         for node in (node for text in self.constraints for node in _parts(text)):
             names = frozenset(one.id for one in ast.walk(node) if isinstance(one, ast.Name)) - {"min", "max"}
@@ -257,6 +258,7 @@ class System:
 def _found(
     system: System, const: tuple[tuple[str, int], ...], wanted: tuple[tuple[str, int], ...]
 ) -> Mapping[str, int] | None:
+    """Sizes of all axes that satisfy the constraints, close to the wanted ones; None: not found in STEPS steps."""
     near = dict(wanted)
     steps = iter(range(STEPS))
 

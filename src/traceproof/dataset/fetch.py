@@ -140,6 +140,7 @@ def _check(folder: Path, what: str) -> None:
 
 
 def _from_pypi(source: PypiSource, scratch: Path) -> Path:
+    """Download and unpack a released dataset; returns its folder."""
     from traceproof.checkouts.packages import download_sdist, unpack
 
     archive = download_sdist(source.package, source.version, scratch / "download", sha256=source.sha256)
@@ -153,6 +154,7 @@ def _from_pypi(source: PypiSource, scratch: Path) -> Path:
 
 
 def _from_git(source: GitSource, scratch: Path) -> Path:
+    """Check out a dataset's commit; returns its folder."""
     # imported here: they need GitPython, which other environments lack
     from traceproof.checkouts import checkout, gitrun
 

@@ -318,6 +318,7 @@ def _holds(file: Path, root: Path, words: Iterable[bytes]) -> bool:
 
 
 def _definition_files(root: Path) -> Iterator[Path]:
+    """Paths that may be definitions: below definitions/, or beside each other in a folder of trace dumps."""
     below = root / "definitions"
     if below.is_dir() or below.name in {root.name, root.parent.name}:
         return below.rglob("*.json")

@@ -125,6 +125,7 @@ def build(environment: str, stamp: Path, *, root: Path) -> None:
 
 
 def _install(environment: str, root: Path) -> None:
+    """Build an environment: a venv, its pinned packages, and its CUDA toolkit; then mark it complete."""
     folder, pins = root / FOLDER / environment, root / PINS / f"{environment}.txt"
     _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], environment)
     python = folder / "bin" / "python"
@@ -194,6 +195,7 @@ def ready(stack: Installation, *, root: Path, say: Callable[[str], None]) -> Pat
 
 
 def _run(command: Sequence[str], environment: str) -> None:
+    """Run a program that builds an environment. Raises TraceproofError: it fails."""
     done = subprocess.run(
         command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=without_secrets()
     )

@@ -107,6 +107,7 @@ def entry_points(*truths: str) -> dict[str, str | None]:
 
 
 def _entry_points(truth: str) -> Iterator[tuple[str, str | None]]:
+    """(name, problem or None) of each module and API that a ground truth's adapters use."""
     from traceproof.ops import registry
     from traceproof.ops.adapter import version
 
@@ -124,6 +125,7 @@ def _entry_points(truth: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _unresolved(stack: Stack, key: str) -> str | None:
+    """Why an API can not be found in its package; None: it can, or is optional."""
     from traceproof.ops.adapter import resolve
 
     try:

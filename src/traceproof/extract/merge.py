@@ -90,6 +90,7 @@ def setup(_payload: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
 
 
 def _judge_reference(definition: Definition, reference: str, pool: Pool) -> dict[str, Any]:
+    """Judge a reference in small cases, as the fields of a CheckResult."""
     from traceproof.ops import registry
     from traceproof.reasons import Verdict
     from traceproof.run.engine import DefinitionRun, Engine, this_interpreter
@@ -224,6 +225,7 @@ def merge(extracted: Sequence[Definition], dataset: Path, behaviour: Behaviour) 
 
 
 def _held(definition: Definition, dataset: Path) -> Definition | None:
+    """The dataset's definition of that name; None: there is none. Raises TraceproofError: it can not be read."""
     path = dataset / "definitions" / definition.op_type / f"{definition.name}.json"
     if not path.exists():
         return None
@@ -238,6 +240,7 @@ def _held(definition: Definition, dataset: Path) -> Definition | None:
 def _decide(
     definition: Definition, other: Definition | None, finding: CheckResult | None, dataset: Path
 ) -> MergeResult:
+    """Compare with the dataset's (`other`): new, the same, same but for tags, or a conflict under another name."""
     if other is None:
         return MergeResult(definition.name, definition.op_type, "new", text=json_text(definition.as_json()))
     differences = meaning_differences(definition, other)

@@ -89,6 +89,7 @@ class ReaderEnvironment:
         return Listing(answer[STACKS[READER].package], names, answer["defaults"], answer["without_defaults"])
 
     def _answers(self, jobs: Sequence[Mapping[str, Any] | None]) -> list[dict[str, Any]]:
+        """SGLang's answers to jobs, from processes of its environment."""
         if not self.python.exists():
             todo = "Build the extract environment first (envs/extract.txt), or give its interpreter."
             raise TraceproofError(f"there is no interpreter {self.python}", todo=todo)
@@ -112,6 +113,7 @@ class ReaderEnvironment:
             return [json.loads(path.read_text(encoding="utf-8")) for path in files]
 
     def _environment(self) -> dict[str, str]:
+        """Environment variables for reading SGLang, on the CPU and without network."""
         source = Path(__file__).resolve().parents[2]
         path = [str(source)]
         if self.sglang_path is not None:
@@ -127,6 +129,7 @@ class ReaderEnvironment:
 
 
 def _refusal(error: Mapping[str, Any], environment: ReaderEnvironment) -> TraceproofError:
+    """The error for the user, for a reason that SGLang's environment reports."""
     match error["reason"]:
         case "no sglang":
             where = environment.sglang_path or environment.python

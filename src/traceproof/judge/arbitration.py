@@ -53,6 +53,7 @@ def explain(subject: Subject, output: str, actual: torch.Tensor, expected: Expec
 
 
 def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
+    """A constant ratio or offset between an answer and the expected one, in words."""
     value = expected.oracle[""]
     a, e = actual.to(torch.float64), value.to(torch.float64)
     usable = torch.isfinite(a) & torch.isfinite(e) & (e != 0)
@@ -69,6 +70,7 @@ def _affine(actual: torch.Tensor, expected: Expected) -> Iterator[str]:
 
 
 def _known_bugs(subject: Subject, output: str, actual: torch.Tensor, expected: Expected) -> Iterator[str]:
+    """Names of known bugs (mutants) that would give this answer."""
     if registry.for_definition(subject.definition)[1] is not None:
         return  # mutants exist only for forms that the op knows
     right = RIGHT.make(subject)

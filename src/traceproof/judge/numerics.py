@@ -147,6 +147,7 @@ class Numerics:
             yield first, actual[part], cut
 
     def _measured(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor], start: int) -> Rows | None:
+        """Measure a piece of an output from row `start` on; returns the gate's rows, None if it is empty."""
         value = entries[""]
         self._misplaced.add(actual, value, start, entries.get("seen"))
         if self._with_figures:

@@ -97,6 +97,7 @@ def resolve(files: Mapping[str, bytes], base: Base, *, allow_changes: bool) -> C
 
 
 def _resolve(path: str, data: bytes, old: bytes | None, change: Change, *, allow_changes: bool) -> None:
+    """Add a file to `change`: as new, the same, different (with a note), kept, or a problem."""
     lines = path.startswith(("workloads/", "traces/"))
     new = joined(old or b"", data) if lines else data
     if old is None:

@@ -116,6 +116,7 @@ class PullRequest:
         yield from (f"| {markdown(what)} | {markdown(redacted(value))} |" for what, value in rows.items() if value)
 
     def _verdicts(self) -> Iterator[str]:
+        """Lines of a Markdown table with the results of each implementation."""
         yield "| definition | implementation | status | cases | outputs | gates (share of the limit used) |"
         yield "|---|---|---|---|---|---|"
         for name in self.definitions:
@@ -198,6 +199,7 @@ def verdicts_of(run: Path) -> dict[str, Verdicts]:
 def _names(
     tree: DatasetTree, found: Mapping[str, Verification], definitions: Sequence[str], op_types: Sequence[str]
 ) -> list[str]:
+    """Selected names of verified definitions. Raises TraceproofError: one is unknown or not verified."""
     unknown = [f"definition {why(tree, name)}" for name in definitions if name not in tree.definitions]
     present = {entry.definition.op_type for entry in tree.definitions.values()}
     unknown += [f"op_type {name!r}" for name in op_types if name not in present]

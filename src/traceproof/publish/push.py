@@ -129,6 +129,7 @@ class Hub:
         return " ".join(redacted(f"{type(error).__name__}: {error}".replace(self._token, "***"))[:400].split())
 
     def _attempt(self, made: PullRequest, *, allow_changes: bool) -> Pushed:
+        """Commit what differs to the open pull request, or to a new one. Raises as the hub's client does."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         with tempfile.TemporaryDirectory() as scratch:

@@ -83,6 +83,7 @@ def _baseline(definition: Definition, versions: Mapping[str, str | None], folder
 def _workloads(
     definition: Definition, cases: Iterable[Case], folder: Path, dataset: str, infinite: Collection[str]
 ) -> dict[str, Any]:
+    """Write a definition's workload lines; returns the cases left out, with reasons."""
     op, _ = registry.for_definition(definition)
     lines, left_out = [], {}
     for case in cases:

@@ -119,6 +119,7 @@ class SiteFolder:
 
     @cached_property
     def _templates(self) -> Environment:
+        """The Jinja environment of the pages."""
         found = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -278,6 +279,7 @@ def _views(finished: Finished, op_type: str) -> Iterator[View]:
 
 
 def _index(finished: Finished, pages: SiteFolder, op_types: Sequence[OpType], overview: Overview) -> None:
+    """Write the first page."""
     counts = Counter(one["conclusion"] for one in finished.summary["definitions"].values())
     words = [one for one in WORDS if counts[one]]
     pages.write(

@@ -196,6 +196,7 @@ class Judge:
         return in_own_dataset(Definition.model_validate(outcome.value), str(path))
 
     def _tried(self, candidate: Candidate, target: Target, given: JudgeSettings) -> SolutionTrial:
+        """Have the process judge a solution. Raises TraceproofError: it could not."""
         dataset = str(target.dataset)
         settings = given.model_copy(update={"dataset": dataset, "conceal": (*given.conceal, dataset)})
         item = {

@@ -134,6 +134,7 @@ class PropertyCalls:
 
 
 def _same(first: Tensors, other: Tensors) -> tuple[str, str]:
+    """(HOLDS or BROKEN, text): whether two sets of outputs have the same bits, else where they differ most."""
     names = sorted(name for name in first.keys() | other.keys() if not same_bits(first.get(name), other.get(name)))
     if not names:
         return HOLDS, "the same bits"

@@ -248,6 +248,7 @@ def _plain(value: ast.expr, modules: Mapping[str, str]) -> bool:
 
 
 def _read(file: Path, entry: str | None) -> Candidate:
+    """A file as a solution. Raises ValueError, SyntaxError: it is none."""
     text = read_bytes(file, most=MOST_BYTES).decode("utf-8")
     if file.suffix == ".json":
         return _of_record(Solution.model_validate(strict_json(text)), file)
@@ -296,6 +297,7 @@ def _imported(text: str) -> set[str]:
 
 
 def _of_record(solution: Solution, file: Path) -> Candidate:
+    """A solution of the dataset's JSON."""
     compiled = solution.spec.language in COMPILED
     default = "tvm-ffi" if compiled and not solution.entry_file.endswith(".py") else "torch"
     return Candidate(

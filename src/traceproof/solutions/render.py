@@ -51,6 +51,7 @@ def page(certificate: Certificate) -> str:
 
 
 def _show(certificate: Certificate, console: Console, reasons: int | None = SHOWN) -> None:
+    """Print the tables of outputs, properties and speed, then the closing lines."""
     numbers = ("calls", "pass", "fail", "error", "skip", "worst margin")
     grid = headed("Outputs by size", ("output", "size"), numbers, "reason")
     kinds = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.SKIP)
@@ -81,6 +82,7 @@ def _show(certificate: Certificate, console: Console, reasons: int | None = SHOW
 
 
 def _closing(certificate: Certificate, reasons: int | None) -> Iterator[str]:
+    """Lines below the tables: precision, clocks, the verdict and its reasons."""
     for one in certificate.precision:
         yield f"precision of {one.output}: asked {one.asked}; seen {one.seen} ({one.evidence})"
     for speed in certificate.speed:

@@ -121,6 +121,7 @@ def chosen(evaluation: SolutionRun, cases: Sequence[PlannedCase]) -> list[Planne
 def _in_turns(
     evaluation: SolutionRun, subject: SolvedCase, solution: UntrustedSource, reference: UntrustedSource | None
 ) -> tuple[SpeedResult, list[SolutionRow]]:
+    """Time a solution and others in one case, in turns; returns the speed, and bad rows of the last call."""
     own = _Party("solution", _asked_of(solution, subject, evaluation.layout))
     truth = ground_truth(evaluation, subject)
     others = [] if truth is None else [_Party(*truth)]
@@ -195,6 +196,8 @@ def doubt(times: Times, outside: float, idle: float) -> str:
 
 
 def _asked_of(source: UntrustedSource, subject: SolvedCase, layout: Layout) -> Request:
+    """Requests to a worker, with the inputs of a case."""
+
     def request(first: int, count: int, *, call: bool = True) -> CaseResult:
         order = {"first": first, "count": count, "call": call}
         given = replace(layout, room=0)
@@ -268,6 +271,7 @@ def ground_truth(evaluation: SolutionRun, subject: SolvedCase) -> tuple[str, Req
 def _called_here(
     evaluation: SolutionRun, called: Implementation, inputs: Values, device: torch.device, seed: int
 ) -> Request:
+    """Requests to a ground truth in this process."""
     names = list(inputs)
     placed = [v.to(device) if isinstance(v, torch.Tensor) else v for v in inputs.values()]
     watch = calls.Stopwatch(placed, 0, device, seed)

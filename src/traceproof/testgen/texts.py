@@ -302,6 +302,7 @@ class Drawing:
         return axis.upper() if axis in self.definition.const_axes else axis
 
     def _value(self, name: str, spec: TensorSpec, sizes: Mapping[str, str]) -> str:  # noqa: PLR0911 - a kind each
+        """The expression that draws an input."""
         drawn = self._drawn[name]
         if not isinstance(drawn, torch.Tensor):
             return literal(drawn)

@@ -141,6 +141,7 @@ class Functions(TorchFunctionMode):
             seen += [facts] * (facts not in seen)
 
     def _product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Record a product of attention: queries and keys give scores, scores and values complete the facts."""
         module, notes = self._running[-1], self._notes
         if left.dim() != 4 or right.dim() != 4 or left.shape[-2] != TOKENS:
             return
@@ -246,6 +247,7 @@ def _configuration(kind: str) -> Any:  # noqa: ANN401 - a class of transformers
 
 
 def _build(config: Mapping[str, Any]) -> Theirs:
+    """Build transformers' model of a config, on the meta device. Raises Absent: there is none."""
     package = import_module("transformers")
     names = import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     known = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING_NAMES
@@ -289,6 +291,7 @@ def _try_routers(model: nn.Module, notes: Notes, hidden: int) -> None:
 
 
 def _facts(module: nn.Module, notes: Notes, hidden: int) -> Iterator[tuple[str, Facts]]:
+    """(kind, facts) of each computation that is recognised in a module."""
     weight = getattr(module, "weight", None)
     shape = tuple(weight.shape) if isinstance(weight, torch.Tensor) else ()
     if id(module) in notes.attention:
@@ -504,6 +507,7 @@ def _watched(
 
 
 def _filled(module: nn.Module, generator: torch.Generator) -> None:
+    """Give a module random parameters, and buffers of zeros."""
     for name, one in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         value = torch.zeros(one.shape)
         if isinstance(one, nn.Parameter):
@@ -540,6 +544,7 @@ def leaf(module: nn.Module, width: int | None) -> Iterator[tuple[str, Facts]]:
 
 
 def _norm(module: nn.Module, width: int, *, weighted: bool) -> Iterator[tuple[str, Facts]]:
+    """("norm", facts) if a module is RMSNorm or LayerNorm, found by trying weights of one and zero."""
     rows = torch.randn(3, width, generator=torch.Generator().manual_seed(0)) + 0.5
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if eps is not None and not isinstance(eps, float):
@@ -561,6 +566,7 @@ def _norm(module: nn.Module, width: int, *, weighted: bool) -> Iterator[tuple[st
 
 
 def _alike(module: nn.Module, rows: torch.Tensor, expected: torch.Tensor, within: float = LOOSE) -> bool:
+    """Whether a module's output for `rows` is close to `expected`."""
     try:
         with torch.no_grad():
             out = module(rows.clone())
