@@ -61,7 +61,7 @@ def takes_backend(one: object) -> bool:
     """Whether `one` is a function or class with a parameter `backend`."""
     try:
         return callable(one) and BACKEND in inspect.signature(one).parameters
-    except (TypeError, ValueError):  # without a signature, as it is written in C
+    except (TypeError, ValueError):  # written in C, so there is no signature
         return False
 
 

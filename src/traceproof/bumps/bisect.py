@@ -61,7 +61,7 @@ class Bisection:
     # stack, op_type: of the ground truth
     stack: str
     op_type: str
-    judge: Callable[[str], Verdict]  # gives the verdict at a commit; called once per content of the package
+    judge: Callable[[str], Verdict]  # returns the verdict at a commit; called once per content of the package
     report: Callable[[str], None]  # called with a line per step
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
 

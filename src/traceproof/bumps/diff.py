@@ -136,7 +136,7 @@ def _text(row: Row) -> str:
 
 
 def _text_before(rows: Sequence[Row]) -> Callable[[Row], str]:
-    """A function that gives, for a row after, the text before that it corresponds to (by default its own)."""
+    """Prepare to match texts; returns the function from a row after to the text before (by default its own)."""
     by_digest = {(row["definition"], row["digest"]): _text(row) for row in rows if "digest" in row}
     by_dataset = {(row["definition"], row.get("dataset")): _text(row) for row in rows}
 

@@ -33,7 +33,7 @@ AT_ONCE = 4  # sources cloned at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedCheckout:
-    """A checkout as it is wanted."""
+    """A wanted checkout."""
 
     url: str  # anything that git understands
     commit: str  # all 40 digits

@@ -108,7 +108,7 @@ def _present(target: Path) -> Pin | None:
 
 
 def _download(pin: Pin, folder: Path) -> Path:
-    """Download the wheel; the source package if there is none, or if a folder of it is meant."""
+    """Download the wheel; the source package if there is none, or if only a folder of it is wanted."""
     if pin.folder is not None:
         return download_sdist(str(pin.package), str(pin.version), folder, sha256=None)
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]

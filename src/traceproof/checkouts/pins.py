@@ -71,7 +71,7 @@ class Pin(BaseModel):
     version: Version | None = None
     # of the release's file; several where there is one per platform
     sha256: Sha256 | Annotated[list[Sha256], Field(min_length=1)] | None = None
-    # the folder of the source package that is meant; None: a wheel's content
+    # the wanted folder of the source package; None: a wheel's content
     folder: Folder | None = None
 
     @property

@@ -225,7 +225,7 @@ class Definition(BaseModel):
         return digest_json(meaning)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with changed fields; cached properties are computed anew."""
+        """A copy with changed fields; cached properties are computed again."""
         copy = super().model_copy(update=update, deep=deep)
         for name in vars(copy).keys() - type(self).model_fields.keys():
             del vars(copy)[name]

@@ -73,7 +73,7 @@ class Dataset(Short):
         return self
 
     def record(self, folder: Path) -> dict[str, str | None]:
-        """Its entry in the list of sources, once it lies in `folder`."""
+        """Its entry in the list of sources, once it is in `folder`."""
         git, pypi = self.git, self.pypi
         return {
             "path": str(folder.absolute()),

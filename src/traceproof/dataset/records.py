@@ -28,7 +28,7 @@ class StrictRecord(BaseModel):
 
 
 class RandomInput(StrictRecord):
-    """An input with arbitrary values, drawn by whoever runs the workload."""
+    """An input with arbitrary values, drawn by the program that runs the workload."""
 
     type: Literal["random"]
 

@@ -457,7 +457,7 @@ def _expect_counted(tree: DatasetTree, path: Path, name: str) -> None:
 
 
 def _op_types_below(tree: DatasetTree, path: Path) -> list[str]:
-    """Op_types of what lies in a folder of a dataset. Raises TraceproofError: nothing."""
+    """Op_types of the definitions in a folder of a dataset. Raises TraceproofError: it has none."""
     below = path.relative_to(tree.root)
     found = [one.definition.op_type for one in tree.definitions.values() if one.path.is_relative_to(below)]
     found += [group_of(one) for one in tree.broken if one.path.is_relative_to(below)]

@@ -153,7 +153,7 @@ class WantedDefinition:
     """A definition that models need."""
 
     name: str  # of the draft, with a version suffix if another kernel has that name
-    draft: Draft  # what it says
+    draft: Draft  # the definition's content, without uses
     uses: list[Use] = field(default_factory=list)  # all calls of it
 
     def definition(self) -> Definition:

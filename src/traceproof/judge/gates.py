@@ -408,9 +408,9 @@ class QuantisedGate(_Gate[Quantised]):
     _roundings: float | None = None
 
     def prepare(self, actual: torch.Tensor, entries: Mapping[str, torch.Tensor]) -> Rows:
-        """One chunk. Entry `roundings`, float64 [1], is the number of equal roundings that the slope averages.
+        """Prepare a chunk. Entry `roundings`, float64 [1]: number of equal roundings that the slope averages.
 
-        Without it there are so many that chance adds nothing to the limit.
+        Without it the number is so large that chance adds nothing to the limit.
         """
         if "roundings" in entries:
             self._roundings = float(entries["roundings"].sum())

@@ -1,4 +1,4 @@
-"""Properties of kernels that are measured beside right answers. Imports the standard library alone."""
+"""Properties of kernels that are measured in addition to correct answers. Imports the standard library alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -181,7 +181,7 @@ def _bits(given: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, off: fl
 
 
 def _cut(value: torch.Tensor, digits: int) -> torch.Tensor:
-    """Values rounded to so many binary digits behind the point of their mantissa, without limits of range."""
+    """Values rounded to `digits` binary digits after the mantissa's point, without limits of range."""
     mantissa, exponent = torch.frexp(value)
     scale = 2.0 ** (digits + 1)
     return torch.ldexp(torch.round(mantissa * scale) / scale, exponent)

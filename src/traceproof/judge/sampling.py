@@ -173,9 +173,9 @@ def log_tail(count: torch.Tensor, trials: torch.Tensor, q: torch.Tensor, *, mean
 
 
 def _cells(drawn: torch.Tensor, q: torch.Tensor, seen: torch.Tensor, alike: Alike) -> Iterator[Test]:
-    """Each token of each row, two-sided; and of all rows that share a distribution, pooled.
+    """Tests of each token of each row, two-sided; and pooled over all rows that share a distribution.
 
-    A token's share of the false-alarm rate is its probability, as a more probable token tells more.
+    A token's share of the false-alarm rate is its probability, since a more probable token shows more.
     """
     names = [f"row {row}" for row in range(len(drawn))]
     names += [f"{count} rows of one distribution" for count in alike.rows.tolist() if count > 1]

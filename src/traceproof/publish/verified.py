@@ -130,7 +130,7 @@ def _verdict(rows: Sequence[VerdictRow]) -> ImplementationVerdict:
 
 
 def verification(definition: Definition, verdicts: Verdicts) -> Verification:
-    """Whether a definition, as it is now, is verified by its implementations' verdicts."""
+    """Whether a definition, in its present text, is verified by its implementations' verdicts."""
     reference = verdicts.get(REFERENCE)
     ran = [verdicts[name] for name in TRUTHS if name in verdicts]
     truths: tuple[str, ...] = ()

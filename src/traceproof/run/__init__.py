@@ -1,1 +1,1 @@
-"""The case engine: draw a case, call the code under test, see what it did beside computing, judge its outputs."""
+"""The case engine: draw a case, call the code under test, record its side effects, judge its outputs."""

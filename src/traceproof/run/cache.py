@@ -84,7 +84,7 @@ class Cache:
             self._done([("BEGIN IMMEDIATE", ()), *deletions, ("COMMIT", ()), ("VACUUM", ())])
 
     def _done(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
-        """Execute statements and return the last one's rows; a damaged file is removed and made anew."""
+        """Execute statements and return the last one's rows; a damaged file is removed and created again."""
         with self._lock:
             try:
                 return self._execute(statements)

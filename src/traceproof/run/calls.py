@@ -284,8 +284,8 @@ FENCES: list[Fences] = []  # of the call being made, if it has any: `poisoned` p
 
 
 LOAD_BYTES, LOAD_WIDTH = 128 << 20, 4096  # bytes per copy, and width of a bfloat16 product: some 0.1 ms each
-LOADS = 6  # at most so many of each kind are queued before a call, and half as many after it
-LOAD_SECONDS, LEAST_LOADED = 1.0, 3  # slow calls end after so many seconds, but at least so many are made
+LOADS = 6  # of each kind: queued before a call at most, and half as many after it
+LOAD_SECONDS, LEAST_LOADED = 1.0, 3  # slow calls end after this time, but not before LEAST_LOADED calls
 
 
 def under_load(
@@ -360,7 +360,7 @@ def filler(dtype: torch.dtype, fill: float) -> float | int | bool:
     return torch.iinfo(dtype).max if math.isnan(fill) else int(abs(fill)) % torch.iinfo(dtype).max
 
 
-# Bytes of one call's repeated inputs. An op that sorts them takes some six times as much beside.
+# Bytes of one call's repeated inputs. An op that sorts them takes some six times as much in addition.
 MOST_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
 PART_OF_FREE = 32  # and at most such a part of a GPU's free memory
 PATIENCE = 8  # the next call has twice as many rows if that many times the last one's time are left

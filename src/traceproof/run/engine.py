@@ -59,7 +59,7 @@ from traceproof.sandbox import Pool, Reply, Status
 from traceproof.sandbox.worker import describe
 from traceproof.stacks import MAIN, STACKS, TAGGED
 
-MANY_CALLS = 32  # calls before the second run whose bits are compared: at least so many, less than twice as many
+MANY_CALLS = 32  # calls before the second run whose bits are compared: from this number to twice as many
 PATIENCE = 2  # timeouts of an implementation in a definition after which its other cases are not run
 WORST_FIRST = (Verdict.ERROR, Verdict.FAIL, Verdict.PASS, Verdict.SKIP)
 # A case of up to this memory takes a CPU less than two seconds in float64, mostly less than a crowded GPU.
@@ -321,7 +321,7 @@ class DefinitionRun:
     def _draw_on(self, case: JudgedCase, device: torch.device) -> None:
         planned, dataset = case.planned.case, self.settings.dataset
         case.inputs = make_inputs(self.op, self.definition, planned, device=device, dataset=dataset)
-        # Without named implementations nobody compares which inputs were drawn.
+        # Without named implementations, no digest of the inputs is compared.
         case.digest = digest_json(fingerprints(case.inputs)) if self.names else None
 
     def _solved(self, case: JudgedCase) -> Right:

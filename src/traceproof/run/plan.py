@@ -121,7 +121,7 @@ def plan(dataset: Path, out: Path, selection: PlanSelection, *, code: str = "", 
     with paused_collection():
         tree = read_tree(dataset, naming=() if selection.op_types else selection.definitions)
         groups = selected(tree, selection)
-        # A selection of cases is planned anew each time, as planning is how it is checked.
+        # A selection of cases is planned each time, since planning also checks it.
         common = [code, selection.model_dump(), str(tree.root)] if code and not selection.cases else []
         plans = []
         for name in sorted(groups):

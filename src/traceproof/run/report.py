@@ -58,7 +58,7 @@ class Conclusion(StrEnum):
     NOT_RUN = "not_run"
 
 
-# Words for the numbers of definitions with each conclusion, in the order in which they are told.
+# Words for the numbers of definitions with each conclusion, in the order of the report.
 WORDS: Mapping[Conclusion, str] = {
     Conclusion.RIGHT: "right",
     Conclusion.AGREED: "agreed by a ground truth and their own float64, no oracle",
@@ -110,7 +110,7 @@ def _counted(skips: Mapping[str, int]) -> str:
 
 
 NO_TRUTH, ERROR, UNREADABLE, RELAXED = "no_truth", "error", "unreadable", "relaxed"
-# Why a definition was compared with no ground truth, in words; of several reasons the first is told.
+# Why a definition was compared with no ground truth, in words; of several reasons the first is reported.
 WHY: Mapping[str, str] = {
     RELAXED: "judged by a tolerance of your own, which proves nothing",
     UNREADABLE: "the definition cannot be read",
@@ -152,7 +152,7 @@ class DefinitionResult(TypedDict):
 def concluded(noted: Sequence[tuple[schema.VerdictRow, str | None]]) -> DefinitionResult:
     """The result of one definition, from its rows, each with its kind of finding (None: no finding)."""
     rows = [row for row, _ in noted]
-    full = [row for row in rows if not row.scaled_down]  # scaled-down rows say nothing of its own size
+    full = [row for row in rows if not row.scaled_down]  # scaled-down rows are not about its own size
     cases, reasons = _compared(full)
     judged = cases.get(schema.REFERENCE, set())
     met = any(judged & cases.get(name, set()) for name in TRUTHS)

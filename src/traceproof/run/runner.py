@@ -46,7 +46,7 @@ NAME_CHARACTERS = 200
 SLEEP = 600_000_000  # GPU cycles before late inputs arrive: some 0.3 s, as other processes use the GPU in between
 FIRST = -1  # stream priority: its small kernels must not wait for large ones of another stream
 CALLS_SECONDS = 0.25  # for calls before the one that counts: code that counts its calls may turn wrong
-# Outputs of so many earlier calls, each of up to so many bytes, are checked after a call: they must not change.
+# Outputs of the last KEPT_CALLS calls, each of up to KEPT_BYTES, are checked after a call: they must not change.
 KEPT_CALLS, KEPT_BYTES = 3, 1 << 20
 FOLDER = "compiled"  # of compiled kernels, in the scratch folder
 PLACES = re.compile(r"_(CACHE_DIR|WORKSPACE_BASE)$")  # environment variables that say where a package compiles to
@@ -195,9 +195,9 @@ class _Caller:
     ) -> tuple[list[Any], list[Any] | None]:
         """The call's inputs where the request wants them, and copies by which changes show; None: there are none.
 
-        On a CPU they lie in shared memory itself. On a GPU each has its own memory, or all one buffer laid out
-        like shared memory if the bytes around them count. They are sent to a GPU in one copy where possible, since
-        each copy waits for its turn.
+        On a CPU they are in shared memory itself. On a GPU each has its own memory, or all one buffer laid out
+        like shared memory if the bytes around them count. They are sent to a GPU in one copy if possible, since
+        each copy waits for other processes.
         """
 
         def each(place: Callable[[int, torch.Tensor], Any]) -> list[Any]:

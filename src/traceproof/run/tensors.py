@@ -60,7 +60,7 @@ def plain_tensor(value: Any) -> torch.Tensor:  # noqa: ANN401 - what untrusted c
 
 
 def plain_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """`plain_tensor` of each value; outputs on a GPU are copied together, since each wait is a turn on it."""
+    """`plain_tensor` of each value; outputs on a GPU are copied together, since each copy waits for it."""
     packs = [_packs(value) for value in values]
     on_gpu = [value.detach() for value, packed in zip(values, packs, strict=True) if packed]
     sizes = [value.numel() * value.element_size() for value in on_gpu]

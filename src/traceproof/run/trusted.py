@@ -32,7 +32,7 @@ from traceproof.stacks import STACK_OF, STACKS
 
 FAR_APART = 0.1  # relative distance of right answers to other contents
 OTHER_SEED = 1_000_003  # added to a case's seed to get the second, different inputs of the same shapes
-MOST_LOADED = 32  # (ground truth, definition) pairs that stay loaded: several definitions take turns
+MOST_LOADED = 32  # (ground truth, definition) pairs that stay loaded, since several definitions alternate
 
 
 class Implementation:

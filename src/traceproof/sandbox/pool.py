@@ -245,7 +245,7 @@ class WorkerSession:
         seconds: float | None = None,
         files: Sequence[int] = (),
     ) -> model.Reply:
-        """Run one item, in `seconds` or the limit's; what lies in its files counts against no limit."""
+        """Run one item, in `seconds` or the limit's; the content of its files counts against no limit."""
         self.start()
         if self._refused is not None:
             return self._refused
@@ -260,7 +260,7 @@ class WorkerSession:
                 self._start()
 
     def interrupt(self) -> None:
-        """Have the worker ended, from whatever thread: who waits for an answer is told so, and none is started."""
+        """End the worker, from any thread: a waiting `ask` gets an error, and no new worker is started."""
         self._refused = self._refused or model.Reply(
             status=model.Status.CRASH, message="interrupted: nobody waits for it"
         )
@@ -421,7 +421,7 @@ class Conversation:
         with contextlib.suppress(OSError, ValueError):
             try:
                 said = self._life.recv(model.PACKET_BYTES)
-            except ConnectionResetError:  # the guard left our last word unread; what it said is still there
+            except ConnectionResetError:  # the guard left our last message unread; its report is still there
                 said = self._life.recv(model.PACKET_BYTES)
             report = json.loads(said or b"{}")
             self._drain()

@@ -63,7 +63,7 @@ class WorkerSpec:
 
     limits: Limits
     plan: frozenset[str]  # the layers that this machine has
-    seen: isolation.VisibleFiles  # what the worker keeps of the file system if the plan gives it a view of its own
+    seen: isolation.VisibleFiles  # the worker's view of files, if the plan has one
     stage: str  # an empty folder to build that view at
     gpu: bool
 
@@ -124,7 +124,7 @@ def import_all(modules: Sequence[str]) -> str:
             found = importlib.import_module(module)
             if hasattr(found, function):
                 getattr(found, function)()
-        except Exception:  # noqa: BLE001 - the user is told, whatever it is
+        except Exception:  # noqa: BLE001 - any error is reported to the user
             return f"{name} can not be imported:\n{traceback.format_exc(limit=-3)}"[-8000:]
     torch, names = sys.modules.get("torch"), ", ".join(modules)
     if torch is not None and torch.cuda.is_initialized():
@@ -316,7 +316,7 @@ def work(spec: WorkerSpec, data: socket.socket) -> None:
             with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
                 os.close(int(name))
     os.environ["HOME"] = os.environ["TMPDIR"] = str(spec.scratch)
-    tempfile.tempdir = None  # computed anew from TMPDIR
+    tempfile.tempdir = None  # computed again from TMPDIR
     os.chdir(spec.scratch)
     set_limits(spec)
     isolation.give_up(spec.plan, spec.seen, processes=spec.limits.processes != 0, gpu=spec.gpu)

@@ -32,7 +32,7 @@ class SourceOrigin:
 
     url: str  # its repository
     package: str = ""  # name of its releases; empty: it has none
-    inside: str = ""  # the folder of a release's source package that is meant; empty: all
+    inside: str = ""  # the wanted folder of a release's source package; empty: all
     folders: tuple[str, ...] = ()  # cone patterns of a sparse checkout; empty: all files
     submodules: tuple[str, ...] = ()  # submodules that its kernels are compiled against
     place: str = ""  # folder of the repository that has the package; empty: its root

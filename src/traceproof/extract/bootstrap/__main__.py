@@ -211,7 +211,7 @@ def forked(job: Callable[[int], None], count: int, *, workers: int, seconds: flo
             if not process:
                 try:
                     job(number)
-                except BaseException:  # noqa: BLE001 - the fork ends here; its missing answer tells
+                except BaseException:  # noqa: BLE001 - the fork ends here; its answer will be missing
                     traceback.print_exc()
                     os._exit(1)
                 os._exit(0)
