@@ -867,14 +867,11 @@ for _name, (_op, _arguments, _outputs) in IN_ORDER.items():
         accepts=gives("uint8", *(("float8_e4m3fn",) if _name == "mxfp8_quantize" else ())),
         sm=SM100,
     )(in_tiles(f"flashinfer:{_name}", _arguments, _outputs))
-GROUPED, KV_QUANTIZE = "flashinfer:mxfp8_grouped_quantize", "flashinfer:nvfp4_kv_quantize"
+KV_QUANTIZE = "flashinfer:nvfp4_kv_quantize"
 SCALED = "flashinfer:silu_and_mul_scaled_nvfp4_experts_quantize"
 
 
-@QUANTIZATION.truth("flashinfer", "mxfp8_grouped_quantize", GROUPED, serves="a mask -> x_q sf", sm=SM100)
-def _flashinfer_grouped(api: Api, _: Definition, inputs: Given) -> Outputs:
-    codes, scales = api[GROUPED](inputs["a"], inputs["mask"])
-    return {"x_q": codes, "sf": scales}
+QUANTIZATION.called("quantization:mxfp8_grouped_quantize", "a mask -> x_q sf", rows="a", sm=SM100)
 
 
 @QUANTIZE_FP4.truth("flashinfer", "nvfp4_kv_quantize", KV_QUANTIZE, sm=SM100)

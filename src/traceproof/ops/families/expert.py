@@ -1184,10 +1184,7 @@ def _flashinfer_per_tensor(api: Api, definition: Definition, inputs: Given) -> O
     return {"output": output}
 
 
-CUTLASS, ALPHA = "flashinfer.fused_moe:cutlass_fused_moe", "flashinfer.fused_moe.alphamoe_sm100:{}"
-ALIGNED, IN_TURNS = (
-    ALPHA.format(f"alphamoe_{what}") for what in ("fp8_block_scale_aligned_moe", "interleave_gated_weights")
-)
+CUTLASS, ALPHA = "flashinfer.fused_moe:cutlass_fused_moe", "fused_moe.alphamoe_sm100:alphamoe_{}"
 IN_CUTLASS = "{} {} {} {} {} [gemm1_bias] [gemm2_bias] [gemm1_alpha] [gemm1_beta] [gemm1_clamp_limit] -> output"
 
 
@@ -1215,18 +1212,13 @@ for _names in (
 PLANNED = "sorted_token_ids expert_ids num_tokens_post_padded topk_weights top_k block_m routed_scaling_factor out"
 
 
-@MOE.truth(
-    "flashinfer",
-    "alphamoe_fp8_block_scale_aligned_moe",
-    ALIGNED,
-    serves=f"hidden_states hidden_states_scale {' '.join((*GEMM1, *GEMM2))} {PLANNED} -> out_out",
+MOE.called(
+    ALPHA.format("fp8_block_scale_aligned_moe"),
+    f"hidden_states hidden_states_scale {' '.join((*GEMM1, *GEMM2))} {PLANNED} -> out_out",
+    more=lambda inputs: {"out": inputs["out"].clone()},  # which it gives, too
+    rows="hidden_states",
     sm=((10, 0), (10, 3)),
 )
-def _flashinfer_planned(api: Api, _: Definition, inputs: Given) -> Outputs:
-    out = inputs["out"].clone()
-    api[ALIGNED](**{**inputs, "out": out})
-    return {"out_out": out}
-
 
 # SGLang's router and experts, both Triton. Groups of experts are chosen in native form: where the two best of a
 # group are equal, the router (0.5.22, 0.5.23) adds the third to the best in place of the second, and may keep
@@ -1403,13 +1395,7 @@ MOE_PREPROCESS = Op(
         ),
     ),
 )
-
-
-@MOE_PREPROCESS.truth("flashinfer", "alphamoe_interleave_gated_weights", IN_TURNS, sm=SM89)
-def _flashinfer_in_turns(api: Api, _: Definition, inputs: Given) -> Outputs:
-    weights, scales = api[IN_TURNS](*inputs.values())
-    return {"interleaved_weights": weights, "interleaved_scales": scales}
-
+MOE_PREPROCESS.called(ALPHA.format("interleave_gated_weights"), rows=GEMM1[0], sm=SM89)
 
 ONE_RANK = Form(
     "routed_rows[r p] route_weights[t k] permuted_idx[t k] norm_weight[h] eps gain_center weight_before_norm"

@@ -1048,7 +1048,7 @@ LINEAR_SVDQUANT = Op(
 )
 FLASHINFER_MXFP8 = {"flashinfer.gemm:mm_mxfp8": "out_dtype", "flashinfer.gemm:bmm_mxfp8": "dtype"}
 MM_MXFP8, FLASHINFER_BMM_MXFP8 = FLASHINFER_MXFP8
-MM_SVDQUANT, MM_BF16_FP4 = "flashinfer.gemm:mm_nvfp4_svdquant", "flashinfer.gemm:mm_bf16_fp4"
+MM_BF16_FP4 = "flashinfer.gemm:mm_bf16_fp4"
 NEWEST = ((10, 0), (12, 1))
 
 
@@ -1077,8 +1077,4 @@ for _axes, _sm in ((2, NEWEST), (6, SM100)):
         sm=_sm,
     )(_flashinfer_bf16_fp4)
 
-
-@GEMM_SVDQUANT.truth("flashinfer", "gemm.mm_nvfp4_svdquant", MM_SVDQUANT, sm=NEWEST)
-def _flashinfer_svdquant(api: Api, _: Definition, inputs: Given) -> Outputs:
-    names = ("a", "b", "a_sf", "b_sf", "alpha", "d", "l1")
-    return {"out": api[MM_SVDQUANT](*(inputs[name] for name in names))}
+GEMM_SVDQUANT.called("gemm:mm_nvfp4_svdquant", sm=NEWEST, rows="a")

@@ -1123,14 +1123,10 @@ MOE_ROUTING = Op(
     ),
     others=(HASHED, GROUPED, PLANS),
 )
-HASH_TOPK = "flashinfer.fused_moe.hash_topk:hash_topk"
 FUSED_TOPK = "flashinfer.fused_moe.fused_routing_dsv3:fused_topk_deepseek"
 
 
-@MOE_ROUTING.truth("flashinfer", "hash_topk", HASH_TOPK, serves=HASHED.forms[0].names, sm=SM80)
-def _flashinfer_hashed(api: Api, _: Definition, inputs: Given) -> Outputs:
-    weights, experts = api[HASH_TOPK](*inputs.values())
-    return {"topk_weights": weights, "topk_ids": experts}
+MOE_ROUTING.called("fused_moe.hash_topk:hash_topk", HASHED.forms[0].names, rows="router_logits", sm=SM80)
 
 
 @MOE_ROUTING.truth("flashinfer", "fused_topk_deepseek", FUSED_TOPK, serves=GROUPED.forms[0].names, sm=SM89)
