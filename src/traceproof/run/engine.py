@@ -462,7 +462,7 @@ class DefinitionRun:
         repeated: bool,
         fill: float,
     ) -> None:
-        """Run one case a second time, and hidden cases: do bits vary, and are answers remembered?"""
+        """Run one case a second time, then hidden cases, to find bits that vary and cached answers."""
         before: tuple[Values, Tensors] | None = None
         second: CaseResult | None = None
         writes = self.definition.in_place or self.op.mutated(self.definition) or any(one.trials for one in hidden)
