@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import torch
 
-from traceproof.ops.attention import Operands, Precision, Span, attend
+from traceproof.ops.attention import Operands, Precision, Span, attend, hiding
 from traceproof.ops.attention_op import each, seeing
 from traceproof.ops.base import Tensors, dtype_of
 from traceproof.ops.families.expert import Scaling, mixture_of, stored
@@ -251,23 +251,15 @@ def in_tiles(size: Callable[[int], int]) -> Callable[[Operands, Precision], Tens
         tile = max(1, size(max(longest, 1)))
         merged: Tensors = {}
         for start in range(0, max(longest, 1), tile):
-            spans: list[Span] = []  # of the keys of this tile that a query sees, per query where they are not all
+            spans = []
             for span in operands.spans:
-                first = len(span.rows) - span.stop + span.start  # the place of the first query
-                if span.window < 0 and (not span.causal or start + tile <= first + 1):  # all see it whole
-                    bias = None if span.bias is None else span.bias[..., start : start + tile]
-                    rows = span.rows[start : start + tile]
-                    spans.append(Span(span.start, span.stop, rows, causal=False, bias=bias))
-                    continue
-                for query in range(span.start, span.stop):
-                    place = len(span.rows) - span.stop + query
-                    low = max(start, place - span.window) if span.window >= 0 else start
-                    high = max(low, min(start + tile, place + 1 if span.causal else len(span.rows)))
-                    bias = span.bias
-                    if bias is not None:
-                        own = query - span.start if bias.shape[1] > 1 else 0
-                        bias = bias[:, own : own + 1, low:high]
-                    spans.append(Span(query, query + 1, span.rows[low:high], causal=False, bias=bias))
+                count, length = span.stop - span.start, len(span.rows)
+                key = torch.arange(length, device=span.rows.device)[start : start + tile]
+                place = torch.arange(count, device=key.device)[:, None] + length - count
+                seen = key >= place - (span.window if span.window >= 0 else length)
+                seen = seen & (key <= place) if span.causal else seen
+                bias = hiding(seen[None]) + (0 if span.bias is None else span.bias[..., start : start + tile])
+                spans.append(Span(span.start, span.stop, span.rows[key], causal=False, bias=bias))
             part = attend(replace(operands, spans=tuple(spans)), precision)
             if not merged:
                 merged = part
