@@ -9,6 +9,7 @@ definition is so small, the scaled-down definition's cases are taken. Exit code 
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -40,6 +41,7 @@ ARGUMENTS.add_argument("--out", type=Path, required=True)
 ARGUMENTS.add_argument("--against", type=Path, help="an earlier --out")
 ARGUMENTS.add_argument("--megabytes", type=int, default=64, help="a case's most, by the op's own estimate")
 ARGUMENTS.add_argument("--processes", type=int, default=2)
+ADDRESS = re.compile(r" at 0x\w+")  # of a function, in a representation
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))  # for which the modules that adapters compile are asked
 Digests = dict[str, Any]
 
@@ -104,7 +106,7 @@ def facts(op: Op, definition: Definition, cases: list[Case]) -> Digests:
         "cases": [case.as_json() for case in cases],
         "memory": size,
         "draws": draws,
-        "comparisons": repr(dict(op.comparisons(definition))),
+        "comparisons": ADDRESS.sub("", repr(dict(op.comparisons(definition)))),
         "rows": [op.row_axis(definition), op.summed(definition), sorted(op.mutated(definition))],
         "far": [repr(op.enlarged(definition)), op.no_inputs(definition)],
         "scaled_down": str(scaled_down),

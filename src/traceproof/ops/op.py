@@ -184,7 +184,9 @@ class Op:
             given = {**{one: value for one, value in inputs.items() if value is not None}, **more(inputs)}
             given = {one: value for one, value in given.items() if value is not None}
             found = api[key](**given)
-            parts = found if isinstance(found, tuple) else (given.get("output") if found is None else found,)
+            parts = (
+                found if isinstance(found, tuple | list) else (given.get("output") if found is None else found,)
+            )
             return dict(zip(definition.outputs, parts, strict=False))
 
     def of_form(self, definition: Definition) -> Op:
