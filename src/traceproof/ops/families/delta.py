@@ -149,8 +149,9 @@ class Sequences(Op):
     ) -> Case:
         """A case of so many tokens each."""
         inputs, count, tokens = definition.inputs, len(lengths), sum(lengths)
-        longest = max(lengths, default=2 if is_mtp(inputs) else 1)
-        slots = pool or (count + count // 2 + 2 if is_mtp(inputs) else count)
+        pooled = is_mtp(inputs) and not inputs["initial_state_indices"].optional
+        longest = max(lengths, default=2 if pooled else 1)
+        slots = pool or (count + count // 2 + 2 if pooled else count)
         updated = tokens * definition.const_axes.get("num_householder", 1)
         sizes = {"n": count, "b": count, "i": count + 1, "s": longest, "t": tokens, "e": updated, "p": slots}
         said = {"lengths": list(lengths) if is_prefill(inputs) else [longest] * count, **params}
