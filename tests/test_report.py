@@ -17,7 +17,7 @@ from traceproof.files import write_text
 from traceproof.reasons import Skip
 from traceproof.run.cache import FILE, Cache, key_of_file
 from traceproof.run.known import Known, read_known
-from traceproof.run.report import ERROR, MADE_OF, NO_TRUTH, UNREADABLE, failed, read_summary, report, table
+from traceproof.run.report import ERROR, MADE_OF, NO_TRUTH, UNREADABLE, read_summary, report, table
 from traceproof.run.report import WHY as WORDS_OF_SKIPS
 from traceproof.run.schema import INDEX, OpTypePlan, VerdictRow, each_row, rows_text
 
@@ -62,17 +62,17 @@ def test_each_definition_with_findings_has_a_line_and_some_are_told(count: int, 
 )
 def test_a_known_finding_is_that_row_with_that_reason(changes: dict[str, Any], said: str, *, fails: bool) -> None:
     summary = summarise([row(**changes)], known())
-    assert failed(summary) is fails
+    assert summary["verified"] is not fails
     assert said in table(summary)
 
 
 def test_a_finding_with_a_digest_means_that_definition_alone() -> None:
     entry = known(definitions={"rmsnorm_h8": "a" * 32})
     same, other = ({"digests": {"definition": digit * 32}} for digit in "ab")
-    assert failed(summarise([row(**same)], entry))
-    assert not failed(summarise([row(**other)], entry))
-    assert not failed(summarise([row(verdict="fail", reason="nan", **same)], entry))
-    assert failed(summarise([row(verdict="fail", reason="nan", **other)], entry))
+    assert not summarise([row(**same)], entry)["verified"]
+    assert summarise([row(**other)], entry)["verified"]
+    assert summarise([row(verdict="fail", reason="nan", **same)], entry)["verified"]
+    assert not summarise([row(verdict="fail", reason="nan", **other)], entry)["verified"]
 
 
 def flashinfer(version: str) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def test_a_finding_is_expected_of_the_versions_that_it_names(version: str, verdi
         summary = summarise([row(), one | versions], entry, flashinfer(version))
         found = {name: len(found) for name, found in summary["findings"].items() if found}
         assert found == ({kind: 1} if kind else {})
-        assert failed(summary) == (kind in {"new", "unexpected"})
+        assert summary["verified"] != (kind in {"new", "unexpected"})
 
 
 def test_a_package_that_the_environment_of_an_implementation_lacks_is_an_error() -> None:
@@ -144,7 +144,7 @@ def test_the_shipped_list_serves_flashinfer_before_and_after_its_mask_was_mended
 def test_nothing_compared_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     summary = report([tmp_path / "empty.jsonl"], tmp_path / "summary.json", known=None)
-    assert failed(summary)
+    assert not summary["verified"]
     assert "nothing was compared" in table(summary)
 
 
@@ -261,7 +261,7 @@ def test_the_last_line_reads_right_to_a_stranger() -> None:
     told = "43 definitions, 41 right, 1 with known findings, 1 not runnable here"
     summary = summarise(rows, known())
     assert f"\nVERIFIED: {told}\n" in table(summary)
-    assert not failed(summary)
+    assert summary["verified"]
     rows += [row(definition="broken", verdict="error", reason="crash")]
     rows += [row(definition="own", verdict="skip", reason="no_oracle"), row(definition="own", case="small-1")]
     told = "45 definitions, 41 right, 1 with known findings, 1 with new findings, 1 not verified: no oracle"
@@ -274,7 +274,7 @@ def test_a_run_of_skips_alone_is_no_success(reason: str) -> None:
         [row(verdict="skip", reason=reason), row(implementation="torch", output="*", verdict="skip", reason="x")],
         Known(),
     )
-    assert failed(summary)
+    assert not summary["verified"]
     assert "NOT VERIFIED: 1 definition, 1 not " in table(summary)
     assert f"; nothing was compared: {reason} 1\n" in table(summary)
 
@@ -282,13 +282,13 @@ def test_a_run_of_skips_alone_is_no_success(reason: str) -> None:
 def test_what_a_users_tolerance_accepts_is_neither_right_nor_proved_nor_known() -> None:
     accepted = row(tolerance=0.1)
     summary = summarise([accepted, row(implementation="torch", tolerance=0.1)], known())
-    assert not failed(summary)
+    assert summary["verified"]
     text = table(summary)
     assert "VERIFIED: 1 definition, 1 accepted by your tolerance, not proved" in text
     assert "0 of 1 definitions against a ground truth; not proved: 1 accepted by your tolerance." in text
     assert not summary["findings"]["unexpected"]
     refused = summarise([row(tolerance=0.1, verdict="fail", reason="nan")], known())
-    assert failed(refused)
+    assert not refused["verified"]
     assert len(refused["findings"]["new"]) == 1
 
 

@@ -1,6 +1,7 @@
 """What scripts of rules share: command line, exit codes, log, errors for people, and ending with their run."""
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -45,16 +46,20 @@ def main() -> None:
             option, needed = f"--{name.replace('_', '-')}", parameter.default is parameter.empty
             several = "*" if get_origin(parameter.annotation) is list else "?"
             command.add_argument(option, nargs=several, required=needed, default=argparse.SUPPRESS)
-    given, code = vars(parser.parse_args()), 0
+    given, code = vars(parser.parse_args()), [1]  # a crash's, until it is known better
     job, log = given.pop("job"), given.pop("log")
+
+    def end() -> None:
+        with contextlib.suppress(OSError):  # a pipe that nobody reads any more
+            sys.stdout.flush()
+        os._exit(code[0])  # Python would take half a second to free what PyTorch imported
+
+    atexit.register(end)  # called last, as the first that is registered, after all threads have ended
     try:
         run(functools.partial(validate_call(job), **given), log=log)
-    except SystemExit as end:
-        code = int(end.code or 0)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a pipe that nobody reads any more
-            stream.flush()
-    os._exit(code)  # Python would take half a second to free what PyTorch imported
+        code[0] = 0
+    except SystemExit as ending:
+        code[0] = int(ending.code or 0)
 
 
 def run(main: Callable[[], bool | None], *, log: Path) -> None:

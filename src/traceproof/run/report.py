@@ -433,11 +433,6 @@ def _kind(row: schema.VerdictRow, known: Known, stacks: Mapping[str, Mapping[str
     return "new" if row.bad or row.unjudged else None
 
 
-def failed(summary: Mapping[str, Any]) -> bool:
-    """Whether a run ends with exit code 1: new or unexpected findings, or nothing compared."""
-    return not summary["verified"]
-
-
 def table(summary: Mapping[str, Any]) -> str:
     """The table, findings and sentences, as text for a terminal or a log."""
     out = io.StringIO()
