@@ -452,7 +452,7 @@ MAMBA = Stepped(
     },
     adversarial={kind: {"kind": kind} for kind in ("tiny", "outlier", "slow", "long")}
     | {"linear": {"kind": "long", "linear": True}},
-    # Of the 67 times that 16 tokens may lose, one loses 4.2; SGLang's kernel has 2.6 at most (H200, nine cases).
+    # Of the 67 times that 16 tokens may lose, one loses 4.2; SGLang's kernel has 2.6 at most (H200, 18 cases).
     wide_gate=replace(FAST_STATE, factor=8.0, reference_factor=2.0),
     writes=("state",),
     apart=False,
