@@ -174,8 +174,8 @@ class Op:
     ) -> None:
         """Have `module:function` of FlashInfer called by keyword, with a definition's inputs by their own names.
 
-        `more` is what it wants beside them, or in place of one; None leaves one out. Outputs are in the order in
-        which it gives them.
+        `more`, a function with a name, gives what it wants beside them, or in place of one; None leaves one out.
+        Outputs are in the order in which it gives them.
         """
         key, shown = f"flashinfer.{function}", name or function.replace(":", ".")
 

@@ -1212,10 +1212,15 @@ for _names in (
 PLANNED = "sorted_token_ids expert_ids num_tokens_post_padded topk_weights top_k block_m routed_scaling_factor out"
 
 
+def with_output(inputs: Given) -> dict[str, Any]:
+    """Memory for the output, which it gives, too."""
+    return {"out": inputs["out"].clone()}
+
+
 MOE.called(
     ALPHA.format("fp8_block_scale_aligned_moe"),
     f"hidden_states hidden_states_scale {' '.join((*GEMM1, *GEMM2))} {PLANNED} -> out_out",
-    more=lambda inputs: {"out": inputs["out"].clone()},  # which it gives, too
+    more=with_output,
     rows="hidden_states",
     sm=((10, 0), (10, 3)),
 )
