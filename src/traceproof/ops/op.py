@@ -676,7 +676,11 @@ class Op:
             }
             for inputs in (one, other)
         )
-        return not first or any(not torch.equal(value, second[name]) for name, value in first.items())
+        pairs = [(value, second[name]) for name, value in first.items()]
+        return not pairs or any(
+            value.shape != other.shape or bool(((value != other) & ~(value.isnan() & other.isnan())).any())
+            for value, other in pairs
+        )
 
     def summed(self, definition: Definition) -> tuple[str, ...]:
         """Inputs over whose last axis the op sums, where zeros in all of them add nothing (`judge.precision`)."""
