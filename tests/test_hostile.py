@@ -112,6 +112,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> dict[str, R
     for name, (head, body, _) in WITH_HEAD.items():
         write(root, rmsnorm(name, reference(body, head=head)))
     write(root, rmsnorm("good"))
+    write(root, rmsnorm("always_nan", reference("return torch.full_like(hidden_states, float('nan'))")))
     folder = root / "definitions" / "rmsnorm"
     unknown = rmsnorm("unknown_dtype")
     unknown["inputs"]["weight"]["dtype"] = "float7"
@@ -140,6 +141,11 @@ def test_what_is_remembered_or_hidden_in_a_subclass_shows(name: str, rows: dict[
 
 def test_the_good_one_beside_them_passes(rows: dict[str, Rows]) -> None:
     assert verdicts(rows["good"]) == {("pass", None)}
+
+
+def test_nan_in_all_calls_is_no_cached_answer(rows: dict[str, Rows]) -> None:
+    """A GPU has one NaN for all, so two right answers of nothing else have the same bits."""
+    assert verdicts(rows["always_nan"]) == {("fail", "nan"), ("pass", None)}
 
 
 def test_nothing_is_written_outside(rows: dict[str, Rows], outside: Path) -> None:

@@ -676,11 +676,7 @@ class Op:
             }
             for inputs in (one, other)
         )
-        pairs = [(value, second[name]) for name, value in first.items()]
-        return not pairs or any(
-            value.shape != other.shape or bool(((value != other) & ~(value.isnan() & other.isnan())).any())
-            for value, other in pairs
-        )
+        return not first or any(not torch.equal(value, second[name]) for name, value in first.items())
 
     def summed(self, definition: Definition) -> tuple[str, ...]:
         """Inputs over whose last axis the op sums, where zeros in all of them add nothing (`judge.precision`)."""
