@@ -23,7 +23,7 @@ LONGEST = (
     *("chain", "pipeline", "ops", "exploits", "interrupts", "testgen_runs", "solutions", "every_form", "engine"),
     *("nox", "tutorial", "other_suites", "testgen", "history", "bumps", "doctor", "lab", "imports"),
     *("api", "ops_sampling", "publish_push", "sources_checkout", "extract_definitions", "shadow", "border"),
-    *("draw", "adapters_sglang", "pytest_plugin", "lossless", "precision", "hostile", "fetch", "ops_moe"),
+    *("draw", "adapters_sglang", "pytest_plugin", "lossless", "precision", "hostile", "fetch", "ops_families"),
 )
 
 

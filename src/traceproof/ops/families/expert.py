@@ -789,7 +789,7 @@ PROCESS_BYTES = 400 << 20  # an interpreter with torch loaded
 HIDDEN, INTERMEDIATE = 512, 256
 LEAST = 8  # experts
 CANDIDATES = 2  # for each expert that a token goes to, so that there is a choice
-# Measured on simulated kernels (tests/test_ops_moe.py): worst row RMS and worst slope. At the snapshot width
+# Measured on simulated kernels (tests/test_ops_families.py): worst row RMS and worst slope. At the snapshot width
 # (7168 x 2048) FlashInfer's fp8 block kernel, which stores gemm1's result and the activated product in fp8, loses
 # 4.9 % and 0.25 %, SGLang's 2.5 % and 0.14 %; at 2048 x 512 and 2 to 16 tokens 6.3 % and 0.7 %. Per tensor 3 % and
 # 0.7 %. Slopes are luck in narrow experts (256 wide, one token: up to 4 %): the oracle tells how much there is
