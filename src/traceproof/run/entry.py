@@ -52,7 +52,7 @@ def main() -> None:
     def end() -> None:
         with contextlib.suppress(OSError):  # a pipe that nobody reads any more
             sys.stdout.flush()
-        os._exit(code[0])  # Python would take half a second to free what PyTorch imported
+        os._exit(code[0])  # Python takes up to half a second to free what PyTorch imported
 
     atexit.register(end)  # called last, as the first that is registered, after all threads have ended
     try:
