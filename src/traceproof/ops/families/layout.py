@@ -1,4 +1,4 @@
-"""Around attention: new keys and values written to a paged cache, and partial results merged into one."""
+"""Around attention: keys and values written to a paged cache, partial results merged, streams mixed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from traceproof.ops.op import Op
 
 # page_append
 
-Places = tuple["torch.Tensor", "torch.Tensor"]  # the page of each token and its row there
-# Sequences, tokens appended to each, pages of each beside those that these fill.
+Places = tuple["torch.Tensor", "torch.Tensor"]  # page of each token and row in that page, int64 [t]
+# Per case: sequences, tokens appended to each, pages of each in addition to those that these tokens fill.
 SIZES = {"small": ((1, 1, 1), (2, 3, 2)), "medium": ((3, 5, 2), (4, 16, 3)), "large": ((16, 8, 4), (8, 64, 6))}
 GAPS = 3  # pages that no sequence has
 PAGE = 4  # rows of a page, where a definition leaves them open
@@ -35,14 +35,14 @@ PAGES = ("k_cache", "paged_k_cache", "ckv_cache")
 
 
 def page_size(wide: Wide) -> int:
-    """Rows of a page."""
+    """Rows (tokens) per page of the caches."""
     return next(wide.given(name).shape[1] for name in PAGES if name in wide)
 
 
 def places(wide: Wide) -> Places:
-    """Position p of sequence b is in page kv_indices[kv_indptr[b] + p // size], row p % size.
+    """(page, row) of each token: (kv_indices[kv_indptr[b] + p // size], p % size) for position p of sequence b.
 
-    With a mapping, the page and the row of each token's slot; a slot of -1 is none.
+    With `slot_mapping` they are (slot // size, slot % size); a slot of -1, which is none, has page -1.
     """
     size = page_size(wide)
     if "slot_mapping" in wide:
@@ -53,14 +53,14 @@ def places(wide: Wide) -> Places:
 
 
 def exchanged(wide: Wide) -> Places:
-    """The row's number taken for the page's place in the table, and the other way round."""
+    """Mutant of `places`: p % size taken for the page's place in the table, p // size for the row."""
     size, positions = page_size(wide), wide["positions"].long()
     most = len(wide["kv_indices"]) - 1
     return wide["kv_indices"].long()[(positions % size).clamp_max(most)], (positions // size) % size
 
 
 def append(wide: Wide, *, where: Callable[[Wide], Places] = places, write: bool = True) -> Tensors:
-    """Both caches with the tokens written; nothing is computed, so precision is none."""
+    """Copies of the caches with the new tokens written to their places; nothing is computed or rounded."""
     found: Tensors = {}
     for name, new in CACHES.items():
         if name in wide:
@@ -71,17 +71,17 @@ def append(wide: Wide, *, where: Callable[[Wide], Places] = places, write: bool 
 
 
 def within(wide: Wide, step: int) -> dict[str, torch.Tensor]:
-    """Positions moved by a step, within the first page's rows and the table."""
+    """A mutant's positions: moved by `step` rows, and always in the first page of the sequence."""
     return {"positions": (wide["positions"].long() + step).clamp_min(0) % page_size(wide)}
 
 
-# Rows that a cache in nvfp4 gets: their name, the cache's, that of its scales, and of the whole cache's.
+# Per nvfp4 cache the names of the new rows, the cache, its block scales and the scale of the whole cache.
 CODED = (
     ("append_key", "paged_k_cache", "k_scale_cache", "k_scale"),
     ("append_value", "paged_v_cache", "v_scale_cache", "v_scale"),
     ("append_ckv", "ckv_cache", "ckv_sf_cache", "ckv_scale"),
 )
-# A right kernel divides by the whole cache's scale, or multiplies by what is nearly one over it.
+# A correct kernel divides by the whole cache's scale, or multiplies by its approximate reciprocal.
 NEARLY = 2 * NEAR
 
 
@@ -96,13 +96,13 @@ def append_coded(
     other: Part = same,
     **changes: Any,  # noqa: ANN401 - a Coder's fields
 ) -> Tensors:
-    """Caches with tokens written as `code * scale * whole` in nvfp4, the rotary part as `code * whole` in e4m3."""
+    """Caches with the tokens as nvfp4 `code * block scale * whole scale`; `kpe_cache` as e4m3 `code * whole`."""
     pages, rows = where(wide)
     kept = pages >= 0
     at, found = (pages[kept], rows[kept]), Tensors()
 
     def put(name: str, new: torch.Tensor, form: Format, bounds: Bounds | None) -> None:
-        """Write codes to a cache, and what each may be."""
+        """Write codes to a copy of a cache; to `@low` and `@high` the codes that a correct kernel may store."""
         packed, old = wide.given(name).dtype is torch.uint8, wide.given(name).view(torch.uint8)
         cache = old.index_put(at, pack(new) if packed else new) if write else old
         found[f"{name}_out"] = cache if packed else form.decode(cache).to(wide.dtype)
@@ -126,7 +126,7 @@ def append_coded(
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
-    """Normal rows and caches; of caches in narrow formats any codes that are numbers; scales of whole caches."""
+    """Draw normal rows and caches, whole caches' scales, and for caches in narrow formats any code but NaN."""
     if wanted.name in {"k_scale", "v_scale", "ckv_scale", "kpe_scale"}:
         numbers = draw.uniform(wanted.name, wanted.shape or (1,), low=0.005, high=0.02)
         return numbers if wanted.definition.inputs[wanted.name].shape is not None else float(numbers[0])
@@ -136,12 +136,12 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | float:
         made = draw.integers(wanted.name, wanted.shape, low=0, high=256).to(torch.uint8)
         return torch.where(made & 127 == 127, 0, made).view(wanted.dtype)
     made = draw.normal(wanted.name, wanted.shape, wanted.dtype)
-    made.view(-1)[::97] *= 0  # of both signs
+    made.view(-1)[::97] *= 0  # zeros of both signs
     return made
 
 
 def some_slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """A slot of its own for each token, but for each fifth, which has none."""
+    """A distinct slot per token, in no order; every fifth token has none (-1)."""
     pages, size = wanted.shape_of("paged_k_cache")[:2]
     found = draw.uniform(wanted.name, (pages * size,)).argsort()[: wanted.shape[0]]
     found[2::5] = -1
@@ -149,7 +149,7 @@ def some_slots(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 class PageAppend(Op):
-    """Sequences of equally many pages, whose tokens begin anywhere; pages in any order, with gaps."""
+    """Appending to a paged cache: tokens begin anywhere in a sequence, pages are in any order, with gaps."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """Ordinary sizes, no token at all, and tokens that begin in the last row of a page."""
@@ -159,7 +159,7 @@ class PageAppend(Op):
         yield self._case(definition, "adversarial-crossing", (5, 4, 3), seed, crossing=True)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many sequences of a token each, or one of so many tokens."""
+        """A case of `count` sequences of one token each; with `long` of one sequence of `count` tokens."""
         counts = (1, count, 1) if long else (count, 1, 2)
         return replace(self._case(definition, case.id, counts, case.seed), size=case.size)
 
@@ -174,12 +174,12 @@ class PageAppend(Op):
         return self.settled(definition, self.case(definition, name, axes | {"s": size}, seed, said))
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Normal keys, values and caches; the layout as the case says."""
+        """Draw keys, values and caches, and the places of tokens and pages as the case's params say."""
         batch, tokens, pages = (int(case.params[name]) for name in ("batch", "tokens", "pages"))
         shapes, dtypes = specified(definition, case, definition.inputs)
         pool, size = next(shapes[name] for name in PAGES if name in shapes)[:2]
         counted = torch.arange(batch, device=draw.device)
-        # Of two sequences one has as many pages more as the other one fewer: ends do not follow from the shapes.
+        # Of each two sequences one takes pages from the other, so that kv_indptr does not follow from the shapes.
         spare = max(0, pages - -(-(tokens + size - 1) // size))
         moved = draw.integers("moved", (batch, 1), torch.int64, low=0, high=spare + 1)
         moved = torch.where(counted[:, None] < batch - batch % 2, moved[counted // 2 * 2], 0)
@@ -187,7 +187,7 @@ class PageAppend(Op):
         starts = draw.integers("starts", (batch, 1), torch.int64, low=0, high=1 << 30) % (size * own - tokens + 1)
         if case.params.get("crossing"):
             starts = torch.full_like(starts, size - 1)
-        order = draw.uniform("order", (batch * tokens,)).argsort()  # tokens come in any
+        order = draw.uniform("order", (batch * tokens,)).argsort()  # tokens come in no order
         layout = {
             "batch_indices": counted.repeat_interleave(tokens)[order],
             "positions": (starts + torch.arange(tokens, device=draw.device)).reshape(-1)[order],
@@ -217,7 +217,7 @@ LATENT = (
     "ckv_cache_out[p s x] ckv_sf_cache_out[p s g] kpe_cache_out[p s e]",
 )
 IN_CODES = ("paged_k_cache", "paged_v_cache", "k_scale_cache", "v_scale_cache")
-# Bytes of codes, and scales, of a row.
+# Sizes that follow from the d values of a row: x bytes of codes, g block scales.
 PACKED: Mapping[str, Size] = {"x": lambda at: at["d"] // 2, "g": lambda at: at["d"] // NVFP4.width}
 UNREAD = {"kv_last_page_len": "positions say it"}
 CODED_FACTS: dict[str, Any] = {
@@ -321,7 +321,7 @@ HEAD_DIMS = (64, 128, 256, 512)  # that FlashInfer's kernel is compiled for
     sm=SM75,
 )
 def _flashinfer_append(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """It writes to the caches."""
+    """Pass copies, since the call writes to the caches; it is not made for no tokens."""
     keys, values = inputs["k_cache"].clone(), inputs["v_cache"].clone()
     new = [inputs[name] for name in NEW]
     if len(new[0]):
@@ -356,7 +356,7 @@ LATENT_ROWS = "page.nvfp4_quantize_append_paged_mla_kv_cache"
     accepts=lambda definition: (dim(definition, "append_ckv", 1), dim(definition, "append_kpe", 1)) == (512, 64),
 )
 def _flashinfer_coded(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """New rows and where they go, caches, the table, scales of whole caches, which stay tensors beside slots."""
+    """Pass rows, their places, caches, page table, whole caches' scales (tensors only with slot_mapping)."""
     [append_codes], names = api.values(), IN_LATENT if "ckv_cache" in inputs else IN_CODES
     caches = [inputs[name].clone() for name in names]
     parts = caches if "ckv_cache" in inputs else [tuple(caches[:2]), tuple(caches[2:])]
@@ -368,14 +368,15 @@ def _flashinfer_coded(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 # cascade_merge
 
-States = tuple["torch.Tensor", "torch.Tensor"]  # values [n i t d] and base-2 logarithms [n i t], or merged ones
+# values [n i t d] and base-2 logarithms [n i t]; merged ones have no i
+States = tuple["torch.Tensor", "torch.Tensor"]
 Merge = Callable[["torch.Tensor", "torch.Tensor"], States]
 
 
 def merged(v: torch.Tensor, s: torch.Tensor) -> States:
-    """`v = sum_i 2^(s_i - s) v_i` with `s = log2(sum_i 2^s_i)`; the largest is taken out: nothing overflows.
+    """`v = sum_i 2^(s_i - s) v_i`, `s = log2(sum_i 2^s_i)`; the largest s_i is subtracted first against overflow.
 
-    States that are all empty are one that is empty: zeros, and minus infinity.
+    An empty state has s = -inf. Where all states of a row are empty, v is 0 and s is -inf.
     """
     top = s.amax(1, keepdim=True)
     weights = torch.exp2(s - top.clamp_min(torch.finfo(s.dtype).min))
@@ -385,18 +386,18 @@ def merged(v: torch.Tensor, s: torch.Tensor) -> States:
 
 
 def natural(v: torch.Tensor, s: torch.Tensor) -> States:
-    """The logarithms taken for natural ones."""
+    """Mutant of `merged` that takes the base-2 logarithms for natural ones."""
     return (v * torch.softmax(s, 1).unsqueeze(-1)).sum(1), torch.logsumexp(s, 1)
 
 
 def summed(v: torch.Tensor, s: torch.Tensor) -> States:
-    """Not divided by the sum of weights."""
+    """Mutant of `merged` that does not divide the values by the sum of the weights."""
     weights = torch.exp2(s - s.amax(1, keepdim=True)).unsqueeze(-1)
     return (v * weights).sum(1), merged(v, s)[1]
 
 
 def states(wide: Wide) -> States:
-    """All states of each row, of two inputs or of one."""
+    """(v, s) of all states of each row, stacked from two inputs or from one that holds them all."""
     for v, other, s, level in (("v_a", "v_b", "s_a", "s_b"), ("v", "v_other", "s", "s_other")):
         if other in wide:
             return torch.stack([wide[v], wide[other]], 1), torch.stack([wide[s], wide[level]], 1)
@@ -404,7 +405,7 @@ def states(wide: Wide) -> States:
 
 
 def cascade(wide: Wide, *, merge: Merge = merged, masked: bool = True) -> Tensors:
-    """The states of a row as one; rows that a mask leaves out stay."""
+    """The states of each row merged into one; rows where `mask` is False keep `v` and `s`."""
     v, s = merge(*states(wide))
     if masked and "mask" in wide:
         kept = wide["mask"].bool()
@@ -414,7 +415,7 @@ def cascade(wide: Wide, *, merge: Merge = merged, masked: bool = True) -> Tensor
 
 
 def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Logarithms as far apart as those of parts of a context are, by 4, or as the case says; some states empty."""
+    """Draw logarithms of mean 3, deviation 4 (as of parts of a context), or as the case says; -inf: empty."""
     name, params = wanted.name, wanted.params
     made = draw.normal(name, wanted.shape, wanted.dtype)
     made = made * float(params.get("spread", 4.0)) + float(params.get("level", 3.0))
@@ -422,22 +423,23 @@ def levels(draw: Draw, wanted: Wanted) -> torch.Tensor:
         made[::2] = float("-inf")
     if "empty" in params and made.numel():
         first = made[:, 0] if name == "s" and "num_states" in wanted.definition.axes else made
-        if name in {"s", "s_a"} and (first is made or made.shape[1] > 1):  # one state of a row has something
+        if name in {"s", "s_a"} and (first is made or made.shape[1] > 1):  # another state of the row has something
             first[::2] = float("-inf")
     return made
 
 
-MANY_STATES = 3  # dimensions of logarithms of [rows, states, heads]
+MANY_STATES = 3  # dimensions of an `s` that holds several states, [n i t]
 
 
 class CascadeMerge(Op):
-    """States of one row, judged by what the largest logarithm among them loses."""
+    """Merging of states; errors of a merged logarithm are compared with the largest logarithm given."""
 
     def baseline(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula in float32; of a logarithm, max(8, 2 sqrt(n)) roundings of the largest of n that are merged.
+        """The float32 formula; logarithms are exact ones plus max(8, 2 sqrt(n)) roundings of the largest given.
 
-        Where one state outweighs the others, the naive sum gives that one's logarithm without any rounding. Other
-        right kernels convert between the bases 2 and e, and merge one state after the other, with a rounding each.
+        Where one of the n states outweighs the others, the float32 formula returns its logarithm without any
+        error. Other correct kernels convert between the bases 2 and e, and merge state by state, with a rounding
+        each time.
         """
         baselines = super().baseline(definition, inputs)
         level = list(definition.outputs)[1]
@@ -456,11 +458,11 @@ CASCADE_MERGE = CascadeMerge(
     Form("v[n i t d] s[n i t] -> v_merged[n t d] s_merged[n t]", cascade),
     Form("v[n t d] s[n t] v_other[n t d] s_other[n t] mask[n]? -> v_out[n t d] s_out[n t]", cascade),
     family="attention",
-    # not of logarithms: an infinite one weighs all or nothing, by how the others are scaled
+    # Only values become NaN or extreme: an infinite logarithm weighs all or nothing, by how others are scaled.
     unusual=dict.fromkeys(("nan", "large", "small", SEEN), VALUES),
     sizes={"i": (3, 1, 7, 2)},
     lossless=lambda _: dict.fromkeys(VALUES, full(0)) | dict.fromkeys(LEVELS, 0.0),
-    lossless_sizes={"i": 2},  # of more, one after the other is merged by thirds
+    lossless_sizes={"i": 2},  # of three, a kernel that merges one by one weighs by thirds
     gates={"s_merged": Close(), "s_out": Close()},
     draws={
         "mask": lambda draw, wanted: draw.integers("mask", wanted.shape, torch.int32, low=0, high=2).bool(),
@@ -469,10 +471,10 @@ CASCADE_MERGE = CascadeMerge(
     adversarial={
         "near": {"spread": 0.05},
         "far": {"spread": 60.0},
-        "high": {"level": 300.0},  # above what 2^s holds in float32
+        "high": {"level": 300.0},  # 2^s overflows float32
         "empty": {"empty": 1.0},
     },
-    # rows of which no state has seen a key: not every reference can merge them
+    # rows of which all states are empty (have seen no key), which not every reference can merge
     extremes={"empty": {"nothing": True}},
     mutants=(
         Mutant("natural logarithms", merge=natural),
@@ -485,7 +487,7 @@ CASCADE_MERGE = CascadeMerge(
         Mutant("the largest logarithm alone", merge=lambda v, s: (merged(v, s)[0], s.amax(1))),
         Mutant("logarithms added", merge=lambda v, s: (merged(v, s)[0], s.sum(1))),
         Mutant("the states' weights exchanged", merge=lambda v, s: (merged(v, s.flip(1))[0], merged(v, s)[1])),
-        Mutant(  # the largest is not taken out
+        Mutant(  # the largest is not subtracted first
             "overflow",
             merge=lambda v, s: (
                 (v * s.exp2()[..., None]).sum(1) / s.exp2().sum(1)[..., None],
@@ -519,7 +521,7 @@ def _flashinfer_in_place(api: Api, _: Definition, inputs: Given) -> Outputs:
 @CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=MANY, rows=None)
 @CASCADE_MERGE.truth("torch", "softmax", SOFTMAX, LOGSUMEXP, serves=PAIR, rows=None)
 def _pytorch_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, as kernels compute: NaN, here 0, where all states are empty."""
+    """Compute in float32, as kernels do; softmax's NaN becomes 0 where all states are empty."""
     if "v" in inputs:
         v, s = inputs["v"].float(), inputs["s"]
     else:
@@ -530,11 +532,11 @@ def _pytorch_merge(api: Api, definition: Definition, inputs: Given) -> Outputs:
     return {"v_merged": found.to(dtype_of(definition.outputs["v_merged"])), "s_merged": level}
 
 
-# mhc_post: a layer's output and the residual streams of manifold-constrained hyper-connections, mixed anew.
+# mhc_post, of manifold-constrained hyper-connections: mixes residual streams, adds a layer's output to each.
 
 
 def mixed(wide: Wide, *, turned: bool = False) -> Tensors:
-    """`out_j = x post_j + sum_i residual_i comb_ij` for each stream j; `turned`: comb_ji."""
+    """`out_j = x post_j + sum_i residual_i comb_ij` for stream j of [n c h]; `turned`, a mutant, takes comb_ji."""
     comb = wide["comb_res_mix"]
     streams = torch.einsum("nih,nij->njh", wide["residual"], comb.mT if turned else comb)
     return {"out": wide["x"][:, None] * wide["post_layer_mix"][..., None] + streams}
@@ -554,11 +556,11 @@ MHC_POST = Op(
         altered("the layer's output for all streams alike", "post_layer_mix", change=lambda x: x * 0 + 1),
     ),
 )
-# mhc_pre_big_fuse: the weights of these mixtures out of a projection, and the layer's input.
+# mhc_pre_big_fuse: computes the weights of these mixtures from a projection, and the layer's input.
 
 
 def doubly_stochastic(logits: torch.Tensor, eps: float, repeats: int) -> torch.Tensor:
-    """Softmax over rows [n c c], then columns and rows in turn divided by their sums, columns last."""
+    """Sinkhorn: softmax of rows [n c c] + eps; then columns, rows, .. columns are divided by their sums + eps."""
     found = torch.softmax(logits, -1) + eps
     for turn in range(2 * repeats - 1):
         found = found / (found.sum(-2 + turn % 2, keepdim=True) + eps)
@@ -573,10 +575,10 @@ def premixed(
     mixed_by: Callable[..., torch.Tensor] = doubly_stochastic,
     post: Part = same,
 ) -> Tensors:
-    """`mix = dot_mix / sqrt(sqrsum / k + eps) * scale + base`, cut into pre, post and comb.
+    """`mix = dot_mix / sqrt(sqrsum / k + eps) * scale + base` [n, c + c + c * c], split into pre, post and comb.
 
-    `pre = sigmoid + eps` weighs the streams of the layer's input, `post = sigmoid * factor` its output's, and comb
-    is made doubly stochastic (Sinkhorn). Without sqrsum it is the residual's.
+    `layer_input` is the sum of the streams, weighted by sigmoid(pre) + eps; `post_mix` is sigmoid(post) * factor;
+    `comb_mix` is comb made doubly stochastic. If sqrsum is no input, it is the residual's sum of squares.
     """
     residual = wide["residual"]
     rows, streams, hidden = residual.shape
@@ -619,7 +621,7 @@ MHC_PRE = Op(
     draws={"sqrsum": between(512.0, 2048.0)},
     positive=("sqrsum",),
     adversarial={"tiny": {"scale": 2.0**-5}, "offset": {"offset": 2.0}},
-    unusual={},  # a NaN is in all of a token
+    unusual={},  # a NaN reaches many outputs of its token
     data=("residual", "dot_mix"),
     mutants=(
         altered("rms eps x 10", "rms_eps", change=lambda eps: eps * 10),

@@ -1,4 +1,4 @@
-"""Norms: root mean square norms, plain, after a residual, with gates; the layer norm."""
+"""Norms over the last axis: root mean square norms (plain, after a residual, gated) and the layer norm."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from traceproof.ops.lossless import BALANCED, Exactly, balanced, full
 from traceproof.ops.op import ADVERSARIAL, Op
 from traceproof.stacks.sglang import publish
 
-Norm = Callable[["torch.Tensor", float], "torch.Tensor"]  # rows and eps -> rows
-SM = ((8, 0), (12, 9))
+Norm = Callable[["torch.Tensor", float], "torch.Tensor"]  # (rows [.., n], eps) -> normalised rows [.., n]
+SM = ((8, 0), (12, 9))  # first and last compute capability for SGLang's kernels
 SM100 = ((10, 0), (10, 9))
 
 
 def mean_square(x: torch.Tensor) -> torch.Tensor:
-    """The mean of the squares over the last axis, which stays."""
+    """Mean of the squares over the last axis, which is kept: [.., n] -> [.., 1]."""
     return (x * x).sum(-1, keepdim=True) / x.shape[-1]
 
 
 def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows over the root of their mean square."""
+    """`x / sqrt(mean(x^2) + eps)` over the last axis, without a weight."""
     return x / torch.sqrt(mean_square(x) + eps)
 
 
 def with_square(square: Part) -> Norm:
-    """A norm by another mean square, and by a product."""
+    """Return a norm `x * rsqrt(square(x) + eps)`, in which `square` replaces the mean square."""
     return lambda x, eps: x * torch.rsqrt(square(x) + eps)
 
 
@@ -50,22 +50,22 @@ by_reciprocal_root = with_square(lambda x: (x * x).mean(-1, keepdim=True))
 
 
 def with_eps(factor: float) -> Norm:
-    """The norm with so many times the eps."""
+    """Return a mutant of `rms_norm` with `factor` times the eps."""
     return lambda x, eps: rms_norm(x, eps * factor)
 
 
 def eps_of(definition: Definition) -> float:
-    """The constant under the root."""
+    """The definition's eps, which is added to the mean square under the root."""
     return definition.constants.number("eps")
 
 
 def exact_norm(definition: Definition, rows: str, **others: Exactly) -> Mapping[str, Exactly]:
-    """Rows whose root of the mean square is a power of two, where they are wide enough for it."""
+    """Draws for exact results: `rows` whose root mean square is a power of two; {} if the width % 8 != 0."""
     return {rows: balanced, **others} if (dim(definition, rows, -1) or 1) % len(BALANCED) == 0 else {}
 
 
 def power_of_two(definition: Definition) -> bool:
-    """Whether rows are so wide; an approximate quotient by another width is not exact."""
+    """Whether the first input's width is a power of two; an approximate quotient by another one is not exact."""
     width = dim(definition, next(iter(definition.inputs)), -1) or 0
     return width & (width - 1) == 0
 
@@ -83,9 +83,10 @@ def rmsnorm(
     over: Callable[[torch.Tensor, float], torch.Tensor] = lambda y, scale: y / scale,
     act: Part = silu,
 ) -> Tensors:
-    """`x / sqrt(mean(x^2) + eps) * weight`, x = hidden_states (+ residual). Gemma's weight lacks an offset.
+    """`output = x / sqrt(mean(x^2) + eps) * (weight + offset)`, `residual_out = x = hidden_states (+ residual)`.
 
-    Then over a scale, for fp8, or through an activation, where a definition says so.
+    The offset is 1 for Gemma's norms, whose weight is stored minus one, else 0. With a scale the output is divided
+    by it for fp8; SiLU follows where a definition says so. Mutants change the keyword parameters.
     """
     x = wide["hidden_states"]
     if residual and "residual" in wide:
@@ -98,17 +99,17 @@ def rmsnorm(
 
 
 def activated(wide: Wide) -> bool:
-    """Whether silu follows."""
+    """Whether the definition applies SiLU after the norm."""
     return wide.definition.constants.get("follows") == "silu"
 
 
 def normed(wide: Wide, _: Part) -> tuple[torch.Tensor, torch.Tensor | float, None]:
-    """Rows to be quantised, and one over the number that they are multiplied by when they are decoded."""
+    """The rows to quantise [n h], 1 / global_scale (or 1), by which decoded codes are multiplied, and None."""
     return rmsnorm(wide)["output"], 1 / wide["global_scale"] if "global_scale" in wide else 1.0, None
 
 
 def normed_codes(wide: Wide, **changes: Any) -> Tensors:  # noqa: ANN401 - a quantiser's
-    """The norm as codes, and the sum that is written to the residual."""
+    """The norm as nvfp4 codes `y_fp4` with `block_scale`, and the sum that is written to `residual`."""
     codes = quantiser(NVFP4, normed, "y_fp4", "block_scale", near=ROUNDED)(wide, **changes)
     return codes | {"residual": rmsnorm(wide)["residual_out"]}
 
@@ -183,8 +184,8 @@ RMSNORM = Op(
             usual="nothing",
         ),
     ),
-    # Of a norm in float32 the last rounding is one among several. By Higham's probabilistic bound n additions lose
-    # sqrt(n) roundings, of which the root leaves half; root and products add three.
+    # A float32 output has more roundings than the last one. By Higham's probabilistic bound a sum of n squares is
+    # off by sqrt(n) roundings, which the square root halves; the root and the products add three.
     gates={"output": Close(), "residual_out": Close()},
     roundings={"output": lambda width: width**0.5 / 2 + 3},
     lossless=lambda definition: (
@@ -194,8 +195,8 @@ RMSNORM = Op(
     ),
     exact_on_gpu=power_of_two,
     summed=("hidden_states", "residual"),
-    # Past 32 bits without a sign: of block numbers, compilers know that none is negative. A residual's norm holds
-    # twice as many tensors, which few GPUs have memory for.
+    # Plain norms get more elements than unsigned 32 bits count, since compilers know that block numbers are not
+    # negative. With a residual there are twice as many tensors, which few GPUs have memory for.
     far=lambda definition, rows: Far(axis=rows, unsigned="residual" not in definition.inputs),
     mutants=(
         Mutant("eps x 10", eps_by=10.0),
@@ -217,12 +218,12 @@ EITHER = "hidden_states weight [residual] -> output residual_out"
 
 
 def offset_of(definition: Definition) -> float:
-    """What is added to the weight."""
+    """Number that is added to the stored weight: 0, or 1 in Gemma's norms."""
     return definition.constants.number("weight_offset")
 
 
 def stored(offset: float) -> Callable[[Definition], bool]:
-    """Whether a definition's weight is stored less that offset: 0, or in Gemma's norms 1."""
+    """Return a test whether a definition adds `offset` to its stored weight: 0, or 1 in Gemma's norms."""
     return lambda definition: offset_of(definition) == offset
 
 
@@ -239,32 +240,32 @@ def _flashinfer_norm(api: Api, definition: Definition, inputs: Given) -> Outputs
 @in_flashinfer("norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, accepts=stored(0.0))
 @in_flashinfer("norm.gemma_fused_add_rmsnorm", "gemma_fused_add_rmsnorm", serves=FUSED, accepts=stored(1.0))
 def _flashinfer_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In place: the first argument becomes the output, the second the sum."""
+    """FlashInfer's call works in place: the first argument becomes the output, the second the sum."""
     output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
     [norm] = api.values()
     norm(output, total, inputs["weight"], eps=eps_of(definition))
     return asked(definition, output=output, residual_out=total)
 
 
-# SGLang's CUDA kernels, which it compiles at their first use, and its Triton kernels. Those of its kernel package
-# are no second opinion: `sgl_kernel.rmsnorm` and its siblings call FlashInfer where it is installed, and what they
-# call otherwise is FlashInfer's norm.cuh, compiled into the package.
+# SGLang's CUDA kernels, which it compiles at their first use, and its Triton kernels. Its package sgl_kernel is
+# left out, since it is FlashInfer once more: `sgl_kernel.rmsnorm` and its siblings call FlashInfer if that is
+# installed, else FlashInfer's norm.cuh, which is compiled into the package.
 
 LARGEST, LARGEST_FUSED = 16384, 8192  # channels that a block of 1024 threads holds
 
 
 def hidden_of(definition: Definition) -> int:
-    """Channels of a row; 0 if the definition leaves them open."""
+    """Channels h of a row; 0 if the definition leaves them open."""
     return dim(definition, "hidden_states", -1) or 0
 
 
 def uniform(definition: Definition) -> bool:
-    """Whether the weight is stored as it is used, and all inputs have one dtype."""
+    """Whether nothing is added to the stored weight, and all inputs have the same dtype."""
     return offset_of(definition) == 0 and len({spec.dtype for spec in definition.inputs.values()}) == 1
 
 
 def compiled(definition: Definition) -> bool:
-    """Whether the kernel's own check lets dtype and size through: a warp per row, or a block."""
+    """Whether SGLang's CUDA kernel accepts the dtype and the width of the rows, by its own checks."""
     hidden, halves = hidden_of(definition), definition.inputs["weight"].dtype in {"float16", "bfloat16"}
     if not uniform(definition) or not halves:
         return False
@@ -275,7 +276,7 @@ def compiled(definition: Definition) -> bool:
 
 
 def gen_sglang(definition: Definition, _: tuple[int, int]) -> tuple[Module, ...]:
-    """A module per size and dtype; with a residual one for all sizes, whose product is not rounded before."""
+    """SGLang's module: per width and dtype; with a residual per dtype, False: no rounding before the weight."""
     dtype = str(dtype_of(definition.inputs["hidden_states"]))
     if "residual" in definition.inputs:
         return (Module("gen_fused_add_rmsnorm", (dtype, False), compiles=True),)
@@ -289,7 +290,7 @@ by_cuda: Any = {"accepts": compiled, "modules": gen_sglang}
 
 @in_sglang("layernorm.norm.rmsnorm", "rmsnorm", serves=PLAIN, **by_cuda)
 def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """Writes where it is told; without that it would overwrite its input."""
+    """Pass a tensor for the output; without one the kernel overwrites its input."""
     hidden, weight = inputs["hidden_states"], inputs["weight"]
     output = torch.empty_like(hidden)
     api["rmsnorm"](hidden, weight, output, eps_of(definition))
@@ -298,7 +299,7 @@ def _sglang_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 @in_sglang("layernorm.norm.fused_add_rmsnorm", "fused_add_rmsnorm", serves=FUSED, **by_cuda)
 def _sglang_fused_add(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In place: the first argument becomes the output, the second the sum."""
+    """SGLang's call works in place: the first argument becomes the output, the second the sum."""
     output, total = inputs["hidden_states"].clone(), inputs["residual"].clone()
     api["fused_add_rmsnorm"](output, total, inputs["weight"], eps_of(definition))
     return asked(definition, output=output, residual_out=total)
@@ -315,7 +316,7 @@ def _sglang_triton(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 @RMSNORM.truth("sglang_native", "RMSNorm.forward_native", "RMSNorm", serves=EITHER, accepts=stored(0.0))
-# Not with a residual: it rounds the sum before it norms it, which its own CUDA kernel does not.
+# Gemma's native norm is not called with a residual: it rounds the sum before the norm, unlike the CUDA kernel.
 @RMSNORM.truth("sglang_native", "GemmaRMSNorm.forward_native", "GemmaRMSNorm", serves=PLAIN, accepts=stored(1.0))
 def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
     publish()
@@ -333,7 +334,7 @@ def _sglang_native(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 def one_dtype(definition: Definition) -> bool:
-    """Whether outputs have the dtype of the rows, as the kernels give them."""
+    """Whether the outputs have the dtype of the rows, as Liger's kernels return them."""
     kinds = {spec.dtype for name, spec in definition.inputs.items() if name not in {"weight", "bias"}}
     return len(kinds | {spec.dtype for spec in definition.outputs.values()}) == 1
 
@@ -344,7 +345,7 @@ in_liger = partial(RMSNORM.truth, "liger", accepts=one_dtype, sm=SM80)
 @in_liger("rms_norm_forward", "rms_norm", serves=PLAIN)
 @in_liger("fused_add_rms_norm_forward", "fused_add_rms_norm", serves=FUSED)
 def _liger_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """After a residual the norm is that of the sum as it is stored."""
+    """With a residual, Liger norms the sum after rounding it to the dtype of the rows."""
     [norm] = api.values()
     rows = [inputs[name].contiguous() for name in ("hidden_states", "residual") if name in inputs]
     mode = ("gemma",) if "residual" in inputs else ("gemma", None)
@@ -354,7 +355,7 @@ def _liger_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 @RMSNORM.truth("torch", "functional.rms_norm", "rms_norm", serves=EITHER, rows=None)
 def _pytorch_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
-    """In float32, as kernels do: PyTorch's own rounds between the steps."""
+    """Compute in float32, as kernels do; PyTorch's norm of 16-bit rows rounds between the steps."""
     total, gain = inputs["hidden_states"].float(), inputs["weight"].float()
     if "residual" in inputs:
         total = total + inputs["residual"].float()
@@ -362,18 +363,20 @@ def _pytorch_norm(api: Api, definition: Definition, inputs: Given) -> Outputs:
         gain = gain + offset_of(definition)
     y = api["rms_norm"](total, gain.shape, gain, eps=eps_of(definition))
     outputs = {"output": y, "residual_out": total}
-    dtypes = {name: dtype_of(spec) for name, spec in definition.outputs.items()}  # a baseline keeps them
+    # a baseline has the outputs' dtypes
+    dtypes = {name: dtype_of(spec) for name, spec in definition.outputs.items()}
     return {name: outputs[name].to(dtype) for name, dtype in dtypes.items()}
 
 
 def read_norm(variant: str) -> Callable[[Any, Any], Facts]:
-    """The facts of one of SGLang's norms."""
+    """Return the function that reads the facts (variant, hidden, eps, dtype) of one of SGLang's norm modules."""
 
     def read(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
         eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else getattr(module, "eps", None)
         weight = getattr(module, "weight", None)
         return {
-            "variant": "gated" if hasattr(module, "norm_before_gate") else variant,  # a class of the same name
+            # some gated class has a plain one's name
+            "variant": "gated" if hasattr(module, "norm_before_gate") else variant,
             "hidden": weight.shape[0] if weight is not None else int(getattr(module, "hidden_size", None) or 0),
             "eps": eps,
             "dtype": None if weight is None else dtype_name(weight),
@@ -387,7 +390,7 @@ def read_norm(variant: str) -> Callable[[Any, Any], Facts]:
 
 
 def norm_call(module: ModelModule, reading: Reading) -> KernelCall | str:
-    """The call that a norm of a model makes, or why it has no op_type."""
+    """The KernelCall of a model's norm, or the reason why there is no definition for it."""
     facts = module.facts
     if facts["variant"] not in ("plain", "gemma", "layer"):
         return f"{facts['variant']} norm: no op_type"
@@ -405,7 +408,7 @@ def norm_call(module: ModelModule, reading: Reading) -> KernelCall | str:
 
 
 def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """A norm of transformers' model in the terms of a call."""
+    """Facts of a norm of transformers' model, named as a call's; plain if SGLang adds Gemma's one at loading."""
     loaded = facts["variant"]
     if loaded == "gemma" and "norms plus one" in evidence.loads:
         loaded = "plain"
@@ -414,10 +417,7 @@ def norm_terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
 
 
 def norm_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
-    """A layer norm, its weight in the dtype that the model holds it in, with a bias or without.
-
-    The plain norm, the one that adds the residual first, or both: whichever the model calls.
-    """
+    """Drafts of a layer norm, with or without bias, or of an RMS norm alone, after a residual, or both."""
     if call["variant"] == "layer":
         biased = bool(call["bias"])
         values = {
@@ -437,7 +437,7 @@ def norm_drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
 
 
 def norm_draft(hidden: int, eps: float, *, variant: str, fused: bool, note: str = "") -> Draft:
-    """(gemma_)(fused_add_)rmsnorm; eps stands in the reference and in the description."""
+    """Draft of a definition (gemma_)(fused_add_)rmsnorm; `note` is added to its description."""
     prefix = "gemma_" if variant == "gemma" else ""
     kind = f"{prefix}fused_add_rmsnorm" if fused else f"{prefix}rmsnorm"
     values = {
@@ -477,13 +477,13 @@ RMSNORM.extraction = Extraction(
 
 
 def centred_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """The rows with mean 0 and variance 1."""
+    """`(x - mean) / sqrt(var + eps)` over the last axis; the variance is divided by n."""
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1]
     return centred / torch.sqrt((centred * centred).sum(-1, keepdim=True) / x.shape[-1] + eps)
 
 
 def layernorm(wide: Wide, *, norm: Norm = centred_norm, weight: Part = same, bias: Part = same) -> Tensors:
-    """(x - mean) / sqrt(var + eps) * weight + bias over the last axis; with a scale, in fp8 over it."""
+    """`norm(x) * weight (+ bias)` [n h] as `output`; with a scale as `out`, divided by it and clamped for fp8."""
     y = norm(wide["hidden_states"], wide.number("eps")) * weight(wide["weight"])
     if "bias" in wide:
         y = y + bias(wide["bias"])
@@ -493,19 +493,19 @@ def layernorm(wide: Wide, *, norm: Norm = centred_norm, weight: Part = same, bia
 
 
 def of_half_mean(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """With a twentieth of the mean of half of the row left in."""
+    """Mutant of `centred_norm` that leaves a twentieth of the mean of the row's first half in."""
     half = x[..., : x.shape[-1] // 2].mean(-1, keepdim=True)
     return centred_norm(x - half, eps) + half * 0.05
 
 
 def over_one_less(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """With the variance of a sample."""
+    """Mutant of `centred_norm` that divides the variance by n - 1, as for a sample."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / torch.sqrt((centred**2).sum(-1, keepdim=True) / (x.shape[-1] - 1) + eps)
 
 
 def cancel(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
-    """Rows of about 1 and -1 in turn, and a bias that takes nearly all of the norm away: errors are left."""
+    """Make rows of about 1 and -1 in turn, and a bias that cancels nearly all of the norm: errors show."""
     if "noise" in params and "bias" in tensors:
         x, weight, bias = (tensors[name] for name in ("hidden_states", "weight", "bias"))
         signs = 1.0 - 2.0 * (torch.arange(x.shape[-1], device=x.device) % 2)
@@ -521,7 +521,7 @@ LAYERNORM = Op(
     family="norm",
     rules=(epsilon("norm.layernorm", config=("layer_norm_eps", "layer_norm_epsilon")),),
     scalars={"scale": 0.75},
-    # Running means are not exact but of zeros; then the bias is rounded.
+    # A mean that is updated value by value is exact for zeros alone; the output is then the rounded bias.
     lossless=lambda one: (
         {"hidden_states": 0.0, "weight": full(0), "bias": full(0), "scale": 1.0} if "bias" in one.inputs else {}
     ),
@@ -585,7 +585,7 @@ def gated_residual(
     after: bool = False,
     within: bool = False,
 ) -> Tensors:
-    """`alpha * residual + beta * norm(branch * (weight + gain_center))`: weighted before the norm."""
+    """`output = alpha * residual + beta * norm(branch * (weight + gain_center))` [n h]."""
     branch, gain = wide["branch"], None
     if "weight" in wide:
         gain = wide["weight"] + wide.number("gain_center") if centred else wide["weight"]
@@ -651,7 +651,7 @@ def gated_residual_next(
     gains: str = "alpha beta",
     centre: str = "next_gain_center",
 ) -> Tensors:
-    """`alpha * residual + beta * norm(branch)`, and the next layer's norm of that sum, weighted afterwards."""
+    """`residual_out = alpha * residual + beta * norm(branch * gain)`; `ffn_input` is its norm * next gain."""
     branch = wide["branch"]
     if "post_weight" in wide:
         branch = branch * (wide["post_weight"] + wide.number("post_gain_center", 0.0))
@@ -662,7 +662,7 @@ def gated_residual_next(
 
 
 def faint(tensors: dict[str, torch.Tensor], params: Mapping[str, float]) -> None:
-    """Gains so small that the second eps shows."""
+    """Multiply beta, and alpha or else the residual, by `faint`: of so small a sum the second eps shows."""
     for name in ("beta", "alpha" if "alpha" in tensors else "residual"):
         tensors[name] = tensors[name] * float(params.get("faint", 1.0))
 
@@ -715,7 +715,7 @@ def _pytorch_next(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 def sigmoid_gated(wide: Wide, *, gate: Part = sigmoid, norm: Norm = rms_norm) -> Tensors:
-    """`x / sqrt(mean(x^2) + eps) * sigmoid(gate)` over the last axis of [tokens, heads, dim]."""
+    """`output = x / sqrt(mean(x^2) + eps) * sigmoid(gate)` over the last axis of [tokens, heads, dim]."""
     return {"output": norm(wide["input"], wide.number("eps")) * gate(wide["gate"])}
 
 
@@ -748,11 +748,11 @@ TORCH_SIGMOID = "torch:sigmoid"
     "flashinfer",
     "norm.rmsnorm_sigmoid_gate",
     FLASHINFER_GATE,
-    accepts=lambda definition: dim(definition, "input", -1) == 64,  # the only one that is compiled
+    accepts=lambda definition: dim(definition, "input", -1) == 64,  # the only width that is compiled
     sm=SM100,
 )
 def _flashinfer_gate(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """It writes to its input."""
+    """Pass a copy, since the call writes to its input."""
     output = inputs["input"].clone()
     api[FLASHINFER_GATE](output, inputs["gate"], eps=scalar(inputs, "eps"))
     return {"output": output}
