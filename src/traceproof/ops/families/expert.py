@@ -1,14 +1,14 @@
-"""Mixtures of experts: what a token's chosen experts compute, weighed and added. How they are chosen: `routing`.
+"""Mixtures of experts: the weighted sum of what a token's chosen experts compute. `routing` chooses the experts.
 
-Readings where the schema leaves room, all FlashInfer 0.6.13's:
+Conventions where the schema leaves room, all of them FlashInfer 0.6.13's:
 
 - gemm1's rows are up first, then gate (KernelRunner.h: gatedAct = scaleC * x0 * silu(x1 * scaleGate)).
 - fp8 per tensor: output1_scales_scalar multiplies up, output1_scales_gate_scalar gate, output2_scales_scalar the
   result. With top_k 1 routing is Llama 4's: sigmoid of the largest logit, multiplied onto the token before the
   first product (the kernel hands it to gemm1 and leaves it out at the end). A routing_bias is not read.
 - Everywhere else the routing weight multiplies the expert's result.
-- fp4 with float32 weights: the values are exactly what fp4 codes and scales stand for. Activations are what the
-  schema holds; a kernel that rounds them to fp4 first loses what the comparison allows.
+- fp4 with float32 weights: the values are exactly those that fp4 codes and scales stand for. Activations are taken
+  unrounded; a kernel that rounds them to mxfp8 first is within the tolerance, one that takes nvfp4 is not.
 - topk_ids: packed (expert << 16 | bfloat16 weight) if the reference shifts right by 16; else expert indices that
   weigh 1 / top_k each, as FlashInfer's own trace template has it.
 """
@@ -59,7 +59,7 @@ from traceproof.stacks.sglang import publish
 if TYPE_CHECKING:
     from traceproof.draw import Draw
 
-# What calls take, in shapes that `shapes` tells. t: tokens, l: local experts. What comes with `?` may be left out.
+# Optional inputs with their axes (t: tokens, l: local experts, h: hidden size, *: any); `shapes` has the sizes.
 
 UP_SCALE, GATE_SCALE, DOWN_SCALE = "output1_scales_scalar", "output1_scales_gate_scalar", "output2_scales_scalar"
 GEMM1, GEMM2 = ("gemm1_weights", "gemm1_weights_scale"), ("gemm2_weights", "gemm2_weights_scale")
@@ -93,8 +93,8 @@ class Scaling(StrEnum):
     FP8_TENSOR: float8, one scale per expert for up, gate and down.
     FP4: float32 that holds already dequantised fp4 values; activations come unquantised.
     PLAIN: 16-bit floats.
-    MXFP8, NVFP4, MXFP4, MXINT4: codes with scales of blocks of a row: 32 of e8m0, 16 of e4m3, 32 of e8m0, 32 of
-        bfloat16; two codes of four bits to a byte, the first in its low half.
+    MXFP8, NVFP4, MXFP4, MXINT4: codes, with a scale per block of a row: 32 codes and e8m0, 16 and e4m3, 32 and
+        e8m0, 32 and bfloat16; a byte has two codes of four bits, the first in its low half.
     """
 
     FP8_BLOCK = "fp8_block"
@@ -107,7 +107,7 @@ class Scaling(StrEnum):
     MXINT4 = "mxint4"
 
 
-# By the dtypes of weights and of what scales their blocks; "": nothing does, "tensor": one number per expert.
+# Format by the dtypes of weights and of their scales; "": no scales, "tensor": one scale per expert.
 STORED: Mapping[tuple[str, str], Scaling] = {
     ("float8_e4m3fn", "float32"): Scaling.FP8_BLOCK,
     ("float8_e4m3fn", "tensor"): Scaling.FP8_TENSOR,
@@ -122,13 +122,13 @@ STORED: Mapping[tuple[str, str], Scaling] = {
 
 
 def two_codes(packed: torch.Tensor) -> torch.Tensor:
-    """What pairs of e2m1 codes stand for."""
+    """Values of bytes with two e2m1 codes each, uint8 [..., n] to [..., 2 n]."""
     return E2M1.decode(unpack(packed))
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Codes of a format: what they and the scales of their blocks stand for, the block, the RMS of any."""
+    """A format's decoding of codes and of block scales, its codes per block, and the RMS of random codes."""
 
     values: Part
     scales: Part
@@ -145,8 +145,8 @@ CODES: Mapping[Scaling, Codes] = {
     Scaling.MXINT4: Codes(lambda packed: (unpack(packed).to(torch.int8) ^ 8) - 8, same, MX_BLOCK, 4.64),  # -8 to 7
 }
 FOUR = (Scaling.NVFP4, Scaling.MXFP4, Scaling.MXINT4)  # two codes to a byte
-SHUFFLED = (Scaling.FP8_TENSOR, Scaling.NVFP4)  # rows are, where silu has a limit
-# Of activations by their dtype, and whether weights have e8m0 scales.
+SHUFFLED = (Scaling.FP8_TENSOR, Scaling.NVFP4)  # their rows are shuffled for SWIGLU_STEP
+# Format of activations by their dtype, and by whether the weights' scales are e8m0.
 TOKENS: Mapping[tuple[str, bool], Scaling] = {
     ("float8_e4m3fn", False): Scaling.FP8_BLOCK,
     ("float8_e4m3fn", True): Scaling.MXFP8,
@@ -157,14 +157,14 @@ TOKENS: Mapping[tuple[str, bool], Scaling] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a kernel wants the rows of gemm1: those of up, then those of gate, unless told otherwise.
+    """Order of gemm1's rows that a kernel takes: all of up, then all of gate, unless an attribute differs.
 
     Attributes:
-        turns: so many rows of up, as many of gate, and so on; 0: all of each.
+        turns: rows of up that alternate with as many of gate; 0: all rows of up, then all of gate.
         gate_first: gate comes before up.
-        shuffled: rows of up and gate take turns, and within 32 rows each fourth one follows; of gemm2, too.
+        shuffled: up and gate alternate by row; row r of each 32, of gemm2, too, is at r % 4 * 8 + r // 4.
         tiled: scales are in tiles of 128 rows and 4 columns.
-        parts: in so many tensors.
+        parts: number of tensors that a weight is split into.
     """
 
     turns: int = 0
@@ -174,7 +174,7 @@ class Layout:
     parts: int = 1
 
     def order(self, rows: int, *, gated: bool, blocks: bool = False) -> torch.Tensor:
-        """Where each row of up, then of gate, is stored; with `blocks`, each row of their scales."""
+        """Stored row of each row of up, then of gate, int64 [rows]; with `blocks` of each row of their scales."""
         place = torch.arange(rows)
         turns = 1 if self.shuffled or (blocks and self.turns) else self.turns or rows // 2
         if gated:
@@ -183,7 +183,7 @@ class Layout:
         return place // 32 * 32 + place % 4 * 8 + place % 32 // 4 if self.shuffled else place
 
 
-# By inputs that only one kernel's call has; the first counts.
+# Layouts by input names that only one kernel's call has; the first whose names are all inputs is taken.
 LAYOUTS: Sequence[tuple[Collection[str], Layout]] = (
     (("sorted_token_ids", "output1_scale_scalar"), Layout(gate_first=True)),
     (("sorted_token_ids",), Layout(turns=8, gate_first=True)),
@@ -197,16 +197,16 @@ SWIGLU, GEGLU, RELU2, SWIGLU_STEP, GEGLU_TANH = 3, 4, 6, 7, 8  # FlashInfer's Ac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """What a definition's experts are. Experts `offset .. offset + local` are here."""
+    """Formats, routing, sizes and layout of a definition's experts, of which `routing.local` are on this rank."""
 
     scaling: Scaling
-    tokens: Scaling | None  # how activations are stored; None: as they are
+    tokens: Scaling | None  # format of activations; None: floats without scales
     routing: Routing
     hidden: int
     intermediate: int
     activation: int = SWIGLU
     layout: Layout = Layout()
-    by_columns: bool = False  # whether gemm2 is cut along its columns, where there are two parts
+    by_columns: bool = False  # whether gemm2 is cut along its columns, if there are two parts
 
     @property
     def weight_count(self) -> int:
@@ -215,12 +215,12 @@ class Mixture:
 
     @property
     def gated(self) -> bool:
-        """Whether gemm1 gives a gate beside what it acts on."""
+        """Whether gemm1 computes a gate as well as up."""
         return self.activation != RELU2
 
     @property
     def usual(self) -> bool:
-        """Whether rows of up come before those of gate, silu acts, and each expert's weights lie together."""
+        """Whether the layout is the default one, the activation SwiGLU, and no expert shared."""
         return self.layout == Layout() and self.activation == SWIGLU and not self.routing.shared
 
     @property
@@ -230,7 +230,7 @@ class Mixture:
 
 
 def mixture_of(definition: Definition) -> Mixture:
-    """Read off inputs, axes and constants of a definition. Raises Unsupported: it is of no kind that is known."""
+    """Mixture that a definition's inputs, axes and constants describe; raises Unsupported if it is unknown."""
     inputs, const = named(definition), definition.const_axes
     first, scale, hidden = inputs[GEMM1[0]], inputs.get(GEMM1[1]), inputs["hidden_states"].dtype.value
     coded, tensor = hidden in {"float8_e4m3fn", "uint8"}, {UP_SCALE, GATE_SCALE, DOWN_SCALE} <= inputs.keys()
@@ -249,7 +249,7 @@ def mixture_of(definition: Definition) -> Mixture:
         layout = Layout(shuffled=True, tiled=True)
     rows = const.get((first.shape or ())[-2], 2 * INTERMEDIATE // layout.parts) * layout.parts
     width = const.get((next(iter(definition.outputs.values())).shape or ())[-1], -1)
-    if layout.parts > 1 and scaling is Scaling.NVFP4 and scale is not None:  # e4m3 may be any byte there
+    if layout.parts > 1 and scaling is Scaling.NVFP4 and scale is not None:  # may be e8m0, one per 32 codes
         local, size = (const.get(spec.shape[0], 0) for spec in (first, scale) if spec.shape)
         scaling = Scaling.MXFP4 if size * MX_BLOCK * layout.parts <= local * rows * width else scaling
     tokens = TOKENS.get((hidden, scaling in {Scaling.MXFP8, Scaling.MXFP4})) if beside else None
@@ -274,7 +274,7 @@ def mixture_of(definition: Definition) -> Mixture:
 
 
 def fixed_tokens(definition: Definition, found: Mixture) -> int | None:
-    """How many tokens there are where the size of their scales in one axis is const; None: any number."""
+    """Number of tokens, if the scales of activations are 1-D with a const size, which decides it; else None."""
     scale = named(definition).get("hidden_states_scale")
     shape = () if scale is None or found.tokens is None else scale.shape or ()
     size = definition.const_axes.get(shape[0]) if len(shape) == 1 else None
@@ -282,12 +282,12 @@ def fixed_tokens(definition: Definition, found: Mixture) -> int | None:
 
 
 def by_blocks_first(definition: Definition, found: Mixture) -> bool:
-    """Whether scales of activations have tokens as their second axis."""
+    """Whether scales of activations are [blocks, tokens] instead of [tokens, blocks]."""
     return found.tokens is Scaling.FP8_BLOCK and "sorted_token_ids" not in definition.inputs
 
 
 def shapes(definition: Definition, found: Mixture, tokens: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The shapes of tensors, by their names here."""
+    """Names (those of this file) and shapes of tensors that a mixture with `tokens` tokens may have."""
     inputs, routing, cut, width = named(definition), found.routing, found.layout.parts, found.hidden
     rank = {name: len(spec.shape or ()) for name, spec in inputs.items()}
     local, rows = routing.local + routing.shared, found.intermediate * (2 if found.gated else 1)
@@ -322,7 +322,7 @@ def shapes(definition: Definition, found: Mixture, tokens: int) -> Iterator[tupl
 
 
 def sizes_by(definition: Definition, found: Mixture, tokens: int = 1) -> dict[str, int]:
-    """Sizes of axes that follow from what experts are. Raises Unsupported: a tensor has other axes."""
+    """Axis sizes that follow from the mixture and `tokens`; raises Unsupported if a tensor has another rank."""
     specs, sizes = {**named(definition), **definition.outputs}, {"num_experts": found.routing.experts}
     for name, shape in shapes(definition, found, tokens):
         axes = (specs[name].shape or ()) if name in specs and shape else ()
@@ -334,11 +334,11 @@ def sizes_by(definition: Definition, found: Mixture, tokens: int = 1) -> dict[st
 
 # The formula.
 
-SLICE = 1 << 22  # weight elements widened at a time: 32 MiB in float64, and a multiple of any block row
+SLICE = 1 << 22  # weight elements converted at a time, some 32 MiB in float64
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """Times its own sigmoid."""
+    """`x * sigmoid(x)`."""
     return torch.nn.functional.silu(x)
 
 
@@ -376,7 +376,7 @@ ACTIVATIONS: Mapping[int, Activation] = {
     SWIGLU_STEP: swiglu_step,
     GEGLU_TANH: lambda gate, up, _: torch.nn.functional.gelu(gate, approximate="tanh") * up,
 }
-TAKEN = {SWIGLU: OF_ACTIVATION, SWIGLU_STEP: OF_ACTIVATION[2:]}  # numbers of an expert
+TAKEN = {SWIGLU: OF_ACTIVATION, SWIGLU_STEP: OF_ACTIVATION[2:]}  # inputs [local experts] that an activation takes
 
 
 def mixture(
@@ -394,12 +394,12 @@ def mixture(
     onto: bool = True,
     **ways: Any,  # noqa: ANN401 - those of `choice_of`
 ) -> Tensors:
-    """`out = sum over chosen experts of weight * (silu(x @ gate.T) * (x @ up.T)) @ down.T`, expert by expert.
+    """`out = sum over chosen experts of weight * (silu(x @ gate.T) * (x @ up.T)) @ down.T`, [tokens, hidden].
 
-    A kernel rounds the token, the first product, the activated product and an expert's result; it may take experts
-    and K `backwards`. Of a mutant: another curve as `activation`, another activation (`acts`), the routing weight
-    at the `other_end`, the local expert with the most tokens `idle`, nothing added `onto` what there is; `ways` to
-    route.
+    A kernel rounds the token, gemm1's result, the activated product (`active`) and an expert's result; it may add
+    experts and K `backwards`. Mutants take another curve as `activation` or another of ACTIVATIONS (`acts`), apply
+    the routing weight at the `other_end`, leave the local expert with most tokens `idle`, do not add `onto` the
+    input `out`, or route in other `ways`. In float64 `@roundings` is returned, too (`equal_roundings`).
     """
     found, choice = mixture_of(wide.definition), choice_of(wide, **ways)
     on_input = found.weight_on_input != other_end
@@ -446,7 +446,7 @@ def mixture(
 
 
 def tokens_of(wide: Wide, found: Mixture) -> torch.Tensor:
-    """What activations stand for."""
+    """Dequantised activations [tokens, hidden], in the formula's precision."""
     stored = wide.given("hidden_states")
     if found.tokens is None:
         return stored.to(wide.dtype)
@@ -460,17 +460,17 @@ def tokens_of(wide: Wide, found: Mixture) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """An expert's weights: as they are stored, but with rows of up before those of gate, and in one piece."""
+    """One expert's weights [rows, columns], still coded, joined from their parts, all rows of up before gate's."""
 
     codes: Codes | None
     high: int  # rows that share a scale
-    stored: torch.Tensor
-    scales: torch.Tensor | None
-    dtype: torch.dtype
+    stored: torch.Tensor  # [rows, columns]; two codes of four bits per byte
+    scales: torch.Tensor | None  # [rows / high, columns / block]
+    dtype: torch.dtype  # of the dequantised rows
 
     @staticmethod
     def of(wide: Wide, found: Mixture, name: str, expert: int) -> Matrix:
-        """The weights of that name."""
+        """Weights of an expert from the input `name`: gemm1's or gemm2's."""
         codes, layout = CODES.get(found.scaling), found.layout
         parts = ("", "_1")[: layout.parts]
         join = int(found.by_columns and name == GEMM2[0])
@@ -495,7 +495,7 @@ class Matrix:
         return Matrix(codes, high, stored.view(kind) if kind.itemsize == 1 else stored, scales, wide.dtype)
 
     def slices(self) -> Iterator[torch.Tensor]:
-        """Its rows, widened, a slice at a time."""
+        """Successive rows of the weights, dequantised to `dtype`, about SLICE elements at a time."""
         rows = max(SLICE // self.stored.shape[1] // BLOCK, 1) * BLOCK
         for start in range(0, len(self.stored), rows):
             part = self.stored[start : start + rows]
@@ -507,16 +507,16 @@ class Matrix:
             yield scale_blocks(values, scales.to(self.dtype), height=self.high, width=self.codes.block)
 
     def product(self, rows: torch.Tensor, *, backwards: bool = False) -> torch.Tensor:
-        """Rows by these weights."""
+        """`rows @ weights.T`; `backwards` adds the products along K in the opposite order."""
         if backwards:
             return torch.cat([rows.flip(1) @ part.flip(1).t() for part in self.slices()], -1)
         return torch.cat([rows @ part.t() for part in self.slices()], -1)
 
 
 def _grid(scales: torch.Tensor, layout: Layout, expert: int, rows: int, columns: int) -> torch.Tensor:
-    """The scales of an expert's blocks by rows and columns, as bytes if they are of one."""
+    """An expert's scales [rows of blocks, blocks of a row], as uint8 if their dtype has one byte."""
     scales = scales.view(torch.uint8) if scales.dtype.itemsize == 1 else scales
-    if scales.dim() == 6:  # tensor cores' order: 32 rows, four such, tiles of them, four columns, tiles of them
+    if scales.dim() == 6:  # tensor cores' order: [32 rows, 4 groups, row tiles, 4 columns, column tiles, experts]
         local = scales.shape[-1]
         own = scales.permute(5, 2, 1, 0, 4, 3).reshape(local, scales.shape[2] * 128, scales.shape[4] * 4)
         return own[expert, :rows, :columns]
@@ -529,13 +529,13 @@ def _grid(scales: torch.Tensor, layout: Layout, expert: int, rows: int, columns:
 def equal_roundings(
     steps: Iterable[tuple[Matrix, torch.Tensor, torch.Tensor]], output: torch.Tensor
 ) -> torch.Tensor:
-    """How many equal roundings of what enters gemm2 the output's slope averages over: float64 [1].
+    """Effective number of roundings of gemm2's input that the output's slope averages over: float64 [1].
 
-    `steps` are gemm2's weights, tokens and what enters, times its weight. Rounding its element i moves the output
-    by a vector d_i. An error sum(r_i d_i), the r_i independent, has a part along the output whose deviation,
-    against the size of the whole error, is sqrt(sum (d_i . output)^2 / (|output|^2 sum |d_i|^2)). Were it n equal
-    orthogonal vectors that add up to the output, this would be 1 / sqrt(n): n is what this gives. It is far below
-    the number of elements, since silu(gate) * up has heavy tails.
+    `steps` has per expert gemm2's weights, the tokens' indices, and gemm2's input times the routing weight.
+    Rounding element i of that input moves the output by a vector d_i. Of an error sum(r_i d_i) with independent
+    r_i, the part along the output has, relative to the size of the whole error, a standard deviation of
+    sqrt(sum (d_i . output)^2 / (|output|^2 sum |d_i|^2)). This is 1 / sqrt(n) for n equal orthogonal vectors that
+    add up to the output; n is returned, far below the count of elements, as silu(gate) * up has heavy tails.
     """
     along = across = 0.0
     for weights, tokens, step in steps:
@@ -550,9 +550,9 @@ def equal_roundings(
     return torch.tensor([energy * across / along if along else 1.0], dtype=torch.float64, device=output.device)
 
 
-# Data over their whole range, and of such size that the gate's argument and the output are of order 1.
+# Drawn data take the whole range of their formats; the gate's argument and the output are of order 1.
 
-SPREAD = (0.25, 0.5, 1.0, 2.0, 4.0)  # of activation scales; the powers of two that a scale is multiplied with
+SPREAD = (0.25, 0.5, 1.0, 2.0, 4.0)  # powers of two that scales of activations are multiplied with, at random
 WEIGHT_SPREAD = (0.5, 1.0, 2.0)
 MX_SPREAD = (0.125, *SPREAD, 8.0)
 MANTISSA = 1.53  # RMS of a number uniform in [1, 2)
@@ -562,22 +562,22 @@ WEIGHT_SPREAD_RMS = (sum(x * x for x in WEIGHT_SPREAD) / len(WEIGHT_SPREAD)) ** 
 FP4_RMS = 3.2  # of uniform e2m1 codes with one 6 among 16
 GATE_RMS = 1.5  # of silu's argument: far enough from 0 and from its straight part
 ACTIVE_RMS = 1.2  # of silu(gate) * up where both have GATE_RMS
-INNER = "inner-boundaries"  # a drawing instruction: one channel of each expert is not zero, at an end of loops
+INNER = "inner-boundaries"  # drawing instruction: one channel of an expert, at an end of loops, is not 0
 QUANT_MODES = {None: "w4a16", Scaling.NVFP4: "w4a4", Scaling.MXFP8: "w4a8"}
 FP8_TYPES = {Scaling.FP8_BLOCK: 1, Scaling.MXFP8: 2}  # FlashInfer's Fp8QuantizationType
-BIASED, LIMITED = "biased", "limited"  # the drawing instruction `extreme`: large biases, or low limits
+BIASED, LIMITED = "biased", "limited"  # values of the drawing instruction `extreme`: large biases, or low limits
 BOUNDARY = 300.0  # the one channel of a token that is not zero
 FACTOR = 2.5  # routed_scaling_factor, as DeepSeek-V3 has it
 
-# RMS of data that are not codes, whose bits are drawn.
+# RMS of inputs that are drawn as floats; of codes the bits are drawn.
 RMS: Mapping[str, Callable[[Mixture], float]] = {
     "hidden_states": lambda _: 1.0,
     "gemm1_weights": lambda found: GATE_RMS / found.hidden**0.5,
     "gemm2_weights": lambda found: 1 / ACTIVE_RMS / found.intermediate**0.5,
 }
-# Of scales the powers of two, and what a number in [1, 2) and one of them are multiplied with. With one scale per
-# expert a kernel stores silu(gate) * up in fp8 without a further scale (that of up is in it), so that product must
-# lie between 1/64, where its precision ends, and 448: up has RMS 2..16, gate 3/4..3.
+# Per scale input the powers of two and the base: a scale is base * (a number in [1, 2)) * (one of the powers).
+# With one scale per expert a kernel stores silu(gate) * up, times up's scale, in fp8 without a further scale. So
+# this product must lie between 1/64, where its precision ends, and 448: up has RMS 2..16, gate 3/4..3.
 SPREADS: Mapping[str, tuple[Sequence[float], Callable[[Mixture], float]]] = {
     "hidden_states_scale": (SPREAD, lambda found: one_of(found.tokens) / SPREAD_RMS),
     "gemm1_weights_scale": (
@@ -595,22 +595,22 @@ SPREADS: Mapping[str, tuple[Sequence[float], Callable[[Mixture], float]]] = {
 
 
 def role_of(wanted: Wanted) -> str:
-    """The name by which SPREADS and RMS have an input."""
+    """The input's key in SPREADS and RMS: its name in this file, without the `_1` of a second part."""
     return ROLES.get(wanted.name, wanted.name).removesuffix("_1")
 
 
 def one_of(form: Scaling | None) -> float:
-    """A scale of this size gives codes RMS 1."""
+    """Base of scales (base * [1, 2)) with which random codes of a format have RMS 1."""
     return 1 / CODES[form or Scaling.FP8_BLOCK].rms / MANTISSA
 
 
 def _by_tensor(found: Mixture, size: float, codes: float) -> float:
-    """A scale per expert: of float8 without any other, or beside those of blocks."""
+    """Base of scales per expert: `size / codes` if float8 has no other scale, 0.75 if blocks have scales, too."""
     return size / codes if found.scaling is Scaling.FP8_TENSOR else 0.75
 
 
 def drawn_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Any bits of float8 and of two codes in a byte, weights that fp4 holds exactly, or normal values."""
+    """Tokens or weights: random bits of float8 or of bytes of codes, float32 exact in fp4, or normal values."""
     found, role = mixture_of(wanted.definition), role_of(wanted)
     rms = RMS[role](found)
     if wanted.dtype == torch.float8_e4m3fn:
@@ -623,7 +623,7 @@ def drawn_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def drawn_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Scales as SPREADS has them, in float32 or as codes."""
+    """Random scales by SPREADS, as floats or as codes of their format."""
     found, role = mixture_of(wanted.definition), role_of(wanted)
     powers, base = SPREADS[role]
     low = base(found)
@@ -636,14 +636,14 @@ def drawn_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def as_scale(values: torch.Tensor, form: Scaling | None, dtype: torch.dtype) -> torch.Tensor:
-    """Scales of a form in their dtype, or as its codes."""
+    """Scales in `dtype`; if it has one byte, as codes: e4m3 for NVFP4, e8m0 for other formats."""
     if dtype.itemsize == 1:
         return (E4M3 if form is Scaling.NVFP4 else E8M0).encode(values).view(dtype)
     return values.to(dtype)
 
 
 def drawn_limit(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Limits that a part of gates and ups is beyond; of sums before they are scaled where experts have scales."""
+    """Clamp limits that some gates and ups exceed; for FP8_TENSOR divided by the base of gate's scales."""
     found = mixture_of(wanted.definition)
     whole = 1.0 / SPREADS[GATE_SCALE][1](found) if found.scaling is Scaling.FP8_TENSOR else 1.0
     whole *= {BIASED: 8.0, LIMITED: 0.25}.get(wanted.params.get("extreme", ""), 1.0)
@@ -651,10 +651,10 @@ def drawn_limit(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
-    """float32 weights of the RMS given: e2m1 codes times a power of two for each 32 neighbours of a row.
+    """float32 weights of about this RMS: e2m1 values times a power of two per 32 neighbours of a row.
 
-    One value of each 16 is +-6, so that amax / 6 gives the scale back: mxfp4 (32, a power of two) and nvfp4 (16,
-    an e4m3 number) both hold these weights exactly.
+    One value in each 16 is +-6, so that a quantiser's amax / 6 is that power again: mxfp4 (blocks of 32, scales
+    are powers of two) and nvfp4 (blocks of 16, e4m3 scales) both hold these weights exactly.
     """
     out = torch.empty(wanted.shape, dtype=torch.float32, device=draw.device)
     positive = torch.tensor(FP4_VALUES, dtype=torch.float32, device=draw.device)
@@ -672,25 +672,25 @@ def _fp4_weights(draw: Draw, wanted: Wanted, rms: float) -> torch.Tensor:
     return out
 
 
-SATURATED = 2 * SURE  # exp(-128) is 0 in float32: gates are what they were, or 0
-WHOLE_AGAIN = SATURATED**-2  # times a gate times an up
+SATURATED = 2 * SURE  # SiLU of +-1, +-2 times it is exactly that value or 0 in float32, where exp(-128) is 0
+WHOLE_AGAIN = SATURATED**-2  # makes the product of a gate and an up a whole number again
 GATES_AND_UPS = (-2.0, -1.0, 1.0, 2.0)
-# Ups are so many times that, and products have one odd factor: with 7, the largest of a block over 448 is a power
-# of two; with 3, that over 6 is, and e2m1 holds them all. Without scales, half precision has to hold them.
+# Factors of ups (others: 7), so that products have one odd factor: with 7, a block's largest value / 448 is a
+# power of two; with 3, the largest / 6 is, and e2m1 holds them all. Without scales, float16 has to hold them.
 UPS: Mapping[Scaling, float] = {
     **dict.fromkeys((Scaling.NVFP4, Scaling.MXFP4), 1.5),
     Scaling.MXINT4: 3.0,
     Scaling.PLAIN: 7 / SATURATED,
     Scaling.FP4: 1 / SATURATED,
 }
-ADDED_UP = (-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)
+ADDED_UP = (-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)  # values of gemm2's weights, exact in e2m1
 
 
 def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Tokens of one channel, which makes a gate and an up of one weight each; of gemm2 whole numbers.
+    """Tokens with one channel that is not 0, so that each gate and up is one weight; whole numbers for gemm2.
 
-    All but 0 that enters gemm2 is one number times 1, 2 or 4, which the format that a kernel keeps it in holds
-    exactly, by the scale that it would take. Shared experts give 0, so that a token has one result.
+    What enters gemm2 is 0 or one number times 1, 2 or 4, which the format that a kernel keeps it in holds exactly
+    at the scale that the kernel computes. Shared experts return 0, so that a token has one expert's result.
     """
     found, role, name = mixture_of(wanted.definition), role_of(wanted), wanted.name
     form = found.tokens if role == "hidden_states" else found.scaling
@@ -714,27 +714,27 @@ def exact_data(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def as_codes(values: torch.Tensor, form: Scaling | None) -> torch.Tensor:
-    """Numbers as four bits hold them, two to a byte; of other forms as they are."""
+    """Values as four-bit codes, two per byte, for formats in FOUR; for others unchanged."""
     if form not in FOUR:
         return values
     return pack(values.to(torch.int8).view(torch.uint8) & 15 if form is Scaling.MXINT4 else E2M1.encode(values))
 
 
 def exact_scale(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """What codes of `exact_data` want: gates of tokens, and of their products with ups whole numbers."""
+    """Scales for `exact_data`: gates become so large that SiLU is exact, and gate * up is whole again."""
     found, role = mixture_of(wanted.definition), role_of(wanted)
     token, late = role == "hidden_states_scale", found.scaling in {Scaling.NVFP4, Scaling.FP8_TENSOR}
     scale = SATURATED if token else WHOLE_AGAIN if role == (UP_SCALE if late else GEMM2[1]) else 1.0
     full = torch.full(wanted.shape, scale, device=draw.device)
-    if role == GEMM2[1]:  # sums have as many more bits
+    if role == GEMM2[1]:  # by 1, 4 or 16, so that sums need more bits
         full *= 4.0 ** draw.integers(f"{wanted.name}.exact", wanted.shape, low=0, high=3)
     return as_scale(full, found.tokens if token else found.scaling, wanted.dtype)
 
 
 def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
-    """One result for each token, in a form of its own bits."""
+    """Inputs with exact results: a token has one expert's result. {} if no such inputs are known."""
     found, inputs = mixture_of(definition), named(definition)
-    late = found.scaling is Scaling.NVFP4 and UP_SCALE not in inputs  # e4m3 holds no scale so small
+    late = found.scaling is Scaling.NVFP4 and UP_SCALE not in inputs  # e4m3 can not hold WHOLE_AGAIN
     if found.weight_count >= HEAVY or found.routing.method in {Method.UNIFORM, Method.EVEN} or late:
         return {}
     parts = {f"{name}{part}" for name in (*GEMM1, *GEMM2) for part in ("", "_1")}
@@ -744,7 +744,7 @@ def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
         **dict.fromkeys((GATE_SCALE, DOWN_SCALE), 1.0),
         "gemm1_alpha": 2.0,
         "gemm1_clamp_limit": 32 * SATURATED,
-        # What is added may be rounded before.
+        # 0, as a kernel may round before it adds these.
         **dict.fromkeys((*BIASES, "out", "gemm1_beta", "routing_bias"), 0.0),
         "routing_logits": routing.one_chosen,
         "routed_scaling_factor": 2.0,
@@ -753,20 +753,20 @@ def exact_mixture(definition: Definition) -> Mapping[str, Exactly]:
 
 
 def tie(tensors: dict[str, torch.Tensor], params: Mapping[str, Any]) -> None:
-    """Make every second expert a double of the one before it, in a case of ties."""
+    """In a case with the parameter `ties`, make every second expert's tensors equal to those of the one before."""
     for name in tensors.keys() & set(OF_EXPERTS) if params.get("ties") else ():
         tensors[name][1::2] = tensors[name][0::2]
 
 
 def extremes_of(definition: Definition, found: Mixture) -> Iterator[str]:
-    """Which of BIASED and LIMITED say something."""
+    """Those of BIASED and LIMITED for which the definition has inputs."""
     for one, names in ((BIASED, BIASES), (LIMITED, TAKEN.get(found.activation, ()))):
         if named(definition).keys() & {*names}:
             yield one
 
 
 def can_tie(definition: Definition) -> bool:
-    """Whether experts have doubles: an even number of them, in inputs whose first axis they are."""
+    """Whether experts can be equal in pairs: even counts, none shared, chosen by logits, one axis of experts."""
     inputs, routed = named(definition), routing_of(definition)
     apart = {(inputs[name].shape or ("",))[0] for name in inputs.keys() & {*OF_EXPERTS}}
     even = routed.experts % 2 == 0 and routed.local % 2 == 0 and not routed.shared
@@ -775,12 +775,12 @@ def can_tie(definition: Definition) -> bool:
 
 # The op.
 
-HEAVY = 1 << 28  # weight elements; from here a reference takes seconds a case, so there are few cases
+HEAVY = 1 << 28  # weight elements; from here on a reference takes seconds per case, so there are few cases
 HEAVY_SIZES = {"small": (2,), "medium": (16,), "large": (64,)}
-MIXED_ROWS = ("plain", "negative", "equal", "remote", "hot", "plain")  # one pattern of logits a token
-START = 3  # the position at which local experts lie at the start
-# Bytes a weight element takes at the reference's peak, beside the element itself. References of the dataset widen
-# the values of a weight tensor to float32, widen its scales to the same shape, and multiply into a third tensor.
+MIXED_ROWS = ("plain", "negative", "equal", "remote", "hot", "plain")  # one pattern of logits per token
+START = 3  # `position` (of `placed`) at which the local experts are the first of all
+# Bytes per weight element at the reference's peak, without the element. References of the dataset widen the values
+# of a weight tensor to float32, widen its scales to the same shape, and multiply into a third tensor.
 REFERENCE_BYTES = {Scaling.FP8_BLOCK: 12, Scaling.FP8_TENSOR: 4, Scaling.FP4: 0, Scaling.PLAIN: 4}
 STORED_BYTES = {Scaling.FP4: 4, Scaling.PLAIN: 2}  # others 1
 ORACLE_BYTES = 1 << 28  # a few slices of weights in float64
@@ -806,15 +806,15 @@ FOUR_BITS = Quantised(rms=0.15, slope=0.02, reason="the activated product in nvf
 
 
 class Experts(Op):
-    """Mixture of experts with routing; see the module's text for the readings taken."""
+    """Mixture of experts with routing; the module's docstring has the conventions."""
 
     def check(self, definition: Definition) -> None:
-        """Known: the forms, with `Scaling` and `routing.Method`."""
+        """Raise Unsupported if no form, format of `Scaling` or `routing.Method` fits the definition."""
         super().check(definition)
         mixture_of(definition)
 
     def unread(self, definition: Definition) -> Mapping[str, str]:
-        """A bias where Llama 4's method chooses, modes that axes tell, and what is left out."""
+        """Inputs not read, with reasons: stated by axes, a bias that Llama 4 ignores, or left out."""
         routed, inputs = routing_of(definition), definition.inputs
         found = dict.fromkeys(STATED, "axes and constants say it")
         if routed.method is Method.LLAMA4 and not routed.biased:
@@ -824,7 +824,7 @@ class Experts(Op):
         return {name: why for name, why in (found | dict.fromkeys(left, "left out")).items() if name in inputs}
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """The specification's sizes, then edge and adversarial ones; few for a definition with many weights."""
+        """Cases of each size, then edge and adversarial ones; few for a definition with many weights."""
         found, case = mixture_of(definition), partial(self.placed, definition, seed)
         routed, heavy = found.routing, found.weight_count >= HEAVY
         lengths = HEAVY_SIZES if heavy else SIZES
@@ -833,7 +833,7 @@ class Experts(Op):
                 yield case(f"{size}-{index}", tokens, list(SIZES).index(size) + index)
         if not routed.given:
             yield case("adversarial-rows", len(MIXED_ROWS), rows=list(MIXED_ROWS))
-        # The first and the last local expert have work: loops over experts end there.
+        # Tokens go to the first and to the last local expert, where loops over experts end.
         yield case("edge-ends", 2, START, rows=["first", "last"])
         if heavy:
             return
@@ -859,7 +859,7 @@ class Experts(Op):
         position: int = 1,
         **params: Any,  # noqa: ANN401 - JSON
     ) -> Case:
-        """A case of so many tokens; where local experts lie turns with `position`."""
+        """A case of `tokens` tokens; `position` selects where among all experts the local ones are."""
         found = routing_of(definition)
         room = found.experts - found.local
         places = (
@@ -874,15 +874,15 @@ class Experts(Op):
         return self.settled(definition, self.case(definition, name, {"t": tokens}, seed, params))
 
     def settled(self, definition: Definition, case: Case) -> Case:
-        """The case with the sizes that its number of tokens decides, and with that where another size does."""
+        """The case with all sizes that follow from its number of tokens, or from the definition's fixed one."""
         found, rows = mixture_of(definition), self._rows(definition) or ""
         sizes = sizes_by(definition, found, fixed_tokens(definition, found) or case.axes[rows])
         return replace(case, axes={**case.axes, **{axis: sizes[axis] for axis in case.axes if axis in sizes}})
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """One channel of a token decides what it gives, then one channel of an expert does.
+        """Cases in which one channel of a token, then one channel of an expert, decides the output.
 
-        Where kernels round to fp4, or to fp8 by one scale per expert, what is left alone may be rounded away.
+        Left out where kernels round to fp4, or to fp8 by one scale per expert, and may round that channel away.
         """
         plain, found = self.placed(definition, seed, "", BOUNDARY_ROWS), mixture_of(definition)
         hidden = self.names.get("hidden_states", "hidden_states")
@@ -897,19 +897,19 @@ class Experts(Op):
             yield self.placed(definition, seed, f"adversarial-{INNER}", BOUNDARY_ROWS, **rows)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """Sigmoids of 1e-8, among which a bias of up to 16 chooses alone."""
+        """A case with sigmoids of 1e-8, among which the bias of up to 16 alone chooses."""
         if routing_of(definition).method == Method.DEEPSEEK:
             yield self.placed(definition, seed, "stress-faint", 8, START, rows=["faint"])
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Routing without luck, quantised data over their whole range."""
+        """Drawn inputs, with scalars by the mixture, and None for optional ones that are not needed."""
         values, found = super().inputs(definition, case, draw), mixture_of(definition)
         first = values.get("gemm1_weights")
         if INNER in case.params and isinstance(first, torch.Tensor):
             ends = boundaries(first.shape[1] // 2)
             for expert, rows in enumerate(first.view(torch.uint8) if first.dtype.itemsize == 1 else first):
                 turn = min(expert, len(first) - 1 - expert) % len(ends)
-                place = ends[turn if expert >= len(first) // 2 else -1 - turn]  # of the last expert the first
+                place = ends[turn if expert >= len(first) // 2 else -1 - turn]  # the last one keeps the first
                 kept = torch.tensor([place, place + len(rows) // 2], device=draw.device)
                 one = rows[kept].clone()
                 rows.zero_()[kept] = one
@@ -928,7 +928,7 @@ class Experts(Op):
             "fp8_quantization_type": FP8_TYPES.get(found.scaling, 0),
             "block_m": definition.const_axes.get("block_m", 8),
         }
-        # Left out where a definition allows it: but numbers of activations, with 2, 6, ... tokens, and logits.
+        # Optional inputs are None but logits, tokens' scales and, with 2, 6, ... tokens, activation numbers.
         wanted = {"routing_logits"} | (set(TAKEN.get(found.activation, ())) if fully else set())
         wanted |= set() if found.tokens is None else {"hidden_states_scale"}
         for name, spec in definition.inputs.items():
@@ -936,16 +936,16 @@ class Experts(Op):
                 values[name] = own.get(name, values[name])
             if spec.optional and ROLES.get(name, name) not in wanted:
                 values[name] = None
-        if "quant_mode" in values:  # whose default is not what all dtypes are for
+        if "quant_mode" in values:  # its default does not fit all dtypes
             values["quant_mode"] = QUANT_MODES[found.tokens]  # type: ignore[assignment]
         return values
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Relative RMS error by row and slope."""
+        """Relative RMS error by row, and slope."""
         found = mixture_of(definition)
         coarse = FOUR_BITS if found.tokens is Scaling.NVFP4 else REQUANTISED
         kind = UNQUANTISED if found.scaling is Scaling.PLAIN else coarse
-        # Powers of four, and products of twice 7, the limit where none is given: their blocks have no such scale.
+        # relu's squares (powers of 4) and products of two default limits (7 * 7) have no power-of-two scale.
         limited = found.activation == SWIGLU_STEP and OF_ACTIVATION[2] not in named(definition)
         exact = found.scaling is Scaling.PLAIN or (found.gated and not limited)
         return {next(iter(definition.outputs)): replace(kind, exact=exact)}
@@ -965,10 +965,10 @@ class Experts(Op):
         return PROCESS_BYTES + weights + ORACLE_BYTES + tokens * row * 8
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
-        """Matrices of a few blocks, few experts per group.
+        """Axis sizes of a scaled-down definition: matrices of a few blocks, few experts per group.
 
-        Groups, experts per token and the share of the experts that is local stay. What one size decides (blocks
-        along it, twice the intermediate size) shrinks with it or, where one of these axes is fixed, not at all.
+        Groups, experts per token and the share of local experts stay. Axes whose sizes depend on one number
+        (blocks along it, twice the intermediate size) shrink together or, where one of them is fixed, not at all.
         """
         found, const, smaller = mixture_of(definition), definition.const_axes, dict[str, int]()
         experts = self._fewer(found.routing)
@@ -986,7 +986,7 @@ class Experts(Op):
 
     @staticmethod
     def _fewer(found: Routing) -> int:
-        """The smallest number of experts that groups, the choice in them and the local share allow."""
+        """The smallest number of experts that the groups, the choice in them and the local share allow."""
         group = found.experts // found.groups
         enough = min(CANDIDATES * found.top_k, group * found.top_groups)
         for per_group in range(2, group):
@@ -999,28 +999,28 @@ class Experts(Op):
 
 
 def stored(*scalings: Scaling) -> Callable[[Wide], bool]:
-    """Whether weights are stored in one of these ways."""
+    """Condition for `applies`: the weights are stored in one of these formats."""
     return lambda wide: mixture_of(wide.definition).scaling in scalings
 
 
 def acting(activation: int) -> Callable[[Wide], bool]:
-    """Whether that is the activation."""
+    """Condition for `applies`: the activation is this one."""
     return lambda wide: mixture_of(wide.definition).activation == activation
 
 
 def neighbours(wide: Wide) -> Mapping[str, Value]:
-    """The two codes of each byte in each other's place."""
+    """A mutant's gemm1 weights: the two codes of each byte are exchanged."""
     packed = wide.given(GEMM1[0])
     return {GEMM1[0]: packed << 4 | packed >> 4}
 
 
 def halves_swapped(value: torch.Tensor) -> torch.Tensor:
-    """Rows of gate in place of those of up."""
+    """A mutant's tensor: rows of gate and up exchanged; of one or of six axes, shifted by one element instead."""
     return roll(value, -2, value.shape[-2] // 2) if 1 < value.dim() < 6 else roll(value, -1)
 
 
 def roll(value: torch.Tensor, axis: int, shift: int = 1) -> torch.Tensor:
-    """`torch.roll`, which knows no float8."""
+    """`torch.roll` by one axis, for float8, too, which torch does not roll."""
     axis = max(axis, -value.dim())
     narrow = value.dtype.itemsize == 1
     bits = value.view(torch.uint8) if narrow else value
@@ -1028,12 +1028,12 @@ def roll(value: torch.Tensor, axis: int, shift: int = 1) -> torch.Tensor:
 
 
 def transposed(value: torch.Tensor) -> torch.Tensor:
-    """The numbers read in the order of the transposed matrix."""
+    """A mutant's tensor: values read in the order of the transposed matrix; of one axis, shifted by one."""
     return value.transpose(-1, -2).reshape(value.shape) if value.dim() > 1 else roll(value, -1)
 
 
 def last_columns_dropped(value: torch.Tensor) -> torch.Tensor:
-    """A kernel that stops one tile of K early."""
+    """A mutant's weights: the last BLOCK columns are 0, as if a kernel stopped one tile of K early."""
     return torch.cat([value[..., :-BLOCK], torch.zeros_like(value[..., -BLOCK:])], -1)
 
 
@@ -1052,7 +1052,7 @@ MOE = Experts(
         **dict.fromkeys(("gemm1_alpha", "gemm1_beta"), between(0.25, 3.0)),
         "gemm1_clamp_limit": drawn_limit,
         **dict.fromkeys(
-            BIASES,  # small beside what they are added to, or large
+            BIASES,  # small against what they are added to, or large
             lambda draw, wanted: draw.normal(
                 wanted.name,
                 wanted.shape,
@@ -1060,7 +1060,7 @@ MOE = Experts(
                 scale=4.0 if wanted.params.get("extreme") == BIASED else 0.25,
             ),
         ),
-        "fc2_input_scale": between(1.0, 1.0),  # what the scale of the result makes good where it is another
+        "fc2_input_scale": between(1.0, 1.0),  # always 1, as the scale of the result would undo any other
         "topk_weights": between(0.05, 0.55),
         **dict.fromkeys(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), routing.drawn_plan),
         "routing_logits": routing.drawn_logits,
@@ -1070,7 +1070,7 @@ MOE = Experts(
     adjust=tie,
     sizes_in_numbers=STATED,
     lossless=exact_mixture,
-    lossless_sizes={"t": 18},  # so that limits are given
+    lossless_sizes={"t": 18},  # 18 % 4 is 2, for which `inputs` gives the limits
     positive=("topk_weights", "gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit"),
     apart=False,
     mutants=(
@@ -1131,7 +1131,7 @@ in_flashinfer = partial(MOE.truth, "flashinfer", rows="hidden_states", sm=((10, 
 
 
 def sizes_of(found: Mixture) -> dict[str, Any]:
-    """What both calls are told of the sizes; groups in DeepSeek's routing alone."""
+    """Sizes as keyword arguments of both FlashInfer calls; groups only for DeepSeek's routing."""
     chosen, grouped = found.routing, found.routing.method is Method.DEEPSEEK
     return {
         "num_experts": chosen.experts,
@@ -1213,7 +1213,7 @@ PLANNED = "sorted_token_ids expert_ids num_tokens_post_padded topk_weights top_k
 
 
 def with_output(inputs: Given) -> dict[str, Any]:
-    """Memory for the output, which it gives, too."""
+    """Keyword argument `out`: a copy of the input, as the kernel writes to it and returns it."""
     return {"out": inputs["out"].clone()}
 
 
@@ -1225,10 +1225,10 @@ MOE.called(
     sm=((10, 0), (10, 3)),
 )
 
-# SGLang's router and experts, both Triton. Groups of experts are chosen in native form: where the two best of a
-# group are equal, the router (0.5.22, 0.5.23) adds the third to the best in place of the second, and may keep
-# another group. It holds gate before up, so the halves are swapped. Weights that its kernels can not read (an fp8
-# scale per expert, fp4 values as float32) become bfloat16.
+# SGLang's router and experts, both Triton. Groups of experts are chosen by its PyTorch code (`grouped_topk`):
+# where the two best of a group are equal, the router (0.5.22, 0.5.23) adds the third to the best in place of the
+# second, and may keep another group. Gate precedes up in SGLang, so the halves are swapped. Weights that its
+# kernels can not read (an fp8 scale per expert, fp4 values as float32) become bfloat16.
 
 FOREIGN = -1  # the kernel leaves out an expert of this index
 ANY = (
@@ -1239,7 +1239,7 @@ ANY = (
 
 
 def sglang_choice(api: Api, definition: Definition, inputs: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights float32 and global experts, [tokens, top_k]."""
+    """(float32 weights, indices among all experts), both [tokens, top_k]."""
     chosen = routing_of(definition)
     if chosen.given:
         ids = inputs["topk_ids"]
@@ -1271,7 +1271,7 @@ def sglang_choice(api: Api, definition: Definition, inputs: Given) -> tuple[torc
 
 
 def gate_first(weights: torch.Tensor) -> torch.Tensor:
-    """Up before gate to gate before up, along the rows of every expert."""
+    """Weights [experts, rows, ...] with the halves exchanged: gate before up instead of up before gate."""
     up, gate = weights.chunk(2, dim=1)
     return torch.cat([gate, up], dim=1)
 
@@ -1321,7 +1321,7 @@ def _sglang(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 def taking_turns(wide: Wide, *, layout: Layout = Layout(turns=8, gate_first=True), scaled: bool = True) -> Tensors:
-    """Eight rows of gate, eight of up, and so on; rows of their scales take turns singly."""
+    """gemm1's tensors with eight rows of gate, eight of up, and so on; rows of their scales alternate singly."""
     found = {}
     for name, out, blocks in ((GEMM1[0], "interleaved_weights", False), (GEMM1[1], "interleaved_scales", True)):
         value = wide.given(name)
@@ -1329,13 +1329,13 @@ def taking_turns(wide: Wide, *, layout: Layout = Layout(turns=8, gate_first=True
         made = bits.clone()
         if scaled or not blocks:
             order = layout.order(value.shape[1], gated=True, blocks=blocks).to(value.device)
-            made[:, order] = bits.roll(bits.shape[1] // 2, 1)  # up first, as the order has it
+            made[:, order] = bits.roll(bits.shape[1] // 2, 1)  # `order` has up first, the input gate
         found[out] = made.view(value.dtype)
     return found
 
 
 def folded(wide: Wide, *, within: Part = same, blocks: Part = same) -> Tensors:
-    """Scales of 64 rows and 128 columns in rows of 16 bytes: what stands there is of rows 16 apart, in order."""
+    """Tiles of 64 rows, 128 columns as rows of 16 bytes: scales of rows 4 * per (groups of 32: 16) apart."""
     scales, per = wide.given("scales"), 128 // int(wide.number("group_size"))
     count, rows, columns = scales.shape
     view = scales.view(count, rows // 64, 16 // per, 4 * per, columns // per, per)
@@ -1418,9 +1418,9 @@ def finalised(
     weigh: Part = same,
     eps_by: float = 1.0,
 ) -> Tensors:
-    """`sum over slots of weight * norm(row) * (gain + centre)`; rows that are not there add nothing.
+    """`sum over slots of weight * norm(row) * (gain + centre)`, [tokens, hidden]; an absent row adds nothing.
 
-    The gain may multiply what is normed, or what comes of it. Of a mutant: at the other end (`flipped`).
+    With `weight_before_norm` the gain multiplies the row before its norm, else after; `flipped` for a mutant.
     """
     gain, rows = wide["norm_weight"] + wide.number("gain_center"), wide["routed_rows"]
     index, count = wide["permuted_idx"].long(), len(rows)
@@ -1435,14 +1435,14 @@ def finalised(
 
 
 def some_rows(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Rows in any order, some that are not there."""
+    """Random row indices, some of them below 0 or beyond the last row."""
     return draw.integers(wanted.name, wanted.shape, low=-2, high=wanted.shape_of("routed_rows")[0] + 2).to(
         wanted.dtype
     )
 
 
 def exact_rows(definition: Definition) -> Mapping[str, Exactly]:
-    """Rows whose root is a power of two where they are of whole eights; weights of eight bits."""
+    """Rows whose RMS is a power of two, if the width is a multiple of 8, else {}; weights of eight bits."""
     if (dim(definition, "norm_weight", 0) or 1) % len(BALANCED):
         return {}
     weights = next(name for name in ("route_weights", "expert_weights") if name in definition.inputs)
@@ -1498,7 +1498,7 @@ SKELETONS = {
     ("bfloat16", "softmax"): "moe_bf16_softmax",
 }
 CLAMPED = {"bfloat16": "moe_bf16_swiglu_oai"}  # gpt-oss's activation, by expert indices and weights
-# Of a definition to check a reference by. What decides behaviour (groups, top-k, offset) stays.
+# Sizes of the definition by which a reference is checked. What decides behaviour (groups, top-k, offset) stays.
 SMALL_HIDDEN, SMALL_INTERMEDIATE = 256, 128
 
 
@@ -1536,7 +1536,7 @@ def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
         return "its router has no top-k beside it, so the routing is not known"
     chosen = routers[-1].facts
     _, _, method = routing.read_top_k(chosen)
-    # What of these experts, or of their router, no form can say.
+    # Why no form fits these experts, or their router.
     without = routing.formless(chosen)
     if without is None and facts.get("beside", OF_GPT_OSS) != OF_GPT_OSS:
         without = f"more than silu: {facts['beside']}, which no form can say"
@@ -1560,7 +1560,7 @@ def _call(module: ModelModule, reading: Reading) -> KernelCall | str:
 
 
 def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """Quantisation by config.json: transformers' model holds no weights, so none that are quantised."""
+    """Facts of transformers' experts in `_call`'s terms; quantisation by config.json, as no weights are loaded."""
     tp, ep, config = evidence.parallel.tp, evidence.parallel.ep, evidence.config
     given = config.get("quantization_config") or {}
     block, method = given.get("weight_block_size"), given.get("quant_method")
