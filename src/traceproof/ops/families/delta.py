@@ -23,13 +23,13 @@ from traceproof.ops.gates import FAST_STATE, OF_RULES, plain_softplus, sigmoid, 
 from traceproof.ops.lossless import SURE, Exactly, full, one_hot, whole
 from traceproof.ops.op import Op
 
-L2_EPS = 1e-6  # beside the sum of squares
-LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+L2_EPS = 1e-6  # added to a sum of squares
+LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {  # tokens per sequence of each case
     "small": ((1,), (5, 11)),
     "medium": ((33,), (17, 1, 40)),
     "large": ((128,), (1, 65, 64)),
 }
-# As for the gated delta rule (`families/gdn.py`), whose chunks these kernels share.
+# Factors as for the gated delta rule (`families/gdn.py`), whose chunking these kernels share.
 CHUNKED = "chunked kernels round the operands of several products in bfloat16, the baseline those of two"
 GATES = {
     "output": Close(4.0, reference_factor=2.0, reason=CHUNKED),
@@ -38,17 +38,17 @@ GATES = {
 
 
 def is_prefill(inputs: Mapping[str, object]) -> bool:
-    """Whether whole sequences lie side by side."""
+    """Whether whole sequences are packed along one axis, with `cu_seqlens` as their bounds."""
     return "cu_seqlens" in inputs
 
 
 def is_mtp(inputs: Mapping[str, object]) -> bool:
-    """Whether states are picked out of a pool."""
+    """Whether states are slots of a pool, which `initial_state_indices` names."""
     return "initial_state_indices" in inputs
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:
-    """Vectors of length 1."""
+    """Vectors of length 1: `x / sqrt(sum(x^2) + L2_EPS)` over the last axis."""
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
 
 
@@ -63,14 +63,14 @@ def delta(
 ) -> Tensors:
     """`S' = S decay`, then `S'' = S' + (write * v - S' (erase * k)) k^T`, and `output = scale * S'' q`, by token.
 
-    S [V, K] of each value head; value heads share query and key heads in consecutive groups. KDA: a decay for each
-    key channel, exp(g), and one rate, beta, that writes and erases; queries and keys are of length 1. GDN2: beta
-    erases by key channel, w writes by value channel. Products of delta rules: a decay of each head, g itself, then
-    `num_householder` updates, each with its rate. Of whole sequences, kernels put products on tensor cores: in
-    float32 state and correction are rounded to bfloat16 as they enter one.
+    S is [V, K] for each value head; value heads share query and key heads in consecutive groups. KDA: a decay
+    exp(g) per key channel, beta both writes and erases, queries and keys are normalised. GDN2: the same decay,
+    beta erases per key channel, w writes per value channel. Products of delta rules: a decay g per head, then
+    `num_householder` updates per token, each with its rate. For whole sequences kernels compute products on tensor
+    cores, so the float32 baseline rounds state and correction to bfloat16 as they enter one.
 
-    Of a mutant: an error of the `early` state before it decays, so much of it `corrected`, a state `carried`
-    otherwise, vectors not made `normal`, updates of a token `backwards`.
+    Mutants: the error of the `early` state, before it decays; only a part of it `corrected`; a state `carried` in
+    fp8; vectors not made `normal`; updates of a token `backwards`.
     """
     q, k, v = (wide[name].flatten(0, -3) for name in "qkv")
     heads, batched = v.shape[1], wide["q"].dim() == 4
@@ -108,7 +108,7 @@ def delta(
 
 
 def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
-    """Normal values, keys of length 1; rates and gates within their ranges."""
+    """Draw normal values, keys of length 1, rates and gates within their ranges; None for inputs left out."""
     name, kind = wanted.name, wanted.params.get("kind")
     if wanted.definition.inputs[name].dtype not in TORCH_DTYPES or (
         name == "initial_state" and "no_state" in wanted.params
@@ -125,7 +125,7 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
     if name == "k":  # numbers drawn are multiples of 2**-12, so that squares sum exactly in any order
         wide = made.double()
         made = (wide / (wide * wide).sum(-1, keepdim=True).sqrt()).float()
-        if kind == "repeated":  # what is not erased adds up
+        if kind == "repeated":  # equal keys: what is not erased adds up
             made = made.flatten(0, -3)[:1].expand(made.flatten(0, -3).shape).reshape(made.shape)
     if kind == "tiny" and name in {"v", "initial_state"}:
         made = made * 2.0**-10
@@ -135,7 +135,7 @@ def drawn(draw: Draw, wanted: Wanted) -> torch.Tensor | None:
 
 
 class Sequences(Op):
-    """Whole sequences side by side, or rows of as many tokens each; states may be slots of a pool."""
+    """An op on packed sequences, or on rows of equally many tokens; states may be slots of a pool."""
 
     def of_lengths(
         self,
@@ -147,7 +147,7 @@ class Sequences(Op):
         pool: int | None = None,  # slots; None: some more than sequences
         **params: Any,  # noqa: ANN401 - JSON
     ) -> Case:
-        """A case of so many tokens each."""
+        """A case whose sequences have these lengths; unless packed, all are as long as the longest one."""
         inputs, count, tokens = definition.inputs, len(lengths), sum(lengths)
         pooled = is_mtp(inputs) and not inputs["initial_state_indices"].optional
         longest = max(lengths, default=2 if pooled else 1)
@@ -158,16 +158,16 @@ class Sequences(Op):
         return self.case(definition, name, sizes, seed, said)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many sequences, or one of so many tokens."""
+        """A case of `count` sequences of 1 to 3 tokens; with `long` of one sequence of `count` tokens."""
         lengths = (count,) if long else tuple(1 + at % 3 for at in range(count))
         return replace(self.of_lengths(definition, case.id, lengths, seed=case.seed), size=case.size)
 
 
 class Delta(Sequences):
-    """The finer rules, whose cases need few tokens."""
+    """An op with one of the finer delta rules, whose cases need few tokens."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-        """Lengths at chunks' ends, an empty sequence, slow gates, no state."""
+        """Ordinary lengths, an empty sequence, no state, no decay, equal keys, tiny and outlying values."""
         made = partial(self.of_lengths, definition, seed=seed)
         yield from (made(f"{size}-{at}", one) for size in sizes for at, one in enumerate(LENGTHS[size]))
         if is_prefill(definition.inputs):
@@ -178,19 +178,19 @@ class Delta(Sequences):
             yield made(f"adversarial-{kind}", ((9, 40), (40, 9))[at % 2], kind=kind)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """A long sequence, as it comes and where nothing is forgotten."""
+        """A long sequence with ordinary decays, and one without decay."""
         yield self.of_lengths(definition, "stress-long", (2048,), seed=seed)
         yield self.of_lengths(definition, "stress-long-slow", (2047,), seed=seed, kind="slow")
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """A state that is stored in 16 bits has that rounding in its baseline, too."""
+        """As declared, but a lower factor for a state in 16 bits, whose baseline has that rounding too."""
         found = dict(super().comparisons(definition))
         if "final_state" in found and definition.outputs["final_state"].dtype != "float32":
             found["final_state"] = Close(6.0, row_axes=2, reference_factor=2.0, reason=CHUNKED)
         return found
 
     def inputs(self, definition: Definition, case: Case, draw: Draw) -> Values:
-        """Ends of sequences; what a plain call leaves out is None."""
+        """Drawn inputs with the ends of sequences; None for optional ones that a plain call leaves out."""
         values, inputs = super().inputs(definition, case, draw), definition.inputs
         if "cu_seqlens" in values:
             ends = torch.tensor(starts(case.params["lengths"]), device=draw.device)
@@ -204,7 +204,7 @@ class Delta(Sequences):
 
 
 def unshared(definition: Definition) -> str | None:
-    """Why value heads do not share query and key heads; None: they do."""
+    """The reason why value heads cannot share query and key heads in groups; None if they can."""
     heads = [dim(definition, name, -2) or 0 for name in "qkv"]
     fit = heads[0] and heads[1] and not heads[2] % heads[0] and not heads[2] % heads[1]
     return None if fit else f"{heads[2]} value heads do not share {heads[0]} query and {heads[1]} key heads"
@@ -233,15 +233,15 @@ SHARED: Any = {
         altered("gates of the token before", "g", change=lambda g: g.roll(1, 1 if g.dim() == 4 else 0)),
     ),
 }
-# Steps of decode as servers call them: convolution, gates, the step, and a gated norm in one; states are slots of
-# a pool, and rows without a slot give zeros. The accepted tokens of a verified draft are committed likewise.
+# Decode steps as servers call them: convolution, gates, delta rule and gated norm in one kernel. States are slots
+# of a pool, and rows without a slot give zeros. The accepted tokens of a verified draft are committed to a pool.
 
-LOWEST = -5.0  # of the logarithm of a decay, in Kimi K3's gate
-STATES = ("state", "ssm_state", "checkpoint_state")
+LOWEST = -5.0  # lower bound of a decay's logarithm in Kimi K3's gate
+STATES = ("state", "ssm_state", "checkpoint_state")  # names of the pool of states
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """Each number times its sigmoid."""
+    """`x * sigmoid(x)`."""
     return x * sigmoid(x)
 
 
@@ -255,7 +255,7 @@ def updated(
     early: bool = False,
     corrected: float = 1.0,
 ) -> torch.Tensor:
-    """`S' = S decay`, then `S' + rate (v - S' k) k^T`: states [.., V, K], the others [.., n]."""
+    """States [.., V, K] after a token: `S' = S decay`, then `S' + rate (v - S' k) k^T`, with vectors [.., n]."""
     before, state = state, state * decay[..., None, :]
     known = ((before if early else state) * key[..., None, :]).sum(-1)
     return state + (rate * (value - corrected * known))[..., None] * key[..., None, :]
@@ -264,9 +264,9 @@ def updated(
 def convolved(
     wide: Wide, rows: torch.Tensor, *, newest: int = -1, active: Part = silu
 ) -> tuple[torch.Tensor, ...]:
-    """Rows [b, m] through a causal convolution of each channel and its activation; the histories after it."""
+    """Causal convolution per channel, after the histories `rows` [b, m, s]: (outputs [b, m], new histories)."""
     rounding, taps = to_bf16 if wide.dtype is not torch.float64 else exact, wide.maybe("conv_weight")
-    if taps is None:  # [parts, taps, channels of a part]
+    if taps is None:  # only `weight` [parts, taps, channels] is given
         taps = wide["weight"].transpose(1, 2).flatten(0, 1)
     window = torch.cat([rows, wide["mixed_qkv" if "mixed_qkv" in wide else "x"][..., None]], -1)
     total = (window * (taps if newest < 0 else taps.flip(-1))).sum(-1)
@@ -275,7 +275,7 @@ def convolved(
 
 
 def gates(wide: Wide, heads: int, *, biased: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decays [b, h, k or 1] and rates [b, h, 1]: of raw gates, or of products of hidden states, in bfloat16."""
+    """(decays [b, h, k or 1], rates [b, h, 1]) of raw gates, or of hidden_states @ w_ba in bfloat16."""
     growth = softplus if wide.dtype is torch.float64 else plain_softplus
     if "w_ba" in wide:
         made = wide["hidden_states"] @ wide["w_ba"]
@@ -303,16 +303,17 @@ def fused(
     padded: bool = False,
     **step: Any,  # noqa: ANN401
 ) -> Tensors:
-    """Convolution where there is a history, a step by gates, `scale * S q`, RMSNorm times sigmoid(output_gate).
+    """A decode step: convolution if there is a conv_state, delta rule, `scale * S q`, gated RMSNorm if given.
 
-    Queries, keys, values lie side by side in a row; heads of values share those of queries and keys in groups. Of
-    a mutant: the `newest` tap first, not `active`, gates not `biased`, vectors not made `normal`, queries and keys
-    `swapped`, another gate `closing` the norm, another scale, rows without a slot `padded` with the first one.
+    A row [m] of `mixed_qkv` or `x` has queries, keys, then values; value heads share query and key heads in
+    groups. Returns `output`, and the pools with the rows' slots updated, each also as `<name>_out`. Mutants: the
+    `newest` tap first; another `active` or `closing` gate; dt_bias not added (`biased`); vectors not made
+    `normal`; queries and keys `swapped`; an output `scaled`; rows without a slot computed (`padded`).
     """
     name = next(one for one in STATES if one in wide)
     pool, slots = wide[name], wide["state_indices"].flatten().long()
     heads, width = pool.shape[1], pool.shape[-1]
-    live = slots > 0 if "output_gate" in wide else slots >= 0  # the slot 0 is of nobody where all is fused
+    live = slots > 0 if "output_gate" in wide else slots >= 0  # slot 0 is no row's with an output_gate
     if "query_start_loc" in wide:
         ends = wide["query_start_loc"].long()
         owner = torch.searchsorted(ends[1:], torch.arange(len(wide["x"]), device=pool.device), right=True)
@@ -357,7 +358,11 @@ def committed(
     normal: Part = normed,
     **step: Any,  # noqa: ANN401
 ) -> Tensors:
-    """States of all layers after each sequence's accepted tokens, and after one of them in a slot of its own."""
+    """The pool of states [layers, slots, h, v, k] after the accepted tokens of each sequence.
+
+    The state after token `track_steps[row]` goes to slot `track_state_indices[row]`, too. Mutants: `more` or fewer
+    tokens; nothing `tracked`; vectors not made `normal`.
+    """
     states, nobody = wide["checkpoint_state"].clone(), int(wide.number("null_block_id", -1))
     heads, counts = states.shape[2], wide["accept_lens"].tolist()
     keys = wide["rawk_cache"] if not wide.number("use_qk_l2norm", 1.0) else normal(wide["rawk_cache"])
@@ -380,7 +385,7 @@ RANGES = {"A_log": (-2.77, 2.0), "dt_bias": (-4.0, 1.0), "g_cache": (-1.2, 0.0),
 
 
 def of_step(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Slots in no order, of which one row of three and more has none; gates in their ranges, histories."""
+    """Draw distinct slots (of three rows and more, one has none), lengths, gates in their ranges, normal rows."""
     name, count = wanted.name, math.prod(wanted.shape)
     inputs, rows = wanted.definition.inputs, max(wanted.shape_of("state_indices")[0], 1)
     if name in {"state_indices", "track_state_indices", "t1_state_indices"}:
@@ -389,11 +394,11 @@ def of_step(draw: Draw, wanted: Wanted) -> torch.Tensor:
         own = (free[rows : rows + count] if name == "track_state_indices" else free[:count]).int()
         if count > 2 and name != "track_state_indices" and "w_ba" not in inputs:
             own[1] = 0 if "output_gate" in inputs else -1
-        if name == "t1_state_indices":  # the last row is of nobody, where there are several
+        if name == "t1_state_indices":  # of several rows, the last has no slot
             own[max(1, count - 1) :] = 0
         return own.view(wanted.shape)
     if name == "query_start_loc":
-        ends = torch.arange(count, device=draw.device)
+        ends = torch.arange(count, device=draw.device)  # of several rows, the last is no sequence's
         return torch.where(ends > count - 2, (ends - 1).clamp_min(min(1, rows)), ends).int()
     if name in {"accept_lens", "track_steps", "num_accepted_tokens"}:
         most = wanted.shape_of("rawv_cache")[3] if "rawv_cache" in inputs else 1
@@ -410,10 +415,11 @@ def of_step(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def exact_row(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Rows [tokens, q|k|v] of which every step of the recurrence is exact.
+    """Draw rows [tokens, q|k|v] for which every step of the recurrence is exact.
 
-    A key is 2**20 in one channel, a query in four: eps is lost beside such norms, which are powers of two. Values
-    are multiples of 128: SiLU makes v or 0 of them. A convolution's state [slots, q|k|v, width] has q and k 0.
+    A key is 2**20 in one channel, a query in four channels: eps is lost beside such norms, which are powers of
+    two. Values are multiples of 128, of which SiLU makes exactly v or 0. In a convolution's state [slots, q|k|v,
+    taps - 1] queries and keys are 0.
     """
     pool = wanted.shape_of(next(one for one in STATES if one in wanted.definition.inputs))
     values, width = pool[1] * pool[-1], pool[-1]
@@ -430,7 +436,7 @@ def exact_row(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def exact_step(definition: Definition) -> Mapping[str, Exactly]:
-    """A state that does not fade, and takes a value for what its key names."""
+    """Draws for exact steps: decays and rates of 1, one-hot keys, whole numbers."""
     if "rawk_cache" in definition.inputs:
         return dict.fromkeys(("rawv_cache", "checkpoint_state"), whole(31)) | {
             "rawk_cache": one_hot,
@@ -452,28 +458,28 @@ def exact_step(definition: Definition) -> Mapping[str, Exactly]:
 
 
 def opposite(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """What makes rates 1, then what makes decays 1."""
+    """Draw w_ba [f, 2 h], whose positive columns make rates 1 and whose negative ones make decays 1."""
     signs = torch.tensor([1.0, -1.0], device=draw.device).repeat_interleave(wanted.shape[1] // 2)
     return (signs * 4 * SURE).expand(wanted.shape).to(wanted.dtype)
 
 
 class Step(Op):
-    """Rows of as many sequences, over a pool of slots."""
+    """A decode step of one row per sequence, over a pool of states."""
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """One channel of the hidden states decides a row's gates."""
+        """A case in which one channel of the hidden states decides a row's gates."""
         if "hidden_states" in definition.inputs:
             axes = self.settled(definition, self.case(definition, "", {"b": BOUNDARY_ROWS}, seed)).axes
             yield at_boundaries(axes, ["hidden_states"], seed)
 
     def judged(self, definition: Definition) -> dict[str, TensorSpec]:
-        """Those alone for which no output stands."""
+        """Outputs and inputs that are written to, without those that the definition also has as `<name>_out`."""
         found = super().judged(definition).items()
         return {name: spec for name, spec in found if f"{name}_out" not in definition.outputs}
 
 
 def unwritten(*names: str) -> Callable[[Wide, Tensors], Tensors]:
-    """Inputs that a call should have written to, as they were."""
+    """Return a mutant's change of the outputs: the inputs `names` are not written to."""
 
     def left(wide: Wide, found: Tensors) -> Tensors:
         return {out: wide[name] for name in names for out in (name, f"{name}_out") if out in found}
@@ -482,7 +488,7 @@ def unwritten(*names: str) -> Callable[[Wide, Tensors], Tensors]:
 
 
 def stepped(op_type: str, *forms: Form) -> Step:
-    """The op of such steps."""
+    """The op of decode steps in these forms."""
     names = (
         "A_log dt_bias state_indices query_start_loc num_accepted_tokens w_ba weight conv_weight mixed_qkv x"
         " g_cache beta_cache rawv_cache accept_lens track_state_indices track_steps t1_state_indices"
@@ -493,7 +499,7 @@ def stepped(op_type: str, *forms: Form) -> Step:
         *forms,
         requires=single_token,
         unread={"num_accepted_tokens": "one, where each sequence has one token"},
-        writes=("conv_state", *STATES),  # whether an output stands for them or not
+        writes=("conv_state", *STATES),  # with or without an output for them
         apart=False,
         coupled=True,
         scalars={"lower_bound": LOWEST, "norm_eps": 1e-5, "scale": 0.2, "use_qk_l2norm": 1, "null_block_id": -1},
@@ -509,7 +515,7 @@ def stepped(op_type: str, *forms: Form) -> Step:
         adversarial={"saturated": {"kind": "saturated"}, "tiny": {"kind": "tiny"}},
         draws=dict.fromkeys(names.split(), of_step),
         wide_gate=FAST_STATE,
-        # behind a convolution in bfloat16, or stored in it
+        # Unlike others, these states follow a convolution in bfloat16, or are stored in bfloat16.
         gates={
             **dict.fromkeys(("state", "state_out", "ssm_state", "ssm_state_out"), Close(row_axes=2)),
             **dict.fromkeys(("conv_state", "conv_state_out"), Exact("histories are copied")),
@@ -547,7 +553,7 @@ def stepped(op_type: str, *forms: Form) -> Step:
 
 
 def single_token(definition: Definition) -> str | None:
-    """Why a call is not of one token of each sequence; None: it is."""
+    """The reason why a call does not have one token per sequence; None if it has."""
     tokens = dim(definition, "state_indices", 1) if "query_start_loc" in definition.inputs else 1
     return None if tokens == 1 else f"{tokens} tokens of a sequence; known is 1"
 
@@ -610,7 +616,7 @@ SHORT = 16  # tokens up to which FLA's recurrent kernel is called, as servers de
     sm=SM80,
 )
 def _fla(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """States [K, V] in float32; queries and keys are normalised by the kernel."""
+    """FLA's states are [K, V] in float32; its kernels normalise queries and keys."""
     given, scale = inputs.get("initial_state"), inputs.get("scale")
     output, after = api[RECURRENT if inputs["q"].shape[1] <= SHORT else CHUNKS](
         *(inputs[name] for name in ("q", "k", "v", "g", "beta")),
@@ -626,7 +632,7 @@ SERVES = "[initial_state] cu_seqlens [scale] -> output final_state"
 
 
 def with_updates(inputs: Given) -> dict[str, Any]:
-    """Of products the number of updates a token, which may be an axis alone."""
+    """Further arguments: a final state is wanted; for products the updates per token, if only an axis says it."""
     updates = {} if "w" in inputs else {"num_householder": len(inputs["k"]) // max(1, len(inputs["q"]))}
     return {**updates, "output_final_state": True}
 

@@ -26,18 +26,18 @@ from traceproof.ops.gates import FAST_STATE, OF_RULES, STATES, plain_softplus, s
 from traceproof.ops.lossless import SURE, one_hot, whole
 from traceproof.ops.op import SIZES
 
-# Three forms: decode with one token per sequence, mtp with a few and states picked out of a pool, prefill with
-# whole sequences side by side. In the states' shape, v before k.
+# Three forms: decode with one token per sequence, mtp with a few tokens and states in slots of a pool, prefill
+# with whole sequences packed along one axis. States are [.., V, K].
 
 BUFFER = "intermediate_states_buffer"
 WINDOWS = ("replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta")
 
 FLAGS = {"use_qk_l2norm": True, "cache_replayssm": False, "disable_state_update": False}
-CHUNK = 64  # tokens that kernels of prefill keep a state of
+CHUNK = 64  # tokens per chunk; prefill kernels keep a state of each
 
 
 def unshared(definition: Definition) -> str | None:
-    """Why value heads do not share query and key heads; None: they do, and both outputs are asked for."""
+    """The reason why heads of q, k and v do not fit, or an output is missing; None if there is none."""
     heads = [dim(definition, name, -2) for name in "qkv"]
     if heads[0] != heads[1] or not heads[0] or (heads[2] or 1) % heads[0]:
         return f"{heads[2]} value heads do not share {heads[0]} query and {heads[1]} key heads"
@@ -54,18 +54,19 @@ def gated_delta(
     carried: Part = same,
     replayed: bool = True,
 ) -> Tensors:
-    """With S the state [V, K], decayed: `S += rate * (v - S k) k^T`, then `output = scale * S q`, token by token.
+    """`S' = S decay`, `S = S' + rate * (v - S' k) k^T`, `output = scale * S q` by token; S [V, K] per value head.
 
-    States are "k last", value heads share query and key heads in consecutive groups. A scale of 0 or None stands
-    for 1 / sqrt(K), a state of None for zeros. In mtp the named slots of the pool take the state after the last
-    token, the others stay; where `intermediate_states_buffer` [slots, tokens, ...] is given, its named slots take
-    the state after each token. A sequence without tokens keeps its state. With `cache_replayssm` named slots of
-    the windows take values, keys, logarithms of decays and rates as they come, to be committed later.
+    Here decay is exp(-exp(A_log) * softplus(a + dt_bias)), rate is sigmoid(b), and value heads share query and key
+    heads in consecutive groups. A scale of 0 or None means 1 / sqrt(K), a state of None zeros. In mtp the named
+    slots of the pool take the state after the last token, the others stay; named slots of
+    `intermediate_states_buffer` [slots, tokens, ..] take the state after each token. A sequence without tokens
+    keeps its state. With `cache_replayssm` named slots of the windows take values, keys, logarithms of decays and
+    rates as they are given.
 
-    Decode and mtp kernels multiply in float32. Prefill kernels put a chunk's products on tensor cores: in float32
-    state and correction are rounded to bfloat16 as they enter a product, the state that is carried on is not.
-    Of a mutant: another `growth` than softplus, a `faded` decay, the error of the `early` state before it decays,
-    so much of it `corrected`, a state `carried` otherwise, nothing `replayed`.
+    Decode and mtp kernels multiply in float32. Prefill kernels compute a chunk's products on tensor cores, so the
+    float32 baseline rounds state and correction to bfloat16 as they enter a product, but not the state carried on.
+    Mutants: another `growth` than softplus; a `faded` decay; the error of the `early` state, before it decays;
+    only a part of it `corrected`; a state `carried` in bfloat16; nothing `replayed` to the windows.
     """
     low, prefill = wide.dtype != torch.float64, is_prefill(wide.values)
     rounding = to_bf16 if low and prefill else exact
@@ -91,7 +92,7 @@ def gated_delta(
         given = torch.zeros((len(lengths), heads, value_size, key_size), dtype=wide.dtype, device=q.device)
     slots = wide["initial_state_indices"].to(torch.int64) if is_mtp(wide.values) else None
     kept = {BUFFER: wide[BUFFER].clone()} if BUFFER in wide else {}
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # running sequences are a prefix
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # longest first: running ones are a prefix
     place = torch.tensor(order, dtype=torch.int64, device=q.device)
     first = torch.tensor([bounds[row] for row in order], dtype=torch.int64, device=q.device)
     current = (given if slots is None else given[slots])[place]
@@ -120,35 +121,36 @@ def gated_delta(
 
 
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
-    "adversarial-slow": {"kind": "slow"},  # nothing is forgotten: errors pile up
-    "adversarial-saturated": {"kind": "saturated"},  # gates at 0 and 1, softplus beyond exp
+    "adversarial-slow": {"kind": "slow"},  # hardly any decay: errors add up
+    "adversarial-saturated": {"kind": "saturated"},  # rates at 0 and 1, softplus above its threshold of 20
     "adversarial-outlier": {"kind": "outlier"},
     "adversarial-tiny": {"kind": "tiny"},
     "adversarial-scale": {"scale": 0.25},  # a scale that is not the default
-    "edge-default-scale": {"scale": 0.0},  # stands for the default; references have a branch for it
+    "edge-default-scale": {"scale": 0.0},  # means the default; references have a branch for it
 }
-# Chunked kernels work on 64 tokens: lengths at, before and after one chunk and several.
+# Tokens per sequence: at, just below and just above multiples of the 64 tokens that chunked kernels take at a
+# time.
 PREFILL_LENGTHS: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "small": ((1,), (5, 11)),
     "medium": ((64,), (63, 1, 65, 127)),
     "large": ((512,), (1, 1023, 64, 960)),
 }
-MTP_TOKENS = {"small": (2, 4), "medium": (3, 5), "large": (2, 4)}  # drafts are short
+MTP_TOKENS = {"small": (2, 4), "medium": (3, 5), "large": (2, 4)}  # tokens per sequence; drafts are short
 
-GRID = 65_600 * CHUNK  # more chunks than a grid's second dimension may have
-LONG = 16384  # tokens, of cases of size `stress`: errors of as many steps, and states that must not run off
-DECAY = 90.0  # exp(-90) is nothing in float32; sums with it still tell neighbours' decays apart
-# A chunk of 64 tokens passes through five products, the baseline's token through two; measured with chunked
-# computations of our own (lab/variants.py): up to 3.2 times the baseline for the output, 4.8 for
-# the state. A token changes a state by a matrix of rank one, so one row of it holds one rounding.
+GRID = 65_600 * CHUNK  # tokens of more chunks than a grid's second dimension may have
+LONG = 16384  # tokens of `stress` cases: errors add up over them, and states must not diverge
+DECAY = 90.0  # exp(-90) is nothing in float32; sums of logarithms with it still resolve others' decays
+# A chunk of 64 tokens passes through five products, a token of the baseline through two: chunked computations
+# (lab/variants.py) had up to 3.2 times the baseline's error in the output, and 4.8 times in the state. A token
+# changes a state by a matrix of rank one, so that one row of it holds one rounding (hence row_axes=2).
 CHUNKED = "chunked kernels round the operands of five products in bfloat16, the baseline those of two"
 
 
 class GatedDeltaRule(Sequences):
-    """Three kinds of calls, told apart by their inputs."""
+    """The op gdn: decode, mtp and prefill, distinguished by their inputs."""
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
-        """The specification's batches and lengths; chunk boundaries; slow, saturated and outlying gates."""
+        """Ordinary batches and lengths, empty ones, optional inputs and flags, adversarial gates and values."""
         prefill, mtp = is_prefill(definition.inputs), is_mtp(definition.inputs)
         made = partial(self.of_lengths, definition, seed=seed)
         for size in sizes:
@@ -173,9 +175,9 @@ class GatedDeltaRule(Sequences):
             yield made(name, long if params.get("kind") == "slow" else few, **params)
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterator[Case]:
-        """One channel of a key has all its length, and the same one of the query decides an output.
+        """A case in which one channel holds all of a key, and the same channel of the query decides an output.
 
-        Of a prefill's queries none does: chunks in bfloat16 lose more of one channel than of a sum.
+        Prefill's queries are ordinary: chunks in bfloat16 lose more of one channel than of a sum.
         """
         prefill, mtp = is_prefill(definition.inputs), is_mtp(definition.inputs)
         lengths = (2 * CHUNK + 6, BOUNDARY_ROWS) if prefill else (1 + mtp,) * BOUNDARY_ROWS
@@ -183,7 +185,7 @@ class GatedDeltaRule(Sequences):
         yield at_boundaries(plain.axes, ["k", "q"][: 2 - prefill], seed, alone={"k": 1.0}, **plain.params)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """So many sequences, or of a prefill one of so many tokens."""
+        """A case of `count` sequences as long as the first one of `case`; prefill's are as in `Sequences`."""
         if is_prefill(definition.inputs):
             return super().of_size(definition, case, count, long=long)
         buffer: dict[str, Any] = {"buffer": True} if self.mutated(definition) else {}
@@ -191,9 +193,9 @@ class GatedDeltaRule(Sequences):
         return replace(self.of_lengths(definition, case.id, lengths, seed=case.seed, **buffer), size=case.size)
 
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """Long sequences, as they come and where nothing is forgotten; far addresses.
+        """Far addresses; in prefill also long sequences, with ordinary decays and with hardly any.
 
-        In prefill tokens or states of chunks lie far, in one sequence or for being behind others.
+        In prefill tokens or chunks' states are far, in one enlarged sequence or behind others that are enlarged.
         """
         enlarged, axes = self.enlarged(definition), self.form(definition).axes(definition)
         made = partial(self.of_lengths, definition, seed=seed)
@@ -208,13 +210,13 @@ class GatedDeltaRule(Sequences):
         kinds = {"stress-far": tokens} | ({"stress-far-states": CHUNK * chunks} if CHUNK * chunks < tokens else {})
         for name, count in kinds.items():
             yield made(name, (150,), **{far.SIZE: count})
-            # two sequences of half the size each, and the third one behind them
+            # the first two sequences have half of the size each, the third one comes after them
             apart: dict[str, Any] = {far.SIZE: count, far.BEFORE: [0, 150]}
             yield made(f"{name}-apart", (150, 65, 131), **apart)
         yield made("stress-grid", (150,), **{far.SIZE: GRID})
 
     def enlarged(self, definition: Definition) -> Far:
-        """The pool of states, the requests of a decode with theirs, or the tokens before those that are judged."""
+        """The axis to enlarge: mtp's pool of states, decode's rows, prefill's tokens before those judged."""
         axes = self.form(definition).axes(definition)
         if is_prefill(definition.inputs):
             return Far(axis=axes["t"], bounds=("cu_seqlens",), copies=3)
@@ -251,14 +253,14 @@ class GatedDeltaRule(Sequences):
             drawn["a"] = torch.where(drawn["a"] > 0, 30.0, -30.0)
             drawn["b"] = torch.where(drawn["b"] > 0, 20.0, -20.0)
         if kind == "outlier":
-            # Several columns of v, not alike: were it one, a row of the output would be one number, and what the
-            # baseline loses there a matter of luck.
+            # Several columns of v, which differ: with one alone, a row of the output would be one number, and the
+            # baseline's error there a matter of chance.
             drawn["q"][..., 1] = 100.0
             drawn["v"][..., 1::4] *= 300.0
         if is_prefill(definition.inputs):
             bounds = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
             drawn["cu_seqlens"] = torch.tensor(bounds, device=draw.device)
-            if far.SIZE in params:  # let some tokens forget the state, and with it whatever comes before them
+            if far.SIZE in params:  # some tokens forget the state, and with it all tokens before them
                 forgetful = params.get(far.BEFORE, [0])
                 drawn["a"][forgetful] = DECAY / drawn["A_log"].exp() - drawn["dt_bias"]
         if not params.get("no_state"):
@@ -274,12 +276,12 @@ class GatedDeltaRule(Sequences):
         values: Values = {source: None, BUFFER: None, "scale": scale}
         values |= {name: bool(params.get(name, usual)) for name, usual in FLAGS.items()}
         if "use_qk_l2norm" in definition.inputs and values["use_qk_l2norm"]:
-            drawn["k"] *= 2.0
+            drawn["k"] *= 2.0  # so that missing normalisation shows
         values |= {name: tensor.to(dtypes[name]).contiguous() for name, tensor in drawn.items()}
         return ordered(definition, values)
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close: chunks in bfloat16 round more often than the baseline; float32 states feel hardware exp."""
+        """Comparison per output: wider for chunks, which round more often, and float32 states (hardware exp)."""
         _, final = state_names(definition.inputs, definition)
         if is_prefill(definition.inputs):
             return {
@@ -292,18 +294,18 @@ class GatedDeltaRule(Sequences):
         return {name: found.get(name, state) for name in self.judged(definition)}
 
     def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
-        """Of the declaration; the gates' inputs, too, where no chunk sums their logarithms."""
+        """As declared; also large q, v, a and b, but in prefill, where chunks sum the logarithms of decays."""
         found = super().unusual(definition)
         wide = () if is_prefill(definition.inputs) else ("q", "v", "a", "b")
         return {**found, "large": [*found["large"], *wide]}
 
     def memory(self, definition: Definition, case: Case) -> int:
-        """Tensors as the default has it, and the states four times more in float64."""
+        """Bytes of a case: the default, and four float64 copies of the states."""
         source = definition.inputs[state_names(definition.inputs, definition)[0]]
         return super().memory(definition, case) + 32 * math.prod(definition.shape_of(source, case.axes) or ())
 
     def mutated(self, definition: Definition) -> frozenset[str]:
-        """The states that mtp keeps after each token."""
+        """The buffer of the states after each token, which mtp writes to if the definition has it."""
         buffer = definition.inputs.get(BUFFER)
         return frozenset([BUFFER] if buffer is not None and buffer.dtype in TORCH_DTYPES else [])
 
@@ -349,9 +351,9 @@ GDN = GatedDeltaRule(
     compiles_late=("flashinfer", "fla", "sglang"),
     staged=True,
     requires=unshared,
-    sizes=dict.fromkeys("nspi", ()),  # as the cases have it; the others' rows are the outputs'
+    sizes=dict.fromkeys("nspi", ()),  # set by the cases
     apart=False,
-    # Nothing decays, all of an error is corrected, keys are unit vectors: chunks in bfloat16 are exact as well.
+    # No decay, rates of 1, one-hot keys and small whole numbers: chunks in bfloat16 are exact as well.
     lossless=lambda definition: (
         {}
         if "use_qk_l2norm" in definition.inputs
@@ -366,12 +368,12 @@ GDN = GatedDeltaRule(
             "scale": 0.125,
         }
     ),
-    # Not tokens of a prefill: a chunk's products multiply those that come later by zero.
+    # Tokens get no NaN and nothing large: a prefill chunk's products multiply tokens that come later by zero.
     unusual={**dict.fromkeys(("nan", "large"), STATES), "small": (*STATES, "v")},
     mutants=(
         *OF_RULES,
         Mutant("no softplus", growth=lambda x: x.clamp_min(0)),
-        # of kernels that compute token by token, and multiply in float32
+        # mutants of kernels that compute token by token, and multiply in float32
         Mutant("poor gates", applies=has_not("cu_seqlens"), faded=lambda decay: decay * (1 + 1e-4)),
         Mutant("state in bfloat16", applies=has_not("cu_seqlens"), carried=to_bf16),
         altered(
@@ -384,7 +386,7 @@ GDN = GatedDeltaRule(
         altered("beta without its sigmoid", "b", change=lambda b: torch.logit(b.float().clamp(1e-6, 1 - 1e-6))),
         Mutant("scale dropped", inputs=lambda _: {"scale": 1.0}),
         Mutant("windows not written", applies=is_on("cache_replayssm"), replayed=False),
-        Mutant(  # the sigmoid of its b is nothing
+        Mutant(  # its rate, sigmoid(-60), is nothing
             "first token not written",
             applies=lambda wide: wide["b"].numel() > 0,
             inputs=lambda wide: {
@@ -394,7 +396,7 @@ GDN = GatedDeltaRule(
     ),
 )
 
-# Of forms that normalise vectors, or keep windows, no package's function is called.
+# No package's function is called for forms that normalise vectors or keep windows.
 OF_POOL = f"q k v A_log a dt_bias b scale initial_state initial_state_indices [{BUFFER}] -> output final_state"
 
 
@@ -405,15 +407,15 @@ def log_decay(inputs: Given) -> torch.Tensor:
 
 
 def scale_of(inputs: Given) -> float:
-    """The scale; None and 0 stand for 1 / sqrt(K)."""
+    """The scale as a number; None and 0 mean 1 / sqrt(K)."""
     return float(inputs["scale"] or 0.0) or inputs["q"].shape[-1] ** -0.5
 
 
 def with_tokens(inputs: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers of the sequences that have tokens, and their bounds.
+    """(indices [m], bounds [m + 1]) of the m sequences that have tokens.
 
     SGLang's kernels number chunks by the sequences that have one, so an empty sequence would shift all after it;
-    FlashInfer's kernel never ends where one is empty.
+    FlashInfer's kernel never ends if a sequence is empty.
     """
     bounds = inputs["cu_seqlens"]
     rows = torch.nonzero(bounds[1:] > bounds[:-1]).flatten()
@@ -431,7 +433,7 @@ def state_of(inputs: Given) -> torch.Tensor:
 
 
 def arguments(inputs: Given) -> dict[str, Any]:
-    """What FLA's functions and SGLang's copies of them take; prefill has all tokens in one row."""
+    """Keyword arguments of FLA's functions and SGLang's copies; prefill's tokens become one row [1, t, ..]."""
     tensors = {name: inputs[name] for name in ("q", "k", "v")}
     tensors |= {"g": log_decay(inputs), "beta": torch.sigmoid(inputs["b"].float())}
     if is_prefill(inputs):
@@ -440,7 +442,7 @@ def arguments(inputs: Given) -> dict[str, Any]:
 
 
 def by_token(api: Api, inputs: Given, *, flipped: bool) -> Outputs:
-    """Decode and mtp by FLA's recurrent kernel, also in SGLang's copy; states of mtp are slots of a pool."""
+    """Decode or mtp by the recurrent kernel of FLA or SGLang's copy; `flipped`: its states are [.., K, V]."""
     pool = inputs["initial_state"].clone() if is_mtp(inputs) else state_of(inputs)
     slots = inputs["initial_state_indices"].long() if is_mtp(inputs) else slice(None)
     given = pool[slots].transpose(-1, -2).contiguous() if flipped else pool[slots]
@@ -452,12 +454,12 @@ def by_token(api: Api, inputs: Given, *, flipped: bool) -> Outputs:
     return {"output": output, "final_state": pool}
 
 
-# FlashInfer: states are [.., V, K] too.
+# FlashInfer, whose states are [.., V, K] as in definitions.
 
-# Of 64 instances, a source of a minute and more each, calls reach those with a rate of updates, a decay and a
+# The module has 64 instances, a source of a minute and more each. Calls reach those with a rate, a decay and a
 # state, without checkpoints.
 PREFILL_SM90 = Module("gen_gdn_prefill", unused=r"_kernel_(half|bf16)_g\d(?!b1a1i1(c0)?$)")
-HEAD_SIZE = 128  # the only one that the kernels are written for
+HEAD_SIZE = 128  # the only head size that the kernels are written for
 FLASHINFER: Any = {
     "accepts": lambda definition: dim(definition, "k", -1) == dim(definition, "v", -1) == HEAD_SIZE,
     "sm": ((9, 0), (10, 9)),
@@ -470,14 +472,14 @@ CUTE: Any = {**FLASHINFER, "packages": ("cutlass",)}
 )
 @GDN.truth("flashinfer", "gdn_decode.gated_delta_rule_mtp", "gdn_mtp", serves=OF_POOL, **CUTE)
 def _flashinfer_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Updates state or pool in place; normalising q and k is on by default and not part of the definition."""
+    """The call updates state or pool in place; its default of normalising q and k is not the definition's."""
     given = {name: inputs[name] for name in ("q", "k", "v", "A_log", "a", "dt_bias", "b")}
     given |= {"scale": scale_of(inputs), "use_qk_l2norm": False}
     if "initial_state" not in inputs:
         output, after = api["gdn_decode"](**given, state=state_of(inputs))
         return {"output": output, "new_state": after}
     pool, slots = inputs["initial_state"].clone(), inputs["initial_state_indices"]
-    # with updates disabled it would return what came in
+    # with disable_state_update it would return the pool that it was given
     output, after = api["gdn_mtp"](
         **given, initial_state=pool, initial_state_indices=slots, disable_state_update=False
     )
@@ -494,7 +496,7 @@ def _flashinfer_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
     **FLASHINFER,
 )
 def _flashinfer_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Wants the decay itself where others want its logarithm.
+    """FlashInfer's prefill takes the decay itself, where other functions take its logarithm.
 
     A sequence without tokens keeps its state and is left out: on Hopper the warps that compute its first tile wait
     forever for the ones that load it, which load as many tiles as the sequence has.
@@ -521,7 +523,7 @@ def _sglang_decode(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 @GDN.truth("sglang", "fla.fused_recurrent_gated_delta_rule_update", "recurrent_on_pool", serves=OF_POOL, sm=SM80)
 def _sglang_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Updates the named slots of the pool in place."""
+    """The call updates the named slots of the pool in place, so it gets a copy."""
     pool = inputs["initial_state"].clone()
     output = api["recurrent_on_pool"](
         **arguments(inputs), initial_state_source=pool, initial_state_indices=inputs["initial_state_indices"]
@@ -531,7 +533,7 @@ def _sglang_mtp(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 @GDN.truth("sglang", "fla.chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, sm=SM80)
 def _sglang_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """Updates the states in place, each where its index points. A sequence without tokens keeps its own."""
+    """The call updates states in place, those that indices name; a sequence without tokens keeps its state."""
     states = state_of(inputs)
     rows, bounds = with_tokens(inputs)
     if not len(inputs["q"]):
@@ -543,7 +545,7 @@ def _sglang_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 
 # Flash Linear Attention, pure Triton. Arguments go by keyword: the two functions order them differently. States
-# are [.., K, V] there, and are transposed on the way in and out: the option that spares it has changed its name.
+# are [.., K, V] there, and are transposed before and after: the option that avoids it has changed its name.
 
 
 @GDN.truth("fla", "fused_recurrent_gated_delta_rule on a pool", "recurrent", serves=OF_POOL, sm=SM80)
@@ -554,7 +556,7 @@ def _fla_by_token(api: Api, _: Definition, inputs: Given) -> Outputs:
 
 @GDN.truth("fla", "chunk_gated_delta_rule", "chunk", serves=PREFILL.names, rows=None, sm=SM80)
 def _fla_prefill(api: Api, _: Definition, inputs: Given) -> Outputs:
-    """All sequences in one row of tokens, empty ones among them: such a one keeps its state."""
+    """All sequences are packed in one row of tokens; an empty one keeps its state."""
     states = state_of(inputs)
     if not len(inputs["q"]):
         return {"output": torch.empty_like(inputs["v"]), "new_state": states}
@@ -589,13 +591,13 @@ def _call(module: ModelModule, _: Reading) -> KernelCall | str:
 
 
 def _terms(facts: Mapping[str, Any], evidence: Evidence) -> Facts:
-    """A layer of transformers' model in the terms of a call."""
+    """Heads (per GPU) and head sizes of a layer of transformers' model, named as a call's."""
     keys, values = (facts.get(name, 0) // evidence.parallel.attention for name in ("num_k_heads", "num_v_heads"))
     return {"q_heads": keys, "v_heads": values, "dim": facts.get("head_k_dim"), "v_dim": facts.get("head_v_dim")}
 
 
 def _drafts(call: KernelCall, _: Choice) -> Iterator[Draft]:
-    """Decode, verification of draft tokens, prefill."""
+    """Drafts of decode, verification of draft tokens (mtp) and prefill."""
     return (draft(GDN.op_type, f"gdn_{stage}", dict(call.facts)) for stage in ("decode", "mtp", "prefill"))
 
 
