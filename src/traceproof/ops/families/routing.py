@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from traceproof.dataset.definition import TensorSpec
     from traceproof.draw import Draw
 
-FEW = 2  # experts of a token where a definition leaves it open
+FEW = 2  # top_k where a definition leaves it open
 PACKED_SHIFT = 16  # of topk_ids: expert << 16 | bits of the bfloat16 weight
 
 
 class Method(StrEnum):
-    """How weights come about.
+    """How a token's experts are chosen, and how their weights are computed.
 
     DEEPSEEK: sigmoid; choose by sigmoid + bias, groups first (a group counts the sum of its two best); weights
         are the chosen sigmoids without bias, normalised, times the scaling factor.
@@ -41,12 +41,12 @@ class Method(StrEnum):
     LLAMA4: the largest logit alone, weight sigmoid(logit); a routing bias is not read.
     DEFAULT: choose the largest logits; weights are the softmax over all.
     EVEN: choose the largest logits; every one weighs 1 / top_k.
-    PACKED: given; FlashInfer's packing of expert and weight in one int32.
-    UNIFORM: given as plain expert indices; every one weighs 1 / top_k.
-    WEIGHTED: given as expert indices and weights.
-    PLANNED: given as blocks of places (token x top_k + slot), the expert of each block, and weights by slot.
+    PACKED: the choice is an input: FlashInfer's packing of expert and weight in one int32.
+    UNIFORM: the choice is an input of plain expert indices; every one weighs 1 / top_k.
+    WEIGHTED: expert indices and weights are inputs.
+    PLANNED: inputs are blocks of places (token x top_k + slot), the expert of each block, and weights by slot.
 
-    Where documents state the method, a bias beside any but DEEPSEEK is added to the logits.
+    If the method is stated or an input, a routing bias is added to the logits; DEEPSEEK adds it to the sigmoids.
     """
 
     DEEPSEEK = "deepseek"
@@ -60,7 +60,7 @@ class Method(StrEnum):
     PLANNED = "planned"
 
 
-# What FlashInfer's functions call the inputs of experts.
+# Other names of experts' inputs in FlashInfer's functions.
 SYNONYMS = {
     "hidden_states": "x input activations_in",
     "hidden_states_scale": "x_sf",
@@ -79,31 +79,31 @@ ROLES = {name: own for own, names in SYNONYMS.items() for name in names.split()}
 
 
 def named(definition: Definition) -> dict[str, TensorSpec]:
-    """A definition's inputs by the names that are known here."""
+    """A definition's inputs under the keys of SYNONYMS, if they have one of the names there."""
     return {ROLES.get(name, name): spec for name, spec in definition.inputs.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """A routing method and its numbers; one group means no grouping."""
+    """A routing method with its numbers of experts and groups; one group means no grouping."""
 
     method: Method
     top_k: int
     experts: int
-    local: int  # experts that are here; the others' share is left out
+    local: int  # experts on this rank; the others add nothing to its output
     groups: int = 1
     top_groups: int = 1
-    shared: int = 0  # experts behind the local ones, that every token goes to with weight 1
+    shared: int = 0  # experts after the local ones, to which every token goes with weight 1
     biased: bool = False  # whether a bias is added to the logits
 
     @property
     def given(self) -> bool:
-        """Whether the choice comes in."""
+        """Whether the choice of experts is an input."""
         return self.method in {Method.PACKED, Method.UNIFORM, Method.WEIGHTED, Method.PLANNED}
 
     @property
     def misfit(self) -> str | None:
-        """Why no token can be routed so; None: it can."""
+        """Why no token can be routed with these numbers; None if it can."""
         per_group, rest = divmod(self.experts, self.groups)
         if rest or not 0 < self.top_groups <= self.groups:
             return f"{self.experts} experts in {self.groups} groups, {self.top_groups} of them kept"
@@ -122,7 +122,7 @@ class ChosenExperts:
 
 
 def routing_of(definition: Definition) -> Routing:
-    """How a mixture routes, told by its inputs and constants. Raises Unsupported: in no known way."""
+    """Routing of a mixture, by its inputs and constants; raises Unsupported if it is of no known kind."""
     inputs, const, numbers = named(definition), definition.const_axes, dict[str, int | None]()
     shapes = {name: spec.shape or () for name, spec in inputs.items()}
     for name in ("top_k", "n_group", "topk_group"):
@@ -160,7 +160,7 @@ def routing_of(definition: Definition) -> Routing:
 
 
 def _method(inputs: Mapping[str, TensorSpec], stated: object, top_k: int) -> Method:
-    """How logits choose: as it is stated, by default where a call may tell it, or by the inputs that there are."""
+    """Method of routing by logits: the stated one, DEFAULT if it is an input, else the one that inputs imply."""
     if stated is not None or "routing_method_type" in inputs:
         return Method.DEFAULT if stated is None else Method(str(stated))
     if {"routing_bias", "routed_scaling_factor"} <= inputs.keys():
@@ -173,7 +173,7 @@ def _method(inputs: Mapping[str, TensorSpec], stated: object, top_k: int) -> Met
 
 
 def _count(name: str, letters: str, *others: str, config: tuple[str, ...]) -> Rule:
-    """The rule of a count, by what a reference and axes call it, and by the letters before it in a name."""
+    """The rule of a count, by its names in a reference and as axes, and by the letters before it in a name."""
     return Rule(
         name=name,
         label=name,
@@ -220,7 +220,7 @@ COUNTS = (
 
 
 def sum_one(weights: torch.Tensor) -> torch.Tensor:
-    """The weights of each token over their sum."""
+    """Weights [..., top_k] divided by their sum over the last axis."""
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -252,10 +252,10 @@ def choose(
     counted: int = 2,
     kth: bool = True,
 ) -> ChosenExperts:
-    """Route by logits [..., experts], in their precision.
+    """Experts chosen by logits [..., experts], and their weights times `factor`, in the logits' precision.
 
-    Of a mutant: `weigh` takes the place of WEIGHTS, a group counts its `counted` best, and without the `kth` the
-    expert after it is chosen in its place.
+    In mutants `weigh` replaces functions of WEIGHTS, a group counts its `counted` best, and without `kth` the k-th
+    expert is replaced by the next.
     """
     if routing.biased and bias is not None:
         logits, bias = logits + bias.to(logits.dtype), None
@@ -266,7 +266,7 @@ def choose(
 
 
 def read(routing: Routing, wide: Wide, *, extent: bool = True) -> ChosenExperts:
-    """The choice that comes in; of a plan without its `extent` what lies behind it counts, too."""
+    """The choice that is an input; in a mutant without `extent`, places beyond a plan's valid end count, too."""
     if routing.method == Method.PLANNED:
         weights, sorted_ids = (
             wide["topk_weights"] * wide.number("routed_scaling_factor", 1.0),
@@ -303,7 +303,7 @@ def choice_of(
     extent: bool = True,
     **ways: Any,  # noqa: ANN401 - those of `choose`
 ) -> ChosenExperts:
-    """Where every token of a mixture goes. Of a mutant: by a changed routing, or with a changed choice."""
+    """Experts and weights of every token, shared ones last; mutants change the routing or the choice."""
     routing = routed(routing_of(wide.definition))
     if routing.given:
         return chosen(read(routing, wide, extent=extent))
@@ -330,7 +330,7 @@ def _group_scores(routing: Routing, scores: torch.Tensor, counted: int = 2) -> t
 
 
 def _scores(routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None, counted: int = 2) -> torch.Tensor:
-    """What experts are chosen by; -inf for experts of groups that are out."""
+    """Scores [..., experts] that experts are chosen by; -inf in groups that are not kept."""
     if routing.method != Method.DEEPSEEK:
         return logits + bias.to(logits.dtype) if routing.biased and bias is not None else logits
     scores = _biased(logits, bias)
@@ -341,21 +341,21 @@ def _scores(routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None, c
     return scores.masked_fill(~mask.repeat_interleave(size, -1), -torch.inf)
 
 
-# Logits, biases and choices without luck.
+# Random logits, biases and choices, with margins that roundings do not overcome.
 
 TRIALS = 16  # rows drawn for each row needed
-# Of these the one is taken whose choice is clear and not clearer: by more than two roundings of a bfloat16 score
-# (2**-8 each below 2), but so that a score that is off by more chooses others.
+# Of these the row with the smallest margin of at least CLEAR is taken: above two roundings of a bfloat16 score
+# (2**-8 each below 2), but so small that a score with a larger error chooses other experts.
 CLEAR = 2.0**-6
 DIGITS = 1 << 20  # margins are compared on this grid, so that the last bit of an exp() decides nothing
-LOCAL_BOOST = 1.0  # added to local experts' logits, or an eighth of the experts would see little work
-HOT = 12.0
-REMOTE = 30.0
-WEAK, STRONG = 2.0, 5.0  # sigmoids of 0.12 and 0.993
-FAINT = 18.4  # sigmoids of 1e-8
-FAINT_BIAS = 32.0  # times the usual +-1/2, a power of two so that what bfloat16 holds it still holds
-ALONE = 6.0  # what one expert of a tied pair is better by
-# Which of the local experts a pattern sends a token to.
+LOCAL_BOOST = 1.0  # added to local experts' logits; else an eighth of the experts would get few tokens
+HOT = 12.0  # added to the logit of a token's favoured expert
+REMOTE = 30.0  # subtracted from local experts' logits
+WEAK, STRONG = 2.0, 5.0  # sigmoid(-2) is 0.12, sigmoid(5) is 0.993
+FAINT = 18.4  # sigmoid(-18.4) is 1e-8
+FAINT_BIAS = 32.0  # multiplies the usual bias of +-1/2; a power of two, so that it stays exact in bfloat16
+ALONE = 6.0  # added to the logit of one expert of a tied pair
+# Per pattern the one of `count` local experts that it sends a token to.
 FAVOURED: Mapping[str, Callable[[int], int]] = {
     "hot": lambda count: count // 2,
     "steep": lambda count: count // 2,
@@ -363,7 +363,7 @@ FAVOURED: Mapping[str, Callable[[int], int]] = {
     "first": lambda _: 0,
     "last": lambda count: count - 1,
 }
-# What a pattern makes of a row, and the logit of the expert that it sends a token to; else HOT more than before.
+# Change of a pattern to its rows of logits; and the logit of its favoured expert, if HOT is not just added.
 SHAPES: Mapping[str, Part] = {
     "negative": lambda row: -row.abs() - 0.5,
     "steep": lambda row: row / 4 - WEAK,
@@ -378,22 +378,22 @@ def offset_of(params: Mapping[str, Any]) -> int:
 
 
 def _patterns(params: Mapping[str, Any]) -> Sequence[str]:
-    """The patterns of the case's tokens, in turn."""
+    """Patterns of the case's tokens; token i has number i modulo their count."""
     rows: Sequence[str] = params.get("rows", ("plain",))
     return rows
 
 
 def _favoured(routing: Routing, params: Mapping[str, Any], pattern: str) -> int:
-    """The expert that a pattern sends a token to."""
+    """Index, among all experts, of the one that a pattern sends a token to."""
     return offset_of(params) + FAVOURED[pattern](routing.local)
 
 
 def margins(
     routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None, *, pairs: bool = False
 ) -> torch.Tensor:
-    """How far scores could be off before the choice changes: float64 [...], 0 where it is a matter of luck.
+    """Least gap between a chosen score, or group's score, and one not chosen: float64 [...], 0 for a tie.
 
-    `pairs`: two scores that tie at the boundary count as one, since their experts are interchangeable.
+    With `pairs`, two scores that tie at the boundary count as one, since their experts are interchangeable.
     """
     logits = logits.to(torch.float64)
     margin = _gap(_scores(routing, logits, bias), routing.top_k, pairs=pairs)
@@ -404,7 +404,7 @@ def margins(
 
 
 def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
-    """Between the last one of the best that is chosen and the next."""
+    """Gap [...] between the `count`-th largest of scores [..., n] and the next; inf if there is no next."""
     ranked = torch.sort(scores, dim=-1, descending=True).values
     edge = torch.full_like(ranked[..., :2], torch.inf)
     ranked = torch.cat([edge, ranked, -edge], -1)
@@ -417,9 +417,10 @@ def _gap(scores: torch.Tensor, count: int, *, pairs: bool) -> torch.Tensor:
 
 
 def drawn_logits(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Rows in the case's patterns; of several the one with a clear choice, and with work here unless it is remote.
+    """Logits [tokens, experts] in the case's patterns: of TRIALS rows per token, one with a clear choice.
 
-    On the CPU, as margins decide which rows are taken; they are small.
+    Its experts include a local one, unless its pattern is remote. Margins are computed on the CPU, so that they
+    choose the same rows for every device.
     """
     routing, params, tokens = routing_of(wanted.definition), wanted.params, wanted.shape[0]
     given = wanted.definition.inputs.get("routing_bias")
@@ -427,8 +428,8 @@ def drawn_logits(draw: Draw, wanted: Wanted) -> torch.Tensor:
     pairs = bool(params.get("ties"))
     drawn = draw.normal("routing_logits", (TRIALS, tokens, routing.experts), scale=2.0).cpu()
     if routing.method == Method.LLAMA4:
-        # The best of many would have a sigmoid next to 1, and leaving it out would not show. Pairs first: else the
-        # level may be that of one that its double replaces, and the best lie far below.
+        # The largest of many logits has a sigmoid near 1, and a mutant without the sigmoid would not show, so the
+        # largest is moved to about 0. Pairs come first: else the largest may be one that its double replaces.
         if pairs:
             drawn[..., 1::2] = drawn[..., 0::2]
         drawn += draw.normal("routing_level", (TRIALS, tokens, 1), scale=0.5).cpu() - drawn.amax(-1, keepdim=True)
@@ -452,9 +453,9 @@ def _patterned(routing: Routing, params: Mapping[str, Any], drawn: torch.Tensor)
         row, pattern = drawn[:, token], patterns[token % len(patterns)]
         if pattern in SHAPES:
             row.copy_(SHAPES[pattern](row))
-        if pattern == "equal" and routing.method == Method.DEEPSEEK:  # a bias decides
+        if pattern == "equal" and routing.method == Method.DEEPSEEK:  # the bias decides
             row.zero_()
-        elif pattern == "equal":  # only the chosen ones are equal, as which are chosen must not be luck
+        elif pattern == "equal":  # only chosen ones are equal, so that no tie decides which are chosen
             row.copy_(row.clamp(max=0.0 if routing.biased else 1.0).scatter(-1, best(row, routing.top_k), 2.0))
         if pattern == "remote" and routing.local < routing.experts:
             row[:, here] -= REMOTE
@@ -463,15 +464,15 @@ def _patterned(routing: Routing, params: Mapping[str, Any], drawn: torch.Tensor)
             row[:, place] = LEVELS.get(pattern, row[:, place] + HOT)
     if params.get("ties"):
         drawn[..., 1::2] = drawn[..., 0::2]
-        if routing.top_k % 2 == 0:  # let one go alone, so that the boundary splits a pair
+        if routing.top_k % 2 == 0:  # raise one expert, so that the boundary of the top k splits a pair
             drawn[..., offset] += ALONE
     return drawn
 
 
 def drawn_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Distinct, of both signs, up to +-1/2: enough to overrule many a sigmoid; fp8 does not hold them.
+    """Distinct biases [experts] within +-1/2, which overrule many sigmoids, and which fp8 does not hold exactly.
 
-    Of several orders the one is taken that tells experts apart best where all logits are equal.
+    For DEEPSEEK, of several orders the one with the largest margin of the choice at equal logits is taken.
     """
     routing, params = routing_of(wanted.definition), wanted.params
     dtype = dtype_of(named(wanted.definition)["routing_bias"])
@@ -513,7 +514,7 @@ def drawn_ids(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def drawn_plan(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Part of a plan: places by expert, each filled up to whole blocks, and behind them what does not count."""
+    """An input of a plan: places sorted by expert, padded to blocks; the blocks' experts; or the valid length."""
     tokens, top_k = wanted.shape_of("topk_weights")
     blocks, [capacity] = wanted.shape_of("expert_ids")[0], wanted.shape_of("sorted_token_ids")
     rows, chosen = capacity // blocks, replace(wanted, name="topk_ids", shape=(tokens, top_k), dtype=torch.int64)
@@ -536,7 +537,7 @@ def drawn_plan(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def one_chosen(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Logits by which one local expert has all the weight."""
+    """Logits [tokens, experts] with which one local expert has all the weight."""
     routing, tokens = routing_of(wanted.definition), wanted.shape[0]
     place = draw.integers("one chosen", (tokens, 1), torch.int64, low=0, high=routing.local)
     logits = torch.full(wanted.shape, -4 * SURE, dtype=wanted.dtype, device=draw.device)
@@ -544,7 +545,7 @@ def one_chosen(draw: Draw, wanted: Wanted) -> torch.Tensor:
 
 
 def first_alone(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """The experts as ever, of which the first has all the weight: weights, or the experts with them."""
+    """Weights [tokens, top_k], 1 for the first expert, else 0; or `drawn_ids`, with these weights if packed."""
     if (given := not wanted.dtype.is_floating_point) and routing_of(wanted.definition).method is not Method.PACKED:
         return drawn_ids(draw, wanted)
     weights = torch.zeros(wanted.shape, dtype=torch.bfloat16, device=draw.device)
@@ -561,17 +562,17 @@ def _several(wide: Wide) -> bool:
 
 
 def _unlike(wide: Wide) -> bool:
-    """Whether they weigh unlike there."""
+    """Whether a token goes to several experts with different weights."""
     return _several(wide) and routing_of(wide.definition).method not in {Method.EVEN, Method.UNIFORM}
 
 
 def _by(*methods: Method) -> Callable[[Wide], bool]:
-    """Whether a mixture routes by one of these methods."""
+    """Condition for `applies`: a mixture routes by one of these methods."""
     return lambda wide: routing_of(wide.definition).method in methods
 
 
 def _rerouted(name: str, **numbers: Callable[[int], int]) -> Mutant:
-    """Other numbers of groups or of experts, where there are so many."""
+    """A mutant that routes with changed fields of Routing (`numbers` has the changes), where this is possible."""
 
     def changed(routing: Routing) -> Routing:
         changes: dict[str, Any] = {one: change(getattr(routing, one)) for one, change in numbers.items()}
@@ -586,7 +587,7 @@ def _rerouted(name: str, **numbers: Callable[[int], int]) -> Mutant:
 
 
 def _weighed(name: str, weigh: Mapping[Method, Weigh]) -> Mutant:
-    """Other weights of the chosen experts."""
+    """A mutant that computes the chosen experts' weights by other functions, for the methods in `weigh`."""
     return Mutant(name, applies=_by(*weigh), weigh=weigh)
 
 
@@ -662,7 +663,7 @@ MISROUTED = (
 
 
 def facts_of_top_k(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang's objects
-    """What SGLang's top-k chooses by."""
+    """Settings of SGLang's top-k module."""
     config = module.topk_config
     bias = config.correction_bias
     return {
@@ -679,7 +680,7 @@ def facts_of_top_k(module: Any, _parent: Any) -> Facts:  # noqa: ANN401 - SGLang
 
 
 def method_of(scoring: object, renormalised: object, grouped: object) -> str | None:
-    """The name of a routing; None: no form can say it. One group of sigmoids is DeepSeek's form at n_group 1."""
+    """Name of a routing, None if no form has it. Sigmoids in one group are DeepSeek's form with n_group 1."""
     if scoring == "sigmoid":
         return "deepseek_v3" if renormalised else None
     if scoring != "softmax" or grouped:
@@ -688,9 +689,9 @@ def method_of(scoring: object, renormalised: object, grouped: object) -> str | N
 
 
 def read_top_k(facts: Mapping[str, Any]) -> tuple[Any, bool, str | None]:
-    """Scores of SGLang's top-k, whether it chooses within groups, and its method as above.
+    """(scoring function, whether experts are chosen within groups, `method_of` both) of SGLang's top-k.
 
-    Its choice within groups takes a bias with sigmoid scores alone, whatever the scores are called.
+    Within groups, SGLang's top-k with a bias takes sigmoids, whatever `scoring` says.
     """
     scoring = "sigmoid" if facts["grouped"] and facts["bias"] else facts["scoring"]
     grouped = bool(facts["grouped"]) and (facts["groups"] or 1) > 1
@@ -698,7 +699,7 @@ def read_top_k(facts: Mapping[str, Any]) -> tuple[Any, bool, str | None]:
 
 
 def formless(facts: Mapping[str, Any]) -> str | None:
-    """What of SGLang's top-k no form can say; None: one can say all."""
+    """Why no form fits SGLang's top-k; None if one does."""
     scoring, _, method = read_top_k(facts)
     if facts["own"]:
         return "routing by a function of the model's own: no form"
@@ -708,7 +709,7 @@ def formless(facts: Mapping[str, Any]) -> str | None:
 
 
 def router_call(module: ModelModule, reading: Reading) -> KernelCall | str:
-    """The call that a top-k makes before its experts, or why no form can say it."""
+    """Kernel call of the router for a top-k module beside its experts, or why no form fits it."""
     facts = module.facts
     beside = (module.parent, module.parent_class)
     mixed = (one for one in reading.modules if one.kind == "experts" and (one.parent, one.parent_class) == beside)
@@ -732,7 +733,7 @@ def router_call(module: ModelModule, reading: Reading) -> KernelCall | str:
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Over the last axis; the largest is taken out."""
+    """Softmax over the last axis; the largest logit is subtracted first, so that exp does not overflow."""
     return sum_one(torch.exp(logits - logits.amax(-1, keepdim=True)))
 
 
@@ -742,7 +743,7 @@ def renormalised(wide: Wide) -> bool:
 
 
 def width_of(definition: Definition) -> int:
-    """Experts of a token."""
+    """Experts per token."""
     return definition.const_axes[(definition.outputs["topk_ids"].shape or ("", ""))[1]]
 
 
@@ -755,10 +756,10 @@ def route(
     first: int = 0,
     worst: bool = False,
 ) -> Tensors:
-    """The k best of the scores, best first; their weights as they are, or of sum 1.
+    """The k experts with the best scores, best first; weights are their scores, or these divided by their sum.
 
-    Of a mutant: `after` changes the chosen ones' weights, `sums` brings them to 1 or does not, `first` is the rank
-    of the first one chosen.
+    In mutants `after` changes the chosen scores, `sums` sets whether they are divided by their sum, `first` is the
+    rank of the first one chosen, and `worst` chooses the lowest scores.
     """
     logits = wide["router_logits"]
     count = width_of(wide.definition)
@@ -770,23 +771,23 @@ def route(
 
 
 def ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Logits of a row at equal steps in any order, so that the k best are told apart in every precision."""
+    """Logits [tokens, experts] at equal steps in random order, so that every precision has the same k best."""
     rows, experts = wanted.shape
     order = draw.uniform(wanted.name, (rows, experts)).argsort(-1).argsort(-1).to(torch.float32)
     step = 2.0 ** -(max(experts - 1, 1).bit_length() - 3)
-    spread = torch.exp2(-(torch.arange(rows, device=order.device) % 3.0))[:, None]  # unlike that of the next row
+    spread = torch.exp2(-(torch.arange(rows, device=order.device) % 3.0))[:, None]  # unlike the next row's
     made = (order - experts // 2) * spread * (step * float(wanted.params.get("scale", 1.0)))
     return made.to(wanted.dtype)
 
 
 def fine_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """The same, a little apart from what 16 bits hold."""
+    """`ranks` with up to 255 * 2**-16 added or subtracted, which 16-bit floats do not hold."""
     apart = draw.integers(f"{wanted.name}.apart", wanted.shape, low=-255, high=256) * 2.0**-16
     return (ranks(draw, wanted).float() + apart).to(wanted.dtype)
 
 
 def sure_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """The best of a row has all the weight; of float32 the best two, which 16 bits hold alike, half of it."""
+    """Logits whose best has all the weight; in float32 the best two share it, later pairs are equal in 16 bits."""
     order = draw.uniform(wanted.name, wanted.shape).argsort(-1).argsort(-1).float()
     steps = order // 2 + order * 2.0**-17 if wanted.dtype is torch.float32 else order
     return (steps * (-2 * SURE)).to(wanted.dtype)
@@ -795,21 +796,21 @@ def sure_ranks(draw: Draw, wanted: Wanted) -> torch.Tensor:
 def hashed(
     wide: Wide, *, curve: Part = lambda logits: softplus(logits).sqrt(), sums: bool = True, tokens: Part = same
 ) -> Tensors:
-    """Experts by a table from tokens; the roots of their logits' softplus, brought to sum 1."""
+    """Experts by a table of token ids; their weights are sqrt(softplus(logit)), divided by the sum."""
     experts = wide["tid2eid"].long()[tokens(wide["input_ids"])]
     scores = curve(wide["router_logits"]).gather(-1, experts)
     return {"topk_weights": sum_one(scores) if sums else scores, "topk_ids": experts}
 
 
 def table_of_experts(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Different experts in each row."""
+    """Random distinct experts per row, [token ids, top_k]."""
     experts = wanted.shape_of("router_logits")[1]
     keys = draw.words(wanted.name, wanted.shape[0] * experts).view(wanted.shape[0], experts)
     return keys.argsort(dim=-1, stable=True)[:, : wanted.shape[1]].to(wanted.dtype)
 
 
 def grouped(wide: Wide, *, counted: int = 2, weigh: Weigh | None = None, limited: bool = True) -> Tensors:
-    """DeepSeek's choice: of a mutant, groups that count their `counted` best, and are not limited."""
+    """DeepSeek's choice; in mutants groups count their `counted` best or are not `limited`, or weights differ."""
     groups, kept = (int(wide.number(name)) if limited else 1 for name in ("n_group", "topk_group"))
     routing = replace(_routing_alone(wide.definition), groups=groups, top_groups=kept)
     factor, logits, bias = wide.number("routed_scaling_factor"), wide["scores"], wide["bias"]
@@ -829,18 +830,18 @@ def _routing_alone(definition: Definition) -> Routing:
 
 
 def clear_scores(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Normal scores of which the choice is clear."""
+    """Normal scores [tokens, experts] with a clear choice."""
     return clearest(draw, wanted, draw.normal(wanted.name, (TRIALS, *wanted.shape), wanted.dtype, scale=2.0).cpu())
 
 
 def halves_and_ones(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Scores whose sigmoids are 1/2, and 1 of so few that both are chosen."""
+    """Scores of 0, some of SURE: sigmoids of 1/2, and of 1 so few that both are chosen."""
     drawn = (draw.integers(wanted.name, (TRIALS, *wanted.shape), low=0, high=16) == 0) * SURE
     return clearest(draw, wanted, drawn.to(wanted.dtype).cpu())
 
 
 def clearest(draw: Draw, wanted: Wanted, drawn: torch.Tensor) -> torch.Tensor:
-    """Of several trials of each row the one whose choice is the clearest."""
+    """Of `drawn` [trials, tokens, experts], each token's row with the largest margin of the choice."""
     routing, [tokens, _] = _routing_alone(wanted.definition), wanted.shape
     bias = steps_of_bias(draw, replace(wanted, name="bias", shape=wanted.shape[1:])).cpu()
     margin = (margins(routing, drawn, bias) * DIGITS).round()
@@ -848,7 +849,7 @@ def clearest(draw: Draw, wanted: Wanted, drawn: torch.Tensor) -> torch.Tensor:
 
 
 def steps_of_bias(draw: Draw, wanted: Wanted) -> torch.Tensor:
-    """Distinct multiples of a power of two within +-1/2, in any order."""
+    """Distinct multiples of a power of two within +-1/2, in random order, [experts]."""
     experts = wanted.shape[0]
     order = draw.permutation(wanted.name, experts) - experts // 2
     return (order * 2.0 ** -(experts - 1).bit_length()).to(wanted.dtype)
@@ -909,7 +910,7 @@ GROUPED = Op(
         "scores": halves_and_ones,
         "bias": steps_of_bias,
         "topk_values": 0.0,
-        "routed_scaling_factor": 164.5 / 64,  # a quarter of it is a middle, a fifth lies beyond one
+        "routed_scaling_factor": 164.5 / 64,  # / 4 it is midway between two bfloat16 numbers, / 5 just beyond
     },
     unread=dict.fromkeys(("topk", "topk_values", "topk_indices"), "it is written over, or its size"),
     adversarial={},
@@ -932,8 +933,8 @@ GROUPED = Op(
         ),
     ),
 )
-# Routers that also say where each pair of token and slot goes: rows of an expert follow each other, filled up to
-# whole blocks. Which of an expert's pairs stands where is open, and so is what lies behind the valid part.
+# Routers that also return the row of each pair of token and slot: rows of an expert are consecutive, padded to
+# whole blocks. The order of an expert's pairs is open, and so are values beyond the valid part.
 
 
 def route_plan(
@@ -943,10 +944,11 @@ def route_plan(
     weigh: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda logits, _: softmax(logits),
     block_by: int = 1,
 ) -> Tensors:
-    """The best of a row's logits and their softmax; AlphaMoE's list of pairs, or TensorRT-LLM's permutation.
+    """The k best experts and the softmax over them; with AlphaMoE's list of pairs, or TensorRT-LLM's permutation.
 
-    The list has flat indices, and as many as there are where it is filled up. Of a permutation: the place of each
-    pair, the token in each place, and of each block of rows the expert and where its rows end.
+    The list has pairs as token * top_k + slot, and their number as padding. The permutation has the row of each
+    pair, the token of each row, and per block of rows its expert and where its rows end. Entries of equal
+    `@groups` may be exchanged; `@free` ones may have any value.
     """
     flat = "logits" in wide
     logits, size = (
@@ -1000,19 +1002,19 @@ def route_plan(
 
 
 def capacity(at: Mapping[str, int]) -> int:
-    """Blocks that pairs may need at most: one per expert that has any, and as many as the others fill."""
+    """Most blocks that the pairs may need: one per expert that has pairs, and as many as the other pairs fill."""
     pairs = at["n"] * at["k"]
     least = min(at["e"], pairs)
     return least + (pairs - least) // size_of_block(at)
 
 
 def size_of_block(at: Mapping[str, int]) -> int:
-    """Rows of a block."""
+    """Rows per block."""
     return at.get("block_m") or at["tile_tokens_dim"]
 
 
 def spoiled(name: str, *outputs: str, change: Part) -> Mutant:
-    """The first of some outputs that there is, changed."""
+    """A mutant that changes the first of these outputs that a form has."""
 
     def spoil(_: Wide, found: Tensors) -> Tensors:
         one = next(output for output in outputs if output in found)
@@ -1171,14 +1173,14 @@ def _pytorch(api: Api, definition: Definition, inputs: Given) -> Outputs:
 
 
 def router_terms(facts: Mapping[str, Any], _: Evidence) -> Facts:
-    """A router of transformers' model in the terms of a call."""
+    """Facts of transformers' router in the terms of `router_call`."""
     method = method_of(facts.get("scoring"), facts.get("renormalise"), facts.get("groups", 1) > 1)
     groups = {name: facts.get(name) for name in ("groups", "kept_groups") if method == "deepseek_v3"}
     return {"experts": facts["experts"], "top_k": facts.get("top_k"), "routing": method, **groups}
 
 
 def router_draft(call: KernelCall) -> Draft:
-    """The best of a softmax over all experts, as they are or of sum 1; or in groups, of sigmoids and a bias."""
+    """Definition of a router: a softmax over all experts, renormalised or not; or DeepSeek's, in groups."""
     if call["routing"] == "deepseek_v3":
         return draft(MOE_ROUTING.op_type, "moe_routing_grouped", dict(call.facts))
     renormalised = call["routing"] == "renormalise"
