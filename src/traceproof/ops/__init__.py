@@ -1,5 +1,5 @@
-"""Op_types: sizes, inputs, the float64 oracle, how each output is compared, ground truths, ways of being wrong.
+"""Op_types: sizes, inputs, float64 oracle, comparison of each output, calls of packages as ground truths, mutants.
 
-A file of `families` declares some. None imports PyTorch before it is used, so that the driver's environment, which
-holds none, can validate a selection.
+Each file of `families` declares some op_types. None of them imports PyTorch before it is used, so that the
+driver's environment, which has no PyTorch, can validate a selection.
 """

@@ -1,4 +1,4 @@
-"""What calls take and give: tensors by name, and their dtypes."""
+"""Types of a call's inputs and outputs by name, and their dtypes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traceproof.ops.cases import Case
 
 Value = Union["torch.Tensor", int, float, bool, None]
 Values = dict[str, Value]
-Given = Mapping[str, Any]  # the same, for calls of packages
+Given = Mapping[str, Any]  # inputs, for calls of packages
 Tensors = dict[str, "torch.Tensor"]
 
 KINDS = frozenset(DType)
@@ -67,14 +67,14 @@ class Unsupported(Exception):  # noqa: N818 - a finding, not an error
 def specified(
     definition: Definition, case: Case, names: Iterable[str]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype]]:
-    """Shapes of some inputs in a case, () for a scalar's, and their dtypes."""
+    """(shapes, dtypes) of some inputs in a case, by name; a scalar's shape is ()."""
     specs = {name: definition.inputs[name] for name in names}
     shapes = {name: definition.shape_of(spec, case.axes) or () for name, spec in specs.items()}
     return shapes, {name: dtype_of(spec) for name, spec in specs.items()}
 
 
 def rounded(definition: Definition, values: Tensors) -> Tensors:
-    """The definition's outputs out of these, each in its dtype."""
+    """The definition's outputs out of `values`, each converted to its dtype."""
     return {name: values[name].to(dtype_of(spec)) for name, spec in definition.outputs.items()}
 
 

@@ -11,8 +11,8 @@ from traceproof.ops import registry
 from traceproof.ops.base import Tensors, Values, tensor
 from traceproof.ops.op import QUERIES, Subject
 
-SLOTS = ("initial_state_indices", "state_batch_indices")  # which slot of a pool a row has
-# Index pointers, and inputs whose first axis they cut into parts: the first one that there is.
+SLOTS = ("initial_state_indices", "state_batch_indices")  # inputs: which slot of a pool each row has
+# By index pointer: inputs, of which the first that exists has the first axis that it cuts into parts.
 POINTERS = {"qo_indptr": QUERIES, "kv_indptr": ("kv_indices", "k"), "cu_seqlens": QUERIES}
 
 
@@ -24,7 +24,7 @@ def taken(values: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
 
 
 def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
-    """The parts of a case, or of other inputs of its definition; None: it has none that are known."""
+    """The independent parts of a case's inputs, or of `inputs` of its definition; None: none are known."""
     definition, values = subject.definition, subject.inputs if inputs is None else inputs
     specs = {**definition.inputs, **definition.outputs}
     first = {name: (spec.shape or ("",))[0] for name, spec in specs.items()}
@@ -49,7 +49,7 @@ def batch_of(subject: Subject, inputs: Values | None = None) -> "Batch | None":
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows, sequences or tokens that know nothing of one another."""
+    """A batch whose parts (rows, sequences or tokens) are independent of each other."""
 
     definition: Definition
     values: Values
@@ -65,11 +65,11 @@ class Batch:
         return tensor(self.values, name).shape[place]
 
     def bounds(self, pointer: str) -> list[tuple[int, int]]:
-        """The first and the last entry of each part, by an index pointer."""
+        """(start, stop) of the entries of each part, by an index pointer."""
         return list(itertools.pairwise(tensor(self.values, pointer).tolist()))
 
     def select(self, parts: Sequence[int]) -> Values:
-        """Inputs with these parts, in this order; caches and pools stay whole."""
+        """Inputs with these parts, in this order; caches and pools are unchanged."""
         chosen = dict(self.values)
         for name in self.definition.inputs:
             value, place = self.values[name], self._place(name)
@@ -86,7 +86,7 @@ class Batch:
         return chosen
 
     def pick(self, outputs: Tensors, parts: Sequence[int]) -> Tensors:
-        """What the outputs say about these parts, in this order; of a pool the slots that they have."""
+        """The outputs' entries of these parts, in this order; of a pool, the slots of these parts."""
         found = {}
         for name, value in outputs.items():
             place, shape = self._place(name), self._axes(name)
@@ -106,7 +106,7 @@ class Batch:
         return next((at for at, one in enumerate(self._axes(name)) if one == self.each or one in self.cut), None)
 
     def _entries(self, name: str, parts: Sequence[int]) -> torch.Tensor:
-        """int64: the entries of these parts along that axis, one part after another."""
+        """int64 indices of these parts' entries along that axis, one part after another."""
         axis = self._axes(name)[self._place(name) or 0]
         if axis not in self.cut:
             return torch.tensor(parts, dtype=torch.int64)
@@ -117,7 +117,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A batch in two parts, which must give alone what they give beside each other."""
+    """A batch in two parts, which must have the same results alone as together."""
 
     batch: Batch
     parts: tuple[Batch, Batch]
@@ -134,7 +134,7 @@ class Halves:
         return {name: torch.cat([one[name] for one in picked]) for name in picked[0]}
 
     def whole(self, outputs: Tensors) -> Tensors:
-        """The same of the outputs of the batch in one."""
+        """The outputs of one call with the whole batch, as `joined` has those of two calls."""
         return self.batch.pick(outputs, range(self.batch.count))
 
 

@@ -7,25 +7,23 @@ from typing import Any, Self
 
 from traceproof.digests import digest_json
 
-SIZES = ("small", "medium", "large")  # the specification's
+SIZES = ("small", "medium", "large")  # size classes of the specification
 STRESS = "stress"  # what kernels get wrong in extremes: far addresses, long contexts, extreme logits and gates
 ALL_SIZES = (*SIZES, STRESS)  # what `test_sizes` in config.yaml can name
-AFTER = "after"  # key of drawing instructions: id of the case that the same objects of a package serve before it
-OTHER_SCALARS = (
-    "other scalars"  # key of drawing instructions: scalar inputs have other values than everywhere else
-)
-# Keys of drawing instructions: what is unusual about inputs (`run.case.put_unusual`), and about which ones.
+AFTER = "after"  # key of `params`: id of the case that the package's objects (e.g. wrappers) serve before this one
+OTHER_SCALARS = "other scalars"  # key of `params`: scalar inputs have other values than in all other cases
+# Keys of `params`: what is unusual about inputs (`run.case.put_unusual`), and about which ones.
 UNUSUAL, BEFALLEN = "unusual", "befallen"
-BOUNDARIES = "boundaries"  # one of the first: an element at one of `boundaries` decides each row
-ALONE = "alone"  # beside it: inputs of which that element has this value, and all others of the row are zero
-LOSSLESS = "lossless"  # one of the first: values for which kernels compute exactly (`ops.lossless`)
+BOUNDARIES = "boundaries"  # a value of UNUSUAL: an element at one of `boundaries` decides each row
+ALONE = "alone"  # key with BOUNDARIES: inputs whose element there has this value while the rest of the row is zero
+LOSSLESS = "lossless"  # a value of UNUSUAL: values for which kernels compute exactly (`ops.lossless`)
 LOSSLESS_ROWS = 16
-SEEN = "seen"  # one of the first: NaN and infinities in each, which show in all that depends on them
+SEEN = "seen"  # a value of UNUSUAL: NaN and infinities in each input, which show in all that depends on them
 EDGE = "edge"
 ALWAYS = (EDGE, "adversarial")  # cases that run whatever test_sizes says
 HIDDEN = "hidden-"  # how the ids of hidden cases begin; see traceproof.run.hidden
 WORKLOADS = "workloads"  # the dataset's own workload lines
-# What a case needs, by its op's estimate, to count as large; docs/benchmarks.md has the measurement.
+# Bytes that a case needs, by its op's estimate, to count as large; docs/benchmarks.md has the measurement.
 LARGE_BYTES = 64 << 20
 
 TILES = (16, 32, 64, 128, 256, 512, 1024)  # elements that kernels take at a time
@@ -39,7 +37,7 @@ def boundaries(width: int) -> list[int]:
 
 
 def is_hidden(case: str | None) -> bool:
-    """Whether that is the id of a hidden case."""
+    """Whether a case's id is that of a hidden case."""
     return case is not None and case.startswith(HIDDEN)
 
 
@@ -71,7 +69,7 @@ class Case:
 
     @property
     def seen(self) -> Sequence[str]:
-        """The inputs whose NaN and infinities show in what depends on them, and may show elsewhere."""
+        """The inputs whose NaN and infinities must show in all that depends on them; () in other cases."""
         return self.params[BEFALLEN] if self.params.get(UNUSUAL) == SEEN else ()
 
 
@@ -83,9 +81,9 @@ def at_boundaries(
     alone: Mapping[str, float] = MappingProxyType({}),
     **params: Any,  # noqa: ANN401 - JSON
 ) -> Case:
-    """The case in which an element at one of the `boundaries` after the other decides a row of some inputs.
+    """A case in which the element at one of the `boundaries` after the other decides a row of some inputs.
 
-    It is an outlier; or, of inputs in `alone`, the only one of its row that is not zero, with that value.
+    It is an outlier; or, in inputs of `alone`, the only one of its row that is not zero, with that value.
     """
     params |= {UNUSUAL: BOUNDARIES, BEFALLEN: list(inputs)} | ({ALONE: dict(alone)} if alone else {})
     return Case(f"adversarial-{BOUNDARIES}", "adversarial", axes, seed, params)
@@ -93,12 +91,12 @@ def at_boundaries(
 
 @dataclass(frozen=True, slots=True)
 class Further:
-    """Draws that a sampler makes beside those on a case's inputs as they are, with the inputs' rows repeated."""
+    """Further draws of a sampler, made by calls on the case's inputs with their rows repeated."""
 
     draws: int  # of each row, at most
     seconds: float  # that they may take; a slow sampler makes as many as that allows
     inputs: tuple[int, ...]  # places of the inputs whose rows are repeated, in the definition's order
 
     def within(self, limit: float, *, times: float = 1) -> Self:
-        """The same in so many times its seconds, and a quarter of a call's limit at most: it is for all draws."""
+        """A copy with `times` the seconds, but at most a quarter of a call's limit, which covers all draws."""
         return replace(self, seconds=min(times * self.seconds, limit / 4))

@@ -1,4 +1,4 @@
-"""What an op is: the one place that knows an op_type."""
+"""Op, the class with all that depends on an op_type: forms, cases, inputs, oracle, comparisons, mutants."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
     from traceproof.ops.lossless import Exactly
 
 SIZES: Mapping[str, tuple[int, ...]] = {"small": (1, 2), "medium": (4, 16), "large": (32, 64)}
-# Beside plain values: a tiny scale, where an eps shows; an outlier column; a mean that is not zero.
+# Adversarial cases: a tiny scale, where an eps shows; an outlier column; a mean that is not zero.
 ADVERSARIAL: Mapping[str, Mapping[str, float]] = {
     "tiny": {"scale": 1e-3},
     "outlier": {"outlier": 300.0},
     "offset": {"offset": 5.0},  # rows of positive numbers
 }
-# One order of a float32 sum says nothing of another, which a kernel is free to take; nor does one exponential.
+# Values that hidden cases put into inputs, and into which inputs; no names: into all of floating point.
 UNUSUAL: Mapping[str, Sequence[str]] = {"nan": (), "inf": (), "large": (), "small": ()}
+# Kernels may sum in another order than the baseline, or compute exponentials otherwise: hence the factor.
 WIDE = Close(factor=16.0, reason="a float32 output is rounded no more than the sums and exponentials before it")
 QUERIES = ("q", "q_nope", "q_pe")
-STAND_INS = (0.5, -1.5)  # put in place of NaN and infinities: elements that differ depend on these places
-# Of an axis of a scaled-down definition: so many elements that rounding errors add up as they do in a kernel.
+STAND_INS = (0.5, -1.5)  # finite numbers in place of NaN and infinities; outputs that differ depend on them
+# Least size of an axis that is scaled down: enough elements that rounding errors add up as they do in a kernel.
 SCALED_DOWN_LEAST = 256
-BEYOND = 1 << 24  # a row, a page or a slot that no input has
-BEST = "more than there are"  # of the best
-LESS, UNEVEN = 8, ", no multiple of 16"  # elements less of a head size
-# What a definition rules out of whole numbers, by their role, and the change that makes it.
+BEYOND = 1 << 24  # index of a row, a page or a slot that no input has
+BEST = "more than there are"  # what is wrong with a `top_k` of BEYOND
+LESS, UNEVEN = 8, ", no multiple of 16"  # by how much `errors` shortens an axis, and what is then wrong
+# Invalid integer inputs that `errors` makes, by role: what is wrong, and the in-place change that makes it so.
 RULED_OUT: Mapping[Role, tuple[str, Callable[[torch.Tensor], object]]] = {
     Role.OFFSETS: ("a negative length", lambda flat: flat[1:2].sub_(flat[1:2] + 1)),
     Role.LENGTHS: ("a negative length", lambda flat: flat[-1:].fill_(-1)),
@@ -55,73 +56,73 @@ RULED_OUT: Mapping[Role, tuple[str, Callable[[torch.Tensor], object]]] = {
 class Op:
     """An op_type: its forms with their formula, its cases, its inputs, how its outputs are compared.
 
-    An op chooses by the definition's axes, inputs and outputs, never by parts of its name. Constants that
-    are no input (an eps, a number of groups) come with all that states them as `definition.constants`; it never
-    reads the reference. A subclass says what a table can not: lengths of sequences, inputs that depend on others.
+    An op looks at a definition's axes, inputs and outputs, never at parts of its name or at its reference.
+    Constants that are no input (an eps, a number of groups) are in `definition.constants`, with all that states
+    them. A subclass does what the arguments can not: lengths of sequences, inputs that depend on others.
     """
 
-    sizes_in_numbers: Collection[str] = ()  # scalars that tensors go with: no hidden case has another one
-    names: Mapping[str, str] = NOTHING  # the definition's names for the declaration's, where they are others
+    sizes_in_numbers: Collection[str] = ()  # scalar inputs that fit tensors' sizes: hidden cases keep them
+    names: Mapping[str, str] = NOTHING  # declared name -> the definition's name, where they differ
 
     def __init__(  # noqa: PLR0913 - one op, spelled out
         self,
         op_type: str,
-        *forms: Form,  # the forms it knows; the first that fits counts
+        *forms: Form,  # the forms it knows; a definition has the first that fits
         family: str = "",  # `verify_<family>` and `nox -s test_<family>` cover it
         # What the driver reads, which has no PyTorch.
-        # its references take the longest and so decide when a run is done: they start first, and more of them run
-        # side by side
+        # whether its references take the longest, so that the end of a run waits for them: they start first, and
+        # more of them run side by side
         long: bool = False,
-        # ground truths that compile something for most of its cases when called; they start first
+        # ground truths that compile something in most cases' calls; they start first
         compiles_late: Sequence[str] = (),
         staged: bool = False,  # its definitions have a tag `stage:<stage>`
         # whether FlashInfer has no call for a definition, although it has some for the op_type
         without_api: Callable[[Definition], bool] = lambda _: False,
-        rules: Sequence[Rule] = (),  # where each constant is stated that is no input
-        synonyms: Mapping[str, str] = NOTHING,  # other names, in one text, that definitions have for those here
+        rules: Sequence[Rule] = (),  # where each constant that is no input is stated
+        synonyms: Mapping[str, str] = NOTHING,  # by declared name: other names, in one text, that definitions have
         # Inputs and cases.
-        scalars: Mapping[str, float | str | None] = NOTHING,  # what scalar inputs get
-        sizes_in_numbers: Collection[str] = (),  # see there
-        # of further var axes by letter: sizes that are taken in turn, or what follows from those of other letters
-        # and of const axes by name
+        scalars: Mapping[str, float | str | None] = NOTHING,  # values of scalar inputs
+        sizes_in_numbers: Collection[str] = (),  # see the class attribute
+        # sizes of var axes other than the rows', by letter: several that cases take in turn, or a function of the
+        # sizes of other letters and of const axes by name
         sizes: Mapping[str, Sequence[int] | Size] = NOTHING,
-        # cases beside the ordinary ones, by name: `scale`, `offset`, `outlier` of `data`
+        # cases in addition to the ordinary ones, by name: the `scale`, `offset` or `outlier` of inputs in `data`
         adversarial: Mapping[str, Mapping[str, Any]] = ADVERSARIAL,
         extremes: Mapping[str, Mapping[str, Any]] = NOTHING,  # cases of the size class `stress`, likewise
-        data: Iterable[str] = (),  # inputs that these befall; empty: all of two axes and more
-        draws: Mapping[str, DrawInput] = NOTHING,  # inputs that are not normal values
+        data: Iterable[str] = (),  # inputs that these change; empty: all with two axes or more
+        draws: Mapping[str, DrawInput] = NOTHING,  # how inputs that are not normal values are drawn
         absent: Collection[str] = (),  # optional inputs that no case gives
-        # changes inputs once they are drawn, as the case's params say
+        # changes the drawn tensors, a dict by declared names, as the case's params say
         adjust: Callable[[dict[str, torch.Tensor], Mapping[str, float]], None] = lambda _, __: None,
-        requires: Callable[[Definition], str | None] = lambda _: None,  # why a definition is not of the form yet
-        tile: int = 0,  # rows that fill a tile, which a case has; 0: there are none
-        apart: bool = True,  # whether the rows (the first axis of the outputs) are computed by themselves
-        coupled: bool = False,  # a part of a batch alone need not give what it gives beside the others
-        # what hidden cases put into inputs, where right kernels agree, and into which; no names: all of floating
-        # point. None: UNUSUAL, where rows are computed by themselves and judged by their numbers
+        requires: Callable[[Definition], str | None] = lambda _: None,  # what else of a definition is unsupported
+        tile: int = 0,  # rows of the case edge-tile, which fill a tile; 0: no such case
+        apart: bool = True,  # whether rows (the first axis of the outputs) are independent of each other
+        coupled: bool = False,  # whether a part of a batch may have other results alone than in the batch
+        # what hidden cases put into inputs, where correct kernels agree, and into which inputs; no names: all of
+        # floating point. None: UNUSUAL, if rows are independent and outputs are judged by their numbers
         unusual: Mapping[str, Sequence[str]] | None = None,
-        # what is enlarged in cases of far addresses, by the axis of the rows, where these are apart
+        # the axis that cases of far addresses enlarge, given the axis of the rows, where these are independent
         far: Callable[[Definition, str], Far] = lambda _, rows: Far(axis=rows),
-        # values of inputs for which every right kernel is exact until it rounds the output; empty: none are known.
-        # They name all inputs of floating point but scalars that change nothing. See `ops.lossless`
+        # by input, values for which every correct kernel is exact until it rounds the output (`ops.lossless`);
+        # empty: none are known. All floating-point inputs have some, but for scalars that change nothing
         lossless: Callable[[Definition], Mapping[str, Exactly]] = lambda _: NOTHING,
-        lossless_sizes: Mapping[str, int] = NOTHING,  # of axes in that case, by letter
-        # whether right kernels are as exact on a GPU, where divisions are approximate and products may be split
+        lossless_sizes: Mapping[str, int] = NOTHING,  # sizes of axes in that case, by letter
+        # whether correct kernels are as exact on a GPU, where divisions are approximate and products may be split
         exact_on_gpu: Callable[[Definition], bool] = lambda _: True,
-        summed: Sequence[str] = (),  # see `summed`
+        summed: Sequence[str] = (),  # see the method `summed`
         unread: Mapping[str, str] = NOTHING,  # inputs on which no output depends, each with why
-        writes: Collection[str] = (),  # inputs that a call writes to beside those that an output stands for
-        positive: Collection[str] = (),  # inputs that are never negative, beside scales and probabilities
+        writes: Collection[str] = (),  # inputs that a call writes to without an output that stands for them
+        positive: Collection[str] = (),  # more inputs that are never negative, as scales and probabilities are
         uneven: str = "",  # letters of axes that kernels are compiled for in multiples of 16; see `errors`
         # Comparisons.
         # how outputs are compared, by name, where it is not `Close` (of float32 outputs WIDE)
         gates: Mapping[str, Comparison] = NOTHING,
         wide_gate: Comparison = WIDE,  # how float32 outputs are compared that `gates` does not name
-        # float32 outputs whose baseline is so many roundings of the oracle's value: of one computed naively often
-        # none is lost, and right kernels lose some. A function of the row's width, or their number
+        # by float32 output: the baseline's error as a number of float32 roundings of the oracle's value, or a
+        # function of the row's width. A naive computation is often exact there, and correct kernels are not
         roundings: Mapping[str, float | Callable[[int], float]] = NOTHING,
         mutants: Sequence[Mutant] = (),  # bugs that a kernel could have
-        others: Sequence[Op] = (),  # of forms that share nothing with these but mutants; they come first
+        others: Sequence[Op] = (),  # ops of further forms, tried first, that share only mutants with these
     ) -> None:
         self.op_type, self.forms, self.family, self.rules = op_type, forms, family, rules
         self.long, self.compiles_late, self.staged, self.without_api = long, compiles_late, staged, without_api
@@ -134,7 +135,7 @@ class Op:
         self.inputs_unread, self.positive, self.writes = unread, positive, writes
         self.mutants, self.others, self.uneven, self.synonyms = mutants, others, uneven, synonyms
         self.sizes_in_numbers = sizes_in_numbers or self.sizes_in_numbers
-        self.truths: dict[str, list[Adapter]] = {}  # calls of packages that compute it, in order of preference
+        self.truths: dict[str, list[Adapter]] = {}  # by ground truth: its calls, in order of preference
         self.extraction: Extraction | None = None  # how its calls are found in a model
 
     def truth(
@@ -146,11 +147,12 @@ class Op:
         rows: str | None = "",
         **conditions: Unpack[Conditions],
     ) -> Callable[[Call], Call]:
-        """Decorate a call of a ground truth's package: its name as people know it, and the API keys that it uses.
+        """Decorator that registers a call of a package as an adapter of the ground truth `source`.
 
-        `serves` are the inputs and outputs of the definitions that it computes, else those of the first form.
-        `rows` is the input without whose rows it is not called (`adapter.Signature`): the first one unless said
-        otherwise, None where it takes that.
+        `name` is shown in messages. `apis` are the API keys that the call uses. `serves` are the inputs and
+        outputs of the definitions that it computes (`adapter.signature`), by default the first form's. `rows` is
+        the input without whose rows it is not called (`Signature.rows`), by default the first; None: it is always
+        called.
         """
 
         def added(call: Call) -> Call:
@@ -172,10 +174,11 @@ class Op:
         rows: str | None = None,
         **conditions: Unpack[Conditions],
     ) -> None:
-        """Have `module:function` of FlashInfer called by keyword, with a definition's inputs by their own names.
+        """Register `module:function` of FlashInfer as a ground truth, with a definition's inputs as keywords.
 
-        `more`, a function with a name, gives what it wants beside them, or in place of one; None leaves one out.
-        Outputs are in the order in which it gives them.
+        `more` returns further arguments, which replace inputs of their name; None removes one. It must be a named
+        function, since its text is emitted. The outputs are what the function returns, in order; the argument
+        `output` if it returns None.
         """
         key, shown = f"flashinfer.{function}", name or function.replace(":", ".")
 
@@ -190,7 +193,7 @@ class Op:
             return dict(zip(definition.outputs, parts, strict=False))
 
     def of_form(self, definition: Definition) -> Op:
-        """The op of the form that a definition has, of several that share nothing, in the definition's names."""
+        """This op or the one of `others` whose form a definition has, in the definition's names (`named`)."""
         own, nearly = self.named(definition), []
         for op in (one.named(definition) for one in self.others):
             try:
@@ -199,14 +202,14 @@ class Op:
                 nearly += [op] if op.looks_like(definition) else []
                 continue
             return op
-        return nearly[0] if nearly and not own.looks_like(definition) else own  # which says what is lacking
+        return nearly[0] if nearly and not own.looks_like(definition) else own  # its `form` says what is lacking
 
     def looks_like(self, definition: Definition) -> bool:
         """Whether a definition has the names and shapes of one of the forms."""
         return any(form.misfit(definition) is None for form in self.forms_of(definition))
 
     def named(self, definition: Definition) -> Op:
-        """The op with the definition's names, where `synonyms` have them, in forms and tables."""
+        """A copy with the definition's names in forms and tables, where `synonyms` have any; else the op."""
         given = definition.inputs.keys() | definition.outputs.keys()
         names = {
             own: name
@@ -230,24 +233,24 @@ class Op:
         return found
 
     def _renamed(self, found: Tensors) -> Tensors:
-        """What a formula gives, by the definition's names."""
+        """A formula's tensors, `name` or `name@what`, under the definition's names."""
         parts = {key: key.partition("@") for key in found}
         return {"".join((self.names.get(name, name), *what)): found[key] for key, (name, *what) in parts.items()}
 
     def check(self, definition: Definition) -> None:
-        """Say whether `oracle` knows this form of the op: one of `forms`, with sizes for its var axes.
+        """Check that `oracle` knows this form of the op: one of `forms`, with sizes for its var axes.
 
-        Raises Unsupported: it does not; the definition is then judged without numerics.
+        Raises Unsupported if it does not; the definition is then judged without an oracle.
         """
         self.form(definition)
 
     def forms_of(self, definition: Definition) -> Sequence[Form]:
-        """The forms it knows, where names are open in the definition's."""
+        """The forms that a definition may have: here `forms`; a subclass may build them from the definition."""
         del definition
         return self.forms
 
     def form(self, definition: Definition) -> Form:
-        """The form that a definition has. Raises Unsupported: none; what it lacks of the nearest one is said."""
+        """The first form that fits a definition. Raises Unsupported, with the reason, if none does."""
         forms = self.forms_of(definition)
         found = next((form for form in forms if form.misfit(definition) is None), None)
         if found is None:
@@ -259,7 +262,7 @@ class Op:
         return found
 
     def _unsized(self, definition: Definition, form: Form) -> str | None:
-        """A var axis that no size is known for; None: there is none."""
+        """Why the size of an axis is unknown, or contradicts those of others; None: all are known."""
         letters = form.axes(definition)
         sized = {axis for letter, axis in letters.items() if letter in self.sizes} | {self._rows(definition)}
         unsized = [axis for axis in definition.var_axes if axis in letters.values() and axis not in sized]
@@ -281,12 +284,12 @@ class Op:
         return first if first in definition.var_axes else None
 
     def row_axis(self, definition: Definition) -> str | None:
-        """Var axis, first of all outputs, whose rows are independent: the oracle of some is theirs; or None."""
+        """The first axis of all outputs, if it is var and its rows are independent; else None."""
         first = {(spec.shape or ("",))[0] for spec in definition.outputs.values()}
         return self._rows(definition) if self.apart and len(first) == 1 else None
 
     def settled(self, definition: Definition, case: Case) -> Case:
-        """The case with the sizes of axes that follow from those of others."""
+        """The case with the sizes of axes that are functions of other axes (`sizes`)."""
         if not any(callable(size) for size in self.sizes.values()):
             return case
         letters, axes = self.form(definition).axes(definition), dict(case.axes)
@@ -298,14 +301,14 @@ class Op:
         return replace(case, axes=axes)
 
     def open_axes(self, definition: Definition) -> frozenset[str]:
-        """Axes of outputs whose sizes are left to the code: those of the definition that `sizes` does not tell."""
+        """Output axes whose size only the code tells: the definition's open axes without those in `sizes`."""
         letters = self.form(definition).axes(definition) if self.forms else {}
         return definition.open_axes - {letters[one] for one in self.sizes if one in letters}
 
     def cases(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterable[Case]:
         """The cases of `sizes`, and the edge and adversarial ones, in a fixed order.
 
-        The default: the specification's batch sizes, none at all, and what is adversarial.
+        The default: SIZES rows, none at all, `tile` rows, and the `adversarial` cases, of 5 rows each.
         """
         rows = self._rows(definition)
         letters = self.form(definition).axes(definition)
@@ -316,7 +319,7 @@ class Op:
             and axis != rows
             and not (callable(self.sizes[one]) and axis in definition.const_axes)
         }
-        others |= {axis: (1,) for axis in definition.var_axes if axis not in letters.values()}  # of no tensor
+        others |= {axis: (1,) for axis in definition.var_axes if axis not in letters.values()}  # no tensor's
 
         def axes(count: int, turn: int) -> dict[str, int]:
             own = {} if rows is None else {rows: count}
@@ -343,7 +346,7 @@ class Op:
         seed: int,
         params: Mapping[str, Any] = NOTHING,
     ) -> Case:
-        """A case of the size class that its name begins with, the var axes by the form's letters; others of 1."""
+        """A case whose name begins with its size class; `sizes` are of var axes by letter, the others are 1."""
         letters = self.form(definition).axes(definition)
         axes = {letters[one]: size for one, size in sizes.items() if one in letters}
         var = {axis: axes.get(axis, 1) for axis in definition.var_axes}
@@ -352,8 +355,8 @@ class Op:
     def stress(self, definition: Definition, *, seed: int) -> Iterable[Case]:
         """The cases of size class `stress`, in a fixed order.
 
-        Where rows are computed by themselves so many that 32 bits do not count a tensor's elements, and
-        `extremes`, of a medium case's sizes.
+        The default: if rows are independent, so many that a tensor has more elements than 32 bits count; and one
+        case per entry of `extremes`, with a medium case's sizes.
         """
         enlarged = self.enlarged(definition)
         small = self.cases(definition, sizes=("small",), seed=seed)
@@ -366,9 +369,10 @@ class Op:
             yield Case(f"stress-{name}", STRESS, medium.axes, seed, dict(params))
 
     def boundaries(self, definition: Definition, *, seed: int) -> Iterable[Case]:
-        """Cases, for kernels alone, in which the element at which a loop begins or ends decides the row.
+        """Cases, only for kernels, in which one element at the begin or end of a tile decides each row.
 
-        Here where rows are computed by themselves and outliers are no news; cases of attention lean to such keys.
+        The default: one, if rows are independent and `adversarial` has outliers. Not in a subclass: attention's
+        ordinary cases lean to such keys.
         """
         rows = self.row_axis(definition)
         shapes = {name: spec.shape or () for name, spec in definition.inputs.items()}
@@ -379,21 +383,22 @@ class Op:
             yield at_boundaries({**plain.axes, rows: BOUNDARY_ROWS}, names, seed)
 
     def enlarged(self, definition: Definition) -> Far | None:
-        """What is enlarged in cases of far addresses; None: nothing can be. The default: rows, as `far` says."""
+        """The axis that cases of far addresses enlarge; None: there is none. The default: rows, by `far`."""
         rows = self.row_axis(definition)
         return None if rows is None else self.far(definition, rows)
 
     def planned(self, definition: Definition, *, sizes: Sequence[str], seed: int) -> Iterator[Case]:
-        """All cases of sizes out of ALL_SIZES."""
+        """All cases of the given size classes, `stress` included, with the edge and adversarial cases."""
         yield from self.cases(definition, sizes=[size for size in sizes if size != STRESS], seed=seed)
         if STRESS in sizes:
             yield from self.stress(definition, seed=seed)
 
     def of_size(self, definition: Definition, case: Case, count: int, *, long: bool) -> Case:
-        """A case like this one with `count` rows, tokens or sequences; `long`: one sequence of so many.
+        """A case like this one with `count` rows, tokens or sequences; `long`: one sequence of `count` tokens.
 
-        The default adds the same number to all axes, so that what must be no smaller than another one stays so;
-        with `long` not to rows that are computed by themselves. A case that lists lengths is left as it is.
+        The default adds the same number to all var axes, so that what must be no smaller than another one stays
+        so; with `long` not to independent rows, if there are other axes. A case whose params have a list, e.g. of
+        lengths, is returned unchanged.
         """
         if any(isinstance(value, list | tuple) for value in case.params.values()):
             return case
@@ -408,24 +413,24 @@ class Op:
         return self.settled(definition, replace(case, axes=axes))
 
     def at_once(self, definition: Definition, *, long: bool) -> bool:
-        """Whether references in Python compute so many rows, or one sequence, in few calls.
+        """Whether Python references compute many rows, or one long sequence, in few calls of PyTorch.
 
-        The default: rows, and where no output grows.
+        The default: if rows are independent, or no output has a var axis.
         """
         del long
         axes = {axis for spec in definition.outputs.values() for axis in spec.shape or ()}
         return self.row_axis(definition) is not None or axes.isdisjoint(definition.var_axes)
 
     def _befallen(self, name: str, shape: Sequence[object]) -> bool:
-        """Whether adversarial values befall an input."""
+        """Whether adversarial cases change an input."""
         return name in self.data if self.data else len(shape) > 1
 
     def unusual(self, definition: Definition) -> Mapping[str, Sequence[str]]:
-        """What hidden cases put into inputs (`run.case.put_unusual`), and the inputs that it befalls."""
+        """Values that hidden cases put into inputs (`run.case.put_unusual`), each with the inputs' names."""
         kinds = self.comparisons(definition).values()
         numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds)
         usual = UNUSUAL if numeric and self.row_axis(definition) is not None else {}
-        if any(isinstance(kind, Exact) for kind in kinds):  # bits say nothing of NaN
+        if any(isinstance(kind, Exact) for kind in kinds):  # NaN may have other bits
             usual = {value: names for value, names in usual.items() if value in {"large", "small"}}
         wide = wide_of(definition)
         declared = usual if self.spread is None else self.spread
@@ -436,32 +441,33 @@ class Op:
         }
 
     def seen(self, definition: Definition) -> Sequence[str]:
-        """The inputs whose NaN and infinities every right kernel shows in what depends on them.
+        """The inputs whose NaN and infinities every correct kernel shows in what depends on them.
 
-        All of floating point, unless the declaration names them, where outputs are judged by their numbers.
+        Those that `unusual` names under SEEN, else all of floating point, if outputs are judged by their numbers;
+        without queries, and without inputs that the call writes to.
         """
         kinds = self.comparisons(definition).values()
         exact = [kind.order is None for kind in kinds if isinstance(kind, Exact)]
         numeric = all(isinstance(kind, Close | Backward | Exact) for kind in kinds) and all(exact)
         wide = wide_of(definition)
         names = (self.spread or {}).get(SEEN, wide if numeric and self.spread != {} else ())
-        # Of few keys, PyTorch's own attention hides what a query has.
+        # PyTorch's own attention hides NaN of queries with few keys; an op with a state is no softmax attention.
         quiet = () if any("state" in name for name in definition.inputs) else QUERIES
         return [name for name in wide if name in names and name not in {*quiet, *self.judged(definition)}]
 
     def lossless_case(self, definition: Definition, base: Case) -> Case:
-        """Sizes of the case with these values: LOSSLESS_ROWS rows of an ordinary one, and the declaration's."""
+        """The case for `lossless` values: `base` with LOSSLESS_ROWS rows, and the axes of `lossless_sizes`."""
         case = self.of_size(definition, base, LOSSLESS_ROWS, long=False)
         letters = self.form(definition).axes(definition)
         sizes = {letters[one]: size for one, size in self.lossless_sizes.items() if letters.get(one) in case.axes}
         return self.settled(definition, replace(case, axes={**case.axes, **sizes}))
 
     def errors(self, definition: Definition, inputs: Values) -> Iterator[tuple[str, Values]]:
-        """Inputs that the definition rules out, each with what is wrong: a kernel has to raise, or to be right.
+        """Yield (what is wrong, inputs) for invalid inputs, on which a kernel must raise or be correct.
 
-        By form: another dtype of the first tensor of 16-bit floats; a tensor whose last axis is one short; by the
-        roles of whole numbers, a negative length, and a row, page or slot that is not there; more of the best than
-        there are. By declaration, a head size that is no multiple of 16, in all inputs that have it.
+        The first tensor of 16-bit floats in another dtype; each float tensor with its last axis one short; integer
+        inputs with a negative length or a row, page or slot that does not exist, by role (RULED_OUT); a `top_k`
+        beyond all candidates; and axes of `uneven` cut to no multiple of 16, in all inputs that have them.
         """
         tensors = {name: one for name in definition.inputs if isinstance(one := inputs[name], torch.Tensor)}
         narrow = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
@@ -507,13 +513,13 @@ class Op:
         return ordered(definition, values | self._renamed(tensors))
 
     def value(self, definition: Definition, name: str, spec: TensorSpec, case: Case, draw: Draw) -> Value:
-        """One input: a scalar of `scalars`, or normal values, with what befalls `data` in an adversarial case."""
+        """Draw an input: a scalar, what `draws` gives, or normal values with the case's scale or outlier."""
         if spec.optional and name in self.absent:
             return None
         shape = definition.shape_of(spec, case.axes)
         if shape is None:
-            sizes = {**definition.const_axes, **case.axes}  # a number may be an axis' size
-            scalars: Mapping[str, Any] = self.scalars  # a text is a mode of the call, passed as it is
+            sizes = {**definition.const_axes, **case.axes}  # a scalar of an axis' name is its size
+            scalars: Mapping[str, Any] = self.scalars  # a text is a mode of the call, passed unchanged
             stated: Any = text_of(definition, name) if spec.dtype == "string" else 1.0
             found: Value = scalars.get(name, stated)
             return sizes.get(name, found)
@@ -536,14 +542,15 @@ class Op:
     def oracle(self, definition: Definition, inputs: Values) -> Tensors:
         """The outputs in float64 (integers stay integers), written independently of any reference.
 
-        Entries named `<output>@<what>` carry what a comparison needs beside the value.
+        Entries named `<output>@<what>` hold what a comparison needs in addition to the value (`ops.compare`).
         """
         return self._computed(definition, inputs, torch.float64, extras=True)
 
     def baseline(self, definition: Definition, inputs: Values) -> Tensors:
-        """The formula in float32, rounded once to the output's dtype; for outputs that are `Close` alone.
+        """The formula in float32, rounded once to the output's dtype; only for outputs compared by `Close`.
 
-        Of an output in `roundings` it is the oracle's value, off by so many roundings of float32.
+        An output in `roundings` is the oracle's value with a relative error of that many float32 roundings
+        (2**-24).
         """
         kinds = self.comparisons(definition)
         if not any(isinstance(kind, Close) for kind in kinds.values()):
@@ -602,14 +609,14 @@ class Op:
         return found
 
     def comparisons(self, definition: Definition) -> Mapping[str, Comparison]:
-        """Close: one rounding of the output is the whole baseline, but of a float32 one."""
+        """The comparison of each output: that of `gates`, else `wide_gate` if float32, else `Close()`."""
         return {
             name: self.gates.get(name, self.wide_gate if spec.dtype == "float32" else Close())
             for name, spec in self.judged(definition).items()
         }
 
     def varied(self, variant: Variant, subject: Subject) -> Tensors | None:
-        """The formula with the variant's parameters, rounded once."""
+        """Outputs of the formula with the variant's parameters, rounded once; None: it does not apply."""
         definition = subject.definition
         wide = Wide(definition, subject.inputs, getattr(torch, variant.precision), self.names)
         if not variant.applies(wide):
@@ -634,7 +641,7 @@ class Op:
         )
 
     def oracle_memory(self, definition: Definition, case: Case) -> int:
-        """Estimated peak in bytes of the oracle alone, where a reference needs far more."""
+        """Estimated peak in bytes of running only the oracle; overridden where a reference needs far more."""
         return self.memory(definition, case)
 
     def smaller(self, definition: Definition, fixed: Collection[str]) -> Mapping[str, int]:
@@ -659,7 +666,7 @@ class Op:
         return None
 
     def tells_apart(self, definition: Definition, one: Values, other: Values) -> bool:
-        """Whether what is expected of two sets of inputs differs: few candidates may leave only one choice.
+        """Whether the oracle's outputs for two sets of inputs differ: few candidates may leave only one choice.
 
         True where the oracle can not say.
         """
@@ -679,7 +686,7 @@ class Op:
         return not first or any(not torch.equal(value, second[name]) for name, value in first.items())
 
     def summed(self, definition: Definition) -> tuple[str, ...]:
-        """Inputs over whose last axis the op sums, where zeros in all of them add nothing (`judge.precision`)."""
+        """Inputs over whose last axis the op sums: zeros in all of them add nothing (`judge.precision`)."""
         return tuple(name for name in self.inputs_summed if name in definition.inputs)
 
     def unread(self, definition: Definition) -> Mapping[str, str]:
@@ -687,7 +694,7 @@ class Op:
         return {name: why for name, why in self.inputs_unread.items() if name in definition.inputs}
 
     def single(self, definition: Definition) -> frozenset[str]:
-        """Var axes that have one entry by the form. The default: those whose only size in `sizes` is 1."""
+        """Var axes that always have one entry. The default: those whose only size in `sizes` is 1."""
         letters = self.form(definition).axes(definition)
         return frozenset(letters[one] for one, size in self.sizes.items() if size == (1,) and one in letters)
 
@@ -696,21 +703,21 @@ class Op:
         return definition.in_place | ({*self.writes} & definition.inputs.keys())
 
     def judged(self, definition: Definition) -> dict[str, TensorSpec]:
-        """All that a call gives: the outputs, then inputs that it writes to and that no output stands for."""
+        """Specs of all that is judged: outputs, then inputs that a call writes to without an output for them."""
         written = sorted(self.mutated(definition) - definition.in_place)
         return {**definition.outputs, **{name: definition.inputs[name] for name in written}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One case, drawn and solved."""
+    """One case with its drawn inputs and the oracle's results."""
 
     definition: Definition
     op: Op
     case: Case
     inputs: Values
     oracle: Tensors  # the oracle's entries and baselines, as `output` or `output@what`; empty: there is no oracle
-    seed: int  # of this round; what is random in a way of computing starts from it
+    seed: int  # of this round; variants that need random numbers start from it
 
     @property
     def trials(self) -> int:
@@ -727,13 +734,13 @@ class Subject:
 
 
 def wide_of(definition: Definition) -> list[str]:
-    """The tensors that hold NaN and infinities."""
+    """Names of the float32, float16 and bfloat16 tensor inputs, which can hold NaN and infinities."""
     plain = {"float32", "float16", "bfloat16"}
     return [name for name, spec in definition.inputs.items() if spec.shape is not None and spec.dtype in plain]
 
 
 def finite(value: Value, number: float) -> Value:
-    """A tensor with a number in the places of NaN and infinities; anything else as it is."""
+    """A tensor with `number` in place of NaN and infinities; any other value unchanged."""
     return torch.where(value.isfinite(), value, number) if isinstance(value, torch.Tensor) else value
 
 
